@@ -34,7 +34,7 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.data.named import load
 from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import make_engine
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.data import DataSection
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -55,8 +55,8 @@ def facts_of(federation: Federation, epsilon: float, trust: str = "untrusted") -
     else:
         sizes = (federation.records or count // federation.silos,) * federation.silos
     width = int(np.prod(dataset.train_images.shape[1:]))
-    norm = federation.feature_norm if schema is None else schema.norm
-    return Facts(sizes, width, dataset.classes, epsilon, trust=trust, feature_norm=norm)
+    norm = federation.feature_norm if schema is None else schema.max_norm
+    return Facts(sizes, width, dataset.class_count, epsilon, trust=trust, feature_norm=norm)
 
 
 def _cell(advice: Advice, seed: int, algorithm: dict[str, Any] | None = None, rounds: int | None = None) -> Cell:
@@ -108,7 +108,7 @@ def oracle(advice: Advice, metric: str, seeds: int) -> list[float]:
 def referred(advice: Advice, metric: str) -> dict[str, float]:
     """Alone, no privacy and a constant."""
     cell = _cell(advice, 0)
-    task, known = task_of_cell(cell), compute_references(cell)
+    task, known = load_task(cell), compute_references(cell)
     weights = [silo.test for silo in known.silos]
     alone = float(np.average([silo.score for silo in known.silos], weights=weights))
     fitted = find_linear_objective(cell).evaluate(

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.addons.statistics.curves import ONE_GROUP, make_groupings
-from fedpriv.loss.scores import logits_of
-from fedpriv.plan.evaluation import held_out_shares
-from fedpriv.plan.task import task_of_cell
+from fedpriv.loss.scores import to_logits
+from fedpriv.plan.evaluation import test_records_of_silos
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.study.results import read_results
 
@@ -40,13 +40,13 @@ def rows_of(folder: Path, auc: Score) -> list[Row]:
     assert cell.evaluation is not None
     curves = cell.evaluation.curves
     assert curves is not None
-    task, schema = task_of_cell(cell), cell.data.table_schema
-    shares = held_out_shares(cell)
+    task, schema = load_task(cell), cell.data.table_schema
+    shares = test_records_of_silos(cell)
     features, labels = (torch.cat([each[place] for each in shares]) for place in (0, 1))
     there = labels >= 0
     features, label = features[there], labels[there].numpy().astype(np.int64)
     model = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).to(features.dtype)
-    logits = logits_of(task.objective.outputs(model, task.test._replace(features=features))).double()
+    logits = to_logits(task.objective.outputs(model, task.test._replace(features=features))).double()
     score = (logits[:, 1] - logits[:, 0]).numpy()
     groups = {"": np.ones(len(label), np.bool_)}
     for each in make_groupings(curves, schema, cell.model.settings, is_scaled=cell.data.scale is not None):

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.clock import timed
 from benchmarks.growth_point import cell_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 
@@ -81,7 +81,7 @@ def sampled() -> Iterator[Counter[str]]:
 
 def _told(title: str, count: int, engine: str, cell: Cell) -> None:
     """Run a cell for a table of microseconds per message or round, of which there are `count`."""
-    task_of_cell(cell)  # loading the data is no part of a round
+    load_task(cell)  # loading the data is no part of a round
     started = time.perf_counter()
     with sampled() as seen:
         timed(engine, cell)
@@ -110,7 +110,7 @@ def one_silo() -> None:
 def integers() -> None:
     for hidden, rounds in ((0, 600), (1_258, 40)):
         cell = cell_of(1, hidden, rounds, "integers")
-        dimension = task_of_cell(cell).objective.dimension
+        dimension = load_task(cell).objective.dimension
         timed("inprocess", cell_of(1, hidden, 3, "integers"))  # compiles, where there is something to compile
         _told(f"A round with integers in process (d = {dimension:,})", rounds, "inprocess", cell)
 

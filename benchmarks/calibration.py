@@ -18,23 +18,23 @@ Guarantee = allocation.AllocatedGaussian | poisson.PoissonGaussian
 
 def cases() -> list[tuple[str, Callable[[float], Guarantee]]]:
     return [
-        ("allocation, 60 rounds", lambda e: allocation.calibrated(e, DELTA, 60)),
-        ("allocation, 600 rounds", lambda e: allocation.calibrated(e, DELTA, 600)),
-        ("allocation, 60 rounds, 10 epochs", lambda e: allocation.calibrated(e, DELTA, 60, 10)),
-        ("allocation, 120 rounds, 8 epochs", lambda e: allocation.calibrated(e, DELTA, 120, 8)),
-        ("allocation, 60 rounds, replace-one", lambda e: allocation.calibrated(e, DELTA, 60, 1, "replace-one")),
-        ("Poisson 1/60, 60 rounds", lambda e: poisson.calibrated(e, DELTA, 1 / 60, 60)),
-        ("Poisson 0.01, 1000 rounds", lambda e: poisson.calibrated(e, DELTA, 0.01, 1000)),
+        ("allocation, 60 rounds", lambda e: allocation.calibrate(e, DELTA, 60)),
+        ("allocation, 600 rounds", lambda e: allocation.calibrate(e, DELTA, 600)),
+        ("allocation, 60 rounds, 10 epochs", lambda e: allocation.calibrate(e, DELTA, 60, 10)),
+        ("allocation, 120 rounds, 8 epochs", lambda e: allocation.calibrate(e, DELTA, 120, 8)),
+        ("allocation, 60 rounds, replace-one", lambda e: allocation.calibrate(e, DELTA, 60, 1, "replace-one")),
+        ("Poisson 1/60, 60 rounds", lambda e: poisson.calibrate(e, DELTA, 1 / 60, 60)),
+        ("Poisson 0.01, 1000 rounds", lambda e: poisson.calibrate(e, DELTA, 0.01, 1000)),
         (
             "Poisson 1/60, 60 rounds, replace-one",
-            lambda e: poisson.calibrated(e, DELTA, 1 / 60, 60, "replace-one"),
+            lambda e: poisson.calibrate(e, DELTA, 1 / 60, 60, "replace-one"),
         ),
     ]
 
 
 def run() -> None:
     print("| run | ε | z | calibration, s | μ at δ₀ = 1e-8 | charge, s |\n|---|---|---|---|---|---|")
-    poisson.calibrated(1.0, DELTA, 0.5, 2)  # loads dp-accounting
+    poisson.calibrate(1.0, DELTA, 0.5, 2)  # loads dp-accounting
     for name, calibrate in cases():
         for epsilon in EPSILONS:
             start = time.process_time()

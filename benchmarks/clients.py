@@ -22,7 +22,7 @@ import torch
 import fedpriv
 from benchmarks.client_models import CLIENTS, CLIP, COHORT, LOCAL_STEP, LOCAL_STEPS, MODELS, RECORDS, records_of
 from benchmarks.clock import rounds_per_second
-from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.scenario.schema import Cell
 
 _TURNS = 1
@@ -48,7 +48,7 @@ def cell(model: str, rounds: int) -> Cell:
         "privacy": {"unit": "client", "records": RECORDS, "relation": "zero-out", "mu": 4.0},
         "run": {"evaluations": 1},
     }  # fmt: skip
-    return scenario_of(tree, "benchmarks/clients.py").points[0].cell
+    return parse_scenario(tree, "benchmarks/clients.py").points[0].cell
 
 
 def _data() -> Any:

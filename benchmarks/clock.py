@@ -5,7 +5,7 @@ import time
 
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.table import make_engine
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.schema import Cell
 
 
@@ -49,7 +49,7 @@ def processor_seconds(who: int = resource.RUSAGE_SELF) -> float:
 
 def timed(engine: str, cell: Cell) -> Clock:
     """`cell` on `engine`; loading its data is not the engine's time."""
-    task_of_cell(cell)
+    load_task(cell)
     clock = Clock()
     for _ in make_engine(engine)([cell], clock):
         pass

@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.clock import Clock
 from fedpriv.engines.table import make_engine
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.policy import read_policy
@@ -143,7 +143,7 @@ def run(cases: tuple[str, ...] = tuple(_CASES)) -> None:
     seen = list[tuple[int, Looks, Uses]]()
     for case in cases:
         cell, clock, load = cell_of(case), Uses(), os.getloadavg()[0]
-        task_of_cell(cell)  # loading the data is not the engine's time
+        load_task(cell)  # loading the data is not the engine's time
         before, started = _processor(), time.perf_counter()
         with tempfile.TemporaryDirectory() as folder, Looks(cell.federation.silos) as looks:
             for _ in make_engine("deployment", Path(folder))([cell], clock):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.noise.integers.gaussian import START, KeyedIntegers, round_noise
-from fedpriv.noise.integers.increments import integer_residuals, integers, outer_sum
+from fedpriv.noise.integers.gaussian import INITIAL_QUERY_CHAIN, KeyedDiscreteGaussian, round_noise
+from fedpriv.noise.integers.increments import integer_residuals, sum_outer_products, truncate_increments
 
 SIGMAS = (16.0, 2.0**16, 2.0**30 * 1.5, 2.0**40)
 SIZES = (7850, 10**6)
@@ -42,21 +42,21 @@ def run() -> None:
     print(f"| σ, in units of the lattice | {' | '.join(f'd = {size:,}' for size in SIZES)} |")
     print("|---|---|---|")
     for sigma in SIGMAS:
-        source = KeyedIntegers(bytes(32), 3, 5)
+        source = KeyedDiscreteGaussian(bytes(32), 3, 5)
         report(f"{sigma:.4g}", [partial(source.vector, size, sigma) for size in SIZES], SIZES)
     fresh = [partial(_of_the_sums, np.zeros(size, np.int64)) for size in SIZES]
     report(f"{SIGMAS[-1]:.4g}, with the key of a round from the sums", fresh, SIZES)
     print("\n| to make integers of increments | ns |\n|---|---|")
     generator = np.random.default_rng(0)
     rows = generator.normal(size=(100, 7850)).astype(np.float32)
-    report("100 records", [lambda: integers(rows, 2**36, 2.0**36).sum(axis=0)], [rows.size])
+    report("100 records", [lambda: truncate_increments(rows, 2**36, 2.0**36).sum(axis=0)], [rows.size])
     residuals, features = generator.normal(size=(100, 10)), generator.integers(0, 256, (100, 785))
-    rank_one = lambda: outer_sum(integer_residuals(residuals, features, 2**36, 2.0**28), features, 2**36)  # noqa: E731
+    rank_one = lambda: sum_outer_products(integer_residuals(residuals, features, 2**36, 2.0**28), features, 2**36)  # noqa: E731
     report("the same by rank one", [rank_one], [rows.size])
 
 
 def _of_the_sums(sums: NDArray[np.int64]) -> Any:
-    return round_noise(bytes(32), 3, 5, START, sums).vector(len(sums), SIGMAS[-1])
+    return round_noise(bytes(32), 3, 5, INITIAL_QUERY_CHAIN, sums).vector(len(sums), SIGMAS[-1])
 
 
 if __name__ == "__main__":

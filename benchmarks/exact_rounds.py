@@ -22,8 +22,8 @@ import torch
 from benchmarks.clock import timed
 from benchmarks.growth_point import cell_of
 from benchmarks.memory import forget_peak, peak
-from fedpriv.noise.integers.fixed_point import attempts, machine_code
-from fedpriv.plan.task import task_of_cell
+from fedpriv.noise.integers.fixed_point import attempt_values, compile_function
+from fedpriv.plan.task import load_task
 
 _ROOT = Path(__file__).resolve().parents[1]
 _SIZES = ((0, 240), (1_258, 6), (12_579, 4))
@@ -36,7 +36,7 @@ def turn(arithmetic: str, hidden: int, rounds: int) -> dict[str, float]:
     torch.set_num_threads(1)
     first, short, long = (cell_of(1, hidden, count, arithmetic) for count in (3, rounds, 2 * rounds))
     timed("inprocess", first)  # compiles, where there is something to compile
-    dimension = task_of_cell(long).objective.dimension
+    dimension = load_task(long).objective.dimension
     before = timed("inprocess", short).processor_per_round * (rounds - 1)
     forget_peak()
     resident = psutil.Process().memory_info().rss
@@ -57,7 +57,7 @@ def _measured(arithmetic: str, hidden: int, rounds: int) -> dict[str, float]:
 
 
 def run() -> None:
-    how = "compiled loops" if machine_code(attempts) else "numba is not installed"
+    how = "compiled loops" if compile_function(attempt_values) else "numba is not installed"
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {how}")
     print("| d | float, ns per value | integers | x, turn by turn | float, MB (vectors) | integers |")
     print("|---|---|---|---|---|---|")

@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.existing_app_model import Net
 from fedpriv.data.named import Dataset
 from fedpriv.flower import guard_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
-from fedpriv.silo.demo import allowance_of, policy_text, write_policy, write_shard
+from fedpriv.silo.demo import format_policy, run_allowance, write_policy, write_shard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 
@@ -172,7 +172,7 @@ def guards(data: Dataset, setting: Setting, silos: int = SILOS) -> Iterator[Path
         folder, started = Path(name), []
         (folder / "guard.toml").write_text(setting.scenario())
         cell = load_scenario(folder / "guard.toml").points[0].cell
-        allowed = {**allowance_of(cell, task_of_cell(cell)), "models": ["benchmarks.existing_app_model:net"]}
+        allowed = {**run_allowance(cell, load_task(cell)), "models": ["benchmarks.existing_app_model:net"]}
         try:
             for silo in range(silos):
                 own = folder / f"silo-{silo}"
@@ -185,7 +185,7 @@ def guards(data: Dataset, setting: Setting, silos: int = SILOS) -> Iterator[Path
                     "ledger": "l.sqlite",
                     "socket": "s.sock",
                 }
-                write_policy(own / "policy.toml", policy_text(keys, allowed))
+                write_policy(own / "policy.toml", format_policy(keys, allowed))
                 begin_ledgers(read_policy(own / "policy.toml"))
                 words = [str(Path(sys.executable).with_name("fedpriv")), "silo", "run", str(own / "policy.toml")]
                 environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}

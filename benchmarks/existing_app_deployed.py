@@ -29,9 +29,9 @@ from flwr.supercore.fab import Fab
 from benchmarks.existing_app_clients import SERVER_ROUNDS, SILOS, Setting, guarded_train, guards, own_train
 from benchmarks.existing_app_model import Net
 from fedpriv.addons.services import supernode_process
-from fedpriv.addons.services.deployment import SuperLink, federation_superlink, node_keys
+from fedpriv.addons.services.deployment import SuperLink, federation_superlink, node_key_folder
 from fedpriv.addons.services.flower_private.names import START_RUN
-from fedpriv.addons.services.service import environment
+from fedpriv.addons.services.service import flower_environment
 from fedpriv.data.named import load
 
 _SECONDS = 500.0
@@ -146,7 +146,7 @@ def deployed(who: str, setting: Setting, seed: int, *, lies: bool = False) -> di
         }  # fmt: skip
         with federation_superlink(home, SILOS) as link, _nodes(link, home, sites):
             run, deadline = _submitted(link, config), time.monotonic() + _SECONDS
-            while not (status := link.control.status(run)).is_over and time.monotonic() < deadline:
+            while not (status := link.control.run_status(run)).is_over and time.monotonic() < deadline:
                 time.sleep(0.5)
             if status.state != "finished:completed" or not (home / "found.json").exists():
                 logs = "".join(path.read_text(errors="replace")[-800:] for path in home.glob("silo-*.log"))
@@ -163,10 +163,14 @@ def _nodes(link: SuperLink, home: Path, sites: Path | None) -> Iterator[None]:
     try:
         for silo in range(SILOS):
             socket = (sites or home) / f"silo-{silo}" / "s.sock"
-            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo), "--apps")
+            words = supernode_process.supernode_command(
+                link.address, silo, socket, node_key_folder(home, silo), "--apps"
+            )
             with (home / f"silo-{silo}.log").open("wb") as log:
                 started.append(
-                    subprocess.Popen(words, cwd=home, env=environment(home), stdout=log, stderr=subprocess.STDOUT)
+                    subprocess.Popen(
+                        words, cwd=home, env=flower_environment(home), stdout=log, stderr=subprocess.STDOUT
+                    )
                 )
         yield
     finally:

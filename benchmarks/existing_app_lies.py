@@ -140,7 +140,7 @@ def equal(one: ArrayRecord, other: ArrayRecord) -> bool:
 def steps_in(silo: Path) -> int:
     """Rounds that the silo's ledger says were answered."""
     policy = read_policy(silo / "policy.toml")
-    ledger = SiloLedger(policy.ledger, policy.marked)
-    rows = ledger.overview()
+    ledger = SiloLedger(policy.ledger, policy.mark_path)
+    rows = ledger.list_runs()
     ledger.close()
-    return sum(row.answered for row in rows)
+    return sum(row.answered_count for row in rows)

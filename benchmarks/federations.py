@@ -20,7 +20,7 @@ from fedpriv.addons.begin.inspect import describe_table, summarize_columns
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_text
 from fedpriv.data.cells import read_table
-from fedpriv.data.fetch import default_root
+from fedpriv.data.fetch import default_data_root
 from fedpriv.data.formats import pip_download
 
 _REQUIREMENT = "scikit-learn==1.7.2"
@@ -48,7 +48,7 @@ class Federation:
 
 def _folder() -> Path:
     """The three tables as files in the user's cache, made where they are not there."""
-    folder = default_root().parent / "benchmarks" / "tables"
+    folder = default_data_root().parent / "benchmarks" / "tables"
     if (folder / "diabetes.csv").is_file():
         return folder
     with tempfile.TemporaryDirectory(prefix="fedpriv-wheel-") as downloads:

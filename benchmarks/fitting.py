@@ -14,8 +14,13 @@ import torch
 from fedpriv.loss.estimators import Estimator, PlainGradient, RecursiveGradient
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.fitting.auto import candidates, choice, compared, least
-from fedpriv.noise.fitting.cost import noise_cost_of
+from fedpriv.noise.fitting.auto import (
+    choose_candidate,
+    compare_mechanism,
+    least_published_noise,
+    undominated_candidates,
+)
+from fedpriv.noise.fitting.cost import make_noise_cost
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
@@ -25,8 +30,8 @@ from fedpriv.papers.choquette_choo import NesterovCoupling
 from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.papers.sgd import ProjectedSGD
-from fedpriv.participation.orders import Schedule
-from fedpriv.plan.calibration import response_of
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan.calibration import compute_response
 
 DIMENSION = 1_000_000
 MOST_VECTORS = 4
@@ -60,27 +65,27 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 def fits(rounds: int, rounds_per_epoch: int) -> None:
     """Output noise and rms of queries over their lower bounds, and the seconds that each candidate takes."""
-    workload = Workload(Schedule(rounds, rounds_per_epoch), 1.0, np.ones(rounds))
+    workload = Workload(FixedOrder(rounds, rounds_per_epoch), 1.0, np.ones(rounds))
     for row, (optimizer, estimator) in ROWS.items():
-        response, seconds = timed(lambda o=optimizer, e=estimator: response_of(o, e.round, rounds))
-        objective, bound = noise_cost_of(response, workload), least(response, workload)
+        response, seconds = timed(lambda o=optimizer, e=estimator: compute_response(o, e.round, rounds))
+        objective, bound = make_noise_cost(response, workload), least_published_noise(response, workload)
         print(f"{row}, T = {rounds}, rounds_per_epoch = {rounds_per_epoch}: its linear map in {seconds:.2f} s")
-        remaining, total, all_found = candidates(objective, MOST_VECTORS), seconds, []
+        remaining, total, all_found = undominated_candidates(objective, MOST_VECTORS), seconds, []
         while True:
             found, seconds = timed(lambda rest=remaining: next(rest, None))
             total += seconds
             if found is None:
                 break
             all_found.append(found)
-            published = compared(found.mechanism, response, workload).published
+            published = compare_mechanism(found.mechanism, response, workload).published_noise
             print(
                 f"    {found.name:22} {found.vectors} vectors, output {published.output / bound.output:.4f}, "
                 f"queries {published.queries / bound.queries:.4f}, √(J/2) {found.noise / 2**0.5:.6f}, "
                 f"{seconds:.2f} s"
             )
-        best = choice(all_found)
+        best = choose_candidate(all_found)
         rivals = [
-            (np.sqrt(objective.value(mechanism)), mechanism.label)
+            (np.sqrt(objective.evaluate(mechanism)), mechanism.label)
             for mechanism in named(rounds)
             if mechanism.memory_vectors(workload) <= MOST_VECTORS
         ]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from fedpriv.core.random import simulation_noise
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.schema import Cell
 
 _SAMPLE_ROUNDS = 300
@@ -22,9 +22,9 @@ _BATCH = 64
 
 def draws(cell: Cell) -> float:
     """Seconds to draw every owner's vector of every round and add them up, and nothing else."""
-    task = task_of_cell(cell)
-    sources = plan_of(cell, task.objective).noise.sources
-    owners, weights = [source.owner for source in sources], [1.0] * len(sources)
+    task = load_task(cell)
+    sources = make_plan(cell, task.objective).noise.sources
+    owners, weights = [source.party for source in sources], [1.0] * len(sources)
     noise, size, rounds = simulation_noise(0, np.float32), task.objective.dimension, cell.federation.total_rounds
     if len(owners) > 1:
         return _extrapolated(lambda t: _ignore(noise.weighted_sum(size, owners, weights, t)), rounds)
@@ -35,8 +35,8 @@ def products(cells: Sequence[Cell], points: int) -> float:
     """Seconds for a softmax regression's logits of every record at so many points, for every replicate."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    task, silos = task_of_cell(cells[0]), cells[0].federation.silos
-    order = spread(cells[0])
+    task, silos = load_task(cells[0]), cells[0].federation.silos
+    order = partition_records(cells[0])
     columns = torch.stack([share[: cells[0].federation.rounds_per_epoch] for share in order], dim=1)
     width = task.train.features.shape[1]
     point = torch.randn(len(cells), task.objective.dimension // width, width)
@@ -55,7 +55,7 @@ def evaluations(cells: Sequence[Cell]) -> float:
     """Seconds for a softmax regression's logits of the test set in all evaluations, for every replicate."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    task = task_of_cell(cells[0])
+    task = load_task(cells[0])
     features = task.test.features
     point = torch.randn(len(cells) * task.objective.dimension // features.shape[1], features.shape[1])
     count = min(cells[0].run.evaluations, cells[0].federation.total_rounds)

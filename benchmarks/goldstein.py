@@ -21,7 +21,7 @@ from scipy.stats import t as student
 
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 
@@ -42,8 +42,8 @@ class _History(RunObserver):
 
 def promised(cell: Cell) -> str:
     """The theorem's exponent in T, where its setting holds; else nothing."""
-    lipschitz = task_of_cell(cell).objective.lipschitz
-    private = cell.privacy.target is not None and cell.privacy.target < _NO_NOISE
+    lipschitz = load_task(cell).objective.lipschitz
+    private = cell.privacy.target_mu is not None and cell.privacy.target_mu < _NO_NOISE
     return "" if private or math.isinf(lipschitz) else _PROMISED[cell.algorithm.name]
 
 
@@ -56,8 +56,8 @@ def run(path: Path = Path("scenarios/nonsmooth-goldstein.toml"), overrides: tupl
     for outcome in run_vectorized(cells, heard):
         cell, finished, measures = cells[outcome.index], outcome.cell_outcome, heard.measures[outcome.index]
         row = float(np.mean(measures)), measures[-1], finished.test_loss, finished.fraction_clipped or 0.0
-        method = str(scenario.points[outcome.index].swept.get("label.method", cell.model.name))
-        setting = method, cell.algorithm.name, cell.privacy.target or float("inf")
+        method = str(scenario.points[outcome.index].swept_values.get("label.method", cell.model.name))
+        setting = method, cell.algorithm.name, cell.privacy.target_mu or float("inf")
         found[setting][cell.schedule.rounds].append(row)
         theory.setdefault(setting, promised(cell))
     count = len(scenario.seeds)

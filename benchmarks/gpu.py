@@ -35,8 +35,8 @@ from benchmarks.peers import python_of
 from fedpriv.core.random import simulation_noise
 from fedpriv.engines.table import make_engine
 from fedpriv.engines.vectorized.noise import DeviceSums, NoiseSum
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import scenario_of
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.scenario.schema import Cell
 
 _SILOS, _TURNS = 100, 3
@@ -102,7 +102,7 @@ def cells(network: str, records: int, kind: str, device: str, rounds: int, repli
         "run": {"evaluations": 1, "device": device, **({} if kind == "float32" else {"passes": kind})},
     }  # fmt: skip
     trees = [{**tree, "seed": seed} for seed in range(replicates)]
-    return [scenario_of(each, "benchmarks/gpu.py").points[0].cell for each in trees]
+    return [parse_scenario(each, "benchmarks/gpu.py").points[0].cell for each in trees]
 
 
 def register(sizes: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ def register(sizes: Sequence[int]) -> None:
 
 def rate(several: Sequence[Cell], device: str) -> float:
     """Rounds per second of all cells together."""
-    task_of_cell(several[0])
+    load_task(several[0])
     clock = _DeviceClock(device)
     for _ in make_engine("vectorized")(several, clock):
         pass

@@ -16,7 +16,7 @@ import torch
 from scipy.stats import t as student
 
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 
@@ -26,8 +26,8 @@ _NO_CLIP = 1e30
 
 def gradient_norm(cell: Cell, model: torch.Tensor) -> float:
     """‖∇F‖ of the mean loss over the records that the silos hold, at `model`, shape (d,)."""
-    task = task_of_cell(cell)
-    held = torch.cat(spread(cell))
+    task = load_task(cell)
+    held = torch.cat(partition_records(cell))
     features, labels = (column[held] for column in task.train)
     total = torch.zeros_like(model)
     for start in range(0, len(labels), _ROWS):

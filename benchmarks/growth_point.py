@@ -16,8 +16,8 @@ import psutil
 from benchmarks.clock import timed
 from benchmarks.memory import forget_peak, peak
 from fedpriv.engines.table import estimate_memory
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import scenario_of
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.scenario.schema import Cell
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 6000
@@ -39,13 +39,13 @@ def cell_of(silos: int, hidden: int, rounds: int, arithmetic: str = "float") -> 
         "privacy": {"relation": "zero-out", "mu": 4.0},
         "run": {"evaluations": 1, "arithmetic": arithmetic},
     }
-    return scenario_of(tree, "benchmarks/growth_point.py").points[0].cell
+    return parse_scenario(tree, "benchmarks/growth_point.py").points[0].cell
 
 
 def main() -> None:
     engine, (silos, hidden, client_steps) = sys.argv[1], map(int, sys.argv[2:])
     one = cell(silos, hidden, client_steps)
-    dimension = task_of_cell(one).objective.dimension
+    dimension = load_task(one).objective.dimension
     need = estimate_memory([one], engine)
     assert need is not None
     forget_peak()

@@ -14,8 +14,8 @@ import numpy as np
 import fedpriv
 from benchmarks.clock import rounds_per_second
 from benchmarks.memory import peak
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import scenario_of
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.scenario.schema import Cell
 
 _DATA = "benchmark-million"
@@ -36,7 +36,7 @@ def _cell(clients: int) -> Cell:
         "privacy": {"unit": "client", "records": _RECORDS, "relation": "zero-out", "epsilon": 2.0, "delta": 1e-8},
         "run": {"evaluations": 1},
     }  # fmt: skip
-    return scenario_of(tree, "benchmarks/million_clients.py").points[0].cell
+    return parse_scenario(tree, "benchmarks/million_clients.py").points[0].cell
 
 
 def _records(count: int, seed: int) -> tuple[Any, Any]:
@@ -57,7 +57,7 @@ def measure(clients: int) -> None:
     fedpriv.add_data(_DATA, lambda: (_records(clients * _RECORDS, 1), _records(1000, 2)), classes=2)
     before, cell = peak() / _GB, _cell(clients)
     started = time.perf_counter()
-    task_of_cell(cell)
+    load_task(cell)
     loading = time.perf_counter() - started
     rate = rounds_per_second("vectorized", cell)
     data = clients * _RECORDS * (_FEATURES * 4 + 8) / _GB

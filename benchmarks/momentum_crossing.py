@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpriv.accounting.gaussian import RELATION_FACTOR
-from fedpriv.noise.differences import AlignedDifferences, DifferenceTrees, calibrated
+from fedpriv.noise.differences import AlignedDifferences, DifferenceTrees, calibrate_trees
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 
 _EPOCHS = {50: (5, 10, 20, 40, 80, 100, 400), 200: (10, 20, 40, 80, 160)}
 
@@ -41,7 +41,7 @@ def noise(mechanism: Mechanism, workload: Workload) -> float:
 def momentum(rounds_per_epoch: int, epochs: int) -> Workload:
     """α = 1/N and increments of norm α."""
     rounds, alpha = rounds_per_epoch * epochs, 1.0 / rounds_per_epoch
-    return Workload(Schedule(rounds, rounds_per_epoch), 1.0 - alpha, np.full(rounds, alpha))
+    return Workload(FixedOrder(rounds, rounds_per_epoch), 1.0 - alpha, np.full(rounds, alpha))
 
 
 def tree_noise(rounds_per_epoch: int, epochs: int) -> float:
@@ -64,7 +64,7 @@ def reduced_noise(
         moved / rounds_per_epoch,
         decay=workload.decay,
     )
-    return noise(calibrated(trees, workload, "best"), workload)
+    return noise(calibrate_trees(trees, workload, "best"), workload)
 
 
 def crossing_table(epochs_of: dict[int, tuple[int, ...]]) -> list[Crossing]:

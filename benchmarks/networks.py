@@ -17,7 +17,7 @@ import fedpriv
 from benchmarks.client_models import CLASSES, NETWORKS
 from benchmarks.clock import timed
 from benchmarks.peers import python_of, told_by_peer
-from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.scenario.schema import Cell
 
 _TURNS = 1
@@ -38,7 +38,7 @@ def cell(network: str) -> Cell:
         "privacy": {"relation": "zero-out", "mu": 4.0},
         "run": {"evaluations": 1},
     }
-    return scenario_of(tree, "benchmarks/networks.py").points[0].cell
+    return parse_scenario(tree, "benchmarks/networks.py").points[0].cell
 
 
 class _Took(NamedTuple):

@@ -15,7 +15,7 @@ from benchmarks.client_models import CLASSES, GRADIENTS, PIXELS
 from benchmarks.memory import Cost, cost_of
 from benchmarks.peers import python_of, told_by_peer
 from fedpriv.loss.ghost import GhostObjective
-from fedpriv.loss.layered import LayeredObjective, objective_of
+from fedpriv.loss.layered import LayeredObjective, make_module_objective
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.module import ModuleObjective
@@ -70,7 +70,7 @@ def _ours(name: str, batch: int) -> dict[str, Cost]:
 def _objective(name: str) -> Objective:
     if name == "softmax regression":
         return SoftmaxRegression(PIXELS + 1, CLASSES, feature_norm=28.1)
-    return objective_of(GRADIENTS[name](nn.LSTM), PIXELS, CrossEntropy(), 0)
+    return make_module_objective(GRADIENTS[name](nn.LSTM), PIXELS, CrossEntropy(), 0)
 
 
 def _step(objective: Objective, batch: int, points: int) -> Callable[[], None]:

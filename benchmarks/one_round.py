@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 import fedpriv
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.files import write_text
 from fedpriv.engines.inprocess import run_inprocess
 from fedpriv.engines.table import make_engine
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.noise.trust import Trust
-from fedpriv.plan.plan import plan_of
+from fedpriv.plan.plan import make_plan
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.server.app import run_cell
 from fedpriv.silo.silo import Silo
 from fedpriv.study.results import RunFolder
-from fedpriv.study.stored import privacy_of
+from fedpriv.study.stored import privacy_data
 from fedpriv.study.sweep import run_sweep
 
 if TYPE_CHECKING:
@@ -72,16 +72,16 @@ STEPS = (
     Step(BEFORE, "every cell is validated", resolve_cell),
     Step(BEFORE, "the missing cells are looked for", run_sweep),
     Step(BEFORE, "the engine is made", make_engine),
-    Step(BEFORE, "the plan: parts, clips, noise; a silo builds the same", plan_of),
-    Step(BEFORE, "the noise for the target, from the sensitivity", Trust.noise),
+    Step(BEFORE, "the plan: parts, clips, noise; a silo builds the same", make_plan),
+    Step(BEFORE, "the noise for the target, from the sensitivity", Trust.calibrate_noise),
     Step(BEFORE, "it goes through the cells", run_inprocess),
     Step(BEFORE, "the server starts a cell", run_cell),
     Step(EACH, "a silo answers a query", Silo.answer),
     Step(EACH, "clipped increments of the round's records", SoftmaxRegression.increment),
-    Step(AFTER, "what was spent, read off the parts that computed", releases_of),
+    Step(AFTER, "what was spent, read off the parts that computed", make_release_streams),
     Step(AFTER, "the cell is written", RunFolder.finished),
-    Step(AFTER, "its statement, from what was released", privacy_of),
-    Step(AFTER, "the claim, recomputed", claim_of),
+    Step(AFTER, "its statement, from what was released", privacy_data),
+    Step(AFTER, "the claim, recomputed", compute_claim),
     Step(AFTER, "results.json is written", RunFolder.ended),
 )
 """In the order of their first calls by a run on the in-process engine."""
@@ -175,7 +175,7 @@ def guarded_round(folder: Path) -> dict[CodeType, None]:
     from tests.attacks.guards import guard_for, random_records
 
     cell = json.dumps(
-        resolve_cell({**_SCENARIO, "federation": {"silos": 3, "rounds": 4}}, "one round").canonical()
+        resolve_cell({**_SCENARIO, "federation": {"silos": 3, "rounds": 4}}, "one round").canonical_data()
     )
     guard = guard_for(folder, *random_records(), budget=100.0)
 

@@ -41,10 +41,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.differences import interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
-from fedpriv.loss.module import parameters_of
+from fedpriv.loss.module import unflatten_parameters
 from fedpriv.loss.objective import Records
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import Task, spread, task_of_cell
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import Task, load_task, partition_records
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 
@@ -73,7 +73,7 @@ def module_of(task: Task, point: Tensor | None = None) -> nn.Module:
     module: nn.Module = copy.deepcopy(objective.module).to(point.dtype)
     own = dict(module.named_parameters())
     with torch.no_grad():
-        for name, values in parameters_of(module, point).items():
+        for name, values in unflatten_parameters(module, point).items():
             own[name].copy_(values)
     return module
 
@@ -96,10 +96,10 @@ def trained_by(module: nn.Module) -> list[nn.Parameter]:
 
 def batches(cell: Cell, task: Task, t: int) -> Records:
     """The records of all silos that fedpriv draws for round t."""
-    coins = simulation_noise(cell.noise_seed, np.float32).coins()
+    coins = simulation_noise(cell.noise_seed, np.float32).sampling_randomness()
     index = torch.cat([
-        share[cell.schedule.rows(t, size, silo, lambda: coins)]
-        for silo, (share, size) in enumerate(zip(spread(cell), cell.batch_sizes, strict=True))
+        share[cell.schedule.select_rows(t, size, silo, lambda: coins)]
+        for silo, (share, size) in enumerate(zip(partition_records(cell), cell.batch_sizes, strict=True))
     ])  # fmt: skip
     return Records(task.train.features[index], task.train.labels[index])
 
@@ -112,7 +112,7 @@ def normals(cell: Cell, task: Task, t: int) -> Tensor:
 
 def noise_std(cell: Cell, task: Task) -> float:
     """Standard deviation of the server's noise on the mean gradient in fedpriv."""
-    (source,) = plan_of(cell, task.objective).noise.sources
+    (source,) = make_plan(cell, task.objective).noise.sources
     return float(source.std) * source.weight
 
 
@@ -143,8 +143,8 @@ def trained(cell: Cell, draws: Draws) -> Line:
     from opacus.validators import ModuleValidator
 
     check(cell)
-    task, keys = task_of_cell(cell), cell.algorithm.settings
-    held, batch, rounds = torch.cat(spread(cell)), sum(cell.batch_sizes), cell.federation.total_rounds
+    task, keys = load_task(cell), cell.algorithm.settings
+    held, batch, rounds = torch.cat(partition_records(cell)), sum(cell.batch_sizes), cell.federation.total_rounds
     records = TensorDataset(task.train.features[held], task.train.labels[held])
     assert cell.privacy.epsilon is not None  # checked
     if draws == "fedpriv's with its multiplier":
@@ -193,7 +193,7 @@ def asked(path: Path, overrides: Sequence[str]) -> Iterator[tuple[Line, Cell]]:
     tree = tomllib.loads(path.read_text(encoding="utf-8"))
     if "grid" not in tree:
         for each in load_scenario(path, overrides).points:
-            yield {"point": dict(each.swept), "seed": each.cell.seed}, each.cell
+            yield {"point": dict(each.swept_values), "seed": each.cell.seed}, each.cell
         return
     fixed = {**tree["fixed"], "seeds": tree["seeds"]}
     for value, grid in tree["grid"].items():
@@ -202,7 +202,7 @@ def asked(path: Path, overrides: Sequence[str]) -> Iterator[tuple[Line, Cell]]:
                 keys = {**fixed, tree["axis"]: value, key: setting}
                 words = [f"{name}={json.dumps(each)}" for name, each in keys.items()]
                 for each in load_scenario(path.parent / tree["scenario"], [*words, *overrides]).points:
-                    yield {"point": {**each.swept, key: setting}, "seed": each.cell.seed}, each.cell
+                    yield {"point": {**each.swept_values, key: setting}, "seed": each.cell.seed}, each.cell
 
 
 def run(path: Path, out: Path, overrides: Sequence[str], draws: Draws) -> None:

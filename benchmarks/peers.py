@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import floor
 from benchmarks.clock import rounds_per_second
-from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.scenario.schema import Cell
 
 _TURNS = 2
@@ -66,7 +66,7 @@ def cell(noise: str, epochs: int, rounds: int = _PLACES, drawn: str = "per-silo"
         "privacy": {"relation": "zero-out", "mu": 4.0},
         "run": {"evaluations": 1, "noise": drawn},
     }
-    return scenario_of(tree, "benchmarks/peers.py").points[0].cell
+    return parse_scenario(tree, "benchmarks/peers.py").points[0].cell
 
 
 def contenders() -> list[Contender]:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedpriv.data.named import load
-from fedpriv.loss.features import pixels
+from fedpriv.loss.features import pixel_features
 from fedpriv.loss.imported import weights_folder
 from fedpriv.loss.models import convolutional_net
 
@@ -29,7 +29,7 @@ def trained(epochs: int = _EPOCHS, records: int = 60_000) -> nn.Sequential:
     torch.set_num_threads(1)
     data, network = load("fashion-mnist"), convolutional_net(10)
     features, labels = (
-        pixels(data.train_images[:records], torch.float32),
+        pixel_features(data.train_images[:records], torch.float32),
         torch.from_numpy(data.train_labels[:records]),
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=_STEP)
@@ -39,7 +39,7 @@ def trained(epochs: int = _EPOCHS, records: int = 60_000) -> nn.Sequential:
             nn.functional.cross_entropy(network(features[batch]), labels[batch]).backward()
             optimizer.step()
     with torch.no_grad():
-        outputs = network(pixels(data.test_images, torch.float32))
+        outputs = network(pixel_features(data.test_images, torch.float32))
     accuracy = (outputs.argmax(1) == torch.from_numpy(data.test_labels)).float().mean()
     print(f"Fashion-MNIST: {100 * float(accuracy):.1f} % of the test records")
     return network

@@ -15,9 +15,9 @@ import torch
 
 import fedpriv
 from benchmarks.record_parts import TRUSTS, Entries, Wanted, command, digest, mine
-from fedpriv.data.encode import scaling_from
-from fedpriv.plan.evaluation import first_step_of, scaled
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.data.encode import scaling_from_moments
+from fedpriv.plan.evaluation import apply_scaling, first_step_cell
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
@@ -146,18 +146,18 @@ def _guarded_first_step(trust: str) -> str:
     tree = scaled_tree()
     tree["algorithm"]["trust"] = trust
     whole = resolve_cell(tree, "recorded")
-    first, schema = first_step_of(whole), whole.data.table_schema
+    first, schema = first_step_cell(whole), whole.data.table_schema
     assert first is not None
     assert schema is not None
     zero = torch.zeros(2, dtype=torch.float64)
     with known_secrets():
-        path = prepare_silos(scenario_of(tree, "recorded"), Path("silos"), 1)[0] / "policy.toml"
+        path = prepare_silos(parse_scenario(tree, "recorded"), Path("silos"), 1)[0] / "policy.toml"
         guard = guard_of(path)
         lines = [_line(guard, "first", first, 1, query) for query in (zero, zero, zero + 1.0)]
         del guard
         guard = guard_of(path)
         lines.append(_line(guard, "first", first, 1, zero))
-        rounds = scaled(whole, scaling_from(schema.numbers, np.array([0.1, -0.2])))
+        rounds = apply_scaling(whole, scaling_from_moments(schema.number_features, np.array([0.1, -0.2])))
         lines += [_line(guard, "rounds", rounds, t, _far(t)) for t in (1, 2, 2, 4, 3)]
         lines += [_line(guard, run, cell, 1, _far(1)) for run, cell in (("more", rounds), ("unscaled", whole))]
         del guard
@@ -172,10 +172,10 @@ def _far(t: int) -> torch.Tensor:
 
 def _line(guard: Guard, run: str, cell: Cell, t: int, query: torch.Tensor) -> str:
     """A digest of the reply of the first of two silos, or its refusal."""
-    words, keys = json.dumps(cell.canonical(), sort_keys=True), b""
+    words, keys = json.dumps(cell.canonical_data(), sort_keys=True), b""
     try:
         if cell.algorithm.trust == "secure-aggregation":
-            keys = guard.public_key(run, words) + Masker(bytes([1]) * 32, 1).public + bytes(64)
+            keys = guard.public_key(run, words) + Masker(bytes([1]) * 32, 1).public_key + bytes(64)
         reply = guard.answer(run, words, t, query, keys)
     except fedpriv.RunError as error:
         return f"{run} {t} {error}"

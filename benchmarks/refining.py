@@ -19,7 +19,7 @@ from typing import Any
 
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.plan.calibration import Fitted, fitted_scenario
+from fedpriv.plan.calibration import FittedNoise, fit_scenario_noise
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 
@@ -74,10 +74,10 @@ def _scored(
 ) -> Iterable[tuple[str, str, float]]:
     cells: list[Cell] = []
     labels: list[tuple[str, str]] = []
-    fits = dict[str, Fitted]()
+    fits = dict[str, FittedNoise]()
     for when, setting in wanted:
         keys = {**fixed, **json.loads(when), **json.loads(setting), "seeds": seeds}
-        loaded, more = fitted_scenario(
+        loaded, more = fit_scenario_noise(
             load_scenario(scenario, [f"{key}={json.dumps(value)}" for key, value in keys.items()]), fits
         )
         fits |= more

@@ -14,14 +14,14 @@ from functools import cache
 from typing import NamedTuple
 
 from fedpriv.accounting.gaussian import mu_of
-from fedpriv.noise.fitting.cost import Response, spread
+from fedpriv.noise.fitting.cost import NoiseResponse, output_variances
 from fedpriv.noise.registry import MechanismOptions
 from fedpriv.noise.series import Workload
 from fedpriv.papers.base import NoiseSettings
-from fedpriv.papers.table import algorithm_named
-from fedpriv.participation.orders import Schedule
+from fedpriv.papers.table import find_algorithm
+from fedpriv.participation.orders import FixedOrder
 from fedpriv.plan.calibration import response_and_workload
-from fedpriv.study.setting import Setting
+from fedpriv.study.setting import AccountingSetting
 
 _ONE_PASS = ((60, 1, 1.1318), (60, 1, 4.3772), (240, 1, 1.1318), (240, 1, 4.3772))
 """Rounds, passes and ε."""
@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 def found(
-    name: str, sampling: str, response: Response, workload: Workload, passes: int, epsilon: float
+    name: str, sampling: str, response: NoiseResponse, workload: Workload, passes: int, epsilon: float
 ) -> Iterator[Found]:
     """The least standard deviation for each number of groups, the most groups first."""
     rounds, output, secret, theta = workload.rounds, response.output, sampling == "allocation", _LAMBDAS[0]
@@ -63,14 +63,14 @@ def found(
     for groups in range(epoch, 0, -1) if secret else (1,):
         if epoch % groups or (secret and name == "lambda-cgd" and epoch // groups > _MOST):
             continue
-        setting = Setting(
+        setting = AccountingSetting(
             rounds, workload.decay, relation="zero-out", epochs=passes, sampling=sampling, groups=groups
         )
 
-        def at(options: MechanismOptions, setting: Setting = setting) -> float:
-            mechanism = setting.mechanism(name, options)
-            fresh = setting.cost(mechanism, mu_of(epsilon, _DELTA), _DELTA).std
-            return fresh * math.sqrt(float(spread(mechanism, output[None], workload)[0]))
+        def at(options: MechanismOptions, setting: AccountingSetting = setting) -> float:
+            mechanism = setting.make_mechanism(name, options)
+            fresh = setting.cost_at_mu(mechanism, mu_of(epsilon, _DELTA), _DELTA).std
+            return fresh * math.sqrt(float(output_variances(mechanism, output[None], workload)[0]))
 
         told = groups if secret else None
         if name != "lambda-cgd":
@@ -96,11 +96,11 @@ def run() -> None:
     print("| | fixed order, λ-CGD (λ) | allocation, banded (groups) | allocation, λ-CGD (groups; λ) |")
     print("|---|---|---|---|")
     for title, (name, settings, runs) in ROWS.items():
-        row = algorithm_named(name)
+        row = find_algorithm(name)
         own = row.settings.model_validate(settings)
         assert isinstance(own, NoiseSettings)
         for rounds, passes, epsilon in runs:
-            asked = response_and_workload(row, own, Schedule(rounds, rounds // passes))
+            asked = response_and_workload(row, own, FixedOrder(rounds, rounds // passes))
             least = [min(found(*column, *asked, passes, epsilon)) for column in _COLUMNS]
             of = f"T = {rounds}{f' in {passes} passes' * (passes > 1)}, ε {epsilon:.2f}"
             print(f"| {title}, {of} | {' | '.join(map(str, least))} |", flush=True)

@@ -16,7 +16,7 @@ from fedpriv.addons.statistics.indicators import Cells
 from fedpriv.addons.statistics.plan import StatisticsPlan, TableRequest, read_plan
 from fedpriv.addons.statistics.tables import Statistics, TableEstimate
 from fedpriv.data.named import load
-from fedpriv.data.partition import counted
+from fedpriv.data.partition import counted_mask
 
 EPSILONS = (1.0, 3.0)
 
@@ -44,9 +44,9 @@ def _shown(each: TableEstimate) -> str:
 
 def lines_of(plan: StatisticsPlan) -> list[str]:
     statistics = Statistics.from_plan(plan)
-    data = load(plan.data.name, table=plan.data.table, cells=True)
-    assert data.cells is not None
-    held = data.cells[counted(data.train_labels)]
+    data = load(plan.data.name, table=plan.data.table, with_cells=True)
+    assert data.raw_cells is not None
+    held = data.raw_cells[counted_mask(data.train_labels)]
     found = list[Any]()
     for epsilon in EPSILONS:
         tree = plan.model_dump(mode="json", exclude_none=True, exclude_unset=True)

@@ -53,7 +53,7 @@ def _panel(axes: "Axes", epsilon: float, cells: NDArray[np.float64]) -> None:
 def main() -> None:
     from matplotlib import pyplot
 
-    cells = load("dialysis-survival", cells=True).cells
+    cells = load("dialysis-survival", with_cells=True).raw_cells
     assert cells is not None
     pyplot.rcParams["svg.hashsalt"] = "fedpriv"
     figure, both = pyplot.subplots(1, 2, figsize=(8.0, 3.2), sharey=True, layout="constrained")

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks import floor
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.vectorized.engine import run_vectorized
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
@@ -27,7 +27,7 @@ def run() -> None:
         for silos in (1, 10, 100):
             scenario = load_scenario(SCENARIOS / f"{table}.toml", [f"federation.silos={silos}", "seeds=1"])
             cells = [point.cell for point in scenario.points]
-            task_of_cell(cells[0])  # loading the data is not the engine's time
+            load_task(cells[0])  # loading the data is not the engine's time
             started, of_main = time.perf_counter(), time.thread_time()
             for _ in run_vectorized(cells, RunObserver()):
                 pass

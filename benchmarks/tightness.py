@@ -28,15 +28,15 @@ from fedpriv.accounting.curves import epsilon_at
 from fedpriv.accounting.gaussian import Relation
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.accounting.selection import NegativeBinomial, Selection
-from fedpriv.data.encode import MOMENTS_APART, moments_of
+from fedpriv.accounting.selection import NegativeBinomialRunCount, PrivateSelection
+from fedpriv.data.encode import MOMENTS_DIAMETER, bounded_moments
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Separated
-from fedpriv.participation.secret import Allocation, Poisson
+from fedpriv.participation.orders import MinSeparation
+from fedpriv.participation.secret import PoissonSampling, RandomAllocation
 from fedpriv.plan.sums import RunningSums
 from tests.accounting.ratios import replaced_by_sampling
 from tests.accounting.test_selection import density
@@ -165,7 +165,9 @@ def _strategy(mechanism: Mechanism, rounds: int) -> Floats:
     return np.where(lag >= 0, series[np.clip(lag, 0, len(series) - 1)] * (lag < len(series)), 0.0)
 
 
-def _promised(mechanism: Mechanism, order: Allocation | Poisson, relation: Relation, sigma: float) -> Sampled:
+def _promised(
+    mechanism: Mechanism, order: RandomAllocation | PoissonSampling, relation: Relation, sigma: float
+) -> Sampled:
     workload = Workload(order, 1.0, np.ones(order.rounds))
     run = order.guarantee(RunningSums(mechanism, workload, relation), sigma)
     assert isinstance(run, Sampled)
@@ -184,7 +186,7 @@ def correlated(
     Half of the samples of the larger direction are drawn from moves twice as long, for small δ.
     """
     epoch, relation = groups * int(draw.integers(3, 9 if epochs < 4 else 5)), _relation(draw)
-    order = Allocation(epoch * epochs, epoch, groups)
+    order = RandomAllocation(epoch * epochs, epoch, groups)
     matrix = _strategy(mechanism, order.rounds)
     sigma = math.sqrt(epochs) * float(np.exp(draw.uniform(-0.45, 0.7))) * float(np.linalg.norm(matrix[:, 0]))
     run = _promised(mechanism, order, relation, sigma)
@@ -229,7 +231,7 @@ def banded_poisson(draw: np.random.Generator) -> Iterator[Point]:
     """A coin for each of the first group's rounds: what C's columns move then, and no two of them overlap."""
     bands, relation = int(draw.integers(1, 9)), _relation(draw)
     passes, epoch = int(draw.integers(1, 4)), bands * int(draw.integers(3, 25))
-    order, mechanism = Poisson(epoch * passes, epoch, bands), BandedSquareRoot(1.0, bands)
+    order, mechanism = PoissonSampling(epoch * passes, epoch, bands), BandedSquareRoot(1.0, bands)
     columns = _strategy(mechanism, order.rounds)[:, ::bands]
     sigma = math.sqrt(passes) * float(np.exp(draw.uniform(-0.7, 0.7))) * float(np.linalg.norm(columns[:, 0]))
     moves = np.sqrt(np.diag(columns.T @ columns)) / sigma
@@ -287,9 +289,9 @@ def groups_of_poisson(draw: np.random.Generator) -> Iterator[Point]:
 def selection(draw: np.random.Generator) -> Iterator[Point]:
     """Runs that release their Gaussian score, both orders; the best bound known is by Rényi orders."""
     mu, mean = float(draw.uniform(0.1, 4.0)), float(np.exp(draw.uniform(0.1, 5.0)))
-    choice = Selection(mu, NegativeBinomial(mean, float(draw.choice([0.0, 0.5, 1.0]))))
+    choice = PrivateSelection(mu, NegativeBinomialRunCount(mean, float(draw.choice([0.0, 0.5, 1.0]))))
     x = np.linspace(-11.0, 15.0, 20_001)
-    weight, width = density(choice.law), float(x[1] - x[0])
+    weight, width = density(choice.run_count), float(x[1] - x[0])
     best = [
         [np.exp(-((x - c) ** 2) / 2) / math.sqrt(2 * math.pi) * weight(ndtr(side * (x - c))) for c in (0.0, mu)]
         for side in (-1.0, 1.0)
@@ -310,16 +312,16 @@ def moments(draw: np.random.Generator) -> Iterator[Point]:
     """What records are charged with, against the farthest of values of a column and their pairs."""
     x = np.concatenate([[-1.0, 0.0, 1.0], draw.uniform(-1.0, 1.0, 1000)])
     first, second = x / 1.25, (2.0 * x**2 - 1.25) / 1.25
-    assert np.allclose(moments_of(x[:, None]), np.stack([first, second], axis=1), atol=1e-15)
+    assert np.allclose(bounded_moments(x[:, None]), np.stack([first, second], axis=1), atol=1e-15)
     longest = float(np.hypot(first, second).max())
     yield 1.0, longest, longest, longest
     apart = float(np.hypot(np.subtract.outer(first, first), np.subtract.outer(second, second)).max())
-    yield MOMENTS_APART / 1.25, apart, apart, apart
+    yield MOMENTS_DIAMETER / 1.25, apart, apart, apart
 
 
 def _trees(draw: np.random.Generator, equal: bool) -> Iterator[Point]:
     rounds, decay = int(draw.integers(3, 15)), float(draw.choice([1.0, 1.0, 0.9, 0.5]))
-    pattern = Separated(rounds, int(draw.integers(2, 6)), int(draw.integers(1, 6)))
+    pattern = MinSeparation(rounds, int(draw.integers(2, 6)), int(draw.integers(1, 6)))
     clips = np.ones(rounds) if equal else np.exp(draw.uniform(-1.5, 1.5, rounds))
     workload, tree = Workload(pattern, decay, clips), BinaryTree(decay)
     moved = tree.columns(workload).inner(np.arange(rounds)) * np.outer(clips, clips)

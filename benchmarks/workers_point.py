@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedpriv.claims.outcome import Finished, RunObserver
+from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.engines.workers import Workers
-from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.scenario.load import Scenario, parse_scenario
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 GROUPS = 4
@@ -27,13 +27,13 @@ class _Clock(RunObserver):
     def advanced(self, rounds: int) -> None:
         self.first = self.first or time.perf_counter()
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         self.last = time.perf_counter()
 
 
 def scenario(silos: int, rounds: int) -> Scenario:
     """Equal groups of three cells: they differ in their mechanisms' lengths by one round each."""
-    return scenario_of(
+    return parse_scenario(
         {
             "name": "workers",
             "data": {"name": "mnist"},

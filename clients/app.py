@@ -30,87 +30,89 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from fedpriv.core.errors import printable
+from fedpriv.core.errors import sanitize_line
 from fedpriv.protocol.frames import receive_frame, receive_json, send_frame
 from fedpriv.protocol.messages import (
-    AGREE,
-    COMMIT,
     CONFIG,
-    PROTOCOL,
-    SEEN,
+    PREVIEW_ADMISSION,
+    PROTOCOL_VERSION,
+    REPLY_CHECKPOINT,
+    SERVER_CHECKPOINTS,
     Refusal,
-    also_in,
-    array_in,
+    add_bytes,
     key_content,
-    keys_in,
-    number_in,
+    read_array,
+    read_int_field,
+    read_optional_bytes,
+    read_public_keys,
     refusal_content,
     roster_content,
-    sealed,
-    with_also,
+    seal_vector,
 )
 
 Answer = TypeVar("Answer")
-LONGEST = 2**31
+MAX_FRAME_BYTES = 2**31
 """The most bytes of one frame."""
 
 
-def forward(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
+def forward_query(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
     """Put a train message to the guard, or an evaluation of its `tests`; the reply is its release or refusal."""
-    if (refusal := disagreement(context)) is not None:
+    if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
-    query = array_in(message.content, "query")
-    t = number_in(message.content, CONFIG, "t")
-    keys, seen = keys_in(message.content), also_in(message.content, SEEN)
-    answer = ask_remembered(socket, run_of(context), _cell_json(context), t, query, keys, seen, tests=tests)
+    query = read_array(message.content, "query")
+    t = read_int_field(message.content, CONFIG, "t")
+    keys, seen = read_public_keys(message.content), read_optional_bytes(message.content, SERVER_CHECKPOINTS)
+    answer = ask_reply(socket, ledger_run_id(context), _cell_json(context), t, query, keys, seen, tests=tests)
     if isinstance(answer, Refusal):
         return Message(refusal_content(answer), reply_to=message)
-    return Message(with_also(sealed("release", answer.release), COMMIT, answer.commit), reply_to=message)
+    return Message(
+        add_bytes(seal_vector("release", answer.release), REPLY_CHECKPOINT, answer.checkpoint), reply_to=message
+    )
 
 
 def forward_key(message: Message, context: Context, socket: Path) -> Message:
     """Ask the guard for its public key of this run."""
-    if (refusal := disagreement(context)) is not None:
+    if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
-    answer = ask(socket, run_of(context), _cell_json(context), 0, np.empty(0, np.uint8))
+    answer = ask_release(socket, ledger_run_id(context), _cell_json(context), 0, np.empty(0, np.uint8))
     if isinstance(answer, Refusal):
         return Message(refusal_content(answer), reply_to=message)
     return Message(key_content(answer.tobytes()), reply_to=message)
 
 
-def forward_agreement(message: Message, context: Context, socket: Path) -> Message:
+def forward_admission_query(message: Message, context: Context, socket: Path) -> Message:
     """Ask the guard whether it would refuse the run; it opens, charges and releases nothing for that."""
-    refusal = disagreement(context) or ask_agreement(socket, run_of(context), _cell_json(context))
+    refusal = find_protocol_mismatch(context) or ask_admission(socket, ledger_run_id(context), _cell_json(context))
     return Message(RecordDict() if refusal is None else refusal_content(refusal), reply_to=message)
 
 
-def disagreement(context: Context) -> Refusal | None:
+def find_protocol_mismatch(context: Context) -> Refusal | None:
     """Refuse a coordinator whose protocol is another: nothing of the run reaches the guard."""
     theirs, version = (context.run_config.get(key) for key in ("protocol", "fedpriv"))
-    if theirs == PROTOCOL:
+    if theirs == PROTOCOL_VERSION:
         return None
     coordinator = (
-        f"{printable(str(version), 20)} (protocol {theirs})" if isinstance(theirs, int) else "an older one"
+        f"{sanitize_line(str(version), 20)} (protocol {theirs})" if isinstance(theirs, int) else "an older one"
     )
     silo, own = context.node_config["partition-id"], metadata.version("fedpriv")
     return Refusal(
-        f"silo {silo} runs fedpriv {own} (protocol {PROTOCOL}), the coordinator {coordinator}: "
+        f"silo {silo} runs fedpriv {own} (protocol {PROTOCOL_VERSION}), the coordinator {coordinator}: "
         "install the same version on both",
-        final=True,
+        is_final=True,
     )
 
 
-def in_supernode() -> bool:
+def runs_in_supernode() -> bool:
     """Whether this is a process `flwr-clientapp`, which SuperNodes start for messages, and simulations never."""
     return Path(sys.argv[0]).name.startswith("flwr-clientapp")
 
 
-def run_of(context: Context) -> str:
+def ledger_run_id(context: Context) -> str:
     """The run as a ledger knows it: the scenario's own token, which a resumed run keeps; else Flower's number."""
     return str(context.run_config["run-token"] or context.run_id)
 
 
-def ask(
+def ask_release(
     socket: Path,
     run: str,
     cell_json: str,
@@ -121,57 +123,57 @@ def ask(
     tests: bool = False,
 ) -> NDArray[Any] | Refusal:
     """The guard's answer to round t, or to evaluation t of its `tests`; a refusal if it is not there."""
-    answer = ask_remembered(socket, run, cell_json, t, query, keys, tests=tests)
+    answer = ask_reply(socket, run, cell_json, t, query, keys, tests=tests)
     return answer if isinstance(answer, Refusal) else answer.release
 
 
-class Answered(NamedTuple):
+class GuardReply(NamedTuple):
     """A guard's answer, and the commit of its ledger that it is in."""
 
     release: NDArray[Any]
-    commit: bytes
+    checkpoint: bytes
 
 
-def ask_remembered(
+def ask_reply(
     socket: Path,
     run: str,
     cell_json: str,
     t: int,
     query: NDArray[Any],
     keys: bytes = b"",
-    seen: bytes = b"",
+    checkpoints: bytes = b"",
     *,
     tests: bool = False,
-) -> Answered | Refusal:
+) -> GuardReply | Refusal:
     """The answer with its commit, to somebody who has `seen` others before."""
     header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype), "keys": keys.hex()}
-    header |= {SEEN: seen.hex()} if seen else {}
+    header |= {SERVER_CHECKPOINTS: checkpoints.hex()} if checkpoints else {}
     if tests:
         header["tests"] = True
 
-    def read(answer: dict[str, Any], connection: sockets.socket) -> Answered:
-        release = np.frombuffer(receive_frame(connection, LONGEST), answer["dtype"])
-        return Answered(release, bytes.fromhex(answer.get(COMMIT, "")))
+    def read(answer: dict[str, Any], connection: sockets.socket) -> GuardReply:
+        release = np.frombuffer(receive_frame(connection, MAX_FRAME_BYTES), answer["dtype"])
+        return GuardReply(release, bytes.fromhex(answer.get(REPLY_CHECKPOINT, "")))
 
-    return _asked(socket, header, query.tobytes(), read)
+    return _exchange_frames(socket, header, query.tobytes(), read)
 
 
-def ask_agreement(socket: Path, run: str, cell_json: str) -> Refusal | None:
+def ask_admission(socket: Path, run: str, cell_json: str) -> Refusal | None:
     """The refusal that the guard would give this run; None if it would answer."""
-    header = {AGREE: True, "run": run, "cell": cell_json}
-    header |= {"protocol": PROTOCOL, "fedpriv": metadata.version("fedpriv")}
-    answer = _asked(socket, header, b"", lambda answer, _: bool(answer[AGREE]))
+    header = {PREVIEW_ADMISSION: True, "run": run, "cell": cell_json}
+    header |= {"protocol": PROTOCOL_VERSION, "fedpriv": metadata.version("fedpriv")}
+    answer = _exchange_frames(socket, header, b"", lambda answer, _: bool(answer[PREVIEW_ADMISSION]))
     return answer if isinstance(answer, Refusal) else None
 
 
 def ask_shapes(socket: Path, cell_json: str) -> list[tuple[int, ...]] | Refusal:
     """The shapes of the arrays that a query of this scenario consists of, as the guard's model has them."""
-    return _asked(
+    return _exchange_frames(
         socket, {"shapes_of": cell_json}, b"", lambda answer, _: [tuple(shape) for shape in answer["shapes"]]
     )
 
 
-def _asked(
+def _exchange_frames(
     socket: Path,
     header: dict[str, Any],
     content: bytes,
@@ -182,21 +184,21 @@ def _asked(
             connection.connect(str(socket))
             send_frame(connection, json.dumps(header).encode())
             send_frame(connection, content)
-            answer = receive_json(connection, LONGEST)
+            answer = receive_json(connection, MAX_FRAME_BYTES)
             if "refused" in answer:
                 return Refusal(str(answer["refused"]), bool(answer["final"]))
             return read(answer, connection)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"the silo's guard at {socket} does not answer ({error}); is `fedpriv silo` running?"
-        return Refusal(reason, final=False)
+        return Refusal(reason, is_final=False)
 
 
 def _cell_json(context: Context) -> str:
     if given := context.run_config["cell-json"]:
         return str(given)
-    from fedpriv.protocol.cell_folder import cell_of  # reads the scenario's file, which takes torch
+    from fedpriv.protocol.cell_folder import cell_from_run_config  # reads the scenario's file, which takes torch
 
-    return json.dumps(cell_of(context.run_config).canonical())
+    return json.dumps(cell_from_run_config(context.run_config).canonical_data())
 
 
 app = ClientApp()
@@ -212,7 +214,7 @@ def roster(message: Message, context: Context) -> Message:
 def agreement(message: Message, context: Context) -> Message:
     """Tell the server whether this silo would refuse the run; nothing is spent for the answer."""
     if guard := context.node_config.get("guard"):
-        return forward_agreement(message, context, Path(str(guard)))
+        return forward_admission_query(message, context, Path(str(guard)))
     return Message(RecordDict(), reply_to=message)  # a simulation's silo has no policy
 
 
@@ -230,7 +232,7 @@ def key(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Sum a model's scores over the silo's own test records."""
     if guard := context.node_config.get("guard"):
-        return forward(message, context, Path(str(guard)), tests=True)
+        return forward_query(message, context, Path(str(guard)), tests=True)
     from fedpriv.clients.simulated import evaluate
 
     return evaluate(message, context)
@@ -240,7 +242,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Answer one query."""
     if guard := context.node_config.get("guard"):
-        return forward(message, context, Path(str(guard)))
-    from fedpriv.clients.simulated import answer
+        return forward_query(message, context, Path(str(guard)))
+    from fedpriv.clients.simulated import answer_query
 
-    return answer(message, context)
+    return answer_query(message, context)

@@ -14,31 +14,31 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedpriv.clients.app import in_supernode
+from fedpriv.clients.app import runs_in_supernode
 from fedpriv.core.errors import RunError
-from fedpriv.core.random import KeyedNormal, integers_key, simulation_noise
+from fedpriv.core.random import KeyedNormal, integer_noise_key, simulation_noise
 from fedpriv.loss.objective import Records
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import spread, task_of_cell
-from fedpriv.protocol.cell_folder import cell_of
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import load_task, partition_records
+from fedpriv.protocol.cell_folder import cell_from_run_config
 from fedpriv.protocol.messages import (
-    answer_to,
-    bytes_in,
+    build_reply,
     key_content,
-    keys_in,
-    number_in,
+    read_bytes_field,
+    read_int_field,
+    read_public_keys,
+    read_shared_tensor,
+    read_tensor,
+    record_values,
     release_content,
     roster_content,
-    shared_vector_in,
-    values_in,
-    vector_in,
 )
 from fedpriv.rounds.floats import SimulatedEvaluation, evaluation_integers_key
-from fedpriv.rounds.round import State
+from fedpriv.rounds.round import RoundState
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import Silo, pack, unpack
+from fedpriv.silo.silo import Silo, pack_state, unpack_state
 
-_RECORD, _KEY = "fedpriv-silo", "state"
+_STATE_RECORD, _STATE_KEY = "fedpriv-silo", "state"
 
 
 @dataclass(frozen=True)
@@ -50,63 +50,65 @@ class SimulatedFederation:
 
     cell: Cell
     plan: Plan
-    order: list[Tensor]
+    silo_rows: list[Tensor]
     noise: KeyedNormal
 
     @staticmethod
-    def of(cell: Cell) -> "SimulatedFederation":
-        plan = plan_of(cell, task_of_cell(cell).objective)
-        return SimulatedFederation(cell, plan, spread(cell), simulation_noise(cell.noise_seed, cell.run.dtype))
+    def from_cell(cell: Cell) -> "SimulatedFederation":
+        plan = make_plan(cell, load_task(cell).objective)
+        return SimulatedFederation(
+            cell, plan, partition_records(cell), simulation_noise(cell.noise_seed, cell.run.dtype)
+        )
 
     def silo(self, number: int) -> Silo:
-        task, shard = task_of_cell(self.cell), self.order[number]
+        task, shard = load_task(self.cell), self.silo_rows[number]
         records = Records(task.train.features[shard], task.train.labels[shard])
-        key, gaps = integers_key(self.cell.noise_seed), self.cell.without_silos is not None
-        return Silo.seeded(number, self.plan, records, self.noise, key, gaps=gaps)
+        key, gaps = integer_noise_key(self.cell.noise_seed), self.cell.absence_key is not None
+        return Silo.for_simulation(number, self.plan, records, self.noise, key, may_miss_rounds=gaps)
 
-    def evaluated(self, number: int) -> Silo:
+    def evaluation_silo(self, number: int) -> Silo:
         """Silo `number` as it evaluates: its test records, which train nothing."""
-        if self.tests is None:
+        if self.evaluation is None:
             raise RunError(f"silo {number}: the scenario has no [evaluation]")
-        plan, key = self.tests.asked.plan, evaluation_integers_key(self.cell)
-        return Silo.seeded(number, plan, self.tests.shares[number], self.tests.noise, key)
+        plan, key = self.evaluation.evaluation_plan.plan, evaluation_integers_key(self.cell)
+        return Silo.for_simulation(number, plan, self.evaluation.test_records[number], self.evaluation.noise, key)
 
     @cached_property
-    def tests(self) -> SimulatedEvaluation | None:
+    def evaluation(self) -> SimulatedEvaluation | None:
         """The evaluations; None where silos do not evaluate."""
-        return SimulatedEvaluation.of(self.cell)
+        return SimulatedEvaluation.from_cell(self.cell)
 
 
 class _LiveState(ConfigRecord):
     """A record that packs its state only when it leaves the process, as it does after every round under Ray."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: RoundState) -> None:
         super().__init__()
         self.__dict__["live"] = state
 
     def __reduce__(self) -> tuple[type[ConfigRecord], tuple[dict[str, bytes]]]:
-        return ConfigRecord, ({_KEY: pack(self.__dict__["live"])},)
+        return ConfigRecord, ({_STATE_KEY: pack_state(self.__dict__["live"])},)
 
 
 class ContextStore:
     """Flower's Context: for simulations, where nothing has to survive the process."""
 
-    def __init__(self, records: RecordDict, name: str = _RECORD) -> None:
+    def __init__(self, records: RecordDict, name: str = _STATE_RECORD) -> None:
         """`name` tells the states of several runs of one silo apart."""
         self._records, self._name = records, name
 
-    def load(self, silo: Silo) -> State:
-        kept = values_in(self._records).get(self._name)
+    def load(self, silo: Silo) -> RoundState:
+        kept = record_values(self._records).get(self._name)
         if kept is None:
-            return silo.start()
+            return silo.initial_state()
         if isinstance(kept, _LiveState):
-            state: State = kept.__dict__["live"]
+            state: RoundState = kept.__dict__["live"]
             return state
-        return unpack(bytes_in(self._records, self._name, _KEY), silo)
+        return unpack_state(read_bytes_field(self._records, self._name, _STATE_KEY), silo)
 
-    def save(self, state: State) -> None:
+    def save(self, state: RoundState) -> None:
         """Called last, so that a client that failed half-way has changed nothing."""
-        kept = values_in(self._records).get(self._name)
+        kept = record_values(self._records).get(self._name)
         if isinstance(kept, _LiveState):
             kept.__dict__["live"] = state
         else:
@@ -115,56 +117,56 @@ class ContextStore:
 
 torch.set_num_threads(1)  # the order of sums, and with it the last bit, must not depend on the machine's cores
 
-Answer = Callable[[Message, Context], Message]
+MessageHandler = Callable[[Message, Context], Message]
 RunConfig = tuple[tuple[str, str | int | float | bool], ...]
 
 
-def _inferring(answer: Answer) -> Answer:
+def _in_inference_mode(handler: MessageHandler) -> MessageHandler:
     """`answer` in inference mode; where its caller is in it already, 10 µs for a way in and out are saved."""
 
     def inferring(message: Message, context: Context) -> Message:
         if torch.is_inference_mode_enabled():
-            return answer(message, context)
+            return handler(message, context)
         with torch.inference_mode():
-            return answer(message, context)
+            return handler(message, context)
 
     return inferring
 
 
-@_inferring
-def answer(message: Message, context: Context) -> Message:
+@_in_inference_mode
+def answer_query(message: Message, context: Context) -> Message:
     """Answer one query from the silo's state in the Context; its state is changed last."""
-    return _answered(message, _silo_of(context), ContextStore(context.state))
+    return _make_reply(message, _find_silo(context), ContextStore(context.state))
 
 
-@_inferring
+@_in_inference_mode
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate a model on the silo's test records, from a state of their own in the Context."""
     silo = _cached_silo(tuple(context.run_config.items()), int(context.node_config["partition-id"]), True)
-    return _answered(message, silo, ContextStore(context.state, "fedpriv-tests"))
+    return _make_reply(message, silo, ContextStore(context.state, "fedpriv-tests"))
 
 
-def _answered(message: Message, silo: Silo, store: ContextStore) -> Message:
-    t, query = number_in(message.content, "config", "t"), shared_vector_in(message.content, "query")
+def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
+    t, query = read_int_field(message.content, "config", "t"), read_shared_tensor(message.content, "query")
     simulated, state = silo.answer(store.load(silo), t, query)
-    leaving = silo.message(simulated.vector, t, keys_in(message.content), state.chain)
+    leaving = silo.make_message(simulated.vector, t, read_public_keys(message.content), state.query_chain)
     store.save(state)
     counts = simulated.counts
     del simulated, query  # long vectors that the message need not wait beside
-    return answer_to(message, release_content(leaving, counts))
+    return build_reply(message, release_content(leaving, counts))
 
 
 def public_key(message: Message, context: Context) -> Message:
     """The silo's public key for the masks of this run."""
-    return Message(key_content(_silo_of(context).masker.public), reply_to=message)
+    return Message(key_content(_find_silo(context).masker.public_key), reply_to=message)
 
 
-def _silo_of(context: Context) -> Silo:
+def _find_silo(context: Context) -> Silo:
     return _cached_silo(tuple(context.run_config.items()), int(context.node_config["partition-id"]))
 
 
 def _refuse_unguarded() -> None:
-    if in_supernode():
+    if runs_in_supernode():
         raise RunError(
             "this SuperNode has no guard, and a simulation's seeded noise protects nobody: start `fedpriv silo "
             "POLICY` and give the SuperNode --node-config \"partition-id=N guard='SOCKET'\""
@@ -172,19 +174,19 @@ def _refuse_unguarded() -> None:
 
 
 @lru_cache(maxsize=4096)
-def _cached_silo(run_config: RunConfig, number: int, tests: bool = False) -> Silo:
+def _cached_silo(run_config: RunConfig, number: int, is_evaluation: bool = False) -> Silo:
     """A silo is built once a process: reading its records costs far more than a round."""
     _refuse_unguarded()
     federation = _cached_federation(run_config)
-    return federation.evaluated(number) if tests else federation.silo(number)
+    return federation.evaluation_silo(number) if is_evaluation else federation.silo(number)
 
 
 @lru_cache(maxsize=8)
 def _cached_federation(run_config: RunConfig) -> SimulatedFederation:
-    return SimulatedFederation.of(cell_of(dict(run_config)))
+    return SimulatedFederation.from_cell(cell_from_run_config(dict(run_config)))
 
 
-class Answering(Protocol):
+class SiloEndpoint(Protocol):
     """A silo, asked as a guard is."""
 
     def public_key(self, run: str) -> bytes: ...
@@ -194,14 +196,14 @@ class Answering(Protocol):
         ...
 
 
-def client_app_of(silos: Sequence[Answering], run: str, tests: Sequence[Answering] = ()) -> ClientApp:
+def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[SiloEndpoint] = ()) -> ClientApp:
     """A ClientApp that passes messages of one run on to `silos`, by their number, as the deployed one does.
 
     Evaluations go to `tests`.
     """
     app = ClientApp()
 
-    def silo_of(context: Context) -> Answering:
+    def silo_of(context: Context) -> SiloEndpoint:
         return silos[int(context.node_config["partition-id"])]
 
     @app.query("roster")
@@ -218,14 +220,14 @@ def client_app_of(silos: Sequence[Answering], run: str, tests: Sequence[Answerin
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
-        leaving = silo_of(context).answer(run, t, query, keys_in(message.content))
+        t, query = read_int_field(message.content, "config", "t"), read_tensor(message.content, "query")
+        leaving = silo_of(context).answer(run, t, query, read_public_keys(message.content))
         return Message(release_content(leaving, None), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         silo = tests[int(context.node_config["partition-id"])]
-        place, model = number_in(message.content, "config", "t"), vector_in(message.content, "query")
+        place, model = read_int_field(message.content, "config", "t"), read_tensor(message.content, "query")
         return Message(release_content(silo.answer(run, place, model), None), reply_to=message)
 
     return app

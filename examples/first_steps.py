@@ -30,10 +30,12 @@ trusted = fedpriv.run(scenario, set={"algorithm.trust": "trusted", "privacy.mu":
 print(trusted.table())
 
 # %% What would other noise mechanisms cost for the same guarantee?  Accounting needs no run.
-from fedpriv.study.setting import Setting  # noqa: E402 - a notebook imports where it needs
+from fedpriv.study.setting import AccountingSetting  # noqa: E402 - a notebook imports where it needs
 
-for name, cost in Setting(rounds=300, silos=20).compare(mu=4.0).items():
-    print(f"{name:12}  noise in a release {cost.error:6.2f}   in the mean of 20 silos {cost.error_in_mean:6.2f}")
+for name, cost in AccountingSetting(rounds=300, silos=20).compare_mechanisms(mu=4.0).items():
+    print(
+        f"{name:12}  noise in a release {cost.error_rms:6.2f}   in the mean of 20 silos {cost.error_in_mean:6.2f}"
+    )
 
 # %% Pictures, and one HTML file for somebody else.
 for path in results.plot():

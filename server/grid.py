@@ -23,19 +23,26 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fedpriv.core.errors import RunError, printable
-from fedpriv.protocol.messages import REFUSED, ROSTER, Refusal, number_in, refusal_content, refusal_in
+from fedpriv.core.errors import RunError, sanitize_line
+from fedpriv.protocol.messages import (
+    REFUSED_SILOS_VARIABLE,
+    ROSTER_QUERY,
+    Refusal,
+    read_int_field,
+    read_refusal,
+    refusal_content,
+)
 
 _POLL_SECONDS = 0.1  # between looks for nodes, and after an answer that says at once that nothing has come
 
 
 def learn_roster(grid: Grid, silos: int, timeout: float) -> list[int]:
     """The node id of silo 0, 1, …; RunError if a silo has no node, or two, or the wait is over."""
-    replies = ask_roster(grid, silos, timeout, lambda node: Message(RecordDict(), node, ROSTER))
+    replies = ask_roster(grid, silos, timeout, lambda node: Message(RecordDict(), node, ROSTER_QUERY))
     return [reply.metadata.src_node_id for reply in replies]
 
 
-def ask_roster(grid: Grid, silos: int, timeout: float, question: Callable[[int], Message]) -> list[Message]:
+def ask_roster(grid: Grid, silos: int, timeout: float, make_query: Callable[[int], Message]) -> list[Message]:
     """Ask every node which silo it is, and return the replies of silo 0, 1, ….
 
     RunError if a silo has no node, or two, if a node refuses, or the wait is over.
@@ -43,24 +50,24 @@ def ask_roster(grid: Grid, silos: int, timeout: float, question: Callable[[int],
     nodes = _wait_for_nodes(grid, silos, timeout)
     found: dict[int, int] = {}
     replies: dict[int, Message] = {}
-    for reply in grid.send_and_receive([question(node) for node in nodes], timeout=timeout):
+    for reply in grid.send_and_receive([make_query(node) for node in nodes], timeout=timeout):
         if reply.has_error():
-            raise RunError(f"a node failed to say which silo it is: {printable(str(reply.error.reason))}")
-        if (refusal := refusal_in(reply.content)) is not None:
+            raise RunError(f"a node failed to say which silo it is: {sanitize_line(str(reply.error.reason))}")
+        if (refusal := read_refusal(reply.content)) is not None:
             raise RunError(refusal.reason)
-        silo, node = number_in(reply.content, "metrics", "silo"), reply.metadata.src_node_id
-        enter(found, silos, silo, node)
+        silo, node = read_int_field(reply.content, "metrics", "silo"), reply.metadata.src_node_id
+        assign_node(found, silos, silo, node)
         replies[silo] = reply
     if missing := sorted(set(range(silos)) - set(found)):
         raise RunError(f"no node says it is silo {', '.join(map(str, missing))}")
     return [replies[silo] for silo in range(silos)]
 
 
-def enter(found: dict[int, int], silos: int, silo: int, node: int) -> None:
+def assign_node(node_by_silo: dict[int, int], silos: int, silo: int, node: int) -> None:
     """Note which node a silo is; RunError for a silo that does not exist or is there twice."""
-    if silo in found or not 0 <= silo < silos:
+    if silo in node_by_silo or not 0 <= silo < silos:
         raise RunError(f"a node says it is silo {silo}: expected each of 0 … {silos - 1} once")
-    found[silo] = node
+    node_by_silo[silo] = node
 
 
 def _wait_for_nodes(grid: Grid, silos: int, timeout: float) -> list[int]:
@@ -74,55 +81,59 @@ def _wait_for_nodes(grid: Grid, silos: int, timeout: float) -> list[int]:
     return nodes
 
 
-_HELD_SECONDS = 0.5  # after which such an answer was held back until something might have come: no need to wait
-_LOOK_SECONDS = 1.0  # between looks for nodes that are new
+_MIN_HOLD_SECONDS = (
+    0.5  # after which such an answer was held back until something might have come: no need to wait
+)
+_NODE_POLL_SECONDS = 1.0  # between looks for nodes that are new
 _RETRY_SECONDS = 2.0  # after an error that may pass
 _SILENCE_SECONDS = 30.0  # before a message is sent again unasked; doubled each time
-_LOST = "its message was lost; a SuperLink or a SuperNode that is started again does that"
-_CAUSES = {
-    ErrorCode.MESSAGE_UNAVAILABLE: _LOST,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: _LOST,
+_LOST_MESSAGE = "its message was lost; a SuperLink or a SuperNode that is started again does that"
+_TRANSIENT_ERRORS = {
+    ErrorCode.MESSAGE_UNAVAILABLE: _LOST_MESSAGE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: _LOST_MESSAGE,
     ErrorCode.NODE_UNAVAILABLE: "the SuperLink hears nothing of its SuperNode: network, machine or service",
     ErrorCode.CLIENT_APP_CRASHED: "its app ended without an answer; a machine that has no memory left does that",
 }
 """Errors that may pass, and what is known of their cause."""
-_ASLEEP = 5.0  # seconds between two looks: this process or the SuperLink was stopped, and no silo is at fault
-_LONGEST_SLEEP = 900.0  # that are made up for
+_MIN_PAUSE_SECONDS = (
+    5.0  # seconds between two looks: this process or the SuperLink was stopped, and no silo is at fault
+)
+_MAX_PAUSE_SECONDS = 900.0  # that are made up for
 
 
-Waiting = Callable[[Sequence[int], float], None]
+WaitCallback = Callable[[Sequence[int], float], None]
 """Told for which silos is waited, and since when (seconds of the epoch); for none once it is over."""
-_WORTH_TELLING = 5.0  # seconds of waiting
+_MIN_REPORTED_SECONDS = 5.0  # seconds of waiting
 
 
-class _Told:
+class _WaitReporter:
     """One wait: told of after five seconds and again when other silos are waited for, and when it is over."""
 
-    def __init__(self, tell: Waiting) -> None:
-        self._tell, self._began = tell, time.monotonic()
-        self._last: list[int] = []
+    def __init__(self, tell: WaitCallback) -> None:
+        self._callback, self._start_time = tell, time.monotonic()
+        self._last_silos: list[int] = []
 
-    def still(self, silos: Iterable[int]) -> None:
-        waited = time.monotonic() - self._began
-        if waited > _WORTH_TELLING and (now := sorted(silos)) != self._last:
-            self._last = now
-            self._tell(now, time.time() - waited)
+    def report(self, silos: Iterable[int]) -> None:
+        waited = time.monotonic() - self._start_time
+        if waited > _MIN_REPORTED_SECONDS and (now := sorted(silos)) != self._last_silos:
+            self._last_silos = now
+            self._callback(now, time.time() - waited)
 
-    def over(self) -> None:
-        if self._last:
-            self._tell([], time.time())
+    def finish(self) -> None:
+        if self._last_silos:
+            self._callback([], time.time())
 
 
 @dataclass
-class _Question:
+class _PendingMessage:
     """A message that waits for its reply: the ids under which it was sent, and when it is sent again."""
 
     message: Message
     node: int
-    again: float
-    ids: set[str] = field(default_factory=set)
-    refused: Message | None = None
-    silence: float = field(default_factory=lambda: _SILENCE_SECONDS)
+    retry_time: float
+    message_ids: set[str] = field(default_factory=set)
+    refusal: Message | None = None
+    silence_seconds: float = field(default_factory=lambda: _SILENCE_SECONDS)
 
 
 class PatientGrid(Grid):
@@ -133,35 +144,35 @@ class PatientGrid(Grid):
     """
 
     def __init__(
-        self, grid: Grid, *, registered: bool = False, waiting: Waiting = lambda silos, since: None
+        self, grid: Grid, *, has_registered_nodes: bool = False, on_wait: WaitCallback = lambda silos, since: None
     ) -> None:
-        self._grid, self._waiting, self._registered = grid, waiting, registered
-        self._silo_of: dict[int, int] = {}  # what nodes said they are, or were registered as
-        self._now: dict[int, int] = {}  # where a silo that was at the first node is now
-        self._asked_who: dict[str, int] = {}  # roster messages under way, by id: the node
-        self._looked = 0.0
-        self._questions = itertools.count(1)
+        self._grid, self._on_wait, self._has_registered_nodes = grid, on_wait, has_registered_nodes
+        self._silo_by_node: dict[int, int] = {}  # what nodes said they are, or were registered as
+        self._moved_nodes: dict[int, int] = {}  # where a silo that was at the first node is now
+        self._roster_queries: dict[str, int] = {}  # roster messages under way, by id: the node
+        self._last_poll = 0.0
+        self._message_numbers = itertools.count(1)
 
     def roster(self, silos: int, timeout: float) -> list[int]:
         """The node id of silo 0, 1, …, once all are there; RunError with the silos that are missing."""
-        deadline, told = time.monotonic() + timeout, _Told(self._waiting)
-        while len(found := self._found(silos)) < silos:
+        deadline, told = time.monotonic() + timeout, _WaitReporter(self._on_wait)
+        while len(found := self._find_nodes(silos)) < silos:
             missing = [silo for silo in range(silos) if silo not in found]
             if time.monotonic() > deadline:
                 raise RunError(
                     f"silo {', '.join(map(str, missing))} was not connected after {timeout:.0f} s"
-                    f"{_refused_by_superlink(missing)}"
+                    f"{_format_superlink_refusals(missing)}"
                 )
-            told.still(missing)
-            self._look()
+            told.report(missing)
+            self._poll_nodes()
             time.sleep(_POLL_SECONDS)
-        told.over()
+        told.finish()
         return [found[silo] for silo in range(silos)]
 
-    def _found(self, silos: int) -> dict[int, int]:
+    def _find_nodes(self, silos: int) -> dict[int, int]:
         found: dict[int, int] = {}
-        for node, silo in self._silo_of.items():
-            enter(found, silos, silo, node)
+        for node, silo in self._silo_by_node.items():
+            assign_node(found, silos, silo, node)
         return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -171,34 +182,39 @@ class PatientGrid(Grid):
 
         Refusals that might have passed, and did not in that time, are among them.
         """
-        started, told = time.monotonic(), _Told(self._waiting)
-        waiting = [_Question(self._numbered(message), self._node_of(message), started) for message in messages]
+        started, told = time.monotonic(), _WaitReporter(self._on_wait)
+        waiting = [
+            _PendingMessage(self._number_message(message), self._current_node(message), started)
+            for message in messages
+        ]
         replies: list[Message] = []
         looked, asleep = started, 0.0
-        while waiting and (timeout is None or time.monotonic() - started - min(asleep, _LONGEST_SLEEP) < timeout):
-            self._send([question for question in waiting if time.monotonic() >= question.again])
-            by_id = {number: question for question in waiting for number in question.ids}
+        while waiting and (
+            timeout is None or time.monotonic() - started - min(asleep, _MAX_PAUSE_SECONDS) < timeout
+        ):
+            self._send([question for question in waiting if time.monotonic() >= question.retry_time])
+            by_id = {number: question for question in waiting for number in question.message_ids}
             asked = time.monotonic()
             come = list(self._grid.pull_messages(set(by_id))) if by_id else []
-            if not come and time.monotonic() - asked < _HELD_SECONDS:
+            if not come and time.monotonic() - asked < _MIN_HOLD_SECONDS:
                 time.sleep(_POLL_SECONDS)
             for reply in come:
                 question = by_id[reply.metadata.reply_to_message_id]
-                if _passes(reply):
-                    question.ids.discard(reply.metadata.reply_to_message_id)
-                    question.refused = reply
-                    question.again = min(question.again, time.monotonic() + _RETRY_SECONDS)
+                if _is_transient(reply):
+                    question.message_ids.discard(reply.metadata.reply_to_message_id)
+                    question.refusal = reply
+                    question.retry_time = min(question.retry_time, time.monotonic() + _RETRY_SECONDS)
                 elif question in waiting:  # a message that was sent twice has two replies, of the same bytes
                     waiting.remove(question)
-                    replies.append(_as_reply_to(question.message, reply))
-            self._follow(waiting)
+                    replies.append(_readdress_reply(question.message, reply))
+            self._redirect_messages(waiting)
             passed, looked = time.monotonic() - looked, time.monotonic()
-            asleep += passed if passed > _ASLEEP else 0.0
-            told.still(self._silo_of.get(asked.message.metadata.dst_node_id, -1) for asked in waiting)
-        told.over()
-        return replies + [_as_refusal_of(asked.message, asked.refused) for asked in waiting if asked.refused]
+            asleep += passed if passed > _MIN_PAUSE_SECONDS else 0.0
+            told.report(self._silo_by_node.get(asked.message.metadata.dst_node_id, -1) for asked in waiting)
+        told.finish()
+        return replies + [_make_refusal_reply(asked.message, asked.refusal) for asked in waiting if asked.refusal]
 
-    def _send(self, questions: list[_Question]) -> None:
+    def _send(self, questions: list[_PendingMessage]) -> None:
         if not questions:
             return
         sent = [
@@ -207,52 +223,61 @@ class PatientGrid(Grid):
         for question, number in zip(questions, self._grid.push_messages(sent), strict=True):
             now = time.monotonic()
             if number:
-                question.ids.add(number)
-                question.again, question.silence = now + question.silence, 2.0 * question.silence
+                question.message_ids.add(number)
+                question.retry_time, question.silence_seconds = (
+                    now + question.silence_seconds,
+                    2.0 * question.silence_seconds,
+                )
             else:  # the node is not known any more
-                question.again = now + _RETRY_SECONDS
+                question.retry_time = now + _RETRY_SECONDS
 
-    def _follow(self, waiting: list[_Question]) -> None:
+    def _redirect_messages(self, waiting: list[_PendingMessage]) -> None:
         """Send what still waits to the new nodes of silos that have one."""
         if waiting:
-            self._look()
+            self._poll_nodes()
         for question in waiting:
-            if (node := self._node_of(question.message)) != question.node:
-                question.node, question.again = node, 0.0
+            if (node := self._current_node(question.message)) != question.node:
+                question.node, question.retry_time = node, 0.0
 
-    def _look(self) -> None:
+    def _poll_nodes(self) -> None:
         """Ask nodes that are new who they are, unless it is known; a silo is where it said so last."""
         now = time.monotonic()
-        if now - self._looked > _LOOK_SECONDS:
-            self._looked = now
-            if self._registered:
-                self._silo_of.update(_registered_silos(self._grid.get_nodes()))
+        if now - self._last_poll > _NODE_POLL_SECONDS:
+            self._last_poll = now
+            if self._has_registered_nodes:
+                self._silo_by_node.update(_registered_silos(self._grid.get_nodes()))
                 return
-            known = {*self._silo_of, *self._asked_who.values()}
+            known = {*self._silo_by_node, *self._roster_queries.values()}
             new = [node for node in self._grid.get_node_ids() if node not in known]
             numbers = (
-                self._grid.push_messages([Message(RecordDict(), node, ROSTER) for node in new]) if new else ()
+                self._grid.push_messages([Message(RecordDict(), node, ROSTER_QUERY) for node in new])
+                if new
+                else ()
             )
-            self._asked_who.update({number: node for number, node in zip(numbers, new, strict=True) if number})
-        for reply in self._grid.pull_messages(list(self._asked_who)) if self._asked_who else ():
-            node = self._asked_who.pop(reply.metadata.reply_to_message_id)
+            self._roster_queries.update(
+                {number: node for number, node in zip(numbers, new, strict=True) if number}
+            )
+        for reply in self._grid.pull_messages(list(self._roster_queries)) if self._roster_queries else ():
+            node = self._roster_queries.pop(reply.metadata.reply_to_message_id)
             if reply.has_error():
                 continue  # it is asked again while it is connected
             try:
-                silo = number_in(reply.content, "metrics", "silo")
+                silo = read_int_field(reply.content, "metrics", "silo")
             except ValueError as error:
                 raise RunError(f"a node does not say which silo it is: {error}") from None
-            self._now.update({first: node for first, number in self._silo_of.items() if number == silo})
-            self._silo_of[node] = silo
+            self._moved_nodes.update(
+                {first: node for first, number in self._silo_by_node.items() if number == silo}
+            )
+            self._silo_by_node[node] = silo
 
-    def _numbered(self, message: Message) -> Message:
+    def _number_message(self, message: Message) -> Message:
         """The number of the question: copies of it are sent, with numbers of their own."""
-        message.metadata.__dict__["_message_id"] = f"question {next(self._questions)}"
+        message.metadata.__dict__["_message_id"] = f"question {next(self._message_numbers)}"
         return message
 
-    def _node_of(self, message: Message) -> int:
+    def _current_node(self, message: Message) -> int:
         node = message.metadata.dst_node_id
-        return self._now.get(node, node)
+        return self._moved_nodes.get(node, node)
 
     def set_run(self, run: Run) -> None:
         self._grid.set_run(run)
@@ -285,33 +310,33 @@ def _registered_silos(nodes: Iterable[Any]) -> dict[int, int]:
     return {node: int(found[1]) for node, found in named.items() if found}
 
 
-def _refused_by_superlink(silos: Iterable[int]) -> str:
+def _format_superlink_refusals(silos: Iterable[int]) -> str:
     """Why the SuperLink lets some of these silos not in, as far as it says so."""
     try:
-        told = json.loads(Path(os.environ[REFUSED]).read_text(encoding="utf-8"))
+        told = json.loads(Path(os.environ[REFUSED_SILOS_VARIABLE]).read_text(encoding="utf-8"))
     except (KeyError, OSError, ValueError):
         return ""
     return "".join(f"; silo {silo}: {told[f'silo-{silo}']}" for silo in silos if f"silo-{silo}" in told)
 
 
-def _passes(reply: Message) -> bool:
+def _is_transient(reply: Message) -> bool:
     """Whether asking again may help."""
     if reply.has_error():
-        return reply.error.code in _CAUSES
-    refusal = refusal_in(reply.content)
-    return refusal is not None and not refusal.final
+        return reply.error.code in _TRANSIENT_ERRORS
+    refusal = read_refusal(reply.content)
+    return refusal is not None and not refusal.is_final
 
 
-def _as_refusal_of(message: Message, reply: Message) -> Message:
+def _make_refusal_reply(message: Message, reply: Message) -> Message:
     """The last words of a silo that never answered: its refusal, or why it could not even refuse."""
     if not reply.has_error():
-        return _as_reply_to(message, reply)
-    cause = _CAUSES.get(reply.error.code, "it is not known why")
-    refusal = Refusal(f"{cause} ({printable(str(reply.error.reason))})", final=False)
-    return make_message(metadata=_as_reply_to(message, reply).metadata, content=refusal_content(refusal))
+        return _readdress_reply(message, reply)
+    cause = _TRANSIENT_ERRORS.get(reply.error.code, "it is not known why")
+    refusal = Refusal(f"{cause} ({sanitize_line(str(reply.error.reason))})", is_final=False)
+    return make_message(metadata=_readdress_reply(message, reply).metadata, content=refusal_content(refusal))
 
 
-def _as_reply_to(message: Message, reply: Message) -> Message:
+def _readdress_reply(message: Message, reply: Message) -> Message:
     told = reply.metadata
     metadata = Metadata(
         run_id=told.run_id,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.claims.outcome import Finished
+from fedpriv.claims.outcome import CellOutcome
 from fedpriv.scenario.load import Scenario
 from tests.conftest import small_tree
 
@@ -70,7 +70,7 @@ def test_an_observer_hears_everything_and_the_end_of_a_failure(tmp_path: Path) -
         def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
             self.heard.append(f"started {list(places)} in {folder.name}")
 
-        def finished(self, place: int, finished: Finished) -> None:
+        def finished(self, place: int, finished: CellOutcome) -> None:
             self.heard.append(f"finished {place}")
             if place == 1:
                 raise RuntimeError("an observer that breaks")

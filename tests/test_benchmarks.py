@@ -26,10 +26,10 @@ from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.engines.table import make_engine
-from fedpriv.noise.fitting.auto import compared
-from fedpriv.noise.registry import MechanismOptions, chosen_mechanism
-from fedpriv.papers.table import algorithm_named
-from fedpriv.participation.orders import Schedule
+from fedpriv.noise.fitting.auto import compare_mechanism
+from fedpriv.noise.registry import MechanismOptions, make_mechanism
+from fedpriv.papers.table import find_algorithm
+from fedpriv.participation.orders import FixedOrder
 from fedpriv.plan.calibration import response_and_workload
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from tests.conftest import small_tree
@@ -65,14 +65,14 @@ def test_a_pair_or_two_show_nothing(ratios: list[float]) -> None:
 @pytest.mark.slow
 def test_noise_in_an_output_is_that_of_the_comparison_of_mechanisms() -> None:
     """In a fixed order, where both have it; by allocation less is needed."""
-    row, settings = algorithm_named("dp-ftrl"), secret_noise.ROWS["heavy ball 0.9"][1]
+    row, settings = find_algorithm("dp-ftrl"), secret_noise.ROWS["heavy ball 0.9"][1]
     own = row.settings.model_validate(settings)
-    response, workload = response_and_workload(row, own, Schedule(12, 12))
+    response, workload = response_and_workload(row, own, FixedOrder(12, 12))
     fixed = list(secret_noise.found("lambda-cgd", "fixed", response, workload, 1, 1.0))
     for each in fixed:
         assert each.theta is not None
-        mechanism = chosen_mechanism("lambda-cgd", workload, MechanismOptions(theta=(each.theta,)))
-        std = compared(mechanism, response, workload).published.output
+        mechanism = make_mechanism("lambda-cgd", workload, MechanismOptions(theta=(each.theta,)))
+        std = compare_mechanism(mechanism, response, workload).published_noise.output
         assert std is not None
         assert each.std == pytest.approx(std / mu_of(1.0, 1e-5), rel=1e-6)
     assert min(secret_noise.found("banded", "allocation", response, workload, 1, 1.0)) < min(fixed)
@@ -89,7 +89,7 @@ def test_a_clock_that_starts_after_round_1_has_all_draws_of_the_rounds_after_it(
 ) -> None:
     """Was: up to 16 rounds of a silo and three blocks of the vectorized engine were drawn before it started."""
     drawn, when_reported = list[int](), list[tuple[int, int]]()
-    draw = KeyedNormal._draw
+    draw = KeyedNormal._draw_pairs
 
     def counted(self: KeyedNormal, cosines: Any, sines: Any, streams: Any, node: int, place: Any) -> None:
         drawn.append(len(streams))
@@ -100,7 +100,7 @@ def test_a_clock_that_starts_after_round_1_has_all_draws_of_the_rounds_after_it(
             super().advanced(rounds)
             when_reported.append((rounds, sum(drawn)))
 
-    monkeypatch.setattr(KeyedNormal, "_draw", counted)
+    monkeypatch.setattr(KeyedNormal, "_draw_pairs", counted)
     rounds, silos = 40, 3
     cell = resolve_cell(
         small_tree(
@@ -244,7 +244,7 @@ def test_the_theorems_exponent_stands_where_its_setting_holds() -> None:
     path = Path(__file__).parents[1] / "scenarios" / "nonsmooth-goldstein.toml"
     few = ("seeds=1", "federation.rounds=[500]", 'algorithm.name=["goldstein-erm"]')
     told = {
-        (point.swept["model.name"], point.swept["privacy.mu"]): promised(point.cell)
+        (point.swept_values["model.name"], point.swept_values["privacy.mu"]): promised(point.cell)
         for point in load_scenario(path, few).points
     }
     held = ("amplitude-phase-retrieval", 1000.0)

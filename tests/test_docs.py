@@ -25,11 +25,11 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
 from fedpriv.engines.table import make_engine
 from fedpriv.loss.models import MODELS
-from fedpriv.noise.registry import ADDED
+from fedpriv.noise.registry import USER_MECHANISMS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation import registry as participation
-from fedpriv.plan.task import check_records
-from fedpriv.scenario.load import load_scenario, scenario_of
+from fedpriv.plan.task import check_record_count
+from fedpriv.scenario.load import load_scenario, parse_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.policy import Policy
 from tests.conftest import small_tree
@@ -61,7 +61,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             text = re.sub(pattern, small, text, flags=re.MULTILINE)
         (tmp_path / "scenarios" / path.name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    tables: list[dict[str, Any]] = [MODELS, ALGORITHMS, ADDED, participation.ADDED]
+    tables: list[dict[str, Any]] = [MODELS, ALGORITHMS, USER_MECHANISMS, participation.USER_PARTICIPATIONS]
     before = [dict(table) for table in tables]
     yield tmp_path
     for table, rows in zip(tables, before, strict=True):
@@ -144,7 +144,7 @@ def test_a_run_that_is_shown_has_records_enough(scenario: str, overrides: list[s
     path = ROOT / scenario if (ROOT / scenario).exists() else Path(scenario)  # or a name
     whole = load_scenario(path, [each for each in overrides if not each.startswith("model.")])
     for cell in (point.cell for point in whole.points):
-        check_records(cell)
+        check_record_count(cell)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -167,12 +167,12 @@ def test_toml_is_a_scenario_a_part_of_one_a_tuning_file_or_a_policy(block: Block
     elif isinstance(tree.get("table"), list):
         assert read_plan(tree).table
     else:
-        scenario_of({**small_tree(), **tree}, block.page)
+        parse_scenario({**small_tree(), **tree}, block.page)
 
 
 def test_the_scenario_of_the_reference_is_whole() -> None:
     (source,) = [block.text for block in blocks(ROOT / "docs" / "scenarios.md") if block.language == "toml"][:1]
-    assert len(scenario_of(tomllib.loads(source), "scenarios.md").points) == 10
+    assert len(parse_scenario(tomllib.loads(source), "scenarios.md").points) == 10
 
 
 @pytest.mark.slow

@@ -4,19 +4,19 @@ from collections.abc import Callable
 
 import pytest
 
-from fedpriv.core.errors import InputError, printable
-from fedpriv.data.fetch import check_name
-from fedpriv.loss.models import model_named
-from fedpriv.papers.table import algorithm_named
-from fedpriv.protocol.messages import Refusal, refusal_content, refusal_in
+from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.data.fetch import check_data_name
+from fedpriv.loss.models import find_model
+from fedpriv.papers.table import find_algorithm
+from fedpriv.protocol.messages import Refusal, read_refusal, refusal_content
 
 
 @pytest.mark.parametrize(
     ("named", "wrong", "right"),
     [
-        (algorithm_named, "accelerated-dp-sgd", "accelerated-dp-srgd"),
-        (model_named, "mpl", "mlp"),
-        (check_name, "MNITS", "mnist"),
+        (find_algorithm, "accelerated-dp-sgd", "accelerated-dp-srgd"),
+        (find_model, "mpl", "mlp"),
+        (check_data_name, "MNITS", "mnist"),
     ],
 )
 def test_a_misspelt_name_gets_the_closest(named: Callable[[str], object], wrong: str, right: str) -> None:
@@ -26,7 +26,7 @@ def test_a_misspelt_name_gets_the_closest(named: Callable[[str], object], wrong:
 
 def test_a_name_far_from_all_gets_no_suggestion() -> None:
     with pytest.raises(InputError, match=r"'dp-adamw'; for one of your own give its file with --import$"):
-        algorithm_named("zzz")
+        find_algorithm("zzz")
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_a_name_far_from_all_gets_no_suggestion() -> None:
     ],
 )
 def test_what_another_party_wrote_is_one_line_that_a_terminal_only_shows(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert sanitize_line(text) == shown
 
 
 def test_a_refusal_is_made_printable_where_it_comes_in() -> None:
     """Would give a silo the server's terminal: its title, its screen, a forged line of ours."""
-    refusal = refusal_in(refusal_content(Refusal("\x1b[2Jfedpriv: all is well\n", final=True)))
+    refusal = read_refusal(refusal_content(Refusal("\x1b[2Jfedpriv: all is well\n", is_final=True)))
     assert refusal is not None
     assert refusal.reason == r"\x1b[2Jfedpriv: all is well\n"

@@ -13,7 +13,7 @@ import pytest
 import fedpriv
 from fedpriv.core import extensions
 from fedpriv.loss.models import MODELS
-from fedpriv.papers.table import ALGORITHMS, algorithm_named
+from fedpriv.papers.table import ALGORITHMS, find_algorithm
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 
@@ -33,16 +33,16 @@ fedpriv.add_data("imported", records)
 @pytest.fixture(autouse=True)
 def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test adds is taken out again."""
-    monkeypatch.delenv(extensions.VARIABLE, raising=False)
-    models, algorithms, read = dict(MODELS), dict(ALGORITHMS), set(extensions._read)
+    monkeypatch.delenv(extensions.IMPORT_VARIABLE, raising=False)
+    models, algorithms, read = dict(MODELS), dict(ALGORITHMS), set(extensions._imported_extensions)
     yield
     MODELS.clear()
     MODELS.update(models)
     ALGORITHMS.clear()
     ALGORITHMS.update(algorithms)
-    extensions._read.clear()
-    extensions._read.update(read)
-    os.environ.pop(extensions.VARIABLE, None)
+    extensions._imported_extensions.clear()
+    extensions._imported_extensions.update(read)
+    os.environ.pop(extensions.IMPORT_VARIABLE, None)
 
 
 def test_a_file_adds_data_here_and_in_processes_that_are_started(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_a_package_adds_rows_when_an_unknown_name_is_looked_up(
         encoding="utf-8",
     )
     monkeypatch.syspath_prepend(tmp_path)
-    entry = metadata.EntryPoint("any", "some_package", extensions.GROUP)
+    entry = metadata.EntryPoint("any", "some_package", extensions.ENTRY_POINT_GROUP)
     monkeypatch.setattr(metadata, "entry_points", lambda *, group: [entry] if group == entry.group else [])
-    assert algorithm_named("from-a-package").title == ALGORITHMS["dp-sgd"].title
+    assert find_algorithm("from-a-package").title == ALGORITHMS["dp-sgd"].title
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_file_that_fails_is_named_in_one_line(tmp_path: Path, text: str, part:
     assert str(caught.value).startswith(f"--import {path}")
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert extensions.VARIABLE not in os.environ
+    assert extensions.IMPORT_VARIABLE not in os.environ
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -104,10 +104,10 @@ def test_a_data_set_that_is_added_again_is_read_again() -> None:
         part = features, np.arange(40) % labels
         fedpriv.add_data("twice", lambda: (part, part))
 
-    from fedpriv.plan.task import task_of_cell
+    from fedpriv.plan.task import load_task
 
     cell = resolve_cell({**small_tree(), "data": {"name": "twice"}, "model": {"feature_norm": 1.0}}, "test")
     of(2)
-    assert task_of_cell(cell).objective.dimension == 10
+    assert load_task(cell).objective.dimension == 10
     of(3)
-    assert task_of_cell(cell).objective.dimension == 15
+    assert load_task(cell).objective.dimension == 15

@@ -13,7 +13,7 @@ import fedpriv
 from benchmarks.differences import interval
 from benchmarks.opacus_cells import Draws, ahead, asked, batches, check, module_of, noise_std, normals, run, table
 from fedpriv.core.errors import InputError
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
@@ -55,7 +55,7 @@ def test_lines_of_other_draws_are_no_lines_of_these(there: Draws, given: Draws, 
 
 def test_its_network_begins_where_fedprivs_does() -> None:
     few = ["federation.silos=1", "privacy.epsilon=3", "seeds=1"]
-    task = task_of_cell(load_scenario(SCENARIOS / "sentences.toml", few).points[0].cell)
+    task = load_task(load_scenario(SCENARIOS / "sentences.toml", few).points[0].cell)
     module, records = module_of(task), task.test.features[:5]
     point = task.objective.initial()
     assert torch.equal(torch.cat([each.detach().flatten() for each in module.parameters()]), point)
@@ -76,7 +76,7 @@ def test_the_draws_that_it_gets_are_those_that_fedpriv_trains_with(tmp_path: Pat
     words = [f"{key}={json.dumps(each)}" for key, each in few.items()]
     (point,) = load_scenario(SCENARIOS / "sentences.toml", words).points
     (result,) = fedpriv.run("sentences", set=few, out=tmp_path / "run")
-    cell, task = point.cell, task_of_cell(point.cell)
+    cell, task = point.cell, load_task(point.cell)
     module, keys = module_of(task), cell.algorithm.settings
     parameters = list(module.parameters())
     for t in range(1, 5):

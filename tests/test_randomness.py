@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedpriv.core.random import SERVER, KeyedNormal, public_generator, seed_key, simulation_noise, system_key
-from fedpriv.rounds.floats import DrawAhead
+from fedpriv.rounds.floats import PrefetchedNoise
 
 DTYPES = [np.float32, np.float64]
 
@@ -133,7 +133,7 @@ def test_a_part_of_a_vector_is_that_part(dtype: type, size: int) -> None:
     noise = simulation_noise(5, dtype)
     whole = noise.vector(size, 3, 9, 2)
     for first, last in {(0, size), (size // 3, size // 3 + 1), (size // 2, size), (size // 5, 4 * size // 5)}:
-        np.testing.assert_allclose(noise.part(size, first, last, 3, 9, 2), whole[first:last], rtol=1e-6)
+        np.testing.assert_allclose(noise.vector_slice(size, first, last, 3, 9, 2), whole[first:last], rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 785])
@@ -153,7 +153,7 @@ def test_weighted_sum_is_the_sum_of_weighted_vectors() -> None:
 
 def test_drawing_ahead_changes_nothing() -> None:
     noise = simulation_noise(6, np.float64)
-    ahead = DrawAhead(noise, 10, party=4, rounds=11, ahead=4)
+    ahead = PrefetchedNoise(noise, 10, party=4, rounds=11, block_size=4)
     for t in [1, 2, 3, 4, 5, 5, 3, 11, 10, 12, 1]:
         assert np.array_equal(ahead.vector(t), noise.vector(10, 4, t))
 

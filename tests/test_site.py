@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.data.schema import Column, TableSchema
+from fedpriv.data.schema import FeatureColumn, TableSchema
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.schema import Cell
 from tests.doc_pages import ROOT
@@ -54,7 +54,7 @@ def test_the_reference_lists_every_key_of_every_section(hooks: Any) -> None:
         else:
             assert name in rows(text, "At the top")
     assert rows(text, "[data.table]") == list(TableSchema.model_fields)
-    assert rows(text, "[data.table.columns.NAME]") == list(Column.model_fields)
+    assert rows(text, "[data.table.columns.NAME]") == list(FeatureColumn.model_fields)
     silos = next(line for line in text.splitlines() if line.startswith("| `silos`"))
     assert "a whole number at least 1, at most 1e+07 | **must be given** |" in silos
     delta = next(line for line in text.splitlines() if line.startswith("| `delta`"))

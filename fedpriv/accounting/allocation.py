@@ -41,38 +41,38 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from fedpriv.accounting import fading
-from fedpriv.accounting.chain import Overlaps
+from fedpriv.accounting.chain import FadingOverlaps
 from fedpriv.accounting.curves import (
-    LEAST_DELTA,
+    MIN_DELTA,
     Curve,
     Floats,
     as_floats,
-    chained,
-    check_resolved,
+    check_resolvable_delta,
     epsilon_at,
-    gaussian,
-    highest,
-    lowest,
+    gaussian_curve,
+    highest_curve,
+    lowest_curve,
+    triangle_curve,
 )
-from fedpriv.accounting.fading import beside
+from fedpriv.accounting.fading import compose_with_gaussian
 from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, check_positive, relation_named
 from fedpriv.accounting.gaussian import epsilon_of as gaussian_epsilon_of
 from fedpriv.accounting.guarantees import Sampled, least_noise
-from fedpriv.accounting.losses import RAISED, Losses
-from fedpriv.accounting.symmetric import LEAST_MULTIPLIER, Symmetric
+from fedpriv.accounting.losses import DELTA_MARGIN, PrivacyLossDistribution
+from fedpriv.accounting.symmetric import MIN_MULTIPLIER, SymmetricPairEpoch
 from fedpriv.core.errors import InputError
 
-_MOST_LOG = 600.0  # of a grid's end: e^600 is still a float when it is squared with what it is multiplied by
+_MAX_LOG = 600.0  # of a grid's end: e^600 is still a float when it is squared with what it is multiplied by
 
 
-def end_of_grid(multiplier: float, bins: int, tail: float, narrow: bool = False) -> float:
+def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) -> float:
     """Where a grid for Σ Y may end: about `tail` of it lies beyond under P.  A choice, no bound rests on it.
 
     `narrow`: for sums that hardly vary, where much noise makes every Y nearly 1.
     """
-    of_one = math.exp(min(_MOST_LOG, (0.5 / multiplier - float(ndtri(tail))) / multiplier))
+    of_one = math.exp(min(_MAX_LOG, (0.5 / multiplier - float(ndtri(tail))) / multiplier))
     if narrow:
-        return bins + of_one + 10.0 * math.sqrt(bins * math.expm1(min(_MOST_LOG, multiplier**-2)))
+        return bins + of_one + 10.0 * math.sqrt(bins * math.expm1(min(_MAX_LOG, multiplier**-2)))
     return max(of_one, 4.0 * bins) + 4.0 * bins
 
 
@@ -98,7 +98,7 @@ def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
     return np.maximum(masses / spacing, 0.0)
 
 
-def losses_when_removed(multiplier: float, bins: int, size: int, top: float) -> Losses:
+def removal_loss_distribution(multiplier: float, bins: int, size: int, top: float) -> PrivacyLossDistribution:
     """The law of ln dP/dQ under P, with the ratio's sum Σ Y on a grid of `size` points up to `top`.
 
     Guarantee: an upper bound of H_ε(P‖Q); mass beyond the grid counts as infinite.
@@ -106,30 +106,32 @@ def losses_when_removed(multiplier: float, bins: int, size: int, top: float) -> 
     spacing = top / size
     masses = grid_masses(multiplier, spacing, size)
     sums = spacing * np.arange(size)
-    law = _sum_law(_power(masses, bins - 1), sums * masses) if bins > 1 else sums * masses
-    return Losses(np.log(sums[1:] / bins), law[1:], max(0.0, 1.0 - float(np.sum(law))) + _hidden(bins))
+    law = _convolve(_self_convolve(masses, bins - 1), sums * masses) if bins > 1 else sums * masses
+    return PrivacyLossDistribution(
+        np.log(sums[1:] / bins), law[1:], max(0.0, 1.0 - float(np.sum(law))) + _rounding_mass(bins)
+    )
 
 
-def losses_when_added(multiplier: float, bins: int, size: int, cap: float) -> Losses:
+def addition_loss_distribution(multiplier: float, bins: int, size: int, cap: float) -> PrivacyLossDistribution:
     """The law of ln dQ/dP under Q, with the ratio on a grid of `size` points up to `cap`.
 
     Guarantee: an upper bound of H_ε(Q‖P); mass beyond the grid has ratios above `cap`, and counts as at `cap`.
     """
-    law = _power(grid_masses(multiplier, cap * bins / size, size), bins)
+    law = _self_convolve(grid_masses(multiplier, cap * bins / size, size), bins)
     ratios = (cap / size) * np.arange(1, size + 1)
     masses = np.append(law[1:], max(0.0, 1.0 - float(np.sum(law))))
-    return Losses(-np.log(ratios[::-1]), masses[::-1], float(law[0]) + _hidden(bins))
+    return PrivacyLossDistribution(-np.log(ratios[::-1]), masses[::-1], float(law[0]) + _rounding_mass(bins))
 
 
-def _hidden(bins: int) -> float:
+def _rounding_mass(bins: int) -> float:
     """Mass that the rounding of so many rounds' transforms may hide beyond what every δ is raised by (`losses`).
 
     At most 3e-17 a round was seen (tests/accounting/test_rounding.py); it is 1e-16 here, and counts as infinite.
     """
-    return max(0.0, 1e-16 * bins - RAISED)
+    return max(0.0, 1e-16 * bins - DELTA_MARGIN)
 
 
-def _sum_law(first: Floats, second: Floats) -> Floats:
+def _convolve(first: Floats, second: Floats) -> Floats:
     """The law of a sum of two independent numbers on one grid, cut to its size.  Nothing wraps around."""
     size = len(first)
     from scipy import fft  # a twentieth of the start of a command that needs none
@@ -138,48 +140,52 @@ def _sum_law(first: Floats, second: Floats) -> Floats:
     return as_floats(np.maximum(fft.irfft(fft.rfft(first, length) * fft.rfft(second, length), length)[:size], 0.0))
 
 
-def _power(masses: Floats, times: int) -> Floats:
+def _self_convolve(masses: Floats, times: int) -> Floats:
     """The law of the sum of `times` ≥ 1 independent numbers, cut to the grid: by repeated squaring."""
     result: Floats | None = None
     while True:
         if times & 1:
-            result = masses if result is None else _sum_law(result, masses)
+            result = masses if result is None else _convolve(result, masses)
         times >>= 1
         if not times:
             assert result is not None
             return result
-        masses = _sum_law(masses, masses)
+        masses = _convolve(masses, masses)
 
 
-_MOST_BINS, _MOST_EPOCHS = 100_000, 10_000
-_CAPS = (8.0, 1.0, 0.125)  # of the ratio when a unit is added: small ones resolve the ratios that large ε ask for
-_MOST_PLACES, _LEAST_STEP = 2**17, 1e-12  # of the lattice of one epoch's losses
-_MORE = 1.002  # noise where the bound at the target is luckier than those beside it
-_MISSING = 1e-4  # what a grid made for one δ may leave out, in parts of this δ
+_MAX_BINS, _MAX_EPOCHS = 100_000, 10_000
+_RATIO_CAPS = (
+    8.0,
+    1.0,
+    0.125,
+)  # of the ratio when a unit is added: small ones resolve the ratios that large ε ask for
+_MAX_GRID_SIZE, _MIN_STEP = 2**17, 1e-12  # of the lattice of one epoch's losses
+_NOISE_MARGIN = 1.002  # noise where the bound at the target is luckier than those beside it
+_TAIL_SHARE = 1e-4  # what a grid made for one δ may leave out, in parts of this δ
 _TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # what grids made for all δ leave out, an epoch
 
 
 @dataclass(frozen=True)
-class _Fineness:
+class _Resolution:
     """Fineness of the computation; every choice gives an upper bound."""
 
     size: int
     """Points of the grid of Σ Y."""
-    size_of_many: int
+    composed_size: int
     """The same where epochs are composed."""
-    step: float
+    max_step: float
     """The widest of the lattice on which losses of epochs are composed."""
-    steps: float
+    steps_per_std: float
     """So many of them, or more, are one standard deviation of an epoch's loss."""
-    size_replaced: int
+    replacement_size: int
     """Points of the grid of a round under replace-one."""
-    knots: int
+    knot_count: int
     """Values of ε at which the curve of an epoch is computed there."""
-    grain: fading.Grain
+    chain_resolution: fading.ChainResolution
 
 
-_FINE = _Fineness(2**15, 2**16, 1e-3, 30.0, 2**12, 128, fading.FINE)
-_COARSE = _Fineness(2**12, 2**13, 4e-3, 10.0, 2**10, 24, fading.COARSE)
+_FINE = _Resolution(2**15, 2**16, 1e-3, 30.0, 2**12, 128, fading.FINE)
+_COARSE = _Resolution(2**12, 2**13, 4e-3, 10.0, 2**10, 24, fading.COARSE)
 
 
 @dataclass(frozen=True)
@@ -196,9 +202,9 @@ class AllocatedGaussian(Sampled):
     epochs: int = 1
     """Epochs begun; one that stopped early counts as whole."""
     relation: Relation = "zero-out"
-    common: float = 0.0
+    common_share: float = 0.0
     """Share of a round's squared distance by which two rounds of a unit overlap at most (fading.py); below 1."""
-    overlaps: Overlaps | None = None
+    overlaps: FadingOverlaps | None = None
     """How these overlaps fade, where that is known: a second bound."""
 
     kind: ClassVar[str] = "allocated-gaussian"
@@ -207,13 +213,16 @@ class AllocatedGaussian(Sampled):
     def __post_init__(self) -> None:
         check_positive("noise_multiplier", self.noise_multiplier)
         relation_named(self.relation)
-        if not 1 <= self.bins <= _MOST_BINS:
-            raise InputError(f"bins = {self.bins}: a unit draws among 1 to {_MOST_BINS:,} rounds of an epoch")
-        if not 1 <= self.epochs <= _MOST_EPOCHS:
-            raise InputError(f"epochs = {self.epochs}: there are 1 to {_MOST_EPOCHS:,}")
-        if not 0.0 <= self.common < 1.0:
-            raise InputError(f"common = {self.common}: a share of 0 or more and below 1")
-        if self.overlaps and [len(each.variances) for each in self.overlaps.epochs] != [self.bins] * self.epochs:
+        if not 1 <= self.bins <= _MAX_BINS:
+            raise InputError(f"bins = {self.bins}: a unit draws among 1 to {_MAX_BINS:,} rounds of an epoch")
+        if not 1 <= self.epochs <= _MAX_EPOCHS:
+            raise InputError(f"epochs = {self.epochs}: there are 1 to {_MAX_EPOCHS:,}")
+        if not 0.0 <= self.common_share < 1.0:
+            raise InputError(f"common = {self.common_share}: a share of 0 or more and below 1")
+        if (
+            self.overlaps
+            and [len(each.variances) for each in self.overlaps.epoch_chains] != [self.bins] * self.epochs
+        ):
             raise InputError(f"overlaps: other than {self.epochs} chains of {self.bins} rounds")
 
     @property
@@ -223,7 +232,7 @@ class AllocatedGaussian(Sampled):
 
     def epsilon_of(self, delta: float) -> float:
         """An upper bound of the smallest ε for which (ε, `delta`)-DP holds; `delta` is 1e-10 or more."""
-        return epsilon_at(_cached_curve(self, _tails_for(check_resolved(delta), self.epochs)), delta)
+        return epsilon_at(_cached_curve(self, _grid_tails(check_resolvable_delta(delta), self.epochs)), delta)
 
     @property
     def times(self) -> int:
@@ -232,25 +241,25 @@ class AllocatedGaussian(Sampled):
 
     @property
     def known_mu(self) -> float:
-        return super().known_mu * math.sqrt(1.0 + (self.epochs - 1) * self.common) * (1.0 + 1e-15)
+        return super().known_mu * math.sqrt(1.0 + (self.epochs - 1) * self.common_share) * (1.0 + 1e-15)
 
     @property
     def common_mu(self) -> float:
         """μ of what its rounds move alike, which no secret hides: k √a of fading.py."""
         factor = RELATION_FACTOR[self.relation] * self.epochs
-        return factor * math.sqrt(self.common) / self.noise_multiplier * (1.0 + 1e-15)
+        return factor * math.sqrt(self.common_share) / self.noise_multiplier * (1.0 + 1e-15)
 
     @property
-    def rest(self) -> "AllocatedGaussian":
+    def independent_part(self) -> "AllocatedGaussian":
         """The allocation of what is left, with independent noise."""
-        multiplier = self.noise_multiplier / math.sqrt(1.0 - self.common) * (1.0 - 1e-15)
-        if not self.common:
+        multiplier = self.noise_multiplier / math.sqrt(1.0 - self.common_share) * (1.0 - 1e-15)
+        if not self.common_share:
             return self
-        return dataclasses.replace(self, noise_multiplier=multiplier, common=0.0, overlaps=None)
+        return dataclasses.replace(self, noise_multiplier=multiplier, common_share=0.0, overlaps=None)
 
 
-def _tails_for(delta: float, epochs: int) -> tuple[float, ...]:
-    return (_MISSING * delta / epochs,)
+def _grid_tails(delta: float, epochs: int) -> tuple[float, ...]:
+    return (_TAIL_SHARE * delta / epochs,)
 
 
 @lru_cache(maxsize=4)  # up to tens of megabytes each
@@ -258,60 +267,70 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
     return _curve(mechanism, _FINE, tails)
 
 
-def _curve(mechanism: AllocatedGaussian, fineness: _Fineness, tails: tuple[float, ...]) -> Curve:
+def _curve(mechanism: AllocatedGaussian, fineness: _Resolution, tails: tuple[float, ...]) -> Curve:
     """The smallest of all bounds for the relation: the grids', and that of a known round."""
-    known, (remove, add) = gaussian(mechanism.known_mu), directions(mechanism, fineness, tails)
+    known, (remove, add) = (
+        gaussian_curve(mechanism.known_mu),
+        removal_and_addition_curves(mechanism, fineness, tails),
+    )
     if mechanism.relation == "zero-out":
-        return lowest([known, highest([remove, add])])
-    loose, secret = lowest([known, chained(remove, add)]), mechanism.rest
+        return lowest_curve([known, highest_curve([remove, add])])
+    loose, secret = lowest_curve([known, triangle_curve(remove, add)]), mechanism.independent_part
     if (overlaps := mechanism.overlaps) is not None:
-        faded = fading.replacing(overlaps, mechanism.noise_multiplier, fineness.grain)
-        loose = loose if faded is None else lowest([known, chained(remove, add), faded])
-    if secret.bins == 1 or secret.noise_multiplier < LEAST_MULTIPLIER:
+        faded = fading.replacement_curve(overlaps, mechanism.noise_multiplier, fineness.chain_resolution)
+        loose = loose if faded is None else lowest_curve([known, triangle_curve(remove, add), faded])
+    if secret.bins == 1 or secret.noise_multiplier < MIN_MULTIPLIER:
         return loose
-    pair = Symmetric(secret.noise_multiplier, secret.bins, fineness.size_replaced)
-    if mechanism.epochs == 1 and mechanism.common == 0.0:
-        return lowest([loose, pair.curve(fineness.knots, loose)])
-    of_one = gaussian_epsilon_of(dataclasses.replace(secret, epochs=1).known_mu, LEAST_DELTA)
-    law = pair.losses(fineness.knots, of_one)
+    pair = SymmetricPairEpoch(secret.noise_multiplier, secret.bins, fineness.replacement_size)
+    if mechanism.epochs == 1 and mechanism.common_share == 0.0:
+        return lowest_curve([loose, pair.curve(fineness.knot_count, loose)])
+    of_one = gaussian_epsilon_of(dataclasses.replace(secret, epochs=1).known_mu, MIN_DELTA)
+    law = pair.loss_distribution(fineness.knot_count, of_one)
     if mechanism.epochs > 1:
-        law = _composed(law, mechanism.epochs, fineness)
-    return lowest([loose, beside(law, mechanism.common_mu).deltas])
+        law = _compose_epochs(law, mechanism.epochs, fineness)
+    return lowest_curve([loose, compose_with_gaussian(law, mechanism.common_mu).deltas])
 
 
-def directions(
-    mechanism: AllocatedGaussian, fineness: _Fineness = _FINE, tails: Sequence[float] = _TAILS
+def removal_and_addition_curves(
+    mechanism: AllocatedGaussian, fineness: _Resolution = _FINE, tails: Sequence[float] = _TAILS
 ) -> tuple[Curve, Curve]:
     """The curves of a unit that is removed (P against Q) and of one that is added (Q against P), all epochs.
 
     Guarantee: each bounds its direction under zero-out, whatever `mechanism.relation` says.
     """
-    secret = mechanism.rest
+    secret = mechanism.independent_part
     known = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # of one unit more or less
     z, bins, epochs = secret.noise_multiplier, secret.bins, secret.epochs
-    size = fineness.size if epochs == 1 else fineness.size_of_many
-    caps = _CAPS if epochs == 1 else (min(_CAPS[0], end_of_grid(z, bins, _TAILS[-1], narrow=True) / bins),)
-    removed = [losses_when_removed(z, bins, size, end) for end in _ends(secret, tails)]
-    added = [losses_when_added(z, bins, size, cap) for cap in caps]
+    size = fineness.size if epochs == 1 else fineness.composed_size
+    caps = (
+        _RATIO_CAPS if epochs == 1 else (min(_RATIO_CAPS[0], grid_end(z, bins, _TAILS[-1], narrow=True) / bins),)
+    )
+    removed = [removal_loss_distribution(z, bins, size, end) for end in _grid_ends(secret, tails)]
+    added = [addition_loss_distribution(z, bins, size, cap) for cap in caps]
     if epochs > 1:
-        removed = [_composed(law, epochs, fineness) for law in removed]
-        added = [_composed(law, epochs, fineness) for law in added]
-    found = _lowest_of([beside(law, known) for law in removed]), _lowest_of([beside(law, known) for law in added])
+        removed = [_compose_epochs(law, epochs, fineness) for law in removed]
+        added = [_compose_epochs(law, epochs, fineness) for law in added]
+    found = (
+        _lowest_delta_curve([compose_with_gaussian(law, known) for law in removed]),
+        _lowest_delta_curve([compose_with_gaussian(law, known) for law in added]),
+    )
     if (overlaps := mechanism.overlaps) is None:
         return found
-    faded = fading.directions(overlaps, mechanism.noise_multiplier, fineness.grain)
-    return found if faded is None else (lowest([found[0], faded[0]]), lowest([found[1], faded[1]]))
+    faded = fading.removal_and_addition_curves(overlaps, mechanism.noise_multiplier, fineness.chain_resolution)
+    return found if faded is None else (lowest_curve([found[0], faded[0]]), lowest_curve([found[1], faded[1]]))
 
 
-def _composed(law: Losses, epochs: int, fineness: _Fineness) -> Losses:
-    step = max(min(fineness.step, law.spread / fineness.steps), law.extent / _MOST_PLACES, _LEAST_STEP)
-    return law.on_lattice(step).composed(epochs)
+def _compose_epochs(law: PrivacyLossDistribution, epochs: int, fineness: _Resolution) -> PrivacyLossDistribution:
+    step = max(
+        min(fineness.max_step, law.loss_std / fineness.steps_per_std), law.loss_range / _MAX_GRID_SIZE, _MIN_STEP
+    )
+    return law.to_grid(step).self_compose(epochs)
 
 
-def _ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
+def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
     """Different ends of the grid, none within 10 % of another."""
     z, bins = mechanism.noise_multiplier, mechanism.bins
-    tried = sorted({end_of_grid(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
+    tried = sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
     ends = list[float]()
     for end in tried:
         if not ends or end > 1.1 * ends[-1]:
@@ -319,19 +338,19 @@ def _ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
     return ends
 
 
-def _lowest_of(laws: Sequence[Losses]) -> Curve:
-    return lowest([law.deltas for law in laws])
+def _lowest_delta_curve(laws: Sequence[PrivacyLossDistribution]) -> Curve:
+    return lowest_curve([law.deltas for law in laws])
 
 
 @lru_cache(maxsize=256)
-def calibrated(
+def calibrate(
     epsilon: float,
     delta: float,
     bins: int,
     epochs: int = 1,
     relation: Relation = "zero-out",
     common: float = 0.0,
-    overlaps: Overlaps | None = None,
+    overlaps: FadingOverlaps | None = None,
 ) -> AllocatedGaussian:
     """The mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
 
@@ -342,10 +361,10 @@ def calibrated(
     def mechanism(multiplier: float) -> AllocatedGaussian:
         return AllocatedGaussian(multiplier, bins, epochs, relation, common, overlaps)
 
-    tails = _tails_for(delta, epochs)
+    tails = _grid_tails(delta, epochs)
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))
     multiplier = least_noise(epsilon, delta, coarse, fine)
     if relation == "replace-one" and epochs == 1:  # a grid of its own for each ε: its bounds may rise with ε
         while mechanism(multiplier).epsilon_of(delta) > epsilon:
-            multiplier *= _MORE
+            multiplier *= _NOISE_MARGIN
     return mechanism(multiplier)

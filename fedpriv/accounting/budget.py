@@ -35,14 +35,21 @@ import numpy as np
 from scipy.special import bdtrc
 
 from fedpriv.accounting import gaussian as gdp
-from fedpriv.accounting.curves import Curve, check_resolved, delta_at, epsilon_at, gaussian_from_below, mu_together
+from fedpriv.accounting.curves import (
+    Curve,
+    check_resolvable_delta,
+    delta_at,
+    epsilon_at,
+    group_mu,
+    lower_gaussian_curve,
+)
 from fedpriv.accounting.gaussian import check_delta, check_epsilon, check_mu, check_positive, smallest_safe
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import upper_figure
+from fedpriv.core.figures import format_upper
 
-_POINTS = 8192  # of ε at which the inequality is certified
+_GRID_POINTS = 8192  # of ε at which the inequality is certified
 _ACCURACY = 1e-6  # relative, of μ
-_TINY = Fraction(1, 2**900)
+_MIN_SQUARE = Fraction(1, 2**900)
 
 
 @dataclass(frozen=True)
@@ -76,25 +83,25 @@ class ApproximateGDP:
         return math.inf if left <= 0.0 else gdp.epsilon_of(self.mu, left)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """As a price: "0.3742 with slack 1e-07"."""
-        return upper_figure(self.mu) + (f" with slack {upper_figure(self.slack, 3)}" if self.slack else "")
+        return format_upper(self.mu) + (f" with slack {format_upper(self.slack, 3)}" if self.slack else "")
 
 
-def smallest_mu(curve: Curve, slack: float) -> float:
+def min_mu(curve: Curve, slack: float) -> float:
     """About the smallest μ for which whatever has `curve` is (μ, `slack`)-GDP; `slack` is 1e-10 or more.
 
     Guarantee: with ε_0 = 0 < … < ε_m, curve(ε_i) ≤ (1 - δ₀) δ_μ(ε_{i+1}) + δ₀ for all i, and curve(ε_m) ≤ δ₀.  As
     both sides fall, the inequality holds between the points and beyond the last.  InputError where the curve never
     comes down to the slack.
     """
-    check_resolved(slack)
+    check_resolvable_delta(slack)
     end = epsilon_at(curve, slack)
     if math.isinf(end):
         raise InputError(f"slack = {slack}: the privacy of this run never comes down to it; take a larger one")
     if end == 0.0:
         return 0.0
-    epsilons = np.linspace(0.0, end, _POINTS)
+    epsilons = np.linspace(0.0, end, _GRID_POINTS)
     epsilons[-1] = end
     allowed = slack * (1.0 - 1e-15)  # at most the decimal number that it prints as
     needed = (curve(epsilons) - allowed) / (1.0 - allowed)
@@ -102,36 +109,36 @@ def smallest_mu(curve: Curve, slack: float) -> float:
         raise InputError(f"slack = {slack}: the curve rises; no mu can be certified")
 
     def certified(mu: float) -> bool:
-        return bool(np.all(needed[:-1] * (1.0 + 1e-12) <= gaussian_from_below(mu)(epsilons[1:])))
+        return bool(np.all(needed[:-1] * (1.0 + 1e-12) <= lower_gaussian_curve(mu)(epsilons[1:])))
 
     return smallest_safe(certified, 1.0, tolerance=_ACCURACY)
 
 
-def composed(charges: Sequence[ApproximateGDP]) -> ApproximateGDP:
+def compose_charges(charges: Sequence[ApproximateGDP]) -> ApproximateGDP:
     """All runs together: (√Σμ², Σδ₀), rounded up.
 
     Guarantee: it holds for runs chosen adaptively, each after the releases of the ones before, as long as the
     sum is what was charged (`lifetime`).  InputError where the slacks add up to 1 or more.
     """
-    return ApproximateGDP(_root_above(squares(charges)), _float_above(slacks(charges)))
+    return ApproximateGDP(_root_above(sum_squares(charges)), _float_above(sum_slacks(charges)))
 
 
-def squares(charges: Sequence[ApproximateGDP]) -> Fraction:
+def sum_squares(charges: Sequence[ApproximateGDP]) -> Fraction:
     """Σμ², exactly."""
-    return sum((decimal(each.mu) ** 2 for each in charges), Fraction(0))
+    return sum((exact_decimal(each.mu) ** 2 for each in charges), Fraction(0))
 
 
-def slacks(charges: Sequence[ApproximateGDP]) -> Fraction:
+def sum_slacks(charges: Sequence[ApproximateGDP]) -> Fraction:
     """Σδ₀, exactly."""
-    return sum((decimal(each.slack) for each in charges), Fraction(0))
+    return sum((exact_decimal(each.slack) for each in charges), Fraction(0))
 
 
-def decimal(value: float) -> Fraction:
+def exact_decimal(value: float) -> Fraction:
     """The decimal number that `value` prints as, within a relative 1e-16 of it: 3 times 1e-8 is 3e-8."""
     return Fraction(repr(float(value)))
 
 
-def shared(charges: Sequence[ApproximateGDP], silos: int) -> ApproximateGDP:
+def charge_across_silos(charges: Sequence[ApproximateGDP], silos: int) -> ApproximateGDP:
     """Charge a unit that has records in at most `silos` of the streams: those where it costs most.
 
     Guarantee: any `silos` of the charges compose to this or less.
@@ -140,26 +147,26 @@ def shared(charges: Sequence[ApproximateGDP], silos: int) -> ApproximateGDP:
         raise InputError(f"shared = {silos}: a unit is in 1 silo or more")
     mus = sorted((each.mu for each in charges), reverse=True)[:silos]
     rests = sorted((each.slack for each in charges), reverse=True)[:silos]
-    return composed([ApproximateGDP(0.0, rest) for rest in rests] + [ApproximateGDP(mu) for mu in mus])
+    return compose_charges([ApproximateGDP(0.0, rest) for rest in rests] + [ApproximateGDP(mu) for mu in mus])
 
 
-def near_root(square: Fraction) -> float:
+def approximate_root(square: Fraction) -> float:
     """√square to within a few units in the last place, also where the square is no float."""
-    shift = 0 if square > _TINY else 600
+    shift = 0 if square > _MIN_SQUARE else 600
     return math.ldexp(math.sqrt(float(square * 4**shift)), -shift)
 
 
 def _root_above(square: Fraction) -> float:
     """The smallest float found whose square is at least `square`, in exact arithmetic."""
-    root = near_root(square)
-    while decimal(root) ** 2 < square:
+    root = approximate_root(square)
+    while exact_decimal(root) ** 2 < square:
         root = math.nextafter(root, math.inf)
     return root
 
 
 def _float_above(exact: Fraction) -> float:
     total = float(exact)
-    return total if decimal(total) >= exact else math.nextafter(total, math.inf)
+    return total if exact_decimal(total) >= exact else math.nextafter(total, math.inf)
 
 
 Price = ApproximateGDP | None
@@ -182,7 +189,7 @@ class LifetimeBudget:
         check_positive("budget", self.mu)
         ApproximateGDP(self.mu, self.slack)
 
-    def refusal(self, spent: Iterable[Price], asked: Price) -> str | None:
+    def why_over_budget(self, spent: Iterable[Price], asked: Price) -> str | None:
         """Reason to refuse a run that costs `asked` beside what was `spent`; None if it fits."""
         if asked is None:
             return "nothing is known about what this run would cost"
@@ -191,28 +198,28 @@ class LifetimeBudget:
         if len(known) < len(before):
             return "an earlier run on this data has a cost that nothing is known about"
         everything = [*known, asked]
-        if squares(everything) > decimal(self.mu) ** 2:
-            total = composed(everything) if slacks(everything) < 1 else asked
-            return f"it would make mu = {upper_figure(total.mu, 6)} of a budget of {upper_figure(self.mu, 6)}"
-        if slacks(everything) > decimal(self.slack):
+        if sum_squares(everything) > exact_decimal(self.mu) ** 2:
+            total = compose_charges(everything) if sum_slacks(everything) < 1 else asked
+            return f"it would make mu = {format_upper(total.mu, 6)} of a budget of {format_upper(self.mu, 6)}"
+        if sum_slacks(everything) > exact_decimal(self.slack):
             return (
-                f"it would make slack = {upper_figure(float(slacks(everything)), 3)} of "
-                f"{upper_figure(self.slack, 3)}; a run with secret participation needs some"
+                f"it would make slack = {format_upper(float(sum_slacks(everything)), 3)} of "
+                f"{format_upper(self.slack, 3)}; a run with secret participation needs some"
             )
         return None
 
-    def left(self, spent: Iterable[Price]) -> ApproximateGDP | None:
+    def remaining(self, spent: Iterable[Price]) -> ApproximateGDP | None:
         """Rest for one more run, rounded down; None if earlier runs leave nothing, or cannot be priced."""
         before = list(spent)
         known = [each for each in before if each is not None]
-        square = decimal(self.mu) ** 2 - squares(known)
-        rest = decimal(self.slack) - slacks(known)
+        square = exact_decimal(self.mu) ** 2 - sum_squares(known)
+        rest = exact_decimal(self.slack) - sum_slacks(known)
         if len(known) < len(before) or square < 0 or rest < 0:
             return None
         return ApproximateGDP(_root_below(square), _float_below(rest))
 
 
-def price(charge: ApproximateGDP, distance: int = 1) -> Price:
+def price_at_distance(charge: ApproximateGDP, distance: int = 1) -> Price:
     """Price of a run for a budget with other neighbours than the run was charged for.
 
     `distance` is how many steps between neighbours of the run lie between neighbours of the budget: k where a
@@ -226,23 +233,23 @@ def price(charge: ApproximateGDP, distance: int = 1) -> Price:
         raise InputError(f"distance = {distance}: neighbours are 1 step apart or more")
     if distance == 1:
         return charge
-    return ApproximateGDP(mu_together(charge.mu, distance)) if charge.slack == 0.0 else None
+    return ApproximateGDP(group_mu(charge.mu, distance)) if charge.slack == 0.0 else None
 
 
 def _root_below(square: Fraction) -> float:
-    root = near_root(square)
-    while decimal(root) ** 2 > square:
+    root = approximate_root(square)
+    while exact_decimal(root) ** 2 > square:
         root = math.nextafter(root, 0.0)
     return root
 
 
 def _float_below(exact: Fraction) -> float:
     value = float(exact)
-    return value if decimal(value) <= exact else math.nextafter(value, 0.0)
+    return value if exact_decimal(value) <= exact else math.nextafter(value, 0.0)
 
 
-_RARELY = 2.0**-40
-_HIDDEN = 1e-6  # relative: two libraries differ by 2e-8 for ten million units
+_MAX_OVERFLOW_PROBABILITY = 2.0**-40
+_ROUNDING_MARGIN = 1e-6  # relative: two libraries differ by 2e-8 for ten million units
 
 
 @dataclass(frozen=True)
@@ -253,11 +260,11 @@ class Capacity:
     `overflow` at most, a round.
     """
 
-    rows: int
-    overflow: float
+    row_count: int
+    overflow_probability: float
 
 
-def capacity(units: int, rate: float) -> Capacity:
+def find_capacity(units: int, rate: float) -> Capacity:
     """The smallest number of rows that `units`, drawn independently at `rate` each, exceed with probability 2^-40.
 
     For an allocation to T rounds the rate is 1/T.
@@ -267,17 +274,21 @@ def capacity(units: int, rate: float) -> Capacity:
     low, high = -1, units
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _overflow(middle, units, rate) <= _RARELY else (middle, high)
-    return Capacity(high, _overflow(high, units, rate))
+        low, high = (
+            (low, middle)
+            if _overflow_probability(middle, units, rate) <= _MAX_OVERFLOW_PROBABILITY
+            else (middle, high)
+        )
+    return Capacity(high, _overflow_probability(high, units, rate))
 
 
-def slack_of(round_capacity: Capacity, rounds: int) -> float:
+def overflow_slack(round_capacity: Capacity, rounds: int) -> float:
     """Slack that a run needs for the rounds that overflow: the union bound, rounded up."""
     if rounds < 1:
         raise InputError(f"rounds = {rounds}: there is 1 round or more")
-    return round_capacity.overflow * rounds * (1.0 + 1e-15)
+    return round_capacity.overflow_probability * rounds * (1.0 + 1e-15)
 
 
-def _overflow(rows: int, units: int, rate: float) -> float:
+def _overflow_probability(rows: int, units: int, rate: float) -> float:
     """P(Binomial(units, rate) > rows), rounded up."""
-    return 0.0 if rows >= units else float(bdtrc(rows, units, rate)) * (1.0 + _HIDDEN) + math.ulp(0.0)
+    return 0.0 if rows >= units else float(bdtrc(rows, units, rate)) * (1.0 + _ROUNDING_MARGIN) + math.ulp(0.0)

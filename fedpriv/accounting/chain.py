@@ -81,41 +81,45 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.curves import Floats, as_floats
 
-_MORE = 1.0 + 1e-9  # of every overlap: the rounding of the products, of the powers and of their scale
-_DECAYS, _LONG = 24, 800  # that are tried, of a chain of fewer rounds; of a longer one a third
-_LEAST_COLUMN, _LEAST_CLIP = 1e-6, 0.1  # of the longest, of the largest: shorter and smaller ones are raised
-_NOTHING = 1e-290  # of an overlap: far below what 1e-12 in δ (`losses`) covers
+_ROUND_UP = 1.0 + 1e-9  # of every overlap: the rounding of the products, of the powers and of their scale
+_MAX_DECAYS, _LONG_CHAIN = 24, 800  # that are tried, of a chain of fewer rounds; of a longer one a third
+_MIN_COLUMN, _MIN_CLIP = 1e-6, 0.1  # of the longest, of the largest: shorter and smaller ones are raised
+_MIN_OVERLAP = 1e-290  # of an overlap: far below what 1e-12 in δ (`losses`) covers
 _HALVINGS = 6  # of the median overlap: so much may be known, or as much as the least one
-_PREFERRED = 0.999  # of a chain's sum: a smaller one replaces it, and a chain that overlaps have so nearly stays
-_ALIKE = 1.005  # of their overlaps in sum: epochs that grow by no more share one law
+_PREFERENCE_FACTOR = (
+    0.999  # of a chain's sum: a smaller one replaces it, and a chain that overlaps have so nearly stays
+)
+_MERGE_FACTOR = 1.005  # of their overlaps in sum: epochs that grow by no more share one law
 _TINY = 1e-300
-MOST_ROUNDS = 200
+MAX_ROUNDS = 200
 """Of an epoch. Longer chains take too long: the bound of known overlaps stands alone."""
 
 
 @dataclass(frozen=True)
-class Chain:
+class CovarianceChain:
     """Variances and neighbours' covariances of a unit's exponents, times σ² over the square of the clip."""
 
     variances: tuple[float, ...]
-    links: tuple[float, ...]
+    next_covariances: tuple[float, ...]
     """One fewer."""
 
-    def at(self, multiplier: float) -> "Chain":
+    def with_noise_multiplier(self, multiplier: float) -> "CovarianceChain":
         """The exponents at this noise multiplier, rounded up."""
         share = multiplier**-2 * (1.0 + 1e-12)
-        return Chain(tuple(share * each for each in self.variances), tuple(share * each for each in self.links))
+        return CovarianceChain(
+            tuple(share * each for each in self.variances), tuple(share * each for each in self.next_covariances)
+        )
 
     @property
     def covariances(self) -> Floats:
         """Y, shape (n, n)."""
         found = np.diag(self.variances)
-        for t, link in enumerate(self.links):
+        for t, link in enumerate(self.next_covariances):
             found[: t + 1, t + 1] = found[t + 1, : t + 1] = found[: t + 1, t] * (link / self.variances[t])
         return found
 
     @property
-    def total(self) -> float:
+    def covariance_sum(self) -> float:
         """The sum of all covariances."""
         before, found = 0.0, 0.0
         for variance, ratio in zip(self.variances, (0.0, *self._ratios), strict=True):
@@ -125,11 +129,15 @@ class Chain:
         return found
 
     @property
-    def downwards(self) -> "Chain":
+    def largest_first(self) -> "CovarianceChain":
         """The same rounds from the end with the larger variance: a sum over rounds has no order."""
-        return self if self.variances[0] >= self.variances[-1] else Chain(self.variances[::-1], self.links[::-1])
+        return (
+            self
+            if self.variances[0] >= self.variances[-1]
+            else CovarianceChain(self.variances[::-1], self.next_covariances[::-1])
+        )
 
-    def above(self, other: "Chain") -> "Chain":
+    def maximum_with(self, other: "CovarianceChain") -> "CovarianceChain":
         """A chain with covariances of at least both, of the same length.
 
         Guarantee: Y_st = a_s ρ_s ρ_(s+1) … ρ_(t-1) with ρ_t = l_t / a_t rises with all of these.
@@ -138,149 +146,156 @@ class Chain:
         variances = np.maximum(self.variances, other.variances)
         for t, ratio in enumerate(ratios):  # so that such a vector exists
             variances[t + 1] = max(variances[t + 1], ratio**2 * variances[t])
-        return Chain(tuple((variances * _MORE).tolist()), tuple((ratios * variances[:-1] * _MORE).tolist()))
+        return CovarianceChain(
+            tuple((variances * _ROUND_UP).tolist()), tuple((ratios * variances[:-1] * _ROUND_UP).tolist())
+        )
 
     @property
     def _ratios(self) -> list[float]:
-        return [link / variance for link, variance in zip(self.links, self.variances[:-1], strict=True)]
+        return [link / variance for link, variance in zip(self.next_covariances, self.variances[:-1], strict=True)]
 
-    def cut(self, rounds: int) -> tuple["Chain", "Chain"]:
+    def split_at(self, rounds: int) -> tuple["CovarianceChain", "CovarianceChain"]:
         """The first `rounds` and the others, as chains that are independent.
 
         Guarantee: convex functions of the ratios do not fall ("Epochs apart").
         """
-        variances, links = np.array(self.variances), np.array(self.links)
+        variances, links = np.array(self.variances), np.array(self.next_covariances)
         shared = links[rounds - 1]
         before = np.cumprod(np.append(1.0, (links[: rounds - 1] / variances[1:rounds])[::-1]))[::-1]
         behind = np.cumprod(np.append(1.0, links[rounds:] / variances[rounds:-1]))
         before *= math.sqrt(shared * float(np.sum(behind)) / float(np.sum(before)))
         behind *= shared / max(_TINY, float(before[-1]))
         return (
-            _raised(variances[:rounds], links[: rounds - 1], before),
-            _raised(variances[rounds:], links[rounds:], behind),
+            _add_outer_square(variances[:rounds], links[: rounds - 1], before),
+            _add_outer_square(variances[rounds:], links[rounds:], behind),
         )
 
 
-def _raised(variances: Floats, links: Floats, more: Floats) -> Chain:
+def _add_outer_square(variances: Floats, links: Floats, more: Floats) -> CovarianceChain:
     """With `more` · `more`ᵀ added, in proportion to what rounds share with the first or last one."""
-    variances, links = (variances + more**2) * _MORE, (links + more[:-1] * more[1:]) * _MORE
-    return Chain(tuple(variances.tolist()), tuple(links.tolist()))
+    variances, links = (variances + more**2) * _ROUND_UP, (links + more[:-1] * more[1:]) * _ROUND_UP
+    return CovarianceChain(tuple(variances.tolist()), tuple(links.tolist()))
 
 
-def dominating(products: Floats, clips: Floats) -> Chain:
+def dominating_chain(products: Floats, clips: Floats) -> CovarianceChain:
     """A chain with covariances of at least `products` · `clips` · `clips`ᵀ, all ≥ 0, `products` of shape (n, n).
 
     Guarantee: whatever the decay, no covariance is below.
     """
-    products = products + np.diag(np.maximum(0.0, _LEAST_COLUMN * np.max(products) - np.diag(products)))
-    clips = np.maximum(clips, _LEAST_CLIP * np.max(clips))
+    products = products + np.diag(np.maximum(0.0, _MIN_COLUMN * np.max(products) - np.diag(products)))
+    clips = np.maximum(clips, _MIN_CLIP * np.max(clips))
     lag = np.triu(np.subtract.outer(np.arange(len(clips)), np.arange(len(clips))).T)
-    upper = np.triu(np.maximum(products, products.T) * _MORE)
+    upper = np.triu(np.maximum(products, products.T) * _ROUND_UP)
     with np.errstate(divide="ignore"):
-        logs = np.where(upper > _NOTHING, np.log(upper), -np.inf)
+        logs = np.where(upper > _MIN_OVERLAP, np.log(upper), -np.inf)
     found = []
-    for decay in _decays(upper):
+    for decay in _candidate_decays(upper):
         with np.errstate(over="ignore", invalid="ignore"):  # of a decay far too fast: infinite
-            diagonal = _diagonal(logs - lag * np.log(decay), decay)
+            diagonal = _dominating_diagonal(logs - lag * np.log(decay), decay)
             links = diagonal[1:] * decay * clips[:-1] * clips[1:]
-            chain = Chain(tuple((diagonal * clips**2).tolist()), tuple(links.tolist()))
-            overlaps = chain.total
+            chain = CovarianceChain(tuple((diagonal * clips**2).tolist()), tuple(links.tolist()))
+            overlaps = chain.covariance_sum
         found.append((overlaps if math.isfinite(overlaps) else math.inf, chain))
     return min(found, key=lambda each: each[0])[1]
 
 
-def _diagonal(lifted: Floats, decay: float) -> Floats:
+def _dominating_diagonal(lifted: Floats, decay: float) -> Floats:
     """A_t, from ln(⟨C_s, C_t⟩ r^(s-t))."""
     found = np.exp(np.max(lifted, axis=0))
     for t in range(len(found) - 2, -1, -1):
-        found[t] = max(found[t], decay**2 * found[t + 1] * _MORE)
+        found[t] = max(found[t], decay**2 * found[t + 1] * _ROUND_UP)
     return as_floats(found)
 
 
-def _decays(upper: Floats) -> list[float]:
+def _candidate_decays(upper: Floats) -> list[float]:
     """Decays from one overlap to another one: of neighbours, and along the first row."""
     first, diagonal = upper[0], upper.diagonal()
     pairs = [*zip(upper.diagonal(1), diagonal[1:], strict=True), *zip(first[1:], first[:-1], strict=True)]
-    ratios = sorted({min(1.0, float(after / before)) for after, before in pairs if after > _NOTHING < before})
+    ratios = sorted({min(1.0, float(after / before)) for after, before in pairs if after > _MIN_OVERLAP < before})
     if not ratios:
         return [1e-3]
-    few = _DECAYS if len(first) < _LONG else _DECAYS // 3
+    few = _MAX_DECAYS if len(first) < _LONG_CHAIN else _MAX_DECAYS // 3
     return [ratios[place] for place in np.unique(np.linspace(0, len(ratios) - 1, few).astype(int))]
 
 
 @dataclass(frozen=True)
-class Overlaps:
+class FadingOverlaps:
     """What a unit's rounds move alike, over the square of the clip: what is known, and chains above the rest."""
 
-    epochs: tuple[Chain, ...]
+    epoch_chains: tuple[CovarianceChain, ...]
     """Of every epoch, independent of the others'; equal ones where they are alike."""
-    known: float = 0.0
+    shared_variance: float = 0.0
     """The variance of what all rounds of the run share."""
 
 
-def overlaps_of(products: Floats, clips: Floats, bins: int) -> Overlaps:
+def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     """The chains above the inner products of columns, (n, n) for n rounds of which each epoch has `bins`.
 
     `clips`, (n,), have the clip's square in their unit.  Guarantee: with what is known above them all, rounded up.
     """
     moved = products * np.outer(clips, clips)
     apart = moved[np.triu_indices(len(clips), 1)]
-    whole = _above(moved, clips, 0.0)
-    if not np.any(apart) or float(np.sum(moved)) >= _PREFERRED * whole.total:
-        return _apart(whole, bins, 0.0)[1]
+    whole = _dominating_remainder(moved, clips, 0.0)
+    if not np.any(apart) or float(np.sum(moved)) >= _PREFERENCE_FACTOR * whole.covariance_sum:
+        return _split_epochs(whole, bins, 0.0)[1]
     tried = {float(np.min(apart)), *(float(np.median(apart)) / 2**each for each in range(1, _HALVINGS + 1))}
-    first = _apart(whole, bins, 0.0)
-    others = (_apart(_above(moved, clips, common), bins, common) for common in sorted(tried))
+    first = _split_epochs(whole, bins, 0.0)
+    others = (_split_epochs(_dominating_remainder(moved, clips, common), bins, common) for common in sorted(tried))
     best = min(others, key=lambda each: each[0])
-    return (best if best[0] < _PREFERRED * first[0] else first)[1]
+    return (best if best[0] < _PREFERENCE_FACTOR * first[0] else first)[1]
 
 
-def _above(moved: Floats, clips: Floats, common: float) -> Chain:
+def _dominating_remainder(moved: Floats, clips: Floats, common: float) -> CovarianceChain:
     """A chain above what is left of these overlaps where so much is known."""
-    return dominating(np.maximum(0.0, moved - common) / np.maximum(_TINY, np.outer(clips, clips)), clips)
+    return dominating_chain(np.maximum(0.0, moved - common) / np.maximum(_TINY, np.outer(clips, clips)), clips)
 
 
-def _apart(rest: Chain, bins: int, common: float) -> tuple[float, Overlaps]:
+def _split_epochs(rest: CovarianceChain, bins: int, common: float) -> tuple[float, FadingOverlaps]:
     """The epochs of a chain apart; and first the mean of all that rounds share."""
-    epochs, found = len(rest.variances) // bins, list[Chain]()
+    epochs, found = len(rest.variances) // bins, list[CovarianceChain]()
     for _ in range(epochs - 1):
-        first, rest = rest.cut(bins)
-        found.append(first.downwards)
-    found.append(rest.downwards)
-    known = epochs**2 * common * _MORE
-    return sum(each.total for each in found) / bins**2 + known, Overlaps(_merged(found), known)
+        first, rest = rest.split_at(bins)
+        found.append(first.largest_first)
+    found.append(rest.largest_first)
+    known = epochs**2 * common * _ROUND_UP
+    return sum(each.covariance_sum for each in found) / bins**2 + known, FadingOverlaps(
+        _merge_chains(found), known
+    )
 
 
-def _merged(chains: Sequence[Chain]) -> tuple[Chain, ...]:
+def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, ...]:
     """Chains above these, as few different ones as are not much above."""
-    groups: list[tuple[Chain, float, list[int]]] = []
+    groups: list[tuple[CovarianceChain, float, list[int]]] = []
     for place, chain in enumerate(chains):
         for number, (largest, sums, places) in enumerate(groups):
-            both, together = largest.above(chain), sums + chain.total
-            if both.total * (len(places) + 1) <= _ALIKE * together:
+            both, together = largest.maximum_with(chain), sums + chain.covariance_sum
+            if both.covariance_sum * (len(places) + 1) <= _MERGE_FACTOR * together:
                 groups[number] = (both, together, [*places, place])
                 break
         else:
-            groups.append((chain, chain.total, [place]))
+            groups.append((chain, chain.covariance_sum, [place]))
     of = {place: chain for chain, _, places in groups for place in places}
     return tuple(of[place] for place in range(len(chains)))
 
 
-LEFT = 1e-13
+LOST_MEAN = 1e-13
 """The mean that walks may leave out which leave their lattice."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
-_THIRD, _FOURTH = 0.0081, 0.0235  # of η
-_KEPT = 32  # matrices of one lattice
-_NEAREST, _COARSER = 14.0, 4.0  # of a least sum: e^-14 of it, by steps so many times coarser than near 0
-_BOUNDED = 2.25  # h² of it is the variance that Hoeffding's inequality gives a step
+_THIRD_ORDER, _FOURTH_ORDER = 0.0081, 0.0235  # of η
+_MAX_CACHED = 32  # matrices of one lattice
+_MIN_SUM_LOG, _MIN_SUM_COARSENING = (
+    14.0,
+    4.0,
+)  # of a least sum: e^-14 of it, by steps so many times coarser than near 0
+_BOUNDED_STEP_VARIANCE = 2.25  # h² of it is the variance that Hoeffding's inequality gives a step
 
 
-class Lattice:
+class ExponentGrid:
     """The multiples of h on which a chain's exponents walk."""
 
-    def __init__(self, chain: Chain, spacing: float, most: int) -> None:
+    def __init__(self, chain: CovarianceChain, spacing: float, most: int) -> None:
         """`spacing` is h over the least standard deviation of a step, `most` the largest number of points."""
-        variances, links = np.array(chain.variances), np.array(chain.links)
+        variances, links = np.array(chain.variances), np.array(chain.next_covariances)
         self.ratios = as_floats(np.append(0.0, links / variances[:-1]))
         """r_t; of the first round 0."""
         self._stds = np.sqrt(np.maximum(0.0, variances - self.ratios * np.append(0.0, links)))
@@ -289,24 +304,24 @@ class Lattice:
         if (high - low) / self.step > most:
             self.step = (high - low) / most
             low, high = self._range()
-        self._places = range(math.floor(low / self.step), math.ceil(high / self.step) + 1)
-        self._kept: dict[tuple[float, float], Floats] = {}
+        self._indices = range(math.floor(low / self.step), math.ceil(high / self.step) + 1)
+        self._cached_transitions: dict[tuple[float, float], Floats] = {}
 
     @property
     def size(self) -> int:
         """Number of points; steep ratios make it many more than `most`, and nothing is laid out for it yet."""
-        return len(self._places)
+        return len(self._indices)
 
     @cached_property
-    def at(self) -> Floats:
+    def points(self) -> Floats:
         """The points."""
-        return as_floats(self.step * np.array(self._places))
+        return as_floats(self.step * np.array(self._indices))
 
     def _range(self) -> tuple[float, float]:
         """Ends of the interval that walks leave with probability `LEFT` at most."""
-        rough = self._variances(_BOUNDED)
+        rough = self._variances(_BOUNDED_STEP_VARIANCE)
         largest, more = float(np.max(rough)), float(np.max(rough - self.variances))
-        reach = math.sqrt(2.0 * largest * (math.log(2.0 * (len(rough) + 1) / LEFT) + more))
+        reach = math.sqrt(2.0 * largest * (math.log(2.0 * (len(rough) + 1) / LOST_MEAN) + more))
         return -reach, reach + largest
 
     @property
@@ -329,19 +344,21 @@ class Lattice:
     @cached_property
     def scales(self) -> Floats:
         """Π_j m(r_jt)."""
-        return as_floats([np.prod(1.0 + (each * self.step) ** 2 / 8.0) for each in self._reached])
+        return as_floats([np.prod(1.0 + (each * self.step) ** 2 / 8.0) for each in self._cumulative_ratios])
 
     @cached_property
-    def error(self) -> float:
+    def relative_error(self) -> float:
         """κ."""
-        return math.expm1(min(100.0, max(float(np.sum(self._errors(each))) for each in self._reached)))
+        return math.expm1(
+            min(100.0, max(float(np.sum(self._step_errors(each))) for each in self._cumulative_ratios))
+        )
 
-    def _errors(self, ratios: Floats) -> Floats:
+    def _step_errors(self, ratios: Floats) -> Floats:
         size = ratios * self.step
-        return as_floats(_THIRD * size**3 + _FOURTH * size**4 * np.exp(np.minimum(1.5 * size, 100.0)))
+        return as_floats(_THIRD_ORDER * size**3 + _FOURTH_ORDER * size**4 * np.exp(np.minimum(1.5 * size, 100.0)))
 
     @cached_property
-    def _reached(self) -> list[Floats]:
+    def _cumulative_ratios(self) -> list[Floats]:
         """Products r_jt of the steps up to each round, in the order of rounds and, within a round, of j."""
         found, each = [np.ones(1)], np.ones(1)
         for ratio in self.ratios[1:]:
@@ -352,18 +369,18 @@ class Lattice:
     @cached_property
     def prior(self) -> Floats:
         """The law of the first round's exponent."""
-        return as_floats(self._moves(0.0, float(self.stds[0]))[0])
+        return as_floats(self._compute_transitions(0.0, float(self.stds[0]))[0])
 
-    def moves(self, ratio: float, std: float) -> Floats:
+    def transition_matrix(self, ratio: float, std: float) -> Floats:
         """The probability of going from any exponent (rows) to any other (columns)."""
-        if (ratio, std) not in self._kept:
-            if len(self._kept) == _KEPT:
-                self._kept.clear()
-            self._kept[ratio, std] = self._moves(ratio, std)
-        return self._kept[ratio, std]
+        if (ratio, std) not in self._cached_transitions:
+            if len(self._cached_transitions) == _MAX_CACHED:
+                self._cached_transitions.clear()
+            self._cached_transitions[ratio, std] = self._compute_transitions(ratio, std)
+        return self._cached_transitions[ratio, std]
 
-    def _moves(self, ratio: float, std: float) -> Floats:
-        apart = self.at[None, :] - ratio * self.at[:, None]
+    def _compute_transitions(self, ratio: float, std: float) -> Floats:
+        apart = self.points[None, :] - ratio * self.points[:, None]
         found = np.zeros_like(apart)
         for piece in (-1.0, 0.0, 1.0):
             for node, weight in zip(_NODES, _WEIGHTS, strict=True):
@@ -373,10 +390,12 @@ class Lattice:
         return as_floats(found * (self.step / (math.sqrt(2.0 * math.pi) * std)))
 
 
-class Sums:
+class SumGrid:
     """A grid of sums, closer where they are near 0, and near the least sum where that is asked for."""
 
-    def __init__(self, bottom: float, top: float, scale: float, spacing: float, *, least: bool = False) -> None:
+    def __init__(
+        self, bottom: float, top: float, scale: float, spacing: float, *, fine_at_bottom: bool = False
+    ) -> None:
         """Lay points from `bottom` < 0 to `top` > 0.
 
         Near 0 they are `spacing` · `scale` apart, and beyond `scale` in proportion to their size.  `least` says
@@ -387,17 +406,17 @@ class Sums:
         last = math.ceil(math.asinh(top / scale) / spacing)
         points = scale * np.sinh(spacing * np.arange(first, last + 1))
         points[0], points[-first] = bottom, 0.0
-        self._steps = None if least else first
-        if least:
-            count = math.ceil(_NEAREST / (_COARSER * spacing))
-            near = bottom - bottom * np.exp(-_COARSER * spacing * np.arange(count + 1))
+        self._steps = None if fine_at_bottom else first
+        if fine_at_bottom:
+            count = math.ceil(_MIN_SUM_LOG / (_MIN_SUM_COARSENING * spacing))
+            near = bottom - bottom * np.exp(-_MIN_SUM_COARSENING * spacing * np.arange(count + 1))
             points = np.union1d(points, near[1:])
         self.points = as_floats(points)
         self.zero = int(np.searchsorted(self.points, 0.0))
         """The place of 0."""
         self._widths = np.maximum(np.diff(self.points), 1e-300)  # the bottom may be a point of the grid
 
-    def _places(self, aims: Floats) -> NDArray[np.int64]:
+    def _lower_indices(self, aims: Floats) -> NDArray[np.int64]:
         """The points below; the bottom and the last but one for those outside."""
         most = len(self.points) - 2
         if self._steps is None:
@@ -406,7 +425,7 @@ class Sums:
         nearest -= self._steps
         return np.clip(nearest, 0.0, float(most), out=nearest).astype(np.int64)  # which rounds down
 
-    def moved(self, laws: Floats, increments: Floats, onto: "Sums") -> tuple[Floats, Floats]:
+    def shift_onto(self, laws: Floats, increments: Floats, onto: "SumGrid") -> tuple[Floats, Floats]:
         """The laws (rows) on another grid after each has grown by its increment, and the means that were above it.
 
         Guarantee: means are kept but for these, and for sums below the grid, which come up to its bottom: safe for
@@ -416,7 +435,7 @@ class Sums:
         held = np.flatnonzero(np.max(laws, axis=0) > 0.0)
         some = slice(held[0], held[-1] + 1)
         laws, aims = laws[:, some], self.points[some] + increments[:, None]
-        places = onto._places(aims)
+        places = onto._lower_indices(aims)
         beyond, high = np.zeros(len(laws)), np.flatnonzero(aims[np.argmax(increments)] > onto.points[-1])
         if len(high):
             over = slice(high[0], None)
@@ -431,21 +450,21 @@ class Sums:
         return as_floats(found.reshape(-1, size)), as_floats(beyond)
 
 
-def law_of(
-    lattice: Lattice, grids: Sequence[Sums], increments: Callable[[int, Floats], Floats]
+def sum_distribution(
+    lattice: ExponentGrid, grids: Sequence[SumGrid], increments: Callable[[int, Floats], Floats]
 ) -> tuple[Floats, float]:
     """The law of the sum on the last of the `grids`, one for each number of rounds from 0; the mean above them.
 
     `increments` gives what round t adds where its exponents are these.
     """
-    found = np.zeros((len(lattice.at), len(grids[0].points)))
+    found = np.zeros((len(lattice.points), len(grids[0].points)))
     found[:, grids[0].zero] = 1.0
-    above, stds = np.zeros(len(lattice.at)), lattice.stds
+    above, stds = np.zeros(len(lattice.points)), lattice.stds
     for t, grid, sums in zip(range(len(stds) - 1, -1, -1), grids, grids[1:], strict=False):
-        found, beyond = grid.moved(found, increments(t, lattice.at), sums)
+        found, beyond = grid.shift_onto(found, increments(t, lattice.points), sums)
         above = above + beyond
         if t:
-            moves = lattice.moves(float(lattice.ratios[t]), float(stds[t]))
+            moves = lattice.transition_matrix(float(lattice.ratios[t]), float(stds[t]))
             found, above = moves @ found, moves @ above
             found[:, sums.zero] += np.maximum(0.0, 1.0 - np.sum(moves, axis=1))
     return as_floats(lattice.prior @ found), float(lattice.prior @ above)

@@ -26,12 +26,12 @@ from fedpriv.core.errors import InputError
 Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
 
-LEAST_DELTA = 1e-10
+MIN_DELTA = 1e-10
 """Below it a bound from Fourier transforms in float64 is mostly its own rounding."""
-MOST_EPSILON = 700.0
+MAX_EPSILON = 700.0
 """e^ε is a float up to here."""
 
-_SPLITS = 257  # of ε between the two halves of a chain: every split is a bound
+_SPLIT_POINTS = 257  # of ε between the two halves of a chain: every split is a bound
 _ROUNDING = 64.0 * np.finfo(np.float64).eps
 _UNDERFLOW = 1e-300
 
@@ -41,10 +41,10 @@ def as_floats(values: ArrayLike) -> Floats:
     return np.asarray(values, np.float64)
 
 
-def check_resolved(delta: float) -> float:
+def check_resolvable_delta(delta: float) -> float:
     """A δ that these bounds resolve; raises InputError below `LEAST_DELTA`."""
-    if check_delta(delta) < LEAST_DELTA:
-        raise InputError(f"delta = {delta}: privacy of secret participation is computed down to {LEAST_DELTA:g}")
+    if check_delta(delta) < MIN_DELTA:
+        raise InputError(f"delta = {delta}: privacy of secret participation is computed down to {MIN_DELTA:g}")
     return delta
 
 
@@ -58,23 +58,23 @@ def epsilon_at(curve: Curve, delta: float) -> float:
 
     Guarantee: the ε returned was tried; `curve` never rises, so that it holds for every larger ε as well.
     """
-    check_resolved(delta)
-    if delta_at(curve, MOST_EPSILON) > delta:
+    check_resolvable_delta(delta)
+    if delta_at(curve, MAX_EPSILON) > delta:
         return float("inf")
     return smallest_safe(lambda epsilon: delta_at(curve, epsilon) <= delta, 1.0, tolerance=1e-12)
 
 
-def lowest(curves: Sequence[Curve]) -> Curve:
+def lowest_curve(curves: Sequence[Curve]) -> Curve:
     """The smallest of several upper bounds of the same thing."""
     return lambda epsilons: as_floats(np.min([each(epsilons) for each in curves], axis=0))
 
 
-def highest(curves: Sequence[Curve]) -> Curve:
+def highest_curve(curves: Sequence[Curve]) -> Curve:
     """The largest of several curves: what holds for all directions, or for all units."""
     return lambda epsilons: as_floats(np.max([each(epsilons) for each in curves], axis=0))
 
 
-def chained(first: Curve, second: Curve) -> Curve:
+def triangle_curve(first: Curve, second: Curve) -> Curve:
     """From P against R, and R against Q, to P against Q: min over ε₁ + ε₂ = ε of δ₁(ε₁) + e^ε₁ δ₂(ε₂).
 
     Guarantee: for every event S, P(S) ≤ e^ε₁ R(S) + δ₁ and R(S) ≤ e^ε₂ Q(S) + δ₂.  The minimum is over 257 splits,
@@ -82,21 +82,21 @@ def chained(first: Curve, second: Curve) -> Curve:
     """
 
     def curve(epsilons: Floats) -> Floats:
-        whole = np.minimum(np.asarray(epsilons, np.float64).ravel(), MOST_EPSILON)
-        parts = np.linspace(0.0, 1.0, _SPLITS)[:, None] * whole
+        whole = np.minimum(np.asarray(epsilons, np.float64).ravel(), MAX_EPSILON)
+        parts = np.linspace(0.0, 1.0, _SPLIT_POINTS)[:, None] * whole
         sums = first(parts) + np.exp(parts) * second(np.maximum(0.0, whole - parts) * (1.0 - _ROUNDING))
         return as_floats(np.min(sums, axis=0) * (1.0 + _ROUNDING)).reshape(np.shape(epsilons))
 
     return curve
 
 
-def gaussian(mu: float) -> Curve:
+def gaussian_curve(mu: float) -> Curve:
     """The curve of μ-GDP, rounded up."""
     check_mu(mu)
     return lambda epsilons: _gaussian_deltas(mu, epsilons, +1.0)
 
 
-def gaussian_from_below(mu: float) -> Curve:
+def lower_gaussian_curve(mu: float) -> Curve:
     """The curve of μ-GDP, rounded down: what other bounds are compared with."""
     check_mu(mu)
     return lambda epsilons: _gaussian_deltas(mu, epsilons, -1.0)
@@ -108,12 +108,12 @@ def _gaussian_deltas(mu: float, epsilons: Floats, side: float) -> Floats:
     if mu == 0.0:
         return np.zeros_like(values)
     a, b = values / mu - 0.5 * mu, values / mu + 0.5 * mu
-    first, second = ndtr(-a), ndtr(-a) * _ratio(a, b)
+    first, second = ndtr(-a), ndtr(-a) * _tail_ratio(a, b)
     hidden = _ROUNDING * (1.0 + np.abs(a) * b) * (first + second) + _UNDERFLOW
     return as_floats(np.clip(first - second + side * hidden, 0.0, 1.0))
 
 
-def _ratio(a: Floats, b: Floats) -> Floats:
+def _tail_ratio(a: Floats, b: Floats) -> Floats:
     """e^ε Φ(-b) / Φ(-a) as a ratio of Mills ratios, since e^ε φ(b) = φ(a)."""
     half = np.sqrt(0.5)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -123,39 +123,39 @@ def _ratio(a: Floats, b: Floats) -> Floats:
     return as_floats(np.where(far, np.exp(np.minimum(0.0, epsilons + log_ndtr(-b) - log_ndtr(-a))), of_mills))
 
 
-_TRIED = 8192  # values of ε at which a chain is looked at
-_LEAST_TRIED = 1e-6
+_SEARCH_POINTS = 8192  # values of ε at which a chain is looked at
+_MIN_SEARCHED = 1e-6
 
 
-def check_size(size: int) -> int:
+def check_group_size(size: int) -> int:
     """A group of 1 unit or more; raises InputError otherwise."""
     if size < 1:
         raise InputError(f"group of {size} units: a group has 1 or more")
     return size
 
 
-def mu_together(mu: float, size: int) -> float:
+def group_mu(mu: float, size: int) -> float:
     """The GDP parameter of `size` units of a run in fixed order that is μ-GDP for one: k·μ.
 
     Guarantee: it holds wherever the units take part, and for every mechanism; it is exact where they take part in
     the same rounds.
     """
-    return _above(check_size(size) * check_mu(mu), size)
+    return _round_up(check_group_size(size) * check_mu(mu), size)
 
 
-def chain(curve: Curve, size: int) -> Curve:
+def group_privacy_curve(curve: Curve, size: int) -> Curve:
     """The curve of `size` units from that of one, for every kind of run: δ_k(ε) ≤ δ(ε/k) Σ_{i<k} e^{iε/k}.
 
     It rises again where e^{iε/k} outgrows what a curve resolves: `epsilon_of_chain` finds where it holds.
 
     Guarantee: neighbours are changed one unit at a time, k times.
     """
-    check_size(size)
+    check_group_size(size)
     if size == 1:
         return curve
 
     def of_group(epsilons: Floats) -> Floats:
-        each = np.minimum(np.asarray(epsilons, np.float64), MOST_EPSILON) / size * (1.0 - 1e-15)
+        each = np.minimum(np.asarray(epsilons, np.float64), MAX_EPSILON) / size * (1.0 - 1e-15)
         factor = np.sum(np.exp(np.multiply.outer(np.arange(size), each)), axis=0) * (1.0 + 1e-12)
         with np.errstate(over="ignore", invalid="ignore"):
             return as_floats(np.minimum(1.0, curve(each) * factor))
@@ -163,15 +163,15 @@ def chain(curve: Curve, size: int) -> Curve:
     return of_group
 
 
-def epsilon_of_chain(curve: Curve, size: int, delta: float) -> float:
+def group_privacy_epsilon(curve: Curve, size: int, delta: float) -> float:
     """The smallest ε found at which the chain of `size` units is at most `delta`; inf where it never is.
 
     Guarantee: the ε returned was tried.  A true curve never rises, so that (ε, `delta`) holds for every larger ε
     as well, whether the chain rises again there or not.
     """
-    check_resolved(delta)
-    several = chain(curve, size)
-    tried = np.append(0.0, np.geomspace(_LEAST_TRIED, MOST_EPSILON, _TRIED))
+    check_resolvable_delta(delta)
+    several = group_privacy_curve(curve, size)
+    tried = np.append(0.0, np.geomspace(_MIN_SEARCHED, MAX_EPSILON, _SEARCH_POINTS))
     (holds,) = np.nonzero(several(tried) <= delta)
     if not len(holds):
         return math.inf
@@ -181,5 +181,5 @@ def epsilon_of_chain(curve: Curve, size: int, delta: float) -> float:
     return smallest_between(lambda epsilon: delta_at(several, epsilon) <= delta, low, high, tolerance=1e-12)
 
 
-def _above(value: float, size: int) -> float:
+def _round_up(value: float, size: int) -> float:
     return value if size == 1 else math.nextafter(value * (1.0 + 1e-15), math.inf)

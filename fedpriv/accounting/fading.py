@@ -59,32 +59,41 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from fedpriv.accounting.chain import LEFT, Chain, Lattice, Overlaps, Sums, law_of
-from fedpriv.accounting.curves import Curve, Floats, as_floats, gaussian
-from fedpriv.accounting.losses import LatticeLosses, Losses
-from fedpriv.accounting.poisson import connected_dots
-from fedpriv.accounting.symmetric import lower_hull, mirrored
+from fedpriv.accounting.chain import (
+    LOST_MEAN,
+    CovarianceChain,
+    ExponentGrid,
+    FadingOverlaps,
+    SumGrid,
+    sum_distribution,
+)
+from fedpriv.accounting.curves import Curve, Floats, as_floats, gaussian_curve
+from fedpriv.accounting.losses import GridLossDistribution, PrivacyLossDistribution
+from fedpriv.accounting.poisson import connect_dots
+from fedpriv.accounting.symmetric import lower_hull, symmetric_loss_distribution
 
-_KNOWN_REACH = 8.5  # standard deviations of a Gaussian's loss: beyond lies less than 1e-16
-_KNOWN_STEPS = 40.0  # of the lattice are one standard deviation of either loss, or more
-_KNOWN_PLACES = 2**13  # of either law on it
+_GAUSSIAN_REACH = 8.5  # standard deviations of a Gaussian's loss: beyond lies less than 1e-16
+_GAUSSIAN_STEPS = 40.0  # of the lattice are one standard deviation of either loss, or more
+_GAUSSIAN_GRID_SIZE = 2**13  # of either law on it
 
 
-def beside(law: Losses, mu: float) -> Losses:
+def compose_with_gaussian(law: PrivacyLossDistribution, mu: float) -> PrivacyLossDistribution:
     """The law of the loss of `law`'s release and of a Gaussian one of `mu` together, adaptive or not.
 
     Guarantee: an upper bound of H_ε wherever `law` is one, for every ε of either sign.
     """
     if mu == 0.0:
         return law
-    extent = max(law.extent, 2.0 * _KNOWN_REACH * mu)
-    step = max(min(value for value in (law.spread, mu) if value > 0.0) / _KNOWN_STEPS, extent / _KNOWN_PLACES)
-    return law.on_lattice(step).beside(_gaussian_law(mu, step)).atoms
+    extent = max(law.loss_range, 2.0 * _GAUSSIAN_REACH * mu)
+    step = max(
+        min(value for value in (law.loss_std, mu) if value > 0.0) / _GAUSSIAN_STEPS, extent / _GAUSSIAN_GRID_SIZE
+    )
+    return law.to_grid(step).compose(_gaussian_loss_distribution(mu, step)).distribution
 
 
-def _gaussian_law(mu: float, step: float) -> LatticeLosses:
-    low, high = (math.floor((0.5 * mu + side * _KNOWN_REACH) * mu / step) for side in (-1.0, 1.0))
-    return connected_dots(step, low, _hockey_stick(mu, as_floats(step * np.arange(low, high + 2))))
+def _gaussian_loss_distribution(mu: float, step: float) -> GridLossDistribution:
+    low, high = (math.floor((0.5 * mu + side * _GAUSSIAN_REACH) * mu / step) for side in (-1.0, 1.0))
+    return connect_dots(step, low, _hockey_stick(mu, as_floats(step * np.arange(low, high + 2))))
 
 
 def _hockey_stick(mu: float, epsilons: Floats) -> Floats:
@@ -92,171 +101,194 @@ def _hockey_stick(mu: float, epsilons: Floats) -> Floats:
 
     Below 0 it is 1 - e^ε + e^ε δ(-ε), by symmetry.
     """
-    deltas = gaussian(mu)(np.abs(epsilons))
+    deltas = gaussian_curve(mu)(np.abs(epsilons))
     return as_floats(
         np.where(epsilons >= 0.0, deltas, -np.expm1(epsilons) + np.exp(np.minimum(0.0, epsilons)) * deltas)
     )
 
 
-_LARGEST, _LARGEST_ERROR = 25.0, 0.05  # of a variance, and of a walk's relative error: beyond nothing is computed
-_NEAR = 0.3  # of a standard deviation of w: where a grid of sums begins to widen
-_REACH = 7.5  # standard deviations that a grid's top is made for: a choice
-_TRIES, _HIGHER, _BEYOND = 6, 4.0, 1e-12  # a grid that leaves out more gets a higher top
-_MOST_KNOTS = 96
+_MAX_VARIANCE, _MAX_ERROR = 25.0, 0.05  # of a variance, and of a walk's relative error: beyond nothing is computed
+_LINEAR_STDS = 0.3  # of a standard deviation of w: where a grid of sums begins to widen
+_GRID_STDS = 7.5  # standard deviations that a grid's top is made for: a choice
+_MAX_TRIALS, _TOP_FACTOR, _MAX_MISSING_MASS = 6, 4.0, 1e-12  # a grid that leaves out more gets a higher top
+_MAX_KNOTS = 96
 # of the lattice on which epochs are composed
-_WIDEST, _STEPS, _MOST_PLACES, _LEAST_STEP = 2e-3, 30.0, 2**16, 1e-12
+_MAX_STEP, _STEPS_PER_STD, _MAX_GRID_SIZE, _MIN_STEP = 2e-3, 30.0, 2**16, 1e-12
 
 
 @dataclass(frozen=True)
-class Grain:
+class ChainResolution:
     """Fineness of the computation; every choice gives an upper bound."""
 
     spacing: float
     """Of a walk's lattice, over the smallest standard deviation of a step."""
-    most: int
+    max_points: int
     """Points of it."""
-    sums: float
+    sum_spacing: float
     """Of the grid of sums, relative; of few rounds."""
-    knots: float
+    knot_spacing: float
     """Between two values of ε under replace-one, over a standard deviation of one round's loss."""
 
 
-FINE, COARSE = Grain(0.2, 200, 0.02, 0.15), Grain(0.4, 80, 0.05, 0.4)
+FINE, COARSE = ChainResolution(0.2, 200, 0.02, 0.15), ChainResolution(0.4, 80, 0.05, 0.4)
 
 
 @lru_cache(maxsize=4)  # a price asks twice, for grids with different tails
-def directions(overlaps: Overlaps, multiplier: float, grain: Grain) -> tuple[Curve, Curve] | None:
+def removal_and_addition_curves(
+    overlaps: FadingOverlaps, multiplier: float, grain: ChainResolution
+) -> tuple[Curve, Curve] | None:
     """The curves of a unit that is removed and of one that is added; None where they are not computed.
 
     Guarantee: each bounds its direction under zero-out.
     """
-    found = [_composed(direction, 1.0, overlaps, multiplier, grain) for direction in (removed, added)]
+    found = [
+        _compose_epochs(direction, 1.0, overlaps, multiplier, grain)
+        for direction in (epoch_removal_losses, epoch_addition_losses)
+    ]
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
 @lru_cache(maxsize=4)
-def replacing(overlaps: Overlaps, multiplier: float, grain: Grain) -> Curve | None:
+def replacement_curve(overlaps: FadingOverlaps, multiplier: float, grain: ChainResolution) -> Curve | None:
     """The curve of a unit that is another one; None where it is not computed."""
-    if len(overlaps.epochs) == 1 and not overlaps.known:
-        return replaced(Epoch(overlaps.epochs[0].at(multiplier), grain))
-    return _composed(replaced_law, 2.0, overlaps, multiplier, grain)
+    if len(overlaps.epoch_chains) == 1 and not overlaps.shared_variance:
+        return epoch_replacement_curve(
+            ChainEpoch(overlaps.epoch_chains[0].with_noise_multiplier(multiplier), grain)
+        )
+    return _compose_epochs(epoch_replacement_losses, 2.0, overlaps, multiplier, grain)
 
 
-def _composed(
-    direction: Callable[["Epoch"], Losses | None],
+def _compose_epochs(
+    direction: Callable[["ChainEpoch"], PrivacyLossDistribution | None],
     units: float,
-    overlaps: Overlaps,
+    overlaps: FadingOverlaps,
     multiplier: float,
-    grain: Grain,
+    grain: ChainResolution,
 ) -> Curve | None:
     """All epochs together, and what is known of these units."""
-    times = Counter(overlaps.epochs)
-    laws = [direction(Epoch(chain.at(multiplier), grain)) for chain in times]
+    times = Counter(overlaps.epoch_chains)
+    laws = [direction(ChainEpoch(chain.with_noise_multiplier(multiplier), grain)) for chain in times]
     found = [(law, count) for law, count in zip(laws, times.values(), strict=True) if law is not None]
     if len(found) < len(laws):
         return None
     together, count = found[0]
-    if len(overlaps.epochs) > 1:
-        extent = sum(law.extent * count for law, count in found)
-        step = max(min(_WIDEST, *(law.spread / _STEPS for law, _ in found)), extent / _MOST_PLACES, _LEAST_STEP)
-        together = together.on_lattice(step).composed(count)
+    if len(overlaps.epoch_chains) > 1:
+        extent = sum(law.loss_range * count for law, count in found)
+        step = max(
+            min(_MAX_STEP, *(law.loss_std / _STEPS_PER_STD for law, _ in found)),
+            extent / _MAX_GRID_SIZE,
+            _MIN_STEP,
+        )
+        together = together.to_grid(step).self_compose(count)
         for law, count in found[1:]:
-            other = law.on_lattice(step).composed(count)
-            together = together.on_lattice(step).beside(other.on_lattice(step)).atoms
-    return beside(together, units * math.sqrt(overlaps.known) / multiplier * (1.0 + 1e-12)).deltas
+            other = law.to_grid(step).self_compose(count)
+            together = together.to_grid(step).compose(other.to_grid(step)).distribution
+    return compose_with_gaussian(
+        together, units * math.sqrt(overlaps.shared_variance) / multiplier * (1.0 + 1e-12)
+    ).deltas
 
 
 @dataclass(frozen=True)
-class Epoch:
+class ChainEpoch:
     """The rounds of one epoch along a chain, at a noise multiplier."""
 
-    chain: Chain
-    grain: Grain
+    chain: CovarianceChain
+    resolution: ChainResolution
 
     @property
-    def lattice(self) -> Lattice | None:
+    def exponent_grid(self) -> ExponentGrid | None:
         """The walk's lattice; None where it is too coarse or too large, or the noise too small for it."""
-        if self.largest > _LARGEST:
+        if self.max_variance > _MAX_VARIANCE:
             return None
-        found = Lattice(self.chain, self.grain.spacing, self.grain.most)
-        return found if found.error <= _LARGEST_ERROR and found.size <= 2 * self.grain.most else None
+        found = ExponentGrid(self.chain, self.resolution.spacing, self.resolution.max_points)
+        return (
+            found if found.relative_error <= _MAX_ERROR and found.size <= 2 * self.resolution.max_points else None
+        )
 
     @property
     def bins(self) -> int:
         return len(self.chain.variances)
 
     @property
-    def largest(self) -> float:
+    def max_variance(self) -> float:
         return max(self.chain.variances)
 
     @property
-    def spread(self) -> float:
+    def ratio_std(self) -> float:
         """About a standard deviation of w."""
-        return math.sqrt(math.expm1(min(1.0, self.largest)))
+        return math.sqrt(math.expm1(min(1.0, self.max_variance)))
 
-    def sums(self, bottom: float, higher: float, more: float = 0.0, *, least: bool = False) -> Sums:
+    def sum_grid(
+        self, bottom: float, higher: float, more: float = 0.0, *, fine_at_bottom: bool = False
+    ) -> SumGrid:
         """A grid that begins at `bottom`; its top is `higher` times, and `more`, than for sums of w."""
-        share = float(np.max(np.sum(self.chain.covariances, axis=1))) / (self.largest * self.bins)
-        top = math.expm1(0.5 * self.largest + _REACH * math.sqrt(self.largest)) * min(1.0, share)
-        spacing = self.grain.sums * min(1.0, 5.0 / math.sqrt(self.bins))
-        top = higher * (top + 5.0 * self.spread) + more
-        return Sums(bottom, top, _NEAR * self.spread, spacing, least=least)
+        share = float(np.max(np.sum(self.chain.covariances, axis=1))) / (self.max_variance * self.bins)
+        top = math.expm1(0.5 * self.max_variance + _GRID_STDS * math.sqrt(self.max_variance)) * min(1.0, share)
+        spacing = self.resolution.sum_spacing * min(1.0, 5.0 / math.sqrt(self.bins))
+        top = higher * (top + 5.0 * self.ratio_std) + more
+        return SumGrid(bottom, top, _LINEAR_STDS * self.ratio_std, spacing, fine_at_bottom=fine_at_bottom)
 
 
-def _ratios(epoch: Epoch, lattice: Lattice, grids: Sequence[Sums]) -> tuple[Floats, Floats, float]:
+def _likelihood_ratios(
+    epoch: ChainEpoch, lattice: ExponentGrid, grids: Sequence[SumGrid]
+) -> tuple[Floats, Floats, float]:
     """Values of S~, ascending, their masses, and the mean that was above the grids."""
     halves, scales = 0.5 * lattice.variances, lattice.scales
 
     def increments(t: int, at: Floats) -> Floats:
         return as_floats((np.exp(at - halves[t]) / scales[t] - 1.0) / epoch.bins)
 
-    masses, above = law_of(lattice, grids, increments)
+    masses, above = sum_distribution(lattice, grids, increments)
     return as_floats(np.maximum(0.0, grids[-1].points + 1.0)), masses, above
 
 
-def removed(epoch: Epoch) -> Losses | None:
+def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """The law of ln S under P, from above; None where it is not computed."""
-    if (lattice := epoch.lattice) is None:
+    if (lattice := epoch.exponent_grid) is None:
         return None
-    shrink, higher = 1.0 - lattice.error, 1.0
-    for _ in range(_TRIES):
-        values, masses, above = _ratios(epoch, lattice, [epoch.sums(-1.0, higher)] * (epoch.bins + 1))
-        if above <= _BEYOND:
+    shrink, higher = 1.0 - lattice.relative_error, 1.0
+    for _ in range(_MAX_TRIALS):
+        values, masses, above = _likelihood_ratios(
+            epoch, lattice, [epoch.sum_grid(-1.0, higher)] * (epoch.bins + 1)
+        )
+        if above <= _MAX_MISSING_MASS:
             break
-        higher *= _HIGHER
+        higher *= _TOP_FACTOR
     some = values > 0.0
-    infinite = min(1.0, (above + LEFT) / shrink)
-    return Losses(as_floats(np.log(values[some] / shrink)), as_floats((values * masses)[some] / shrink), infinite)
+    infinite = min(1.0, (above + LOST_MEAN) / shrink)
+    return PrivacyLossDistribution(
+        as_floats(np.log(values[some] / shrink)), as_floats((values * masses)[some] / shrink), infinite
+    )
 
 
-def added(epoch: Epoch) -> Losses | None:
+def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """The law of -ln S under Q, from above; None where it is not computed."""
-    if (lattice := epoch.lattice) is None:
+    if (lattice := epoch.exponent_grid) is None:
         return None
-    grids = [epoch.sums(-max(1, k) / epoch.bins, 1.0, least=True) for k in range(epoch.bins + 1)]
-    values, masses, _ = _ratios(epoch, lattice, grids)
+    grids = [epoch.sum_grid(-max(1, k) / epoch.bins, 1.0, fine_at_bottom=True) for k in range(epoch.bins + 1)]
+    values, masses, _ = _likelihood_ratios(epoch, lattice, grids)
     some = values > 0.0
-    left = max(0.0, 1.0 - float(np.sum(lattice.prior))) + LEFT + float(np.sum(masses[~some]))
-    losses = math.log1p(lattice.error) - np.log(values[some])
-    return Losses(as_floats(losses[::-1]), as_floats(masses[some][::-1]), min(1.0, left))
+    left = max(0.0, 1.0 - float(np.sum(lattice.prior))) + LOST_MEAN + float(np.sum(masses[~some]))
+    losses = math.log1p(lattice.relative_error) - np.log(values[some])
+    return PrivacyLossDistribution(as_floats(losses[::-1]), as_floats(masses[some][::-1]), min(1.0, left))
 
 
-def replaced(epoch: Epoch) -> Curve | None:
+def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
     """An upper bound of H_ε under replace-one, ε ≥ 0; None where it is not computed.
 
     It is computed at values of ε a step apart, and between two of them it is the chord in e^ε.
     """
-    if (lattice := epoch.lattice) is None:
+    if (lattice := epoch.exponent_grid) is None:
         return None
-    step, sticks = epoch.grain.knots * epoch.spread, _sticks(epoch, lattice)
+    step, sticks = epoch.resolution.knot_spacing * epoch.ratio_std, _replacement_hockey_stick(epoch, lattice)
 
     @cache
     def at(place: int) -> float:
         return min(1.0, sticks(math.exp(place * step)))
 
     def curve(epsilons: Floats) -> Floats:
-        places = np.minimum(np.asarray(epsilons, np.float64) / step, _MOST_KNOTS)
-        low = np.minimum(np.floor(places), _MOST_KNOTS - 1)
+        places = np.minimum(np.asarray(epsilons, np.float64) / step, _MAX_KNOTS)
+        low = np.minimum(np.floor(places), _MAX_KNOTS - 1)
         known = {place: at(int(place)) for place in np.unique(np.concatenate([low.ravel(), low.ravel() + 1]))}
         first = np.vectorize(known.__getitem__, otypes=[np.float64])(low)
         second = np.vectorize(known.__getitem__, otypes=[np.float64])(low + 1)
@@ -266,25 +298,25 @@ def replaced(epoch: Epoch) -> Curve | None:
     return curve
 
 
-def replaced_law(epoch: Epoch) -> Losses | None:
+def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
     """The law of the loss under replace-one, from above; None where it is not computed.
 
     Its hockey stick is the bound at values of ε ≥ 0 a step apart, and the pair is its own mirror image.
     """
-    if (lattice := epoch.lattice) is None:
+    if (lattice := epoch.exponent_grid) is None:
         return None
-    step, sticks = epoch.grain.knots * epoch.spread, _sticks(epoch, lattice)
+    step, sticks = epoch.resolution.knot_spacing * epoch.ratio_std, _replacement_hockey_stick(epoch, lattice)
     bounds = [min(1.0, sticks(1.0))]
-    while len(bounds) <= _MOST_KNOTS and bounds[-1] > 2.0 * _BEYOND:
+    while len(bounds) <= _MAX_KNOTS and bounds[-1] > 2.0 * _MAX_MISSING_MASS:
         bounds.append(min(bounds[-1], sticks(math.exp(len(bounds) * step))))
-    return mirrored(*lower_hull(as_floats(step * np.arange(len(bounds))), as_floats(bounds)))
+    return symmetric_loss_distribution(*lower_hull(as_floats(step * np.arange(len(bounds))), as_floats(bounds)))
 
 
-def _sticks(epoch: Epoch, lattice: Lattice) -> Callable[[float], float]:
+def _replacement_hockey_stick(epoch: ChainEpoch, lattice: ExponentGrid) -> Callable[[float], float]:
     """E (S - γS')+ by γ, from above."""
     halves, scales = 0.5 * lattice.variances, lattice.scales
-    up, down = 1.0 / (1.0 - lattice.error), 1.0 / (1.0 + lattice.error)
-    reach = min(1.0, 10.0 * epoch.spread)
+    up, down = 1.0 / (1.0 - lattice.relative_error), 1.0 / (1.0 + lattice.relative_error)
+    reach = min(1.0, 10.0 * epoch.ratio_std)
 
     def at(gamma: float) -> float:
         less = gamma * down
@@ -293,9 +325,9 @@ def _sticks(epoch: Epoch, lattice: Lattice) -> Callable[[float], float]:
             both = up * np.exp(at - halves[t]) - less * np.exp(-at - halves[t])
             return as_floats((both / scales[t] - (up - less)) / epoch.bins)
 
-        sums = epoch.sums(-4.0 * (1.0 + gamma) * reach, 1.0, gamma * reach)
-        masses, above = law_of(lattice, [sums] * (epoch.bins + 1), increments)
+        sums = epoch.sum_grid(-4.0 * (1.0 + gamma) * reach, 1.0, gamma * reach)
+        masses, above = sum_distribution(lattice, [sums] * (epoch.bins + 1), increments)
         mean = (float(masses @ np.maximum(0.0, sums.points + (up - less))) + above) * (1.0 + 1e-9)
-        return mean + _BEYOND + LEFT * up
+        return mean + _MAX_MISSING_MASS + LOST_MEAN * up
 
     return at

@@ -27,7 +27,7 @@ from scipy.special import erfcx, ndtr
 
 from fedpriv.core.errors import InputError
 
-_TOO_LARGE = "privacy: what is asked for is too large for floating point"
+_OVERFLOW_MESSAGE = "privacy: what is asked for is too large for floating point"
 
 
 def largest_safe(safe: Callable[[float], bool], low: float) -> float:
@@ -39,9 +39,9 @@ def largest_safe(safe: Callable[[float], bool], low: float) -> float:
     high = 2.0 * low
     while safe(high):
         if not math.isfinite(high):
-            raise InputError(_TOO_LARGE)
+            raise InputError(_OVERFLOW_MESSAGE)
         low, high = high, 2.0 * high
-    while low < (middle := _between(low, high)) < high:
+    while low < (middle := _midpoint(low, high)) < high:
         low, high = (middle, high) if safe(middle) else (low, middle)
     return low
 
@@ -58,7 +58,7 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
     low = 0.0
     while not safe(high):
         if not math.isfinite(high):
-            raise InputError(_TOO_LARGE)
+            raise InputError(_OVERFLOW_MESSAGE)
         low, high = high, 2.0 * high
     return smallest_between(safe, low, high, tolerance)
 
@@ -78,19 +78,19 @@ def smallest_between(safe: Callable[[float], bool], low: float, high: float, tol
 
     Where `safe` is not monotone it is one of several edges; the value returned always satisfies `safe`.
     """
-    while high > low * (1.0 + tolerance) and low < (middle := _between(low, high)) < high:
+    while high > low * (1.0 + tolerance) and low < (middle := _midpoint(low, high)) < high:
         low, high = (low, middle) if safe(middle) else (middle, high)
     return high
 
 
-def _between(low: float, high: float) -> float:
+def _midpoint(low: float, high: float) -> float:
     """The arithmetic middle of close numbers, the geometric one of numbers of different size."""
     if low == 0.0 or high > 2.0 * low:
-        return math.sqrt(max(low, _SMALLEST)) * math.sqrt(high)
+        return math.sqrt(max(low, _MIN_POSITIVE)) * math.sqrt(high)
     return low + 0.5 * (high - low)
 
 
-_SMALLEST = 1e-300
+_MIN_POSITIVE = 1e-300
 
 
 def check_mu(mu: float) -> float:
@@ -119,9 +119,9 @@ def check_positive(name: str, value: float) -> float:
 
 
 _ROUNDING = 8.0 * np.finfo(np.float64).eps  # a few units in the last place of erfcx, ndtr and their arguments
-_MARGIN = 1e-11  # two evaluations of δ(ε) may disagree in their last bits: relative 1e-13 in ε, more for tiny ε
+_MU_MARGIN = 1e-11  # two evaluations of δ(ε) may disagree in their last bits: relative 1e-13 in ε, more for tiny ε
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
-_GDP_SMALLEST = math.ulp(0.0)
+_MIN_DELTA = math.ulp(0.0)
 
 
 def delta_of(mu: float, epsilon: float) -> float:
@@ -129,7 +129,7 @@ def delta_of(mu: float, epsilon: float) -> float:
     if check_mu(mu) == 0.0:
         check_epsilon(epsilon)
         return 0.0
-    return min(1.0, max(_GDP_SMALLEST, math.exp(_log_delta(mu, check_epsilon(epsilon))) * (1.0 + _ROUNDING)))
+    return min(1.0, max(_MIN_DELTA, math.exp(_log_delta(mu, check_epsilon(epsilon))) * (1.0 + _ROUNDING)))
 
 
 def epsilon_of(mu: float, delta: float) -> float:
@@ -150,7 +150,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     # Two safe values to start from: zCDP's conversion, and total variation δ(0) ≤ μ/√(2π).
     tail = math.sqrt(-2.0 * log_delta)
     start = max(2.0 * epsilon / (math.sqrt(tail**2 + 2.0 * epsilon) + tail), delta)
-    return largest_safe(lambda mu: _log_delta(mu, epsilon) <= log_delta, low=start) * (1.0 - _MARGIN)
+    return largest_safe(lambda mu: _log_delta(mu, epsilon) <= log_delta, low=start) * (1.0 - _MU_MARGIN)
 
 
 def compose(mus: ArrayLike) -> float:

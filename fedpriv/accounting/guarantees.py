@@ -16,18 +16,18 @@ import numpy as np
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi
-from fedpriv.accounting.budget import ApproximateGDP, smallest_mu
+from fedpriv.accounting.budget import ApproximateGDP, min_mu
 from fedpriv.accounting.curves import (
     Curve,
-    check_resolved,
-    check_size,
+    check_group_size,
+    check_resolvable_delta,
     delta_at,
     epsilon_at,
-    epsilon_of_chain,
-    mu_together,
+    group_mu,
+    group_privacy_epsilon,
 )
 from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, check_epsilon, check_mu, check_positive
-from fedpriv.accounting.losses import smallest_noise
+from fedpriv.accounting.losses import min_noise_multiplier
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import best_guess
 
@@ -90,7 +90,7 @@ class Guarantee(Protocol):
         """Charge to a lifetime budget; `slack` is for those without a μ.  InputError for too small a one."""
         ...
 
-    def words(self, shown: Mapping[str, str], attained: bool) -> str:
+    def format_clause(self, shown: Mapping[str, str], attained: bool) -> str:
         """A clause of a sentence, from figures as they are printed: those of `figures`, delta, perhaps counted_mu.
 
         `attained`: whether no smaller figures hold.
@@ -136,7 +136,7 @@ class GaussianDP:
         return gdp.epsilon_of(self.mu, delta)
 
     def epsilon_of_group(self, size: int, delta: float) -> float:
-        return gdp.epsilon_of(mu_together(self.mu, size), delta)
+        return gdp.epsilon_of(group_mu(self.mu, size), delta)
 
     def figures(self, delta: float) -> dict[str, float | None]:
         paper = renyi.paper_epsilon(self.mu, delta)
@@ -156,7 +156,7 @@ class GaussianDP:
     def charge(self, slack: float) -> ApproximateGDP:
         return ApproximateGDP(self.mu)
 
-    def words(self, shown: Mapping[str, str], attained: bool) -> str:
+    def format_clause(self, shown: Mapping[str, str], attained: bool) -> str:
         mu, epsilon, delta = shown["mu"], shown["epsilon"], shown["delta"]
         said = f"μ-GDP exactly with μ = {mu}" if attained else f"μ-GDP with μ at most {mu}"
         if "counted_mu" in shown:
@@ -197,23 +197,23 @@ class Curved:
         return delta_at(self.curve, epsilon)
 
     def epsilon_of_group(self, size: int, delta: float) -> float:
-        return epsilon_of_chain(self.curve, size, delta)
+        return group_privacy_epsilon(self.curve, size, delta)
 
     def figures(self, delta: float) -> dict[str, float | None]:
         return {"mu": None, "zcdp": None, "epsilon": self.epsilon_of(delta), "epsilon_paper": None}
 
     def conversions(self, delta: float) -> dict[str, float]:
-        charges = {f"mu_with_slack_{slack:g}": self.charge(slack).mu for slack in _SLACKS}
+        charges = {f"mu_with_slack_{slack:g}": self.charge(slack).mu for slack in _PRINTED_SLACKS}
         return {"delta": delta, "epsilon_at_most": self.epsilon_of(delta), **charges}
 
     def charge(self, slack: float) -> ApproximateGDP:
-        return ApproximateGDP(smallest_mu(self.curve, slack), slack)
+        return ApproximateGDP(min_mu(self.curve, slack), slack)
 
     def event(self) -> tuple[str, Event] | None:
         return None
 
 
-_SLACKS = (1e-6, 1e-7, 1e-8)
+_PRINTED_SLACKS = (1e-6, 1e-7, 1e-8)
 
 
 @dataclass(frozen=True)
@@ -255,11 +255,11 @@ class Sampled(Curved):
 
     def group_curve(self, size: int) -> Curve | None:
         """None: of several units that draw there is no law here, only the chain and `known_mu`."""
-        check_size(size)
+        check_group_size(size)
         return None
 
     def epsilon_of_group(self, size: int, delta: float) -> float:
-        known = gdp.epsilon_of(mu_together(self.known_mu, size), delta)
+        known = gdp.epsilon_of(group_mu(self.known_mu, size), delta)
         joining = self.group_curve(size)
         found = [known, super().epsilon_of_group(size, delta)]
         return min(found if joining is None else [*found, epsilon_at(joining, delta)])
@@ -267,7 +267,7 @@ class Sampled(Curved):
     def conversions(self, delta: float) -> dict[str, float]:
         return {"noise_multiplier": self.noise_multiplier, **super().conversions(delta)}
 
-    def words(self, shown: Mapping[str, str], attained: bool) -> str:
+    def format_clause(self, shown: Mapping[str, str], attained: bool) -> str:
         return (
             f"{self.title}, which no μ describes; (ε, δ) = ({shown['epsilon']}, {shown['delta']}), an upper bound "
             "by its privacy loss distribution, rounded up, as long as who takes part when stays secret"
@@ -283,9 +283,9 @@ def least_noise(
     for a δ below 1e-10.
     """
     check_positive("epsilon", epsilon)
-    check_resolved(delta)
+    check_resolvable_delta(delta)
     at = np.array([check_epsilon(epsilon)])
-    return smallest_noise(lambda z: float(coarse(z)(at)[0]), lambda z: float(fine(z)(at)[0]), delta)
+    return min_noise_multiplier(lambda z: float(coarse(z)(at)[0]), lambda z: float(fine(z)(at)[0]), delta)
 
 
 def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:

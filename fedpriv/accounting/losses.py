@@ -24,20 +24,20 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedpriv.accounting.curves import MOST_EPSILON, Floats
+from fedpriv.accounting.curves import MAX_EPSILON, Floats
 from fedpriv.accounting.gaussian import smallest_safe_near
 from fedpriv.core.errors import InputError
 
-RAISED, _RELATIVE = 1e-12, 1e-9
+DELTA_MARGIN, _RELATIVE_MARGIN = 1e-12, 1e-9
 """What every δ is raised by, absolutely and of itself."""
-_END = 1e-16  # of the mass that a lattice leaves out on either side
-_MOST_PLACES = 2**22
-_TAIL = 1e-15  # of the mass that a composition may cut off at both ends together
-_PER_RELEASE = 1e-15  # of the mass that the rounding of a composition may hide
+_END_MASS = 1e-16  # of the mass that a lattice leaves out on either side
+_MAX_GRID_SIZE = 2**22
+_CUT_MASS = 1e-15  # of the mass that a composition may cut off at both ends together
+_ROUNDING_MASS = 1e-15  # of the mass that the rounding of a composition may hide
 
 
 @dataclass(frozen=True, eq=False)
-class Losses:
+class PrivacyLossDistribution:
     """A law of the privacy loss in one direction.
 
     `losses` ascend, shape (n,); `masses` are their probabilities under P; `infinite` is the mass at infinity.  A
@@ -46,27 +46,27 @@ class Losses:
 
     losses: Floats
     masses: Floats
-    infinite: float
+    infinity_mass: float
 
     def deltas(self, epsilons: ArrayLike) -> Floats:
         """An upper bound of H_ε(P‖Q) for every ε (any real number, any shape).
 
         Guarantee: never below the δ of the atoms as they stand, in exact arithmetic.
         """
-        given = np.minimum(np.asarray(epsilons, np.float64), MOST_EPSILON)  # δ falls: a smaller ε is safe
+        given = np.minimum(np.asarray(epsilons, np.float64), MAX_EPSILON)  # δ falls: a smaller ε is safe
         first = np.searchsorted(self.losses, given, side="right")
         above, below = self._tails
-        exact = self.infinite + above[first] - np.exp(given) * below[first]
-        return np.clip(exact * (1.0 + _RELATIVE) + RAISED, 0.0, 1.0)
+        exact = self.infinity_mass + above[first] - np.exp(given) * below[first]
+        return np.clip(exact * (1.0 + _RELATIVE_MARGIN) + DELTA_MARGIN, 0.0, 1.0)
 
     @cached_property
     def _tails(self) -> tuple[Floats, Floats]:
         """Σ p and Σ p e^-loss over the losses from each on; 0 at the end."""
-        weighted = self.masses * np.exp(-np.maximum(self.losses, -MOST_EPSILON))
-        return _sums_from_each_on(self.masses), _sums_from_each_on(weighted)
+        weighted = self.masses * np.exp(-np.maximum(self.losses, -MAX_EPSILON))
+        return _tail_sums(self.masses), _tail_sums(weighted)
 
     @property
-    def spread(self) -> float:
+    def loss_std(self) -> float:
         """The standard deviation of the finite losses: what a lattice has to resolve."""
         total = float(np.sum(self.masses))
         if total <= 0.0:
@@ -75,31 +75,31 @@ class Losses:
         return math.sqrt(float((self.losses - mean) ** 2 @ self.masses) / total)
 
     @property
-    def extent(self) -> float:
+    def loss_range(self) -> float:
         """From the smallest to the largest loss, without 1e-16 of the mass at either end."""
-        first, last = self._kept
+        first, last = self._grid_bounds
         return float(self.losses[last - 1] - self.losses[first]) if first < last else 0.0
 
     @cached_property
-    def _kept(self) -> tuple[int, int]:
+    def _grid_bounds(self) -> tuple[int, int]:
         """The losses that a lattice keeps, first and one behind the last."""
-        behind = len(self.masses) - int(np.searchsorted(np.cumsum(self.masses[::-1]), _END))
-        return int(np.searchsorted(np.cumsum(self.masses), _END)), behind
+        behind = len(self.masses) - int(np.searchsorted(np.cumsum(self.masses[::-1]), _END_MASS))
+        return int(np.searchsorted(np.cumsum(self.masses), _END_MASS)), behind
 
-    def on_lattice(self, step: float) -> "LatticeLosses":
+    def to_grid(self, step: float) -> "GridLossDistribution":
         """The same law on the multiples of `step`, pessimistically.
 
         Every atom goes to its two neighbours so that its mass under P and under Q are kept ("connect the dots",
         Doroshenko et al. 2022).  Of both ends a mass of 1e-16 at most is moved: up to the first loss kept, and to
         infinity.  Guarantee: no δ falls, for one release or in a composition.
         """
-        first, last = self._kept
+        first, last = self._grid_bounds
         if first >= last:
-            return LatticeLosses(step, 0, np.zeros(1), 1.0)
+            return GridLossDistribution(step, 0, np.zeros(1), 1.0)
         kept = self.masses[first:last].copy()
         kept[0] += float(np.sum(self.masses[:first]))
         losses = self.losses[first:last]
-        if losses[-1] - losses[0] > _MOST_PLACES * step:
+        if losses[-1] - losses[0] > _MAX_GRID_SIZE * step:
             raise InputError(
                 f"losses from {losses[0]:.3g} to {losses[-1]:.3g} do not fit a lattice of step {step:.3g}: the "
                 "noise is too small or too large for this accountant"
@@ -110,19 +110,21 @@ class Losses:
         index = places.astype(np.int64) - low
         size = int(index[-1]) + 2
         masses = np.bincount(index, kept - upper, size) + np.bincount(index + 1, upper, size)
-        return LatticeLosses(step, low, np.maximum(masses, 0.0), self.infinite + float(np.sum(self.masses[last:])))
+        return GridLossDistribution(
+            step, low, np.maximum(masses, 0.0), self.infinity_mass + float(np.sum(self.masses[last:]))
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class LatticeLosses:
+class GridLossDistribution:
     """A law of the privacy loss on (`low` + i) · `step`, i = 0 …, that can be composed."""
 
     step: float
-    low: int
+    first_index: int
     masses: Floats
-    infinite: float
+    infinity_mass: float
 
-    def composed(self, times: int) -> Losses:
+    def self_compose(self, times: int) -> PrivacyLossDistribution:
         """The law of `times` releases together, each with this law, adaptive or not.
 
         Guarantee: losses add up; what is cut off, and what rounding may hide, counts as infinite.
@@ -130,53 +132,57 @@ class LatticeLosses:
         if times < 1:
             raise InputError(f"times = {times}: a release happens 1 time or more")
         if times == 1:
-            return self.atoms
+            return self.distribution
         from dp_accounting.pld import common  # slow to import: only who composes pays for it
 
-        cut, sums = common.self_convolve(self.masses, times, _TAIL)
+        cut, sums = common.self_convolve(self.masses, times, _CUT_MASS)
         finite = float(np.sum(self.masses))
-        infinite = 1.0 if self.infinite >= 1.0 else -math.expm1(times * math.log1p(-self.infinite))
+        infinite = 1.0 if self.infinity_mass >= 1.0 else -math.expm1(times * math.log1p(-self.infinity_mass))
         whole = math.exp(min(100.0, times * math.log(finite))) if finite > 0.0 else 0.0
         if finite > 0.0:  # (finite + infinite)^k - finite^k, which is more where the law has more mass than 1
-            infinite = max(infinite, whole * math.expm1(min(100.0, times * math.log1p(self.infinite / finite))))
-        infinite = min(1.0, infinite + _TAIL + times * _PER_RELEASE * max(1.0, whole))
-        return LatticeLosses(self.step, times * self.low + cut, np.maximum(sums, 0.0), infinite).atoms
+            infinite = max(
+                infinite, whole * math.expm1(min(100.0, times * math.log1p(self.infinity_mass / finite)))
+            )
+        infinite = min(1.0, infinite + _CUT_MASS + times * _ROUNDING_MASS * max(1.0, whole))
+        return GridLossDistribution(
+            self.step, times * self.first_index + cut, np.maximum(sums, 0.0), infinite
+        ).distribution
 
-    def beside(self, other: "LatticeLosses") -> "LatticeLosses":
+    def compose(self, other: "GridLossDistribution") -> "GridLossDistribution":
         """The law of both releases together, on the same lattice; no transforms, so that nothing cancels.
 
         Guarantee: losses add up.
         """
         if other.step != self.step:
             raise ValueError(f"laws on lattices of steps {self.step} and {other.step}")
-        finite = max(1.0 - self.infinite, float(np.sum(self.masses)))
-        infinite = self.infinite * max(1.0, other.infinite + float(np.sum(other.masses)))
-        infinite += finite * other.infinite
+        finite = max(1.0 - self.infinity_mass, float(np.sum(self.masses)))
+        infinite = self.infinity_mass * max(1.0, other.infinity_mass + float(np.sum(other.masses)))
+        infinite += finite * other.infinity_mass
         sums = np.convolve(self.masses, other.masses)
-        return LatticeLosses(self.step, self.low + other.low, sums, min(1.0, infinite))
+        return GridLossDistribution(self.step, self.first_index + other.first_index, sums, min(1.0, infinite))
 
     @property
-    def atoms(self) -> Losses:
-        places = self.low + np.arange(len(self.masses), dtype=np.float64)
-        return Losses(places * self.step, self.masses, self.infinite)
+    def distribution(self) -> PrivacyLossDistribution:
+        places = self.first_index + np.arange(len(self.masses), dtype=np.float64)
+        return PrivacyLossDistribution(places * self.step, self.masses, self.infinity_mass)
 
 
-def _sums_from_each_on(values: Floats) -> Floats:
+def _tail_sums(values: Floats) -> Floats:
     return np.append(np.cumsum(values[::-1])[::-1], 0.0)
 
 
-LEAST_NOISE, MOST_NOISE = 0.1, 1e6
+MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 0.1, 1e6
 """Noise multipliers that are tried."""
 
-_CLOSE = 2e-3  # relative, in δ: there a calibration stops; about 2e-4 of the noise
-_NARROW = 1e-4  # relative, in noise: or there
-_SEARCH = 1e-3  # relative accuracy of the coarse search, in noise
-_STEP = 0.2  # the longest step of ln z
-_PATIENCE = 4  # secants between two halvings
-_STEEPEST, _FLATTEST = -1e3, -1.0  # d ln δ / d ln z that are believed
+_DELTA_TOLERANCE = 2e-3  # relative, in δ: there a calibration stops; about 2e-4 of the noise
+_NOISE_TOLERANCE = 1e-4  # relative, in noise: or there
+_SEARCH_TOLERANCE = 1e-3  # relative accuracy of the coarse search, in noise
+_MAX_LOG_STEP = 0.2  # the longest step of ln z
+_SECANTS_PER_HALVING = 4  # secants between two halvings
+_MIN_SLOPE, _MAX_SLOPE = -1e3, -1.0  # d ln δ / d ln z that are believed
 
 
-def smallest_noise(coarse: Callable[[float], float], fine: Callable[[float], float], delta: float) -> float:
+def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float], float], delta: float) -> float:
     """A noise multiplier z with `fine`(z) ≤ `delta`, close to the smallest there is.
 
     `coarse` and `fine` give upper bounds of δ at the target's ε for a noise multiplier; both fall with it.  The
@@ -187,43 +193,48 @@ def smallest_noise(coarse: Callable[[float], float], fine: Callable[[float], flo
     """
 
     def enough(multiplier: float) -> bool:
-        _check_in_reach(multiplier, delta)
-        return multiplier >= LEAST_NOISE and coarse(multiplier) <= delta
+        _check_multiplier_range(multiplier, delta)
+        return multiplier >= MIN_NOISE_MULTIPLIER and coarse(multiplier) <= delta
 
-    here = smallest_safe_near(enough, 1.0, 1.5, _SEARCH)
-    slope = _slope(here * (1.0 - 10.0 * _SEARCH), coarse(here * (1.0 - 10.0 * _SEARCH)), here, coarse(here))
-    too_little, enough_noise = LEAST_NOISE, math.inf
+    here = smallest_safe_near(enough, 1.0, 1.5, _SEARCH_TOLERANCE)
+    slope = _slope(
+        here * (1.0 - 10.0 * _SEARCH_TOLERANCE),
+        coarse(here * (1.0 - 10.0 * _SEARCH_TOLERANCE)),
+        here,
+        coarse(here),
+    )
+    too_little, enough_noise = MIN_NOISE_MULTIPLIER, math.inf
     before: tuple[float, float] | None = None
     steps = 0
-    while enough_noise > too_little * (1.0 + _NARROW):
+    while enough_noise > too_little * (1.0 + _NOISE_TOLERANCE):
         steps += 1
         value = fine(here)
         if value <= delta:
             enough_noise = min(enough_noise, here)
-            if value >= delta * (1.0 - _CLOSE) or here <= LEAST_NOISE:
+            if value >= delta * (1.0 - _DELTA_TOLERANCE) or here <= MIN_NOISE_MULTIPLIER:
                 return here
         else:
-            _check_in_reach(here, delta)
+            _check_multiplier_range(here, delta)
             too_little = max(too_little, here)
         if before is not None and before[0] != here:
             left, right = sorted([before, (here, value)])
             slope = _slope(*left, *right)
         before = (here, value)
-        aim = math.log(delta * (1.0 - 0.5 * _CLOSE) / max(value, 1e-300)) / slope
-        here *= math.exp(min(_STEP, max(-_STEP, aim)))
-        stalled = steps % _PATIENCE == 0 and math.isfinite(enough_noise)
+        aim = math.log(delta * (1.0 - 0.5 * _DELTA_TOLERANCE) / max(value, 1e-300)) / slope
+        here *= math.exp(min(_MAX_LOG_STEP, max(-_MAX_LOG_STEP, aim)))
+        stalled = steps % _SECANTS_PER_HALVING == 0 and math.isfinite(enough_noise)
         if stalled or not too_little < here < enough_noise:
-            here = max(LEAST_NOISE, math.sqrt(too_little * min(enough_noise, 1.5 * too_little)))
+            here = max(MIN_NOISE_MULTIPLIER, math.sqrt(too_little * min(enough_noise, 1.5 * too_little)))
     return enough_noise
 
 
 def _slope(left: float, at_left: float, right: float, at_right: float) -> float:
     """d ln δ / d ln z between two points, as far as it can be believed."""
     if not 0.0 < at_right < at_left:
-        return _FLATTEST
-    return min(_FLATTEST, max(_STEEPEST, math.log(at_right / at_left) / math.log(right / left)))
+        return _MAX_SLOPE
+    return min(_MAX_SLOPE, max(_MIN_SLOPE, math.log(at_right / at_left) / math.log(right / left)))
 
 
-def _check_in_reach(multiplier: float, delta: float) -> None:
-    if multiplier > MOST_NOISE:
-        raise InputError(f"delta = {delta}: no noise multiplier up to {MOST_NOISE:g} reaches the target")
+def _check_multiplier_range(multiplier: float, delta: float) -> None:
+    if multiplier > MAX_NOISE_MULTIPLIER:
+        raise InputError(f"delta = {delta}: no noise multiplier up to {MAX_NOISE_MULTIPLIER:g} reaches the target")

@@ -44,14 +44,14 @@ import numpy as np
 from scipy.special import gammaln, ndtr
 
 from fedpriv.accounting.curves import (
-    MOST_EPSILON,
+    MAX_EPSILON,
     Curve,
     Floats,
     as_floats,
-    check_size,
-    gaussian,
-    highest,
-    lowest,
+    check_group_size,
+    gaussian_curve,
+    highest_curve,
+    lowest_curve,
 )
 from fedpriv.accounting.gaussian import Relation, check_positive, relation_named
 from fedpriv.accounting.guarantees import (
@@ -63,21 +63,24 @@ from fedpriv.accounting.guarantees import (
     least_noise,
     repeated_event,
 )
-from fedpriv.accounting.losses import LatticeLosses, Losses
+from fedpriv.accounting.losses import GridLossDistribution, PrivacyLossDistribution
 from fedpriv.core.errors import InputError
 
-_MOST_ROUNDS = 100_000
-_WIDEST, _NARROWEST = 4e-4, 1e-5  # steps of the lattice of losses
-_WORTH = 6e-3  # the step times √rounds: what it adds to ε grows with the square of this
-_COARSER = 10.0  # than the fine step, in a search
-_MOST_PLACES, _FEW_PLACES = 2**22, 2**12  # of the lattice, and of one by which it is refused
-_OF_GROUPS = 4.0  # times the fine step, on the lattice of several units' losses
-_HOPELESS, _HOPELESS_DELTA = 600.0, 1e-3  # so much less than `MOST_EPSILON` as few places may be wrong by
-_MOST_OF_GROUPS = 2**18  # places of it, on which the step is longer if need be
-_MOST_VALUES = 2**22  # computed at a time
-_TABLE = 2**14  # places of a table of losses
-_REACH = 10.5  # standard deviations: beyond lies less than 1e-25
-_NEWTON, _CLOSE = 60, 1e-9  # steps at most, and how short the last one is in standard deviations
+_MAX_ROUNDS = 100_000
+_MAX_STEP, _MIN_STEP = 4e-4, 1e-5  # steps of the lattice of losses
+_STEP_BUDGET = 6e-3  # the step times √rounds: what it adds to ε grows with the square of this
+_COARSE_FACTOR = 10.0  # than the fine step, in a search
+_MAX_GRID_SIZE, _PREVIEW_GRID_SIZE = 2**22, 2**12  # of the lattice, and of one by which it is refused
+_GROUP_STEP_FACTOR = 4.0  # times the fine step, on the lattice of several units' losses
+_USELESS_EPSILON, _USELESS_DELTA = 600.0, 1e-3  # so much less than `MOST_EPSILON` as few places may be wrong by
+_MAX_GROUP_GRID_SIZE = 2**18  # places of it, on which the step is longer if need be
+_MAX_VALUES = 2**22  # computed at a time
+_TABLE_SIZE = 2**14  # places of a table of losses
+_RANGE_STDS = 10.5  # standard deviations: beyond lies less than 1e-25
+_MAX_NEWTON_STEPS, _NEWTON_TOLERANCE = (
+    60,
+    1e-9,
+)  # steps at most, and how short the last one is in standard deviations
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,8 @@ class PoissonGaussian(Sampled):
         relation_named(self.relation)
         if not 0.0 < self.sampling_rate <= 1.0:
             raise InputError(f"sampling_rate = {self.sampling_rate}: a probability above 0 and at most 1")
-        if not 1 <= self.rounds <= _MOST_ROUNDS:
-            raise InputError(f"rounds = {self.rounds}: there are 1 to {_MOST_ROUNDS:,}")
+        if not 1 <= self.rounds <= _MAX_ROUNDS:
+            raise InputError(f"rounds = {self.rounds}: there are 1 to {_MAX_ROUNDS:,}")
 
     @property
     def curve(self) -> Curve:
@@ -121,7 +124,7 @@ class PoissonGaussian(Sampled):
 
         Guarantee: each of them joins by a coin of its own, in rounds of one class or of several.
         """
-        return _cached_group_curve(self, check_size(size))
+        return _cached_group_curve(self, check_group_size(size))
 
     def event(self) -> tuple[str, Event]:
         sampled = {
@@ -132,41 +135,45 @@ class PoissonGaussian(Sampled):
         return REPLACE if self.relation == "replace-one" else ADD_OR_REMOVE, repeated_event(sampled, self.rounds)
 
 
-def _step(rounds: int) -> float:
-    return max(_NARROWEST, min(_WIDEST, _WORTH / math.sqrt(rounds)))
+def _grid_step(rounds: int) -> float:
+    return max(_MIN_STEP, min(_MAX_STEP, _STEP_BUDGET / math.sqrt(rounds)))
 
 
 @lru_cache(maxsize=4)  # up to tens of megabytes each
 def _cached_curve(mechanism: PoissonGaussian) -> Curve:
     """InputError where ε is beyond what is a float, before a long grid is built."""
-    one = _OneRound.of(mechanism, "REPLACE" if mechanism.relation == "replace-one" else "REMOVE")
-    if one.is_hopeless(mechanism.rounds):
+    one = _RoundHockeyStick.from_mechanism(
+        mechanism, "REPLACE" if mechanism.relation == "replace-one" else "REMOVE"
+    )
+    if one.is_useless(mechanism.rounds):
         raise InputError(
             f"noise_multiplier = {mechanism.noise_multiplier:.3g}: ε of {mechanism.rounds:,} rounds is above "
-            f"{_HOPELESS:g} at delta = {_HOPELESS_DELTA:g}, which protects nobody; take more noise"
+            f"{_USELESS_EPSILON:g} at delta = {_USELESS_DELTA:g}, which protects nobody; take more noise"
         )
-    return _curve(mechanism, _step(mechanism.rounds))
+    return _curve(mechanism, _grid_step(mechanism.rounds))
 
 
 def _curve(mechanism: PoissonGaussian, step: float) -> Curve:
     """The smaller of two bounds: the pair's, and that of coins that everybody sees come up heads."""
-    known = gaussian(mechanism.known_mu)
+    known = gaussian_curve(mechanism.known_mu)
     if mechanism.relation == "replace-one":
-        return lowest([known, _all_rounds(mechanism, "REPLACE", step).deltas])
-    return lowest([known, highest(directions(mechanism, step))])
+        return lowest_curve([known, _run_loss_distribution(mechanism, "REPLACE", step).deltas])
+    return lowest_curve([known, highest_curve(removal_and_addition_curves(mechanism, step))])
 
 
-def directions(mechanism: PoissonGaussian, step: float | None = None) -> tuple[Curve, Curve]:
+def removal_and_addition_curves(mechanism: PoissonGaussian, step: float | None = None) -> tuple[Curve, Curve]:
     """The curves of a unit that is removed (P against Q) and of one that is added (Q against P), all rounds.
 
     Guarantee: each bounds its direction under zero-out, whatever `mechanism.relation` says.
     """
-    step = _step(mechanism.rounds) if step is None else step
-    return _all_rounds(mechanism, "REMOVE", step).deltas, _all_rounds(mechanism, "ADD", step).deltas
+    step = _grid_step(mechanism.rounds) if step is None else step
+    return _run_loss_distribution(mechanism, "REMOVE", step).deltas, _run_loss_distribution(
+        mechanism, "ADD", step
+    ).deltas
 
 
 @dataclass(frozen=True)
-class _OneRound:
+class _RoundHockeyStick:
     """The hockey stick of one round, and the losses between which it lies."""
 
     deltas: Curve
@@ -174,7 +181,7 @@ class _OneRound:
     high: float
 
     @staticmethod
-    def of(mechanism: PoissonGaussian, order: str) -> "_OneRound":
+    def from_mechanism(mechanism: PoissonGaussian, order: str) -> "_RoundHockeyStick":
         """dp-accounting's, in one of its orders."""
         from dp_accounting.pld import privacy_loss_mechanism as theirs  # slow to import: for who samples alone
 
@@ -184,54 +191,62 @@ class _OneRound:
             adjacency_type=theirs.AdjacencyType[order],
         )
         bounds = pair.connect_dots_bounds()
-        return _OneRound(pair.get_delta_for_epsilon, bounds.epsilon_lower, bounds.epsilon_upper)
+        return _RoundHockeyStick(pair.get_delta_for_epsilon, bounds.epsilon_lower, bounds.epsilon_upper)
 
-    def on_lattice(self, step: float) -> LatticeLosses:
+    def to_grid(self, step: float) -> GridLossDistribution:
         """The law that is above it, on the multiples of `step`."""
         first, last = math.floor(self.low / step), math.ceil(self.high / step)
-        return connected_dots(step, first, as_floats(self.deltas(as_floats(step * np.arange(first, last + 1)))))
+        return connect_dots(step, first, as_floats(self.deltas(as_floats(step * np.arange(first, last + 1)))))
 
-    def is_hopeless(self, rounds: int) -> bool:
+    def is_useless(self, rounds: int) -> bool:
         """Whether ε of so many rounds is above 600 at δ = 1e-3, which protects nobody: by a few points."""
-        few = self.on_lattice((self.high - self.low) / _FEW_PLACES)
-        return float(few.composed(rounds).deltas(MOST_EPSILON)) > _HOPELESS_DELTA
+        few = self.to_grid((self.high - self.low) / _PREVIEW_GRID_SIZE)
+        return float(few.self_compose(rounds).deltas(MAX_EPSILON)) > _USELESS_DELTA
 
 
-_NO_BOUND = Losses(np.zeros(1), np.zeros(1), 1.0)
+_TRIVIAL_DISTRIBUTION = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
 
 
-def _all_rounds(mechanism: PoissonGaussian, order: str, step: float) -> Losses:
+def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) -> PrivacyLossDistribution:
     """The law of the loss of all rounds; one that says nothing where they are hopeless."""
-    one = _OneRound.of(mechanism, order)
-    if one.is_hopeless(mechanism.rounds):
-        return _NO_BOUND
-    if one.high - one.low > _MOST_PLACES * step:
+    one = _RoundHockeyStick.from_mechanism(mechanism, order)
+    if one.is_useless(mechanism.rounds):
+        return _TRIVIAL_DISTRIBUTION
+    if one.high - one.low > _MAX_GRID_SIZE * step:
         raise InputError(
             f"noise_multiplier = {mechanism.noise_multiplier}: too small for a privacy loss distribution, whose "
             f"losses would reach {one.high:.3g}"
         )
-    return one.on_lattice(step).composed(mechanism.rounds)
+    return one.to_grid(step).self_compose(mechanism.rounds)
 
 
 @lru_cache(maxsize=4)
 def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
-    orders: tuple[Order, ...] = ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
+    orders: tuple[GroupDirection, ...] = (
+        ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
+    )
     curves = []
     for order in orders:
-        pair = GroupJoins(mechanism.noise_multiplier, mechanism.sampling_rate, size, order)
-        one = _OneRound(pair.deltas, *(min(MOST_EPSILON, max(-MOST_EPSILON, end)) for end in pair.range))
-        step = max(_OF_GROUPS * _step(mechanism.rounds), (one.high - one.low) / _MOST_OF_GROUPS)
-        law = _NO_BOUND if one.is_hopeless(mechanism.rounds) else one.on_lattice(step).composed(mechanism.rounds)
+        pair = SampledGroupRound(mechanism.noise_multiplier, mechanism.sampling_rate, size, order)
+        one = _RoundHockeyStick(
+            pair.deltas, *(min(MAX_EPSILON, max(-MAX_EPSILON, end)) for end in pair.loss_range)
+        )
+        step = max(_GROUP_STEP_FACTOR * _grid_step(mechanism.rounds), (one.high - one.low) / _MAX_GROUP_GRID_SIZE)
+        law = (
+            _TRIVIAL_DISTRIBUTION
+            if one.is_useless(mechanism.rounds)
+            else one.to_grid(step).self_compose(mechanism.rounds)
+        )
         curves.append(law.deltas)
-    return highest(curves)
+    return highest_curve(curves)
 
 
-Order = Literal["removed", "added", "replaced"]
+GroupDirection = Literal["removed", "added", "replaced"]
 """What P has more than Q: the units, nothing (Q has them), or the units while Q has others."""
 
 
 @dataclass(frozen=True)
-class GroupJoins:
+class SampledGroupRound:
     """One round of `size` units that each join with probability `rate`, in one order.
 
     P is N(Bin(size, rate), z²) if units are removed or replaced, Q is N(-Bin(size, rate), z²) if they are added or
@@ -243,29 +258,29 @@ class GroupJoins:
     """z."""
     rate: float
     size: int
-    order: Order
+    direction: GroupDirection
 
     @property
-    def range(self) -> tuple[float, float]:
+    def loss_range(self) -> tuple[float, float]:
         """The losses between which all but 1e-25 of the mass of P lies."""
-        low, high = self.losses(self._ends)
+        low, high = self.loss_at(self._output_range)
         return float(low), float(high)
 
-    def losses(self, at: Floats) -> Floats:
+    def loss_at(self, at: Floats) -> Floats:
         """The loss at x."""
-        return self._of_p * self._log_ratio(at)[0] - self._of_q * self._log_ratio(-at)[0]
+        return self._p_mean * self._log_ratio(at)[0] - self._q_mean * self._log_ratio(-at)[0]
 
     def deltas(self, epsilons: Floats) -> Floats:
         """The hockey stick of P against Q at every ε, (n,)."""
-        rows = max(1, _MOST_VALUES // (self.size + 1))
+        rows = max(1, _MAX_VALUES // (self.size + 1))
         parts = [self._deltas(epsilons[start : start + rows]) for start in range(0, len(epsilons), rows)]
         return np.concatenate(parts)
 
     def _deltas(self, epsilons: Floats) -> Floats:
         at, z = self._thresholds(epsilons)[:, None], self.multiplier
         probabilities = np.exp(self._log_probabilities)
-        of_p = ndtr((self._of_p * self._joined - at) / z) @ probabilities
-        of_q = ndtr((-self._of_q * self._joined - at) / z) @ probabilities
+        of_p = ndtr((self._p_mean * self._participant_counts - at) / z) @ probabilities
+        of_q = ndtr((-self._q_mean * self._participant_counts - at) / z) @ probabilities
         return as_floats(np.clip(of_p - np.exp(epsilons) * of_q, 0.0, 1.0))
 
     def _thresholds(self, epsilons: Floats) -> Floats:
@@ -274,23 +289,23 @@ class GroupJoins:
         δ is flat there, so that an error e in x costs e² only.  Newton's steps start between two places of a table
         and stay there; every fourth one halves what is left instead.
         """
-        start, end = self._ends.tolist()
-        places = np.linspace(start, end, _TABLE)
-        table = np.maximum.accumulate(self.losses(places))
+        start, end = self._output_range.tolist()
+        places = np.linspace(start, end, _TABLE_SIZE)
+        table = np.maximum.accumulate(self.loss_at(places))
         after = np.searchsorted(table, epsilons)
-        low, high = places[np.maximum(after - 1, 0)], places[np.minimum(after, _TABLE - 1)]
+        low, high = places[np.maximum(after - 1, 0)], places[np.minimum(after, _TABLE_SIZE - 1)]
         at = np.clip(np.interp(epsilons, table, places), low, high)
-        for step in range(1, _NEWTON):
+        for step in range(1, _MAX_NEWTON_STEPS):
             (own, own_slope), (other, other_slope) = self._log_ratio(at), self._log_ratio(-at)
-            excess = self._of_p * own - self._of_q * other - epsilons
+            excess = self._p_mean * own - self._q_mean * other - epsilons
             low, high = np.where(excess < 0.0, at, low), np.where(excess < 0.0, high, at)
             with np.errstate(divide="ignore", invalid="ignore"):
-                away = -excess / (self._of_p * own_slope + self._of_q * other_slope)
-            far = np.abs(away) > _CLOSE * self.multiplier
+                away = -excess / (self._p_mean * own_slope + self._q_mean * other_slope)
+            far = np.abs(away) > _NEWTON_TOLERANCE * self.multiplier
             halved = ~((low <= at + away) & (at + away <= high)) | (far & (step % 4 == 0))
             moved = np.where(halved, 0.5 * (low + high) - at, away)
             at = at + moved
-            if float(np.max(np.abs(moved))) <= _CLOSE * self.multiplier:
+            if float(np.max(np.abs(moved))) <= _NEWTON_TOLERANCE * self.multiplier:
                 break
         return as_floats(at)
 
@@ -298,34 +313,35 @@ class GroupJoins:
         """l and its derivative at x, each (n,)."""
         logs = (
             self._log_probabilities
-            + (np.multiply.outer(at, self._joined) - 0.5 * self._joined**2) / self.multiplier**2
+            + (np.multiply.outer(at, self._participant_counts) - 0.5 * self._participant_counts**2)
+            / self.multiplier**2
         )
         largest = logs.max(axis=-1, keepdims=True)
         parts = np.exp(logs - largest)
         total = parts.sum(axis=-1)
-        return np.log(total) + largest[..., 0], parts @ self._joined / (total * self.multiplier**2)
+        return np.log(total) + largest[..., 0], parts @ self._participant_counts / (total * self.multiplier**2)
 
     @property
-    def _ends(self) -> Floats:
-        far = _REACH * self.multiplier
-        return np.array([-far, far + self._of_p * self.size])
+    def _output_range(self) -> Floats:
+        far = _RANGE_STDS * self.multiplier
+        return np.array([-far, far + self._p_mean * self.size])
 
     @property
-    def _of_p(self) -> float:
-        return 0.0 if self.order == "added" else 1.0
+    def _p_mean(self) -> float:
+        return 0.0 if self.direction == "added" else 1.0
 
     @property
-    def _of_q(self) -> float:
-        return 0.0 if self.order == "removed" else 1.0
+    def _q_mean(self) -> float:
+        return 0.0 if self.direction == "removed" else 1.0
 
     @property
-    def _joined(self) -> Floats:
+    def _participant_counts(self) -> Floats:
         return np.arange(self.size + 1, dtype=np.float64)
 
     @property
     def _log_probabilities(self) -> Floats:
         """ln P[Bin(size, rate) = j]."""
-        joined, size = self._joined, float(self.size)
+        joined, size = self._participant_counts, float(self.size)
         with np.errstate(divide="ignore"):
             heads, tails = np.log(self.rate), np.log1p(-self.rate)
         counts = gammaln(size + 1.0) - gammaln(joined + 1.0) - gammaln(size - joined + 1.0)
@@ -333,7 +349,7 @@ class GroupJoins:
         return np.asarray(counts + joined * heads + several, np.float64)
 
 
-def connected_dots(step: float, low: int, deltas: Floats) -> LatticeLosses:
+def connect_dots(step: float, low: int, deltas: Floats) -> GridLossDistribution:
     """The law on the multiples of `step` from `low` on whose hockey stick has the given values there.
 
     Between two points it is the chord in e^ε, which lies above the true, convex one.  Guarantee: its δ is at least
@@ -345,11 +361,11 @@ def connected_dots(step: float, low: int, deltas: Floats) -> LatticeLosses:
     masses[0] = 1.0 - falling[0] - falls[0] / math.expm1(step)
     masses[1:-1] = (math.exp(step) * falls[:-1] - falls[1:]) / math.expm1(step)
     masses[-1] = falls[-1] / -math.expm1(-step)
-    return LatticeLosses(step, low, np.maximum(masses, 0.0), float(falling[-1]))
+    return GridLossDistribution(step, low, np.maximum(masses, 0.0), float(falling[-1]))
 
 
 @lru_cache(maxsize=256)
-def calibrated(
+def calibrate(
     epsilon: float, delta: float, sampling_rate: float, rounds: int, relation: Relation = "zero-out"
 ) -> PoissonGaussian:
     """The mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
@@ -361,6 +377,6 @@ def calibrated(
     def mechanism(multiplier: float) -> PoissonGaussian:
         return PoissonGaussian(multiplier, sampling_rate, rounds, relation)
 
-    step = _step(rounds)
-    coarse, fine = (lambda z: _curve(mechanism(z), _COARSER * step)), (lambda z: _curve(mechanism(z), step))
+    step = _grid_step(rounds)
+    coarse, fine = (lambda z: _curve(mechanism(z), _COARSE_FACTOR * step)), (lambda z: _curve(mechanism(z), step))
     return mechanism(least_noise(epsilon, delta, coarse, fine))

@@ -48,9 +48,9 @@ def paper_mu(epsilon: float, delta: float) -> float:
     return 2.0 * check_epsilon(epsilon) / (math.sqrt(tail + 2.0 * epsilon) + math.sqrt(tail))
 
 
-_DECADES = (4.0, 0.05, 0.001)  # half-widths, in powers of ten, of the successive searches over α - 1
-_POINTS = 801
-LEAST_EXCESS, MOST_EXCESS = 1e-6, 1e9
+_SEARCH_DECADES = (4.0, 0.05, 0.001)  # half-widths, in powers of ten, of the successive searches over α - 1
+_GRID_POINTS = 801
+MIN_ORDER_EXCESS, MAX_ORDER_EXCESS = 1e-6, 1e9
 """Between which orders λ - 1 are looked for where the curve is not a Gaussian composition's."""
 
 
@@ -60,9 +60,9 @@ def epsilon_of(mu: float, delta: float) -> float:
     if zcdp == 0.0:
         return 0.0
     center = 0.5 * (math.log10(-log_delta) - math.log10(zcdp))  # the minimum of the plain zCDP conversion
-    for width in _DECADES:
-        grid = np.linspace(center - width, center + width, _POINTS)
-        values = to_epsilons(10.0**grid, (1.0 + 10.0**grid) * zcdp, log_delta)
+    for width in _SEARCH_DECADES:
+        grid = np.linspace(center - width, center + width, _GRID_POINTS)
+        values = renyi_to_epsilons(10.0**grid, (1.0 + 10.0**grid) * zcdp, log_delta)
         center = float(grid[np.argmin(values)])
     return max(0.0, float(np.min(values)))
 
@@ -74,7 +74,9 @@ def mu_of(epsilon: float, delta: float) -> float:
     return largest_safe(lambda mu: epsilon_of(mu, delta) <= epsilon, low=paper_mu(epsilon, delta) * (1.0 - 1e-9))
 
 
-def to_epsilons(excess: NDArray[np.float64], renyi: NDArray[np.float64], log_delta: float) -> NDArray[np.float64]:
+def renyi_to_epsilons(
+    excess: NDArray[np.float64], renyi: NDArray[np.float64], log_delta: float
+) -> NDArray[np.float64]:
     """ε at δ for every order 1 + `excess`, at which the Rényi curve is `renyi`: each of them holds."""
     log_order = np.log1p(excess)
     return renyi + np.log(excess) - log_order - (log_delta + log_order) / excess

@@ -36,19 +36,19 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting import curves
 from fedpriv.accounting.gaussian import check_delta, check_mu, check_positive, compose, epsilon_of
-from fedpriv.accounting.renyi import LEAST_EXCESS, MOST_EXCESS, to_epsilons, zcdp_of
+from fedpriv.accounting.renyi import MAX_ORDER_EXCESS, MIN_ORDER_EXCESS, renyi_to_epsilons, zcdp_of
 from fedpriv.core.errors import InputError
 
-_POINTS = 4001
+_GRID_POINTS = 4001
 _REFINEMENTS = 2
-_MOST_TRIALS = 1e6
+_MAX_TRIALS = 1e6
 _ROUNDING = 1e-12  # of ε₂
-_OF_MEAN = 1e-7  # relative: what rounding of γ moves E[K] by, most where it is nearly 1
-_TINY = 1e-300
-_LEAST_ETA = 1e-6  # below, γ^-η - 1 has no digits left, and 0 is the same law but for as much
+_MEAN_MARGIN = 1e-7  # relative: what rounding of γ moves E[K] by, most where it is nearly 1
+_MIN_LOG_ARGUMENT = 1e-300
+_MIN_ETA = 1e-6  # below, γ^-η - 1 has no digits left, and 0 is the same law but for as much
 
 
-class Law(Protocol):
+class RunCountDistribution(Protocol):
     """The law of the number of runs."""
 
     @property
@@ -57,15 +57,15 @@ class Law(Protocol):
         ...
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """As a report says it."""
         ...
 
-    def constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
+    def renyi_constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
         """What the choice adds to a μ-GDP run's Rényi curve at orders 1 + `excess`, ln E[K]/(λ - 1) apart."""
         ...
 
-    def shift(self, mu: float) -> float:
+    def epsilon_shift(self, mu: float) -> float:
         """ε₂ of the bound from a μ-GDP run's curve, rounded up; infinite where there is none."""
         ...
 
@@ -75,7 +75,7 @@ class Law(Protocol):
 
 
 @dataclass(frozen=True)
-class NegativeBinomial:
+class NegativeBinomialRunCount:
     """Truncated to 1, 2, …: η = 0 is the logarithmic law, η = 1 the geometric one.
 
     P[K = k] is proportional to (1 - γ)^k Π_{l < k} (l + η)/(l + 1), with γ such that E[K] is `mean`.
@@ -86,15 +86,14 @@ class NegativeBinomial:
     eta: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_mean(self.mean, least=1.0)
-        if not (self.eta == 0.0 or _LEAST_ETA <= self.eta <= 100.0):
+        _check_mean(self.mean, min_mean=1.0)
+        if not (self.eta == 0.0 or _MIN_ETA <= self.eta <= 100.0):
             raise InputError(
-                f"eta = {self.eta}: of the truncated negative binomial law 0, or a number from {_LEAST_ETA:g} "
-                "to 100"
+                f"eta = {self.eta}: of the truncated negative binomial law 0, or a number from {_MIN_ETA:g} to 100"
             )
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"a truncated negative binomial number of runs, {self.mean:g} on average (eta = {self.eta:g})"
 
     @property
@@ -105,19 +104,25 @@ class NegativeBinomial:
             middle = 0.5 * (low + high)
             if middle in (low, high):
                 break
-            low, high = (low, middle) if mean_of(self.eta, middle) < self.mean else (middle, high)
+            low, high = (low, middle) if negative_binomial_mean(self.eta, middle) < self.mean else (middle, high)
         return low
 
-    def constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
+    def renyi_constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
         zcdp, log = zcdp_of(mu), -math.log(self.gamma)
         least = 2.0 * math.sqrt(zcdp * log) - zcdp if log >= zcdp else log
         return np.full_like(excess, (1.0 + self.eta) * least)
 
-    def shift(self, mu: float) -> float:
-        odds, curve = (1.0 - self.gamma) / self.gamma, curves.gaussian(mu)
+    def epsilon_shift(self, mu: float) -> float:
+        odds, curve = (1.0 - self.gamma) / self.gamma, curves.gaussian_curve(mu)
         most = math.log1p(odds * float(curve(np.zeros(1))[0]))  # of ε₁ = 0: no larger ε₁ gives less
-        tried = np.linspace(0.0, most, _POINTS)
-        found = float(np.min(np.logaddexp(tried, math.log(max(odds, _TINY)) + np.log(curve(tried) + _TINY))))
+        tried = np.linspace(0.0, most, _GRID_POINTS)
+        found = float(
+            np.min(
+                np.logaddexp(
+                    tried, math.log(max(odds, _MIN_LOG_ARGUMENT)) + np.log(curve(tried) + _MIN_LOG_ARGUMENT)
+                )
+            )
+        )
         return (1.0 + self.eta) * min(most, found) * (1.0 + _ROUNDING) + _ROUNDING
 
     def draw(self, generator: np.random.Generator) -> int:
@@ -135,23 +140,23 @@ class NegativeBinomial:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class PoissonRunCount:
     """K may be 0: then nothing is chosen."""
 
     mean: float
 
     def __post_init__(self) -> None:
-        _check_mean(self.mean, least=1.0)
+        _check_mean(self.mean, min_mean=1.0)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"a Poisson number of runs, {self.mean:g} on average"
 
-    def constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
+    def renyi_constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
         """The run's δ at the largest ε that Theorem 6 allows for an order."""
-        return self.mean * curves.gaussian(mu)(np.log1p(1.0 / excess))
+        return self.mean * curves.gaussian_curve(mu)(np.log1p(1.0 / excess))
 
-    def shift(self, mu: float) -> float:
+    def epsilon_shift(self, mu: float) -> float:
         return math.inf
 
     def draw(self, generator: np.random.Generator) -> int:
@@ -159,7 +164,7 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class Selection:
+class PrivateSelection:
     """The best of K runs that are `mu`-GDP each, whose settings and score are published and no other's.
 
     Guarantee: `epsilon_of` holds for what is published of the chosen run, if the score that it was chosen by is a
@@ -168,12 +173,12 @@ class Selection:
     """
 
     mu: float
-    law: Law
-    then: float = 0.0
+    run_count: RunCountDistribution
+    later_mu: float = 0.0
 
     def __post_init__(self) -> None:
         check_positive("mu", check_mu(self.mu))
-        check_mu(self.then)
+        check_mu(self.later_mu)
 
     def epsilon_of(self, delta: float) -> float:
         """An ε for which (ε, `delta`)-DP holds: the smaller of two bounds."""
@@ -181,37 +186,43 @@ class Selection:
 
     def epsilon_by_curve(self, delta: float) -> float:
         """The bound from the run's own curve; infinite for a law that has none."""
-        shift = self.law.shift(self.mu)
+        shift = self.run_count.epsilon_shift(self.mu)
         if math.isinf(shift):
             return math.inf
-        whole = compose([self.mu, self.then])
-        return (epsilon_of(whole, check_delta(delta) / (self.law.mean * (1.0 + _OF_MEAN))) + shift) * (1.0 + 1e-15)
+        whole = compose([self.mu, self.later_mu])
+        return (epsilon_of(whole, check_delta(delta) / (self.run_count.mean * (1.0 + _MEAN_MARGIN))) + shift) * (
+            1.0 + 1e-15
+        )
 
     def epsilon_by_orders(self, delta: float) -> float:
         """The least over Rényi orders; the conversion is that of `rdp`."""
         log_delta = math.log(check_delta(delta))
-        low, high = math.log(LEAST_EXCESS), math.log(MOST_EXCESS)
+        low, high = math.log(MIN_ORDER_EXCESS), math.log(MAX_ORDER_EXCESS)
         for _ in range(1 + _REFINEMENTS):
-            grid = np.linspace(low, high, _POINTS)
-            values = to_epsilons(np.exp(grid), self.renyi(np.exp(grid)), log_delta)
-            best, width = grid[int(np.argmin(values))], (high - low) / (_POINTS - 1)
+            grid = np.linspace(low, high, _GRID_POINTS)
+            values = renyi_to_epsilons(np.exp(grid), self.renyi(np.exp(grid)), log_delta)
+            best, width = grid[int(np.argmin(values))], (high - low) / (_GRID_POINTS - 1)
             low, high = best - width, best + width
         return max(0.0, float(np.min(values)))
 
     def renyi(self, excess: NDArray[np.float64]) -> NDArray[np.float64]:
         """The Rényi curve at orders 1 + `excess`, each above 0."""
-        zcdp = zcdp_of(self.mu) + zcdp_of(self.then)
-        found = (1.0 + excess) * zcdp + self.law.constant(self.mu, excess) + math.log(self.law.mean) / excess
+        zcdp = zcdp_of(self.mu) + zcdp_of(self.later_mu)
+        found = (
+            (1.0 + excess) * zcdp
+            + self.run_count.renyi_constant(self.mu, excess)
+            + math.log(self.run_count.mean) / excess
+        )
         return np.asarray(found, np.float64)
 
 
-def mean_of(eta: float, gamma: float) -> float:
+def negative_binomial_mean(eta: float, gamma: float) -> float:
     """E[K] of the truncated negative binomial law, 0 < γ < 1, η ≥ 0."""
     if eta == 0.0:
         return (1.0 / gamma - 1.0) / -math.log(gamma)
     return eta * (1.0 - gamma) / (gamma * -math.expm1(eta * math.log(gamma)))
 
 
-def _check_mean(mean: float, least: float) -> None:
-    if not (math.isfinite(mean) and least <= mean <= _MOST_TRIALS):
-        raise InputError(f"trials = {mean}: on average from {least:g} to {_MOST_TRIALS:g} runs are tried")
+def _check_mean(mean: float, min_mean: float) -> None:
+    if not (math.isfinite(mean) and min_mean <= mean <= _MAX_TRIALS):
+        raise InputError(f"trials = {mean}: on average from {min_mean:g} to {_MAX_TRIALS:g} runs are tried")

@@ -51,26 +51,29 @@ from functools import cache
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from fedpriv.accounting.curves import LEAST_DELTA, Curve, Floats, as_floats, epsilon_at
-from fedpriv.accounting.losses import Losses
+from fedpriv.accounting.curves import MIN_DELTA, Curve, Floats, as_floats, epsilon_at
+from fedpriv.accounting.losses import PrivacyLossDistribution
 
-_MOST_LOG = 600.0  # of a grid's end
-_NOISE, _NOISE_PER_BIN = 2e-12, 1e-14  # of a probability: what Fourier transforms may hide
-_LEAST_TAIL, _TAIL = 1e-16, 3e-4  # what lies beyond a grid, in parts of δ: a choice
-_RELATIVE = 1e-9
-_MUCH, _LITTLE_NOISE = 0.2, 0.5  # a larger tail, where a small multiplier spreads points far: a choice
-_NEAR = 2.0  # lengths of the positive part of a grid, that R is given on either side: a choice
-_SETTLED = 0.9  # of a bound: as long as a grid made for it gives less, one is made for that
-_SHRINK = 0.8  # from one end of the curve that is tried to the next
-_MOST = 60.0  # ε that is told from larger ones
-_FEW = 2  # values of ε
-_BENT = 1.5  # power by which knots lie closer where ε is small
-LEAST_MULTIPLIER = 0.1
+_MAX_LOG = 600.0  # of a grid's end
+_ROUNDING_MASS, _ROUNDING_MASS_PER_BIN = 2e-12, 1e-14  # of a probability: what Fourier transforms may hide
+_MIN_TAIL, _TAIL_SHARE = 1e-16, 3e-4  # what lies beyond a grid, in parts of δ: a choice
+_RELATIVE_MARGIN = 1e-9
+_LARGE_TAIL_SHARE, _SMALL_MULTIPLIER = (
+    0.2,
+    0.5,
+)  # a larger tail, where a small multiplier spreads points far: a choice
+_NEAR_LENGTHS = 2.0  # lengths of the positive part of a grid, that R is given on either side: a choice
+_SETTLED_FACTOR = 0.9  # of a bound: as long as a grid made for it gives less, one is made for that
+_END_FACTOR = 0.8  # from one end of the curve that is tried to the next
+_MAX_EPSILON = 60.0  # ε that is told from larger ones
+_FEW_EPSILONS = 2  # values of ε
+_KNOT_EXPONENT = 1.5  # power by which knots lie closer where ε is small
+MIN_MULTIPLIER = 0.1
 """Below it `Symmetric` is not computed."""
 
 
 @dataclass(frozen=True)
-class Symmetric:
+class SymmetricPairEpoch:
     """One epoch of the pair, on grids of `size` points; every size gives an upper bound."""
 
     multiplier: float
@@ -81,15 +84,15 @@ class Symmetric:
 
     def delta(self, epsilon: float, tail: float) -> float:
         """An upper bound of H_ε(P‖Q), ε ≥ 0.  About `tail` of D_1 lies beyond the grid under P: a choice."""
-        gamma = math.exp(min(epsilon, _MOST))  # δ falls: a smaller ε is safe
+        gamma = math.exp(min(epsilon, _MAX_EPSILON))  # δ falls: a smaller ε is safe
         below, spacing = self._grid(gamma, tail)
         points = as_floats(spacing * (np.arange(self.size + 1) - below))
-        masses, beyond = self._law(gamma, points)
+        masses, beyond = self._ratio_distribution(gamma, points)
         at = points[:-1]
-        most, least = self._chances_above(masses, below)
+        most, least = self._tail_probabilities(masses, below)
         weighted = at * masses
         exact = float(weighted @ np.where(at > 0.0, most, least)) + beyond
-        return min(1.0, exact * (1.0 + _RELATIVE) + self._noise)
+        return min(1.0, exact * (1.0 + _RELATIVE_MARGIN) + self._rounding_error)
 
     def curve(self, knots: int, loose: Curve) -> Curve:
         """An upper bound at every ε; `loose` is one that takes less time.
@@ -97,48 +100,48 @@ class Symmetric:
         At a few ε it is computed, on a finer grid; at many it is that of the law on `knots`.
         """
         finer = replace(self, size=2 * self.size)
-        shares = (_TAIL, _MUCH) if self.multiplier < _LITTLE_NOISE else (_TAIL,)
+        shares = (_TAIL_SHARE, _LARGE_TAIL_SHARE) if self.multiplier < _SMALL_MULTIPLIER else (_TAIL_SHARE,)
 
         @cache
-        def law() -> Losses:
-            return self.losses(knots, epsilon_at(loose, LEAST_DELTA))
+        def law() -> PrivacyLossDistribution:
+            return self.loss_distribution(knots, epsilon_at(loose, MIN_DELTA))
 
         def curve(epsilons: Floats) -> Floats:
-            if np.size(epsilons) > _FEW:
+            if np.size(epsilons) > _FEW_EPSILONS:
                 return law().deltas(epsilons)
             found = []
             for epsilon, about in zip(np.ravel(epsilons), np.ravel(loose(epsilons)), strict=True):
                 before, bound = math.inf, float(about)
-                while bound < _SETTLED * before:
+                while bound < _SETTLED_FACTOR * before:
                     before = bound
                     for share in shares:
-                        bound = min(bound, finer.delta(float(epsilon), _tail_for(bound, share)))
+                        bound = min(bound, finer.delta(float(epsilon), _grid_tail(bound, share)))
                 found.append(bound)
             return as_floats(found).reshape(np.shape(epsilons))
 
         return curve
 
-    def losses(self, knots: int, most: float) -> Losses:
+    def loss_distribution(self, knots: int, most: float) -> PrivacyLossDistribution:
         """The law of the loss of an epoch, in atoms at `knots` values of ε and 0 and their negatives.
 
         `most`: an ε at which δ is next to nothing.  Guarantee: an upper bound of H_ε(P‖Q) for every ε of either
         sign, and in compositions.
         """
-        epsilons = self._end(most) * np.linspace(0.0, 1.0, knots + 1) ** _BENT
+        epsilons = self._max_resolved_epsilon(most) * np.linspace(0.0, 1.0, knots + 1) ** _KNOT_EXPONENT
         bounds = [1.0]
         for epsilon in epsilons:
-            bounds.append(min(bounds[-1], self.delta(float(epsilon), _tail_for(bounds[-1]))))
-        return mirrored(*lower_hull(epsilons, as_floats(bounds[1:])))
+            bounds.append(min(bounds[-1], self.delta(float(epsilon), _grid_tail(bounds[-1]))))
+        return symmetric_loss_distribution(*lower_hull(epsilons, as_floats(bounds[1:])))
 
     @property
-    def _noise(self) -> float:
-        return _NOISE + _NOISE_PER_BIN * self.bins
+    def _rounding_error(self) -> float:
+        return _ROUNDING_MASS + _ROUNDING_MASS_PER_BIN * self.bins
 
-    def _end(self, most: float) -> float:
+    def _max_resolved_epsilon(self, most: float) -> float:
         """About the smallest ε at which rounding hides δ."""
-        end = min(most, _MOST)
-        while end > 1e-9 and self.delta(_SHRINK * end, _LEAST_TAIL) <= 4.0 * self._noise:
-            end *= _SHRINK
+        end = min(most, _MAX_EPSILON)
+        while end > 1e-9 and self.delta(_END_FACTOR * end, _MIN_TAIL) <= 4.0 * self._rounding_error:
+            end *= _END_FACTOR
         return end
 
     def _grid(self, gamma: float, tail: float) -> tuple[int, float]:
@@ -147,8 +150,8 @@ class Symmetric:
         Where e^ε is large R is far below 0, and only what D_1 reaches has to be resolved.
         """
         z, bins = self.multiplier, self.bins
-        of_one = math.exp(min(_MOST_LOG, (0.5 / z - float(ndtri(tail))) / z))
-        near = _NEAR * (of_one + bins)
+        of_one = math.exp(min(_MAX_LOG, (0.5 / z - float(ndtri(tail))) / z))
+        near = _NEAR_LENGTHS * (of_one + bins)
         wide, narrow = math.expm1(z**-2), -math.expm1(-(z**-2))
         spread = 10.0 * math.sqrt(bins * ((1.0 + gamma**2) * wide + 2.0 * gamma * narrow))
         low = min(4.0 * gamma * bins + 2.0 * gamma, (gamma - 1.0) * bins + spread + 2.0 * gamma, 2.0 * near)
@@ -156,7 +159,7 @@ class Symmetric:
         spacing = (low + high) / (self.size - 1)
         return math.ceil(low / spacing), spacing
 
-    def _law(self, gamma: float, points: Floats) -> tuple[Floats, float]:
+    def _ratio_distribution(self, gamma: float, points: Floats) -> tuple[Floats, float]:
         """The law of D on all points but the last, and the mean of what was not moved to them.
 
         Guarantee: what lies below the grid is moved up to it, all else keeps its mean.
@@ -178,24 +181,24 @@ class Symmetric:
         beyond = points[-1] * (calls[-2] - calls[-1]) / spacing + calls[-1]
         return as_floats(np.maximum(masses / spacing, 0.0)), max(0.0, float(beyond))
 
-    def _chances_above(self, masses: Floats, below: int) -> tuple[Floats, Floats]:
+    def _tail_probabilities(self, masses: Floats, below: int) -> tuple[Floats, Floats]:
         """For every point x of the grid an upper and a lower bound of P(R > -x)."""
         if self.bins == 1:
             above = np.where(np.arange(self.size) > below, 1.0, 0.0)
             return above, above
-        law = _power(np.stack([masses, masses]), self.bins - 1, below)
+        law = _self_convolve(np.stack([masses, masses]), self.bins - 1, below)
         from_each_on = np.append(np.cumsum(law[:, ::-1], axis=1)[:, ::-1], np.zeros((2, 1)), axis=1)
         places = np.clip(2 * below + 1 - np.arange(self.size), 0, self.size)
         infinite = max(0.0, 1.0 - float(from_each_on[0, 0]))
-        most = np.minimum(1.0, from_each_on[0, places] + infinite + self._noise)
-        return as_floats(most), as_floats(np.maximum(0.0, from_each_on[1, places] - self._noise))
+        most = np.minimum(1.0, from_each_on[0, places] + infinite + self._rounding_error)
+        return as_floats(most), as_floats(np.maximum(0.0, from_each_on[1, places] - self._rounding_error))
 
 
-def _tail_for(delta: float, share: float = _TAIL) -> float:
-    return max(_LEAST_TAIL, share * delta)
+def _grid_tail(delta: float, share: float = _TAIL_SHARE) -> float:
+    return max(_MIN_TAIL, share * delta)
 
 
-def _power(laws: Floats, times: int, below: int) -> Floats:
+def _self_convolve(laws: Floats, times: int, below: int) -> Floats:
     """The laws of sums of `times` ≥ 1 independent numbers, shape (2, size), by repeated squaring.
 
     Of the first what falls below the grid stays at its lowest point, of the second it is dropped; what lies
@@ -240,7 +243,7 @@ def lower_hull(epsilons: Floats, bounds: Floats) -> tuple[Floats, Floats]:
     return epsilons[kept], bounds[kept]
 
 
-def mirrored(epsilons: Floats, bounds: Floats) -> Losses:
+def symmetric_loss_distribution(epsilons: Floats, bounds: Floats) -> PrivacyLossDistribution:
     """The law of the loss whose hockey stick is `bounds` at e^ε ≥ 1, convex and falling, and its mirror below.
 
     Of a pair that a reflection exchanges, P(loss = -l) = e^-l P(loss = l).  Guarantee: no δ below `bounds`, nor
@@ -252,4 +255,4 @@ def mirrored(epsilons: Floats, bounds: Floats) -> Losses:
     above = np.maximum(gammas[1:] * (slopes - np.append(slopes[1:], 0.0)), 0.0)
     equal = max(0.0, 1.0 - float(bounds[0]) - 2.0 * first)
     masses = np.concatenate([(above * np.exp(-epsilons[1:]))[::-1], [equal], above])
-    return Losses(np.concatenate([-epsilons[:0:-1], epsilons]), masses, float(bounds[-1]))
+    return PrivacyLossDistribution(np.concatenate([-epsilons[:0:-1], epsilons]), masses, float(bounds[-1]))

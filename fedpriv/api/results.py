@@ -11,13 +11,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from fedpriv.claims.outcome import WithMetrics
+from fedpriv.claims.outcome import MetricsMixin
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import counted, delta_figure, upper_figure
-from fedpriv.data.given import records_of
-from fedpriv.loss.imported import Trained, trained, with_parameters
-from fedpriv.loss.losses import predicted
-from fedpriv.plan.task import ModelInputs, public_task_of_cell
+from fedpriv.core.figures import format_count, format_upper, format_upper_delta
+from fedpriv.data.given import to_record_array
+from fedpriv.loss.imported import TrainedModel, copy_with_parameters, make_trained_model
+from fedpriv.loss.losses import predict_labels
+from fedpriv.plan.task import ModelInputs, load_public_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.page import render_fragment, write_report
@@ -28,7 +28,7 @@ from fedpriv.study.results import read_claims, read_history
 
 
 @dataclass(frozen=True)
-class Evaluation(WithMetrics):
+class Evaluation(MetricsMixin):
     """The test set after one round; the accuracy is a share, 0 … 1."""
 
     round: int
@@ -67,7 +67,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, repr=False)
-class CellResults(WithMetrics):
+class CellResults(MetricsMixin):
     """One sweep point with one seed."""
 
     point: Mapping[str, Any]
@@ -102,8 +102,8 @@ class CellResults(WithMetrics):
         epsilon, delta = self.privacy.epsilon, self.privacy.delta
         if epsilon is None:
             return "no noise"
-        where = f" (all in delta={delta_figure(delta)})" if epsilon == 0.0 else ""
-        return f"epsilon={upper_figure(epsilon)}{where}"
+        where = f" (all in delta={format_upper_delta(delta)})" if epsilon == 0.0 else ""
+        return f"epsilon={format_upper(epsilon)}{where}"
 
     def model(self) -> NDArray[np.floating[Any]]:
         """The published model, flat: shape (d,)."""
@@ -120,7 +120,11 @@ class CellResults(WithMetrics):
         layer on the features that the scenario names (`predict` makes them).
         """
         own = self.module
-        return self._load_trained().module if own is None else with_parameters(own, torch.from_numpy(self.model()))
+        return (
+            self._load_trained().module
+            if own is None
+            else copy_with_parameters(own, torch.from_numpy(self.model()))
+        )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The published parameters by name, as torch saves them."""
@@ -133,17 +137,17 @@ class CellResults(WithMetrics):
         are a tuple.  A loss that is a function of one's own leaves the outputs as they are.
         """
         features, trained = (
-            ModelInputs.of(self._resolve_cell()).features(records_of(records)),
+            ModelInputs.from_cell(self._resolve_cell()).compute_features(to_record_array(records)),
             self._load_trained(),
         )
-        found: NDArray[Any] = predicted(trained.loss, trained.outputs(features)).numpy()
+        found: NDArray[Any] = predict_labels(trained.loss, trained.outputs(features)).numpy()
         return found
 
     def _resolve_cell(self) -> Cell:
         return resolve_cell(self.scenario, str(self.model_file.parents[1]))
 
-    def _load_trained(self) -> Trained:
-        return trained(public_task_of_cell(self._resolve_cell()).objective, self.model())
+    def _load_trained(self) -> TrainedModel:
+        return make_trained_model(load_public_task(self._resolve_cell()).objective, self.model())
 
 
 @dataclass(frozen=True, repr=False)
@@ -161,7 +165,7 @@ class RunResults:
 
     def __repr__(self) -> str:
         state = ("DIFFERS, " if self.differs else "") + ("complete" if self.complete else "incomplete")
-        of = f"{self.name!r}, {counted(len(self.cells), 'cell')}, {state}"
+        of = f"{self.name!r}, {format_count(len(self.cells), 'cell')}, {state}"
         return f"RunResults({of}, folder={str(self.folder)!r})"
 
     def _repr_html_(self) -> str:

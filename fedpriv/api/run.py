@@ -16,16 +16,16 @@ from fedpriv.api.results import RunResults, load_results
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError
-from fedpriv.core.extensions import all_added
-from fedpriv.core.files import scenario_file
-from fedpriv.data.given import Given, arrays_of
-from fedpriv.data.named import ARGUMENTS, add_data, dataset_of
-from fedpriv.data.tables import Frame, add_frame, given_name, is_frame
+from fedpriv.core.extensions import load_add_on_parts
+from fedpriv.core.files import find_scenario_file
+from fedpriv.data.given import RecordSource, to_record_arrays
+from fedpriv.data.named import ARGUMENT_NAMES, add_data, make_dataset
+from fedpriv.data.tables import DataFrame, in_memory_name, is_data_frame, register_frame
 from fedpriv.engines.workers import Workers
-from fedpriv.loss.frozen import trained_of
-from fedpriv.loss.imported import GIVEN as OF_MODULE
-from fedpriv.loss.models import LossGiven, add_given, choice_of
-from fedpriv.scenario.load import load_scenario, read_toml, scenario_of
+from fedpriv.loss.frozen import trainable_parameters
+from fedpriv.loss.imported import GIVEN_PREFIX as OF_MODULE
+from fedpriv.loss.models import LossArgument, add_module_instance, make_loss_choice
+from fedpriv.scenario.load import load_scenario, parse_scenario, read_toml
 from fedpriv.show.table import write_table
 from fedpriv.study.sweep import RunOptions, run_sweep
 
@@ -39,11 +39,11 @@ _OWN_DATA_SCENARIO = "own-data"
 
 def insert_own_data(
     tree: Mapping[str, Any],
-    train: Given | Frame | None,
-    test: Given | None,
+    train: RecordSource | DataFrame | None,
+    test: RecordSource | None,
     model: nn.Module | None,
     classes: int | None,
-    loss: LossGiven,
+    loss: LossArgument,
     asked: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Put these records and this module in place of the scenario's [data] and [model].
@@ -53,42 +53,41 @@ def insert_own_data(
     shipped own-data takes what `fedpriv advise` says of them and of the keys that are `asked` for.
     """
     found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
-    if is_frame(train):
+    if is_data_frame(train):
         return _insert_frame(found, train, test, model)
     if (train is None) != (test is None):
         raise InputError("train and test: give both; a model is evaluated on records that it was not trained on")
-    choice_of(loss, real=False)
+    make_loss_choice(loss, real=False)
     if train is None or test is None:
         if model is not None:
             raise InputError("model: a module is given with train and test; a scenario's data has models by name")
         return found
-    parts = arrays_of(cast(Given, train)), arrays_of(test)
-    checked = dataset_of(ARGUMENTS, *parts, classes)
-    name = given_name(_digest_arrays(*(array for part in parts for array in part)))
-    add_data(name, lambda: parts, checked.classes)
+    parts = to_record_arrays(cast(RecordSource, train)), to_record_arrays(test)
+    checked = make_dataset(ARGUMENT_NAMES, *parts, classes)
+    name = in_memory_name(_digest_arrays(*(array for part in parts for array in part)))
+    add_data(name, lambda: parts, checked.class_count)
     found.setdefault("data", {})["name"] = name
     federation = found.setdefault("federation", {})
     if not {"samples", "batch", "clients"} & federation.keys():
         federation["samples"] = len(checked.train_labels)
     if model is not None:
-        record, real = checked.train_images.shape[1:], checked.classes == 0
+        record, real = checked.train_images.shape[1:], checked.class_count == 0
         constants = [values.detach().cpu().numpy() for values in (*model.parameters(), *model.buffers())]
         text = (
-            f"{model!r}{_describe_loss(loss)}{list(trained_of(model))}"
+            f"{model!r}{_describe_loss(loss)}{list(trainable_parameters(model))}"
             f"{[layer.training for layer in model.modules()]}"
         )
-        of_model = (
-            f"{OF_MODULE}{_digest_arrays(*constants, np.array([*record, checked.classes]), text=text).hex()[:16]}"
-        )
-        add_given(of_model, model, record, regression=real, choice=choice_of(loss, real=real))
+        shape = np.array([*record, checked.class_count])
+        of_model = f"{OF_MODULE}{_digest_arrays(*constants, shape, text=text).hex()[:16]}"
+        add_module_instance(of_model, model, record, regression=real, choice=make_loss_choice(loss, real=real))
         found["model"] = {"name": of_model}
     if asked is not None:
-        for as_advised in all_added("own data").values():
+        for as_advised in load_add_on_parts("own data").values():
             found = as_advised(found, checked, asked)
     return found
 
 
-def _insert_frame(found: dict[str, Any], frame: Frame, test: object, model: object) -> dict[str, Any]:
+def _insert_frame(found: dict[str, Any], frame: DataFrame, test: object, model: object) -> dict[str, Any]:
     """Put a DataFrame in place of the file that the scenario describes."""
     if test is not None or model is not None:
         raise InputError(
@@ -101,11 +100,11 @@ def _insert_frame(found: dict[str, Any], frame: Frame, test: object, model: obje
             "train: a DataFrame needs [data.table] in the scenario, what is public about its columns, which "
             "`fedpriv data inspect` writes for a file of it; numbers alone go as (frame[columns], frame[target])"
         )
-    data["name"] = add_frame(frame)
+    data["name"] = register_frame(frame)
     return found
 
 
-def _describe_loss(loss: LossGiven) -> str:
+def _describe_loss(loss: LossArgument) -> str:
     """A loss as text that tells it from others: a function by its code, as far as Python tells."""
     if loss is None:
         return "squared"
@@ -124,11 +123,11 @@ def _digest_arrays(*arrays: NDArray[Any], text: str = "") -> bytes:
 def run(
     scenario: str | Path | Mapping[str, Any],
     *,
-    train: Given | Frame | None = None,
-    test: Given | None = None,
+    train: RecordSource | DataFrame | None = None,
+    test: RecordSource | None = None,
     model: nn.Module | None = None,
     classes: int | None = None,
-    loss: LossGiven = None,
+    loss: LossArgument = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the name of the command's option
     engine: str = "vectorized",
     out: str | Path | None = None,
@@ -189,13 +188,15 @@ def run(
             "add_model in a file that is imported"
         )
     if own or isinstance(scenario, Mapping):
-        given = scenario if isinstance(scenario, Mapping) else read_toml(scenario_file(Path(scenario)))
+        given = scenario if isinstance(scenario, Mapping) else read_toml(find_scenario_file(Path(scenario)))
         source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
         asked = (set or {}) if source == _OWN_DATA_SCENARIO else None
-        loaded = scenario_of(insert_own_data(given, train, test, model, classes, loss, asked), source, overrides)
+        loaded = parse_scenario(
+            insert_own_data(given, train, test, model, classes, loss, asked), source, overrides
+        )
         rerun = None
     else:
-        loaded, rerun = load_scenario(Path(scenario), overrides), options.command(str(scenario))
+        loaded, rerun = load_scenario(Path(scenario), overrides), options.format_command(str(scenario))
     shown = hasattr(sys, "ps1") or "ipykernel" in sys.modules if progress is None else progress
     folder = run_sweep(loaded, options, [*observers, *([Progress(quiet=False)] if shown else [])], rerun)
     write_table(folder)

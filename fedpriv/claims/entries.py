@@ -25,24 +25,24 @@ import numpy as np
 from fedpriv.accounting.gaussian import APART, epsilon_of, moved_by
 from fedpriv.accounting.guarantees import Event, Guarantee, gaussian_event, repeated_event
 from fedpriv.claims.claim import (
-    ELSEWHERE,
+    EXTERNAL_PARTY,
     PrivacyClaim,
-    claim_of,
-    claim_of_data,
-    evaluation_data,
-    figures_of,
-    mu_of_tests,
+    claim_figures,
+    compute_claim,
+    compute_claim_from_data,
+    evaluation_mu,
+    evaluation_to_data,
 )
-from fedpriv.claims.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
-from fedpriv.core.errors import InputError, printable
-from fedpriv.core.files import whole_lines
-from fedpriv.participation.registry import CHOSEN
+from fedpriv.claims.ledger import FIRST_STEP, ROUNDS, ReleaseStream, stream_from_data
+from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.files import read_complete_lines
+from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
 
 if TYPE_CHECKING:  # these import torch, for which a reader of a ledger need not wait
     from fedpriv.scenario.schema import Cell
     from fedpriv.scenario.sections import FederationSection, PrivacySection
 
-_COPIES_MOVED = "0.3.0"
+_LEAKY_COPIES_VERSION = "0.3.0"
 """Version in which a record that was drawn moved the copies of the others."""
 _MAX_RATIO = 1.01
 """Largest ratio of two numerical figures for one run: earlier versions bounded some runs less closely."""
@@ -67,14 +67,18 @@ class LedgerEntry:
     @cached_property
     def claim(self) -> PrivacyClaim[Guarantee] | None:
         """Claim recomputed from the streams, or None without noise."""
-        return claim_of_data(self.record["releases"]) if "releases" in self.record else claim_of(self.streams)
+        return (
+            compute_claim_from_data(self.record["releases"])
+            if "releases" in self.record
+            else compute_claim(self.streams)
+        )
 
     @cached_property
     def _figures(self) -> dict[str, Any]:
-        return figures_of(self.claim, self.delta)
+        return claim_figures(self.claim, self.delta)
 
     @property
-    def recomputed(self) -> dict[str, Any]:
+    def recomputed_record(self) -> dict[str, Any]:
         """Record of the cell in which every figure of privacy is computed from the releases.
 
         Guarantee: tables, pages and figures are made of this record, and a figure of privacy that is written
@@ -83,20 +87,20 @@ class LedgerEntry:
         record = {**self.record, **self._figures}
         if record.get("rho") is not None:
             record["rho"] = record["mu"]
-        if self.tests:
+        if self.test_streams:
             record["evaluation"] = {
                 **self.record["evaluation"],
-                **(evaluation_data(self.tests, self.trust, record["mu"]) or {}),
+                **(evaluation_to_data(self.test_streams, self.trust, record["mu"]) or {}),
             }
         return record
 
     @property
-    def tests(self) -> tuple[ReleaseStream, ...]:
+    def test_streams(self) -> tuple[ReleaseStream, ...]:
         """Streams that evaluations released about test records, empty if silos did not evaluate."""
-        return tuple(map(from_data, (self.record.get("evaluation") or {}).get("releases", ())))
+        return tuple(map(stream_from_data, (self.record.get("evaluation") or {}).get("releases", ())))
 
     @property
-    def claimed_of_tests(self) -> float | None:
+    def claimed_test_mu(self) -> float | None:
         """μ that the record claims for all evaluations together."""
         claimed: float | None = (self.record.get("evaluation") or {}).get("mu")
         return claimed
@@ -126,10 +130,10 @@ class LedgerEntry:
             ValueError,
             InputError,
         ) as error:  # anybody may have written it
-            return f"is none of a run ({type(error).__name__}: {printable(str(error), 100)})"
+            return f"is none of a run ({type(error).__name__}: {sanitize_line(str(error), 100)})"
 
     @cached_property
-    def resolved(self) -> "Cell | None":
+    def resolved_cell(self) -> "Cell | None":
         """Resolved scenario, or None if it names a row or a module of a user that is not imported here."""
         from fedpriv.scenario.load import resolve_cell
 
@@ -156,44 +160,53 @@ class LedgerEntry:
             "silos": federation.silos,
             "delta": privacy.delta,
             "relation": privacy.relation,
-            "unit": privacy.protected.words,
-            **({} if self.resolved is None else {"rounds": self.resolved.schedule.rounds}),
+            "unit": privacy.protected_unit.description,
+            **({} if self.resolved_cell is None else {"rounds": self.resolved_cell.schedule.rounds}),
         }
         for name, value in scenario_values.items():
             if (record_value := self.record[name]) != value:
                 yield f"{name} is {record_value!r:.60}, and the scenario gives {value!r:.60}"
-        if self.resolved is not None:
-            yield from self._differences_from_cell(self.resolved)
-        elif closer := [stream for stream in self.streams if stream.apart < APART]:
+        if self.resolved_cell is not None:
+            yield from self._differences_from_cell(self.resolved_cell)
+        elif closer := [stream for stream in self.streams if stream.increment_diameter < APART]:
             yield (
-                f"apart of {closer[0].owner} is {closer[0].apart:.6g}, and the scenario names code that was not "
+                f"apart of {closer[0].party_name} is {closer[0].increment_diameter:.6g}, and the scenario names "
+                "code that was not "
                 "imported"
             )
         yield from self._differences_from_target(privacy)
 
     def _differences_from_cell(self, cell: "Cell") -> Iterator[str]:
         """Describe differences in participation, weights, clips (if no shape decides them) and diameter."""
-        from fedpriv.claims.recomputed import clips_of, distance_of
-        from fedpriv.plan.plan import weights_of
+        from fedpriv.claims.recomputed import recompute_clips, recompute_diameter
+        from fedpriv.plan.plan import silo_weights
 
-        unit, sizes = cell.privacy.protected, cell.batch_sizes
-        participation, in_mean = cell.schedule.as_data(), unit.in_mean(weights_of(cell), sizes)
+        unit, sizes = cell.privacy.protected_unit, cell.batch_sizes
+        participation, in_mean = cell.schedule.to_data(), unit.weight_in_mean(silo_weights(cell), sizes)
         for stream in (stream for stream in self.streams if stream.step == ROUNDS and stream.std):
-            if stream.schedule.as_data() != participation:
-                yield f"participation of {stream.owner} is not that of the scenario"
-            weights = [unit.in_silo(sizes[silo]) for silo in stream.silos] or [in_mean]
-            if any(not _is_close(stream.per_record, weight) for weight in weights):
-                yield f"per_record of {stream.owner} is {stream.per_record:.6g}, by the scenario {weights[0]:.6g}"
-            if (clips := clips_of(cell)) is not None and not (
+            if stream.schedule.to_data() != participation:
+                yield f"participation of {stream.party_name} is not that of the scenario"
+            weights = [unit.weight_in_silo(sizes[silo]) for silo in stream.silos] or [in_mean]
+            if any(not _is_close(stream.record_weight, weight) for weight in weights):
+                yield (
+                    f"per_record of {stream.party_name} is {stream.record_weight:.6g}, by the scenario "
+                    f"{weights[0]:.6g}"
+                )
+            if (clips := recompute_clips(cell)) is not None and not (
                 len(stream.clips) == len(clips) and all(map(_is_close, stream.clips, clips))
             ):
-                yield f"clips of {stream.owner} are not those of the scenario"
-            if stream.apart < APART and stream.apart != (diameter := distance_of(cell)):
-                yield f"apart of {stream.owner} is {stream.apart:.6g}, and the scenario gives {diameter:.6g}"
+                yield f"clips of {stream.party_name} are not those of the scenario"
+            if stream.increment_diameter < APART and stream.increment_diameter != (
+                diameter := recompute_diameter(cell)
+            ):
+                yield (
+                    f"apart of {stream.party_name} is {stream.increment_diameter:.6g}, and the scenario gives "
+                    f"{diameter:.6g}"
+                )
 
     def _differences_from_target(self, privacy: "PrivacySection") -> Iterator[str]:
         """Describe noise that promises less than the scenario asks for, or so much that it is another run's."""
-        target, claim = privacy.target, self.claim
+        target, claim = privacy.target_mu, self.claim
         if target is None or claim is None:
             if (target is None) != (claim is None):
                 yield f"std is that of a run {'without' if claim is None else 'with'} noise, unlike the scenario's"
@@ -227,14 +240,14 @@ class LedgerEntry:
 
     def _differences_of_evaluations(self) -> Iterator[str]:
         """Describe evaluations that differ from the scenario's in presence, silos, number or noise."""
-        tests, section = self.tests, self.record["scenario"].get("evaluation")
+        tests, section = self.test_streams, self.record["scenario"].get("evaluation")
         if bool(section) != bool(tests):
             yield "evaluation is there, or not, where the scenario has it otherwise"
         if not section or not tests:
             return
         noisy = [stream for stream in tests if stream.std]
         if noisy and not _cover_all_silos(
-            noisy, "trusted" if tests[0].owner == "server" else "untrusted", self._sections[0].silos
+            noisy, "trusted" if tests[0].party_name == "server" else "untrusted", self._sections[0].silos
         ):
             yield "evaluation.releases are not those of all silos of the scenario"
         count = min(self.record["rounds"], self.record["scenario"]["run"]["evaluations"])
@@ -242,11 +255,13 @@ class LedgerEntry:
             yield f"evaluation.releases are not those of {count} evaluations"
         if any(stream.relation != self.record["relation"] for stream in noisy):
             yield "evaluation.releases have another relation than the scenario"
-        if any(stream.apart < APART for stream in tests) and not (section.get("curves") and count == 1):
+        if any(stream.increment_diameter < APART for stream in tests) and not (
+            section.get("curves") and count == 1
+        ):
             yield "evaluation.releases have an apart below 2, and the scenario has no single evaluation of curves"
-        mu, target = mu_of_tests(tests), section.get("mu")
-        if not _is_close(self.claimed_of_tests, mu):
-            yield f"evaluation.mu is {self.claimed_of_tests!r:.60}, and its releases give {mu!r:.60}"
+        mu, target = evaluation_mu(tests), section.get("mu")
+        if not _is_close(self.claimed_test_mu, mu):
+            yield f"evaluation.mu is {self.claimed_test_mu!r:.60}, and its releases give {mu!r:.60}"
         if (mu is None) != (target is None) or not (
             mu is None or target is None or target / _MAX_RATIO <= mu <= target * (1.0 + 1e-8)
         ):
@@ -274,7 +289,7 @@ class LedgerEntry:
         ):
             return False
         for streams, count in (
-            ([stream for stream in first_steps if stream.owner != ELSEWHERE], 1),
+            ([stream for stream in first_steps if stream.party_name != EXTERNAL_PARTY], 1),
             (rounds, record["rounds"]),
         ):
             private = [stream for stream in streams if stream.std]
@@ -291,7 +306,7 @@ class LedgerEntry:
 
     def _charges_whole_share(self, scale: Mapping[str, Any] | None, first_steps: Sequence[ReleaseStream]) -> bool:
         """Whether a first step of another run, if there is one, is charged with its whole share of the claim."""
-        if all(stream.owner != ELSEWHERE for stream in first_steps):
+        if all(stream.party_name != EXTERNAL_PARTY for stream in first_steps):
             return True
         return (
             len(first_steps) == 1
@@ -304,7 +319,7 @@ class LedgerEntry:
 def _cover_all_silos(streams: Sequence[ReleaseStream], trust: str, silos: int) -> bool:
     """Whether streams are the releases of all silos under this trust setting, each silo once."""
     if trust != "untrusted":
-        return [stream.owner for stream in streams] == [
+        return [stream.party_name for stream in streams] == [
             f"sum of silos 0-{silos - 1}" if trust == "secure-aggregation" else "server"
         ]
     return all(stream.silos.stop <= silos for stream in streams) and sorted(
@@ -318,7 +333,7 @@ def _promise_shares(streams: Sequence[ReleaseStream], section: Mapping[str, Any]
 
     try:
         privacy = PrivacySection.model_validate(section)
-        targets = [(stream.guarantee, privacy.target_of(silo)) for stream in streams for silo in stream.silos]
+        targets = [(stream.guarantee, privacy.silo_target_mu(silo)) for stream in streams for silo in stream.silos]
     except (ValueError, IndexError):
         return False
     return all(
@@ -351,7 +366,7 @@ def _bounds_epsilon(claimed: float | None, recomputed: float | None, exact: bool
     )
 
 
-def entry_of(cell: Mapping[str, Any]) -> LedgerEntry:
+def make_entry(cell: Mapping[str, Any]) -> LedgerEntry:
     """Make the entry of a cell of results.json.  KeyError, TypeError or ValueError for anything else."""
     return LedgerEntry(
         cell["cell"],
@@ -361,12 +376,12 @@ def entry_of(cell: Mapping[str, Any]) -> LedgerEntry:
         cell["mu"],
         cell["epsilon"],
         cell["delta"],
-        tuple(map(from_data, cell["releases"])),
+        tuple(map(stream_from_data, cell["releases"])),
         cell,
     )
 
 
-def differing_words(cells: Sequence[int]) -> str:
+def format_differing_cells(cells: Sequence[int]) -> str:
     """Format the numbers of cells whose claims in results.json differ from their releases."""
     return f"the claim of cell {', '.join(map(str, cells))} is not what the ledger gives"
 
@@ -376,9 +391,11 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     path, newer_path = folder / "results.json", folder / "cells.jsonl"
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        cells = {cell["cell"]: cell for cell in (*tree["cells"], *map(json.loads, whole_lines(newer_path)))}
+        cells = {
+            cell["cell"]: cell for cell in (*tree["cells"], *map(json.loads, read_complete_lines(newer_path)))
+        }
         check_copies(folder, tree.get("versions", {}), cells.values())
-        return [entry_of(cell) for _, cell in sorted(cells.items())]
+        return [make_entry(cell) for _, cell in sorted(cells.items())]
     except FileNotFoundError:
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -390,13 +407,13 @@ def check_copies(where: Path | str, versions: Mapping[str, Any], cells: Iterable
 
     An editable installation keeps the number that it was made with, so that of this program is no evidence.
     """
-    if versions.get("fedpriv") != _COPIES_MOVED or metadata.version("fedpriv") == _COPIES_MOVED:
+    if versions.get("fedpriv") != _LEAKY_COPIES_VERSION or metadata.version("fedpriv") == _LEAKY_COPIES_VERSION:
         return
     for cell in cells:
-        kind = CHOSEN.get(cell["scenario"]["federation"].get("sampling", ""))
+        kind = SELECTABLE_PARTICIPATIONS.get(cell["scenario"]["federation"].get("sampling", ""))
         if cell["scenario"]["model"].get("augment") and kind is not None and kind.secret:
             raise InputError(
-                f"{where}: cell {cell['cell']} is of fedpriv {_COPIES_MOVED}, whose copies of records "
+                f"{where}: cell {cell['cell']} is of fedpriv {_LEAKY_COPIES_VERSION}, whose copies of records "
                 f'(model.augment) with federation.sampling = "{kind.name}" released more than it promised; run '
                 "the scenario again, into another folder"
             )
@@ -406,7 +423,7 @@ _TOLERANCE = 1e-9
 """Relative tolerance for two ways to add up the same squares."""
 
 
-def events_of(entry: LedgerEntry) -> dict[str, Any]:
+def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
     """Return a cell's event, the accountant's neighbouring relation for this event, and fedpriv's claim.
 
     Guarantee: `event` under `neighboring_relation` dominates the cell's releases about one unit of training
@@ -428,7 +445,7 @@ def events_of(entry: LedgerEntry) -> dict[str, Any]:
         "point": dict(entry.point),
         "seed": entry.seed,
         "relation": claim.relation,
-        "unit": claim.unit.words,
+        "unit": claim.unit.description,
         "neighboring_relation": dominating[0],
         "event": _event_by_rounds(claim.guarantee, entry.streams) or dominating[1],
         "mu": claim.guarantee.mu,
@@ -457,16 +474,16 @@ def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> 
     return None
 
 
-def dp_event(event: Any) -> Any:
+def make_dp_event(event: Any) -> Any:
     """Make the dp-accounting object that an event describes."""
     import dp_accounting  # takes a second, which no other command should wait for
 
     if isinstance(event, list):
-        return [dp_event(part) for part in event]
+        return [make_dp_event(part) for part in event]
     if not isinstance(event, dict):
         return event
     return getattr(dp_accounting, event["class"])(
-        **{name: dp_event(value) for name, value in event.items() if name != "class"}
+        **{name: make_dp_event(value) for name, value in event.items() if name != "class"}
     )
 
 
@@ -479,7 +496,7 @@ def _mus_of_worst_record(stream: ReleaseStream) -> list[float]:
     epoch_rounds = stream.schedule.rounds_per_epoch
     if stream.schedule.secret or stream.std == 0.0 or blocks is None or blocks.bands > epoch_rounds:
         return []
-    distance = moved_by(stream.relation, stream.per_record, 1.0, stream.apart)
+    distance = moved_by(stream.relation, stream.record_weight, 1.0, stream.increment_diameter)
     mus = distance * stream.workload.clips * blocks.norms / stream.std
     record_mus = [mus[first::epoch_rounds] for first in range(min(epoch_rounds, len(mus)))]
     return [float(mu) for mu in max(record_mus, key=lambda rounds: float(np.sum(rounds**2)))]

@@ -20,16 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.claims.ledger import ReleaseStream, releases_of
+from fedpriv.claims.ledger import ReleaseStream, make_release_streams
 from fedpriv.core.errors import FedprivError, RunError
 from fedpriv.loss.objective import Objective, Records
-from fedpriv.plan.calibration import Fitted
+from fedpriv.plan.calibration import FittedNoise
 from fedpriv.plan.plan import Plan
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
 
 
-class WithMetrics:
+class MetricsMixin:
     """The usual figures of `metrics`, by name."""
 
     metrics: Mapping[str, float]
@@ -46,7 +46,7 @@ class WithMetrics:
 
 
 @dataclass(frozen=True)
-class Finished(WithMetrics):
+class CellOutcome(MetricsMixin):
     """What one finished cell gave.
 
     `metrics` are those of its published model on the test set, by name: "test_loss", for a classification
@@ -74,7 +74,7 @@ class Finished(WithMetrics):
     empty where the server evaluated on a public test set."""
 
 
-def finished_after(
+def make_outcome(
     plan: Plan,
     rounds: int,
     model: NDArray[np.floating],
@@ -83,14 +83,14 @@ def finished_after(
     wall_seconds: float,
     missed: Mapping[int, Sequence[int]] | None = None,
     evaluations: tuple[ReleaseStream, ...] = (),
-) -> Finished:
+) -> CellOutcome:
     """The outcome of a plan's first `rounds` rounds, its ledger and its costs with it."""
-    return Finished(
+    return CellOutcome(
         metrics=metrics,
         fraction_clipped=fraction_clipped,
         wall_seconds=wall_seconds,
-        releases=releases_of(plan, rounds),
-        gradient_evaluations=gradient_evaluations(plan, rounds, missed),
+        releases=make_release_streams(plan, rounds),
+        gradient_evaluations=count_gradient_evaluations(plan, rounds, missed),
         model=model,
         missed=missed or {},
         bytes_sent=sum(planned.message_length for planned in plan.rounds[:rounds]) * plan.message_dtype.itemsize,
@@ -98,13 +98,13 @@ def finished_after(
     )
 
 
-def gradient_evaluations(plan: Plan, rounds: int, missed: Mapping[int, Sequence[int]] | None = None) -> int:
+def count_gradient_evaluations(plan: Plan, rounds: int, missed: Mapping[int, Sequence[int]] | None = None) -> int:
     """Count gradients, or values, of single records that all silos take in the first rounds.
 
     The number is expected if records are sampled.  `missed` has the rounds in which a silo did not answer.
     """
     per_record = [
-        plan.schedule.expected_batches(planned.step.t) * plan.objective.evaluations(planned.step.gradients)
+        plan.schedule.expected_batches(planned.step.t) * plan.objective.evaluations(planned.step.gradient_count)
         for planned in plan.rounds[:rounds]
     ]
     not_taken = sum(
@@ -114,7 +114,9 @@ def gradient_evaluations(plan: Plan, rounds: int, missed: Mapping[int, Sequence[
     return sum(plan.batch_sizes) * sum(per_record) - not_taken
 
 
-def measured(objective: Objective, model: Tensor, test: Records, names: Sequence[str]) -> list[dict[str, float]]:
+def evaluate_models(
+    objective: Objective, model: Tensor, test: Records, names: Sequence[str]
+) -> list[dict[str, float]]:
     """The metrics of a model (d,), or of each of several (n, d), on the test set.
 
     RunError, with its name in `names`, for one whose loss is not finite.
@@ -123,7 +125,7 @@ def measured(objective: Objective, model: Tensor, test: Records, names: Sequence
     for name, finite in zip(names, torch.isfinite(evaluation.loss).reshape(-1).tolist(), strict=True):
         if not finite:
             raise RunError(f"{name}: the test loss is not finite")
-    columns = {name: values.reshape(-1).tolist() for name, values in evaluation.named().items()}
+    columns = {name: values.reshape(-1).tolist() for name, values in evaluation.to_metrics().items()}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -140,7 +142,7 @@ class RunObserver:
     of an engine, and 0 for that of a server, which runs one cell.
     """
 
-    def fitted(self, fit: Fitted) -> None:
+    def fitted(self, fit: FittedNoise) -> None:
         """Noise was fitted to what some cells publish; called before `started`, once for each such fit."""
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
@@ -152,13 +154,13 @@ class RunObserver:
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         """A cell was evaluated on the test set after round t: test_loss, test_accuracy (a share), … by name."""
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         """A cell is finished."""
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
         """A worker died; the cells it had are run again."""
 
-    def noted(self, line: str) -> None:
+    def notified(self, line: str) -> None:
         """Something that a person should know of, in one line; nothing failed."""
 
     def failed(self, error: FedprivError) -> None:
@@ -168,13 +170,13 @@ class RunObserver:
         """The run is over: every cell is finished, or it was stopped, or it failed."""
 
 
-class Observers(RunObserver):
+class ObserverGroup(RunObserver):
     """Several as one; an engine numbers the cells by their place in `places`, and observers hear those."""
 
     def __init__(self, places: Sequence[int], observers: Sequence[RunObserver]) -> None:
         self._places, self._observers = places, observers
 
-    def fitted(self, fit: Fitted) -> None:
+    def fitted(self, fit: FittedNoise) -> None:
         self._tell(lambda observer: observer.fitted(fit))
 
     def advanced(self, rounds: int) -> None:
@@ -183,14 +185,14 @@ class Observers(RunObserver):
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         self._tell(lambda observer: observer.evaluated(self._places[place], t, metrics))
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         self._tell(lambda observer: observer.finished(self._places[place], finished))
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
         self._tell(lambda observer: observer.lost(worker, [self._places[place] for place in places]))
 
-    def noted(self, line: str) -> None:
-        self._tell(lambda observer: observer.noted(line))
+    def notified(self, line: str) -> None:
+        self._tell(lambda observer: observer.notified(line))
 
     def failed(self, error: FedprivError) -> None:
         self._tell(lambda observer: observer.failed(error))
@@ -200,6 +202,6 @@ class Observers(RunObserver):
             event(observer)
 
 
-def digest_of(cell: Cell) -> str:
+def cell_digest(cell: Cell) -> str:
     """Of everything that decides what a cell computes."""
-    return hashlib.sha256(json.dumps(cell.canonical(), sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(cell.canonical_data(), sort_keys=True).encode()).hexdigest()[:32]

@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
-from fedpriv.claims.claim import ELSEWHERE, with_other_step
-from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream, as_data, releases_of
-from fedpriv.core.errors import InputError, printable
-from fedpriv.core.figures import counted
-from fedpriv.data.layout import Input, Layout
+from fedpriv.claims.claim import EXTERNAL_PARTY, add_external_first_step
+from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream, make_release_streams, stream_to_data
+from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.figures import format_count
+from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.loss.objective import Objective
 from fedpriv.plan.calibration import batch_clips
-from fedpriv.plan.evaluation import evaluation_plan_of, first_step_of
-from fedpriv.plan.plan import Plan, plan_of, problem_of, sums_of
-from fedpriv.plan.task import ModelInputs, task_of_schema
+from fedpriv.plan.evaluation import first_step_cell, make_evaluation_plan
+from fedpriv.plan.plan import Plan, make_plan, make_problem, make_uncalibrated_parts
+from fedpriv.plan.task import ModelInputs, make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 
-ROUNDS, TESTS = "the rounds", "the evaluations"
+ROUNDS_PART, EVALUATIONS_PART = "the rounds", "the evaluations"
 """Keys of `RunPlans.plans`, beside `FIRST_STEP`.  Messages name the part of a run by them."""
 _MAX_SIZE = 2**31
 """Largest size in the shapes of a record, above what any guard computes with."""
@@ -48,15 +48,15 @@ class RunPlans:
     @property
     def releases(self) -> tuple[ReleaseStream, ...]:
         """Release streams of the training records, the first step before the rounds."""
-        streams = _streams(self.plans[ROUNDS])
+        streams = _streams(self.plans[ROUNDS_PART])
         if FIRST_STEP in self.plans:
             return (*(replace(stream, step=FIRST_STEP) for stream in _streams(self.plans[FIRST_STEP])), *streams)
-        return with_other_step(streams, self.cell.budget.beside)
+        return add_external_first_step(streams, self.cell.budget.other_mu)
 
     @property
     def evaluations(self) -> tuple[ReleaseStream, ...]:
         """Release streams of the test records, empty if silos do not evaluate."""
-        return _streams(self.plans[TESTS]) if TESTS in self.plans else ()
+        return _streams(self.plans[EVALUATIONS_PART]) if EVALUATIONS_PART in self.plans else ()
 
     def check(self, record: Mapping[str, Any]) -> None:
         """Compare a record's releases with those of the plans.
@@ -68,21 +68,23 @@ class RunPlans:
         noise, period, unit, integers, step and distance of every stream are those of the plan.  A record with more
         noise than planned, which would be on the safe side, does not pass either.
         """
-        if (size := self.plans[ROUNDS].objective.dimension) != record["dimension"]:
+        if (size := self.plans[ROUNDS_PART].objective.dimension) != record["dimension"]:
             raise InputError(f"record.dimension is {record['dimension']!r:.40}, and its scenario gives {size}")
         for plan_streams, record_streams, field in (
             (self.releases, record["releases"], "releases"),
             (self.evaluations, (record.get("evaluation") or {}).get("releases", []), "evaluation.releases"),
         ):
-            if (reason := difference([as_data(stream) for stream in plan_streams], record_streams)) is not None:
+            if (
+                reason := describe_difference([stream_to_data(stream) for stream in plan_streams], record_streams)
+            ) is not None:
                 raise InputError(f"record.{field}: {reason}")
 
 
 def _streams(plan: Plan) -> tuple[ReleaseStream, ...]:
-    return releases_of(plan, plan.schedule.rounds)
+    return make_release_streams(plan, plan.schedule.rounds)
 
 
-def recompute(
+def recompute_plans(
     cell: Cell, objective: Objective, releases: Sequence[Mapping[str, Any]], plan_first_step: PlanFirstStep
 ) -> RunPlans:
     """Plan a run again, as a deployment releases it.
@@ -96,11 +98,11 @@ def recompute(
     Raises:
         InputError: `releases` have a first step, and the scenario has none.
     """
-    plans = {ROUNDS: plan_of(cell, objective, released=True)}
-    if any(release.get("step") == FIRST_STEP and release["owner"] != ELSEWHERE for release in releases):
+    plans = {ROUNDS_PART: make_plan(cell, objective, for_release=True)}
+    if any(release.get("step") == FIRST_STEP and release["owner"] != EXTERNAL_PARTY for release in releases):
         plans[FIRST_STEP] = plan_first_step(first_step_before(cell))
-    if (evaluation := evaluation_plan_of(cell, objective, released=True)) is not None:
-        plans[TESTS] = evaluation.plan
+    if (evaluation := make_evaluation_plan(cell, objective, for_release=True)) is not None:
+        plans[EVALUATIONS_PART] = evaluation.plan
     return RunPlans(cell, plans)
 
 
@@ -113,13 +115,13 @@ def first_step_before(cell: Cell) -> Cell:
     if cell.data.scale is None:
         raise InputError("record.releases: has a first step, and its scenario has no [data.scale]")
     scale = cell.data.scale.model_copy(update={"means": None, "deviations": None})
-    first = first_step_of(cell.model_copy(update={"data": cell.data.model_copy(update={"scale": scale})}))
+    first = first_step_cell(cell.model_copy(update={"data": cell.data.model_copy(update={"scale": scale})}))
     if first is None:
         raise InputError("record.releases: has a first step, and its scenario's data are no table")
     return first
 
 
-def difference(
+def describe_difference(
     plan_streams: Sequence[Mapping[str, Any]], record_streams: Sequence[Mapping[str, Any]]
 ) -> str | None:
     """Describe the first field in which a record's streams differ from a plan's.
@@ -139,24 +141,24 @@ def difference(
         record_owners, plan_owners = (", ".join(map(repr, names)) or "nobody" for names in owners)
         return f"released by {record_owners:.200}, and by its scenario by {plan_owners:.200}"
     reasons = (
-        _describe_difference("", record_stream, plan_stream, printable(str(plan_stream["owner"]), 40))
+        _describe_value_difference("", record_stream, plan_stream, sanitize_line(str(plan_stream["owner"]), 40))
         for record_stream, plan_stream in zip(record_streams, plan_streams, strict=True)
     )
     return next(filter(None, reasons), None)
 
 
-def _describe_difference(name: str, record_value: Any, plan_value: Any, owner: str) -> str | None:
+def _describe_value_difference(name: str, record_value: Any, plan_value: Any, owner: str) -> str | None:
     """Describe how two values of a field of an owner's stream differ, or None if they are equal."""
     if isinstance(plan_value, dict) and isinstance(record_value, dict):
         parts = (
             (f"{name}.{key}".strip("."), record_value.get(key), plan_value.get(key))
             for key in sorted({*record_value, *plan_value})
         )
-        return next(filter(None, (_describe_difference(*part, owner) for part in parts)), None)
+        return next(filter(None, (_describe_value_difference(*part, owner) for part in parts)), None)
     if _is_equal(record_value, plan_value):
         return None
     record_text, plan_text = (json.dumps(value)[:100] for value in (record_value, plan_value))
-    return f"{printable(name, 60)} of {owner} is {record_text}, and its scenario gives {plan_text}"
+    return f"{sanitize_line(name, 60)} of {owner} is {record_text}, and its scenario gives {plan_text}"
 
 
 def _is_equal(record_value: Any, plan_value: Any) -> bool:
@@ -167,7 +169,7 @@ def _is_equal(record_value: Any, plan_value: Any) -> bool:
     return type(record_value) is type(plan_value) and bool(record_value == plan_value)
 
 
-def shapes_data(layout: Layout, classes: int) -> dict[str, Any]:
+def shapes_to_data(layout: FeatureLayout, classes: int) -> dict[str, Any]:
     """Return the public shapes of a silo's records, as the model sees them.
 
     A plan needs these shapes, and no value of a record.
@@ -175,12 +177,12 @@ def shapes_data(layout: Layout, classes: int) -> dict[str, Any]:
     return {
         "width": layout[0],
         "inputs": [[list(features.shape), features.kind] for features in layout.inputs],
-        "labels": list(layout.labels),
+        "labels": list(layout.label_shape),
         "classes": classes,
     }
 
 
-def objective_of(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
+def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
     """Return the model's loss over records of these shapes.
 
     For a table the shapes follow from its schema, and `shapes` are only checked.
@@ -190,30 +192,30 @@ def objective_of(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
 
     Guarantee: no memory is allocated for a model, and no code outside fedpriv runs.
     """
-    if cell.model.code:
-        raise InputError(f"the scenario's model runs {cell.model.code[0]!r}, which no certificate may run")
+    if cell.model.import_paths:
+        raise InputError(f"the scenario's model runs {cell.model.import_paths[0]!r}, which no certificate may run")
     sizes = [shapes["width"], *shapes["labels"], *(size for shape, _ in shapes["inputs"] for size in shape)]
     if not all(type(size) is int and 0 < size <= _MAX_SIZE for size in sizes) or len(sizes) > 64:
         raise InputError(f"the shapes of the silos' records are none: {shapes!s:.100}")
     with torch.device("meta"):
         if (schema := cell.data.table_schema) is not None:
-            return task_of_schema(cell, schema).objective
-        layout = Layout(
+            return make_schema_task(cell, schema).objective
+        layout = FeatureLayout(
             shapes["width"],
-            tuple(Input(tuple(shape), kind) for shape, kind in shapes["inputs"]),
+            tuple(InputLayout(tuple(shape), kind) for shape, kind in shapes["inputs"]),
             tuple(shapes["labels"]),
-            classes=shapes["classes"] > 0,
+            labels_are_classes=shapes["classes"] > 0,
         )
-        return ModelInputs.of(cell).objective(layout, shapes["classes"])
+        return ModelInputs.from_cell(cell).make_objective(layout, shapes["classes"])
 
 
-def clips_of(cell: Cell) -> tuple[float, ...] | None:
+def recompute_clips(cell: Cell) -> tuple[float, ...] | None:
     """Return the clips of a scenario's rounds, for a mean over one batch.
 
     Returns:
         A clip for each round, or None if the clips depend on shapes of records or on code outside fedpriv.
     """
-    return _cached_clips(json.dumps({**cell.canonical(), "seed": 0}, sort_keys=True))
+    return _cached_clips(json.dumps({**cell.canonical_data(), "seed": 0}, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
@@ -221,7 +223,9 @@ def _cached_clips(canonical: str) -> tuple[float, ...] | None:
     cell = resolve_cell(json.loads(canonical), "record.scenario")
     try:
         narrow, wide = (
-            batch_clips(sums_of(cell, problem_of(cell, _narrow_objective(cell, width)))[0], cell.schedule)
+            batch_clips(
+                make_uncalibrated_parts(cell, make_problem(cell, _narrow_objective(cell, width)))[0], cell.schedule
+            )
             for width in (1, 2)
         )
     except (InputError, ValueError, RuntimeError):  # the model takes no records of one or two numbers
@@ -229,27 +233,29 @@ def _cached_clips(canonical: str) -> tuple[float, ...] | None:
     return narrow if narrow == wide else None
 
 
-def distance_of(cell: Cell) -> float:
+def recompute_diameter(cell: Cell) -> float:
     """Return the increment diameter of a scenario's plan, in clips.
 
     It depends on no shape of records, so a narrow model is planned.
     """
-    return plan_of(cell, _narrow_objective(cell, 1)).apart
+    return make_plan(cell, _narrow_objective(cell, 1)).increment_diameter
 
 
 def _narrow_objective(cell: Cell, width: int) -> Objective:
     """Return the objective over records of `width` numbers, or over the columns of a table's schema."""
-    classes = 0 if cell.model.regression else 2
-    return objective_of(cell, {"width": width, "inputs": [[[width], "numbers"]], "labels": [], "classes": classes})
+    classes = 0 if cell.model.is_regression else 2
+    return make_objective(
+        cell, {"width": width, "inputs": [[[width], "numbers"]], "labels": [], "classes": classes}
+    )
 
 
-def without_paths(tree: Any, name: str = "") -> Any:
+def strip_paths(tree: Any, name: str = "") -> Any:
     """Return a scenario for publication, in which a data file has its name and no folder.
 
     `name` is the dotted key of `tree` in the scenario, "" for the whole one.
     """
     if isinstance(tree, Mapping):
-        return {key: without_paths(value, f"{name}.{key}") for key, value in tree.items()}
+        return {key: strip_paths(value, f"{name}.{key}") for key, value in tree.items()}
     if isinstance(tree, str) and name.removeprefix(".") == "data.name":
         return tree.replace("\\", "/").rpartition("/")[2] or tree
     return tree
@@ -258,5 +264,5 @@ def without_paths(tree: Any, name: str = "") -> Any:
 def format_silos(numbers: Sequence[int]) -> str:
     """Format silo numbers for a sentence, as in "silo 2" or "silos 0, 3", with at most eight numbers."""
     first_numbers = ", ".join(map(str, numbers[:8]))
-    more = f" and {counted(len(numbers) - 8, 'other')}" if len(numbers) > 8 else ""
+    more = f" and {format_count(len(numbers) - 8, 'other')}" if len(numbers) > 8 else ""
     return f"{'silo' if len(numbers) == 1 else 'silos'} {first_numbers}{more}"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS
 
-from fedpriv.core.errors import FedprivError, InputError, RunError, printable_lines
-from fedpriv.core.extensions import all_added
+from fedpriv.core.errors import FedprivError, InputError, RunError, sanitize_lines
+from fedpriv.core.extensions import load_add_on_parts
 
 INTERRUPTED = 130
 
@@ -28,7 +28,7 @@ def main() -> None:
         with _translate_torch_errors():
             app()
     except FedprivError as error:
-        _end(printable_lines(str(error)), error.exit_code)
+        _end(sanitize_lines(str(error)), error.exit_code)
     except OSError as error:  # a folder that cannot be written, a full disk
         given = error.filename is not None and error.errno in _PATH_ERRORS
         words = f"{_format_path(error)}{error.strerror or error}{_PATH_REMEDY if given else ''}"
@@ -67,7 +67,7 @@ def _translate_torch_errors() -> Iterator[None]:
 def _describe_missing_name(error: ImportError) -> str:
     """Say which name of Flower's is gone."""
     try:
-        for check_names in all_added("Flower").values():
+        for check_names in load_add_on_parts("Flower").values():
             check_names()
     except FedprivError as fault:
         return str(fault)

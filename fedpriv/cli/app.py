@@ -20,7 +20,7 @@ from fedpriv.cli.options import (
 from fedpriv.cli.privacy import app as privacy_app
 from fedpriv.cli.silo import app as silo_app
 from fedpriv.core.errors import InputError, suggestion
-from fedpriv.core.extensions import COMMANDS, import_files, register_of
+from fedpriv.core.extensions import COMMANDS, find_register, import_files
 
 data_app = typer.Typer(help="Data sets: download, verify, cache.", no_args_is_help=True, suggest_commands=False)
 
@@ -45,7 +45,7 @@ def data_fetch(
     """
     from fedpriv.data.named import fetch
 
-    typer.echo(f"{name}: verified in {fetch(name, root, say=typer.echo)}")
+    typer.echo(f"{name}: verified in {fetch(name, root, report_progress=typer.echo)}")
 
 
 @data_app.command("split")
@@ -156,9 +156,9 @@ def run(
 
         fedpriv run mnist-untrusted --set federation.silos=100 --dry-run
     """
-    from fedpriv.core.files import scenario_file
+    from fedpriv.core.files import find_scenario_file
 
-    scenario_file(scenario)  # a name that is wrong is told before torch is imported
+    find_scenario_file(scenario)  # a name that is wrong is told before torch is imported
     from fedpriv.cli.run import print_memory_need, run_scenario
     from fedpriv.engines.table import Connection
     from fedpriv.engines.workers import Workers
@@ -314,7 +314,7 @@ def _register_missing(command: str, error: InputError) -> None:
 
 for add_on, commands in COMMANDS.items():
     try:
-        register_of(add_on)(app, silo_app, data_app)
+        find_register(add_on)(app, silo_app, data_app)
     except InputError as error:
         for command in commands:
             _register_missing(command, error)

@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpriv.cli.options import print_table
-from fedpriv.core.errors import InputError, printable, suggestion
-from fedpriv.core.extensions import all_added, load_extensions
+from fedpriv.core.errors import InputError, sanitize_line, suggestion
+from fedpriv.core.extensions import load_add_on_parts, load_extensions
 
 if TYPE_CHECKING:
     from fedpriv.data.schema import TableSchema
@@ -52,7 +52,7 @@ def _make_console() -> Console:
 
 def _printable_line(text: str) -> str:
     """A stranger's words among it neither break the line nor reach the terminal as commands."""
-    return printable(text, len(text))
+    return sanitize_line(text, len(text))
 
 
 def print_plain(line: str, *, bold: bool = False) -> None:
@@ -142,9 +142,11 @@ def compare_runs(first: Path, second: Path) -> None:
 
 
 def _list_scenarios() -> NamedLines:
-    from fedpriv.core.files import shipped
+    from fedpriv.core.files import list_shipped_scenarios
 
-    trees = {name: tomllib.loads(path.read_text(encoding="utf-8")) for name, path in shipped().items()}
+    trees = {
+        name: tomllib.loads(path.read_text(encoding="utf-8")) for name, path in list_shipped_scenarios().items()
+    }
     return [(name, str(tree.get("title", ""))) for name, tree in trees.items()]
 
 
@@ -155,23 +157,30 @@ def _list_algorithms() -> NamedLines:
 
 
 def _list_mechanisms() -> NamedLines:
-    from fedpriv.noise.registry import ADDED, CHOSEN, MECHANISMS
+    from fedpriv.noise.registry import MECHANISMS, SELECTABLE_MECHANISMS, USER_MECHANISMS
 
-    ones = {kind: (getdoc(kind) or "").splitlines()[0] for kind in (*MECHANISMS.values(), *ADDED.values())}
+    ones = {
+        kind: (getdoc(kind) or "").splitlines()[0] for kind in (*MECHANISMS.values(), *USER_MECHANISMS.values())
+    }
     return [
-        (kind.name, words if kind in (*CHOSEN, *ADDED.values()) else f"{words} (of one algorithm)")
+        (
+            kind.name,
+            words
+            if kind in (*SELECTABLE_MECHANISMS, *USER_MECHANISMS.values())
+            else f"{words} (of one algorithm)",
+        )
         for kind, words in ones.items()
     ]
 
 
 def _list_data() -> NamedLines:
-    from fedpriv.data.fetch import COMPUTED, ORIGINS
-    from fedpriv.data.named import added
+    from fedpriv.data.fetch import COMPUTED_DATA_SETS, ORIGINS
+    from fedpriv.data.named import list_user_data
 
     return [
         *((name, "fetched once, verified on every use") for name in ORIGINS),
-        *((name, "computed, needs no file") for name in COMPUTED),
-        *((name, "your own") for name in added()),
+        *((name, "computed, needs no file") for name in COMPUTED_DATA_SETS),
+        *((name, "your own") for name in list_user_data()),
         ("FILE.csv, FILE.parquet, FILE.npz", "records of your own in a file"),
     ]
 
@@ -185,7 +194,7 @@ def _list_models() -> NamedLines:
             f"{'regression' if row.regression else 'classes'}; "
             f"keys: {', '.join(row.settings.model_fields) or 'none'}",
         )
-        for name, row in (MODELS | all_added("model")).items()
+        for name, row in (MODELS | load_add_on_parts("model")).items()
     ]
 
 
@@ -243,11 +252,11 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
     import numpy as np
     import torch
 
-    from fedpriv.claims.ledger import from_data
+    from fedpriv.claims.ledger import stream_from_data
     from fedpriv.loss.objective import View
-    from fedpriv.loss.ridge import RIDGE_STATISTICS, Published, RidgeStatistics
+    from fedpriv.loss.ridge import RIDGE_STATISTICS, MeanStatistics, RidgeStatistics
     from fedpriv.papers.newton import NOISY_NEWTON, GradientAndHessian
-    from fedpriv.plan.task import public_task_of_cell, task_of_schema
+    from fedpriv.plan.task import load_public_task, make_schema_task
     from fedpriv.scenario.load import resolve_cell
 
     cell = resolve_cell(record["scenario"], str(folder))
@@ -257,17 +266,17 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
             f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}"
         )
     schema, sizes = cell.data.table_schema, cell.batch_sizes
-    objective = (public_task_of_cell(cell) if schema is None else task_of_schema(cell, schema)).objective
+    objective = (load_public_task(cell) if schema is None else make_schema_task(cell, schema)).objective
     while isinstance(objective, View) and not isinstance(objective, GradientAndHessian):
         objective = objective.base
     assert isinstance(objective, RidgeStatistics | GradientAndHessian)
     variance, shares = 0.0, [size / sum(sizes) for size in sizes]
-    for stream in map(from_data, record["releases"]):
+    for stream in map(stream_from_data, record["releases"]):
         whose = [shares[silo] for silo in stream.silos] or [1.0]
         variance += sum(share**2 for share in whose) * stream.std**2
     point = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
-    counted = 1.0 if schema is None else schema.counted_share(tests=False)
-    published = Published(math.sqrt(variance), round(sum(sizes) * counted), counted, record["rounds"])
+    counted = 1.0 if schema is None else schema.counted_share(for_testing=False)
+    published = MeanStatistics(math.sqrt(variance), round(sum(sizes) * counted), counted, record["rounds"])
     found = objective.coefficients(point, published)
     return list(zip(_feature_names(schema, len(found)), found, strict=True))
 
@@ -278,7 +287,7 @@ def _feature_names(schema: "TableSchema | None", count: int) -> list[str]:
     return [
         *(
             each
-            for name, column in schema.features
+            for name, column in schema.sorted_columns
             for each in ([name] if column.values is None else [f"{name} = {word}" for word in column.values])
         ),
         "constant",

@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.claims.outcome import RunObserver
-from fedpriv.plan.calibration import fitted_scenario
-from fedpriv.protocol.cell_folder import scenario_of_run
-from fedpriv.server.app import server_app
+from fedpriv.plan.calibration import fit_scenario_noise
+from fedpriv.protocol.cell_folder import scenario_from_run_config
+from fedpriv.server.app import make_server_app
 from fedpriv.study.results import RunFolder
-from fedpriv.study.sweep import free_folder
+from fedpriv.study.sweep import find_free_folder
 
 
-def run_folder(run_config: Mapping[str, Any]) -> RunObserver:
+def open_run_folder(run_config: Mapping[str, Any]) -> RunObserver:
     """Make a RUN_DIR for the one cell that a person's run configuration names.
 
     `out` is the folder; empty, it is runs/NAME or the next that is free.  InputError for a configuration that
     names no cell, and for a folder that holds results.
     """
-    scenario, fits = fitted_scenario(scenario_of_run(run_config), {})
-    path = Path(str(run_config["out"])) if run_config["out"] else free_folder(scenario.name)
+    scenario, fits = fit_scenario_noise(scenario_from_run_config(run_config), {})
+    path = Path(str(run_config["out"])) if run_config["out"] else find_free_folder(scenario.name)
     engine = "deployment" if run_config["run-token"] else "flwr run"
     keys = " ".join(f"{key}={json.dumps(run_config[key])}" for key in ("scenario", "set", "cell"))
     rerun = shlex.join(["flwr", "run", ".", "--run-config", keys])
@@ -34,4 +34,4 @@ def run_folder(run_config: Mapping[str, Any]) -> RunObserver:
     return folder
 
 
-app = server_app(run_folder)
+app = make_server_app(open_run_folder)

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
-from fedpriv.core.errors import InputError, printable, printable_lines
-from fedpriv.core.figures import caveats, epsilon_figure, lower_figure, upper_figure
+from fedpriv.core.errors import InputError, sanitize_line, sanitize_lines
+from fedpriv.core.figures import format_lower, format_upper, format_upper_epsilon, privacy_caveats
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from fedpriv.accounting.guarantees import Guarantee
     from fedpriv.claims.claim import PrivacyClaim
-    from fedpriv.study.setting import Cost, Setting
+    from fedpriv.study.setting import AccountingSetting, MechanismCost
 
 
 M = TypeVar("M", bound="BaseModel")
@@ -140,10 +140,10 @@ class ParticipationOptions:
     ] = "record"
     records: Annotated[int, typer.Option(min=1, help="The most records of one user or client in a round.")] = 1
 
-    def make_setting(self, rounds: int) -> "Setting":
-        from fedpriv.study.setting import Setting
+    def make_setting(self, rounds: int) -> "AccountingSetting":
+        from fedpriv.study.setting import AccountingSetting
 
-        return Setting(
+        return AccountingSetting(
             rounds, **{key: value for key, value in vars(self).items() if key not in ("unit", "records")}
         )
 
@@ -151,9 +151,9 @@ class ParticipationOptions:
         """`guarantee` of the unit, under the relation."""
         from fedpriv.accounting.gaussian import relation_named
         from fedpriv.claims.claim import PrivacyClaim
-        from fedpriv.noise.trust import unit_named
+        from fedpriv.noise.trust import make_unit
 
-        return PrivacyClaim(guarantee, relation_named(self.relation), unit_named(self.unit, self.records))
+        return PrivacyClaim(guarantee, relation_named(self.relation), make_unit(self.unit, self.records))
 
 
 @dataclass(frozen=True)
@@ -213,23 +213,23 @@ def parse_settings(model: type[M], assignments: Sequence[str], defaults: Mapping
     """Make a model of KEY=VALUE assignments over its `defaults`; InputError names the key that it refuses."""
     from pydantic import ValidationError
 
-    from fedpriv.scenario.messages import explain
-    from fedpriv.scenario.published import parsed_assignment
+    from fedpriv.scenario.messages import format_validation_error
+    from fedpriv.scenario.published import parse_assignment
 
     try:
-        return model.model_validate({**(defaults or {}), **dict(map(parsed_assignment, assignments))})
+        return model.model_validate({**(defaults or {}), **dict(map(parse_assignment, assignments))})
     except ValidationError as error:
-        raise InputError(f"--set {explain(error, model)}") from None
+        raise InputError(f"--set {format_validation_error(error, model)}") from None
 
 
 def print_text(text: str, stream: TextIO | None = None) -> None:
     """Write a text that may have words of a stranger's scenario, table or certificate, by default to stdout."""
-    (stream or sys.stdout).write(printable_lines(text))
+    (stream or sys.stdout).write(sanitize_lines(text))
 
 
 def print_table(lines: Sequence[Sequence[str]]) -> None:
     """Print left-aligned columns, two spaces apart; every line has a text for every column."""
-    lines = [[printable(cell, len(cell)) for cell in line] for line in lines]
+    lines = [[sanitize_line(cell, len(cell)) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print_text("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
@@ -240,7 +240,7 @@ def target_facts(mu: float, delta: float, federation: "FederationOptions") -> di
     from fedpriv.accounting.guarantees import GaussianDP
 
     claim, epsilon = federation.make_claim(GaussianDP(mu)), GaussianDP(mu).epsilon_of(delta)
-    return {"delta": delta, "epsilon_at_most": epsilon, "relation": claim.relation, "unit": claim.unit.words}
+    return {"delta": delta, "epsilon_at_most": epsilon, "relation": claim.relation, "unit": claim.unit.description}
 
 
 def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, rounds: int | None) -> "Guarantee":
@@ -256,31 +256,31 @@ def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, ro
             f"sampling = {setting.sampling!r}: a multiplier says something of records that take part in secret, "
             'by "allocation", "balanced" or "poisson"; for a public order ask `fedpriv privacy spent`'
         )
-    return setting.participation.promise(multiplier, relation_named(setting.relation))
+    return setting.participation.guarantee_for_noise(multiplier, relation_named(setting.relation))
 
 
-def setting_facts(setting: "Setting", unit: str = "record") -> dict[str, Any]:
+def setting_facts(setting: "AccountingSetting", unit: str = "record") -> dict[str, Any]:
     """Say whom the numbers protect, and how a record, or another unit, takes part."""
-    from fedpriv.noise.trust import unit_named
+    from fedpriv.noise.trust import make_unit
 
-    whose = unit_named(unit)
+    whose = make_unit(unit)
     return {
         "trust": setting.trust,
-        "protects": setting.protection.protection_of(whose),
+        "protects": setting.trust_setting.protection_of(whose),
         "rounds": setting.rounds,
-        "participation": setting.words(whose.noun),
+        "participation": setting.describe_participation(whose.noun),
     }
 
 
-def cost_facts(cost: "Cost") -> dict[str, Any]:
+def cost_facts(cost: "MechanismCost") -> dict[str, Any]:
     """Noise as it is needed, and its errors; `show` rounds both up: less noise would not do."""
     return {
         "noise_std": cost.std,
-        "error_rms": cost.error,
+        "error_rms": cost.error_rms,
         "error_last": cost.error_last,
         "error_worst": cost.error_worst,
         "error_in_mean": cost.error_in_mean,
-        "memory_vectors": cost.memory,
+        "memory_vectors": cost.memory_vectors,
         **{f"sensitivity_{name}": value for name, value in cost.sensitivity._asdict().items()},
     }
 
@@ -328,7 +328,7 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
         and not (name in others or name.endswith(GROUP_SUFFIX))
         and isinstance(value, float)
     ]
-    for line in caveats(max(epsilons, default=0.0), facts.get("delta", 0.0)):
+    for line in privacy_caveats(max(epsilons, default=0.0), facts.get("delta", 0.0)):
         print_text(f"{line}\n")
 
 
@@ -339,5 +339,5 @@ def _format_fact(name: str, value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     if name.startswith("epsilon"):
-        return epsilon_figure(value, 9)
-    return lower_figure(value, 9) if name == "noise_multiplier" else upper_figure(value, 9)
+        return format_upper_epsilon(value, 9)
+    return format_lower(value, 9) if name == "noise_multiplier" else format_upper(value, 9)

@@ -34,18 +34,18 @@ from fedpriv.cli.options import (
 )
 from fedpriv.cli.theorem import samples, theorem
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.figures import lower_figure, upper_figure
+from fedpriv.core.figures import format_lower, format_upper
 
 if TYPE_CHECKING:
     from fedpriv.accounting.guarantees import Guarantee
     from fedpriv.claims.claim import PrivacyClaim
     from fedpriv.claims.entries import LedgerEntry
-    from fedpriv.noise.fitting.auto import Published
-    from fedpriv.noise.fitting.cost import Response
+    from fedpriv.noise.fitting.auto import PublishedNoise
+    from fedpriv.noise.fitting.cost import NoiseResponse
     from fedpriv.noise.mechanism import Mechanism
     from fedpriv.noise.series import Workload
     from fedpriv.papers.base import Algorithm, NoiseSettings
-    from fedpriv.study.setting import Cost, Setting, Table
+    from fedpriv.study.setting import AccountingSetting, MechanismCost, MechanismTable
 
 
 _DEFAULT_DIMENSION = 100_000
@@ -96,10 +96,10 @@ def compare(
         fedpriv privacy compare --rounds 2000 --epochs 20 --decay 0.9 --epsilon 2 --delta 1e-6 --silos 10
     """
     from fedpriv.accounting.guarantees import GaussianDP
-    from fedpriv.study.setting import seconds_per_round, table_of
+    from fedpriv.study.setting import measure_seconds_per_round, tabulate_mechanisms
 
     setting, mu = federation.make_setting(rounds), target.in_mu
-    if setting.secret:
+    if setting.has_secret_order:
         if algorithm is not None or plot is not None:
             raise InputError(f"--sampling {setting.sampling}: is compared without --algorithm and --plot")
         _print_amplified(
@@ -119,9 +119,9 @@ def compare(
             f"--decay {setting.decay}: an algorithm has a decay of its own, with its own settings (--set)"
         )
     response, workload = _find_response(algorithm, settings or [], setting)
-    table = table_of(setting, mu, response, workload, max_vectors)
+    table = tabulate_mechanisms(setting, mu, response, workload, max_vectors)
     size = (_DEFAULT_DIMENSION if algorithm else 0) if dimension is None else dimension
-    seconds = [seconds_per_round(line.mechanism, workload, size) if size else None for line in table.lines]
+    seconds = [measure_seconds_per_round(line.mechanism, workload, size) if size else None for line in table.lines]
     if plot is not None:
         from fedpriv.show.charts import make_comparison_chart
         from fedpriv.show.plots import save_chart
@@ -133,7 +133,7 @@ def compare(
             {
                 "mechanism": line.name,
                 **line.mechanism.options(),
-                "auto": line.chosen,
+                "auto": line.is_auto,
                 **cost_facts(line.cost),
                 "output": line.published.output,
                 "queries": line.published.queries,
@@ -143,7 +143,7 @@ def compare(
             }
             for line, took in zip(table.lines, seconds, strict=True)
         ]
-        print_facts({**facts, "mechanisms": rows, "least": vars(table.least), **claim}, as_json=True)
+        print_facts({**facts, "mechanisms": rows, "least": vars(table.lower_bound), **claim}, as_json=True)
         return
     print_table(_comparison_lines(table, seconds, size))
     typer.echo()
@@ -151,10 +151,10 @@ def compare(
 
 
 def _print_amplified(
-    setting: "Setting", unit: str, mu: float, delta: float, claim: dict[str, Any], as_json: bool
+    setting: "AccountingSetting", unit: str, mu: float, delta: float, claim: dict[str, Any], as_json: bool
 ) -> None:
     """Print the mechanisms that secret participation amplifies, at the (ε, δ) that μ gives at δ."""
-    costs = setting.compare(mu, delta)
+    costs = setting.compare_mechanisms(mu, delta)
     if as_json:
         rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]
         print_facts({**setting_facts(setting, unit), "mechanisms": rows, **claim}, as_json=True)
@@ -164,10 +164,10 @@ def _print_amplified(
         *(
             (
                 name,
-                upper_figure(cost.std, 5),
-                *(f"{value:.5g}" for value in (cost.error, cost.error_last, cost.error_in_mean)),
-                str(cost.memory),
-                upper_figure(cost.sensitivity.value, 5),
+                format_upper(cost.std, 5),
+                *(f"{value:.5g}" for value in (cost.error_rms, cost.error_last, cost.error_in_mean)),
+                str(cost.memory_vectors),
+                format_upper(cost.sensitivity.value, 5),
             )
             for name, cost in costs.items()
         ),
@@ -178,37 +178,39 @@ def _print_amplified(
 
 
 def _find_response(
-    algorithm: str | None, settings: list[str], setting: "Setting"
-) -> tuple["Response", "Workload"]:
+    algorithm: str | None, settings: list[str], setting: "AccountingSetting"
+) -> tuple["NoiseResponse", "Workload"]:
     """Find the response in which noise is compared, and the sums that are released."""
     from fedpriv.noise.fitting.cost import rows_response
 
     if algorithm is None:
         return rows_response(setting.rounds), setting.workload
-    from fedpriv.papers.table import algorithm_named
-    from fedpriv.participation.orders import Schedule
+    from fedpriv.papers.table import find_algorithm
+    from fedpriv.participation.orders import FixedOrder
     from fedpriv.plan.calibration import response_and_workload
 
-    row = algorithm_named(algorithm)
-    schedule = Schedule(setting.rounds, setting.rounds // setting.epochs)
+    row = find_algorithm(algorithm)
+    schedule = FixedOrder(setting.rounds, setting.rounds // setting.epochs)
     response, own = response_and_workload(row, _parse_algorithm_settings(row, settings), schedule)
     return response, dataclasses.replace(own, clips=setting.clip * own.clips, schedule=setting.workload.schedule)
 
 
 def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
     """Read the row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
-    from fedpriv.papers.base import UNITS, NoiseSettings
+    from fedpriv.papers.base import SCALE_SETTINGS, NoiseSettings
 
     if row.published is None or not issubclass(row.settings, NoiseSettings):
         raise InputError(f"--algorithm {row.name}: noise cannot be fitted to what it publishes")
     return parse_settings(
-        row.settings, assignments, {key: 1.0 for key in UNITS if key in row.settings.model_fields}
+        row.settings, assignments, {key: 1.0 for key in SCALE_SETTINGS if key in row.settings.model_fields}
     )
 
 
-def _comparison_lines(table: "Table", seconds: list[float | None], dimension: int) -> list[tuple[str, ...]]:
+def _comparison_lines(
+    table: "MechanismTable", seconds: list[float | None], dimension: int
+) -> list[tuple[str, ...]]:
     """Write the table's lines with the same columns: those of an algorithm's output only where it has one."""
-    output = table.least.output is not None
+    output = table.lower_bound.output is not None
     published = ["output", "queries", "output/least", "queries/least"] if output else ["in sums", "/least"]
     header = ["mechanism", "noise std", "rms error", "last round", "in the mean", *published]
     lines = [(*header, *(["ms"] if dimension else []), "memory", "sensitivity")]
@@ -218,19 +220,22 @@ def _comparison_lines(table: "Table", seconds: list[float | None], dimension: in
         exact = "" if cost.sensitivity.exact else "≤ "
         lines.append(
             (
-                line.name + (" (auto)" if line.chosen else ""),
-                upper_figure(cost.std, 5),  # what is needed: less would not do
-                *(f"{value:.5g}" for value in (cost.error, cost.error_last, cost.error_in_mean)),
+                line.name + (" (auto)" if line.is_auto else ""),
+                format_upper(cost.std, 5),  # what is needed: less would not do
+                *(f"{value:.5g}" for value in (cost.error_rms, cost.error_last, cost.error_in_mean)),
                 *_format_published(line.published, line.ratio),
                 *time,
-                str(cost.memory),
-                f"{exact}{upper_figure(cost.sensitivity.value, 5)}",
+                str(cost.memory_vectors),
+                f"{exact}{format_upper(cost.sensitivity.value, 5)}",
             )
         )
-    return [*lines, ("least", *["-"] * 4, *_format_published(table.least, None), *["-"] * (2 + bool(dimension)))]
+    return [
+        *lines,
+        ("least", *["-"] * 4, *_format_published(table.lower_bound, None), *["-"] * (2 + bool(dimension))),
+    ]
 
 
-def _format_published(values: "Published", ratio: "Published | None") -> list[str]:
+def _format_published(values: "PublishedNoise", ratio: "PublishedNoise | None") -> list[str]:
     stds = [values.queries] if values.output is None else [values.output, values.queries]
     over = () if ratio is None else (ratio.output, ratio.queries)
     ratios = ["1"] * len(stds) if ratio is None else [f"{each:.3f}" for each in over if each is not None]
@@ -260,8 +265,8 @@ def ledger(
 
         fedpriv privacy ledger runs/quickstart
     """
-    from fedpriv.claims.claim import ELSEWHERE, STEP_ELSEWHERE
-    from fedpriv.claims.entries import differing_words, read_ledger
+    from fedpriv.claims.claim import EXTERNAL_PARTY, EXTERNAL_STEP_NOTE
+    from fedpriv.claims.entries import format_differing_cells, read_ledger
     from fedpriv.cli.explore import print_plain
 
     entries = read_ledger(run_dir)
@@ -276,19 +281,19 @@ def ledger(
         lines: list[tuple[str, ...]] = [(*header, "relation", "μ", "claimed", "")]
         lines += [line for entry in entries for line in _ledger_lines(entry)]
         print_table(lines)
-        if any(stream.owner == ELSEWHERE for entry in entries for stream in entry.streams):
-            print_plain(STEP_ELSEWHERE)
+        if any(stream.party_name == EXTERNAL_PARTY for entry in entries for stream in entry.streams):
+            print_plain(EXTERNAL_STEP_NOTE)
     if wrong := [entry.cell for entry in entries if not entry.agrees]:
-        raise RunError(f"{run_dir}: {differing_words(wrong)}")
+        raise RunError(f"{run_dir}: {format_differing_cells(wrong)}")
 
 
 def _entry_data(entry: "LedgerEntry") -> dict[str, Any]:
-    from fedpriv.claims.ledger import as_data
+    from fedpriv.claims.ledger import stream_to_data
 
     return {
         "cell": entry.cell,
-        "releases": list(map(as_data, entry.streams)),
-        **({"evaluations": list(map(as_data, entry.tests))} if entry.tests else {}),
+        "releases": list(map(stream_to_data, entry.streams)),
+        **({"evaluations": list(map(stream_to_data, entry.test_streams))} if entry.test_streams else {}),
     }
 
 
@@ -298,27 +303,27 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
     A first step is composed with the rounds, in the claim of both.  Streams of evaluations come last: their claim
     is one of test records, which are other records.
     """
-    from fedpriv.claims.claim import price_words
+    from fedpriv.claims.claim import format_price
     from fedpriv.claims.ledger import ROUNDS
 
     point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
-    claimed = price_words(entry.claimed_mu, entry.claimed_epsilon)
-    of_tests = "none" if entry.claimed_of_tests is None else upper_figure(entry.claimed_of_tests, 6)
+    claimed = format_price(entry.claimed_mu, entry.claimed_epsilon)
+    of_tests = "none" if entry.claimed_test_mu is None else format_upper(entry.claimed_test_mu, 6)
     steps = [(each, "" if each.step == ROUNDS else f", {each.step}", claimed) for each in entry.streams]
-    steps += [(each, ", test records", of_tests) for each in entry.tests]
+    steps += [(each, ", test records", of_tests) for each in entry.test_streams]
     return [
         (
             str(entry.cell),
             point,
             str(entry.seed),
             entry.trust,
-            f"{stream.owner}{step}",
+            f"{stream.party_name}{step}",
             type(stream.mechanism).__name__,
             str(stream.schedule.rounds),
-            upper_figure(max(stream.clips), 5),
-            lower_figure(stream.std, 5),
+            format_upper(max(stream.clips), 5),
+            format_lower(stream.std, 5),
             stream.relation,
-            "∞" if (one := stream.guarantee) is None else price_words(one.mu, one.epsilon_of(entry.delta)),
+            "∞" if (one := stream.guarantee) is None else format_price(one.mu, one.epsilon_of(entry.delta)),
             price,
             "ok" if entry.agrees else "DIFFERS",
         )
@@ -349,18 +354,18 @@ def selection(
         fedpriv privacy selection --mu 0.5 --trials 5 --poisson
     """
     from fedpriv.accounting.guarantees import GaussianDP
-    from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
+    from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, PrivateSelection
 
     mu, at = target.in_mu, target.reporting_delta
-    law = Poisson(trials) if poisson else NegativeBinomial(trials, eta)
+    law = PoissonRunCount(trials) if poisson else NegativeBinomialRunCount(trials, eta)
     print_facts(
         {
-            "runs": law.words,
+            "runs": law.description,
             "mu": mu,
             "delta": at,
             "epsilon_of_one_run": GaussianDP(mu).epsilon_of(at),
-            "epsilon_of_the_choice": Selection(mu, law).epsilon_of(at),
-            "epsilon_of_choice_and_run": Selection(mu, law, then=mu).epsilon_of(at),
+            "epsilon_of_the_choice": PrivateSelection(mu, law).epsilon_of(at),
+            "epsilon_of_choice_and_run": PrivateSelection(mu, law, later_mu=mu).epsilon_of(at),
         },
         as_json,
     )
@@ -433,8 +438,10 @@ def noise(
 
     setting, mu = federation.make_setting(rounds), target.in_mu
     chosen = _make_mechanism(setting, mechanism, options)
-    cost = setting.cost(chosen, mu, target.reporting_delta)
-    claim = federation.make_claim(setting.spent(chosen, cost.std) if setting.secret else GaussianDP(mu))
+    cost = setting.cost_at_mu(chosen, mu, target.reporting_delta)
+    claim = federation.make_claim(
+        setting.guarantee_at_std(chosen, cost.std) if setting.has_secret_order else GaussianDP(mu)
+    )
     _print_cost(mechanism, setting, cost, claim, target.reporting_delta, as_json)
 
 
@@ -458,20 +465,20 @@ def spent(
     """
     setting = federation.make_setting(rounds)
     chosen = _make_mechanism(setting, mechanism, options)
-    cost, claim = setting.cost_of_std(chosen, std), federation.make_claim(setting.spent(chosen, std))
+    cost, claim = setting.cost_at_std(chosen, std), federation.make_claim(setting.guarantee_at_std(chosen, std))
     _print_cost(mechanism, setting, cost, claim, TargetOptions(delta=delta).reporting_delta, as_json)
 
 
-def _make_mechanism(setting: "Setting", name: str, options: list[str] | None) -> "Mechanism":
+def _make_mechanism(setting: "AccountingSetting", name: str, options: list[str] | None) -> "Mechanism":
     from fedpriv.noise.registry import MechanismOptions
 
-    return setting.mechanism(name, parse_settings(MechanismOptions, options or []))
+    return setting.make_mechanism(name, parse_settings(MechanismOptions, options or []))
 
 
 def _print_cost(
     mechanism: str,
-    setting: "Setting",
-    cost: "Cost",
+    setting: "AccountingSetting",
+    cost: "MechanismCost",
     claim: "PrivacyClaim[Guarantee]",
     delta: float,
     as_json: bool,

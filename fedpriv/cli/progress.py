@@ -21,12 +21,12 @@ from rich.live import Live
 from rich.text import Text
 
 from fedpriv.accounting.gaussian import epsilon_of
-from fedpriv.claims.outcome import Finished, RunObserver
-from fedpriv.core.errors import InputError, RunError, printable_lines
-from fedpriv.core.figures import epsilon_words
-from fedpriv.plan.calibration import Fitted
-from fedpriv.scenario.load import Point, Scenario
-from fedpriv.scenario.published import dotted
+from fedpriv.claims.outcome import CellOutcome, RunObserver
+from fedpriv.core.errors import InputError, RunError, sanitize_lines
+from fedpriv.core.figures import format_epsilon_delta
+from fedpriv.plan.calibration import FittedNoise
+from fedpriv.scenario.load import Scenario, SweepPoint
+from fedpriv.scenario.published import flatten_keys
 from fedpriv.scenario.schema import Cell
 
 _SPARKLINE_BARS = "▁▂▃▄▅▆▇█"
@@ -45,7 +45,7 @@ class CurrentCell:
     values: list[float] = field(default_factory=list)
 
     @staticmethod
-    def from_point(place: int, point: Point) -> "CurrentCell":
+    def from_point(place: int, point: SweepPoint) -> "CurrentCell":
         return CurrentCell(place, _describe_point(point), format_privacy(point.cell))
 
     def add_evaluation(self, t: int, metrics: Mapping[str, float]) -> None:
@@ -65,8 +65,8 @@ class CurrentCell:
 
 def format_privacy(cell: Cell) -> str:
     """Write the ε that the cell's target gives at its δ."""
-    target, delta = cell.privacy.target, cell.privacy.delta
-    return "no noise" if target is None else epsilon_words(epsilon_of(target, delta), delta, 3)
+    target, delta = cell.privacy.target_mu, cell.privacy.delta
+    return "no noise" if target is None else format_epsilon_delta(epsilon_of(target, delta), delta, 3)
 
 
 def draw_sparkline(values: Sequence[float], width: int) -> str:
@@ -105,8 +105,8 @@ class Progress(RunObserver):
         self._current: CurrentCell | None = None
         self._panel = Live(get_renderable=self._render, console=self._console, refresh_per_second=8)
 
-    def fitted(self, fit: Fitted) -> None:
-        self._print(fit.line)
+    def fitted(self, fit: FittedNoise) -> None:
+        self._print(fit.summary)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self._scenario, self._folder = scenario, folder
@@ -114,7 +114,7 @@ class Progress(RunObserver):
         self._start_time = time.monotonic()
         rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
         self._task = self._progress_bar.add_task("", total=rounds, cells=f"0/{self._cell_count} cells")
-        if left := max((scenario.points[place].cell.unread for place in places), default=0):
+        if left := max((scenario.points[place].cell.unread_count for place in places), default=0):
             self._print(f"up to {left} of federation.samples are left out: they do not fill a round of every silo")
         if self._is_live:
             self._panel.start()
@@ -127,7 +127,7 @@ class Progress(RunObserver):
             self._current = CurrentCell.from_point(place, self._scenario.points[place])
         self._current.add_evaluation(t, metrics)
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         unforeseen = finished.missed if finished.noise == "release" else {}  # a simulation's are in its scenario
         for silo, rounds in unforeseen.items():  # never silently, and not for --quiet either
             sys.stderr.write(
@@ -147,8 +147,8 @@ class Progress(RunObserver):
     def lost(self, worker: str, places: Sequence[int]) -> None:
         sys.stderr.write(f"fedpriv: {worker} died; {len(places)} cells are run again\n")
 
-    def noted(self, line: str) -> None:
-        sys.stderr.write(f"fedpriv: {printable_lines(line)}\n")
+    def notified(self, line: str) -> None:
+        sys.stderr.write(f"fedpriv: {sanitize_lines(line)}\n")
 
     def ended(self) -> None:
         if self._is_live:
@@ -173,7 +173,7 @@ class Progress(RunObserver):
 
     def _print(self, line: str) -> None:
         if not self._quiet:
-            self._console.print(printable_lines(line), highlight=False, markup=False, soft_wrap=True)
+            self._console.print(sanitize_lines(line), highlight=False, markup=False, soft_wrap=True)
 
 
 class JsonLines(RunObserver):
@@ -183,7 +183,7 @@ class JsonLines(RunObserver):
         self._stream = stream
         self._folder: Path | None = None
 
-    def fitted(self, fit: Fitted) -> None:
+    def fitted(self, fit: FittedNoise) -> None:
         self._write_event("fitted", {"noise": dict(fit.found), "vectors": fit.vectors, "seconds": fit.seconds})
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
@@ -195,7 +195,7 @@ class JsonLines(RunObserver):
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         self._write_event("evaluated", {**self._cell_fields(place), "round": t, **metrics})
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         self._remaining_count -= 1
         self._write_event("finished", {**self._cell_fields(place), **finished.metrics})
         self._write_if_complete()
@@ -203,7 +203,7 @@ class JsonLines(RunObserver):
     def lost(self, worker: str, places: Sequence[int]) -> None:
         self._write_event("lost", {"worker": worker, "cells": list(places)})
 
-    def noted(self, line: str) -> None:
+    def notified(self, line: str) -> None:
         self._write_event("noted", {"line": line})
 
     def stopped(self, rerun: str) -> None:
@@ -219,7 +219,7 @@ class JsonLines(RunObserver):
 
     def _cell_fields(self, place: int) -> dict[str, Any]:
         point = self._scenario.points[place]
-        return {"cell": place, "point": dict(point.swept), "seed": point.cell.seed}
+        return {"cell": place, "point": dict(point.swept_values), "seed": point.cell.seed}
 
     def _write_event(self, event: str, facts: Mapping[str, Any]) -> None:
         self._stream.write(json.dumps({"event": event, **facts}, ensure_ascii=False) + "\n")
@@ -270,7 +270,7 @@ class MLflow(RunObserver):
                 point = scenario.points[place]
                 run = self._client.create_run(experiment, run_name=_folder_label(point)).info.run_id
                 self._runs[place] = run
-                for key, value in dotted(point.cell.canonical()):
+                for key, value in flatten_keys(point.cell.canonical_data()):
                     self._client.log_param(run, key, value)
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
@@ -278,7 +278,7 @@ class MLflow(RunObserver):
             for name, value in metrics.items():
                 self._client.log_metric(self._runs[place], name, value, step=t)
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         with self._translate_errors():
             self._client.set_terminated(self._runs.pop(place))
 
@@ -302,14 +302,14 @@ def _import_extra(module: str, name: str, extra: str) -> Any:
         raise InputError(f"{name} is not installed; install it with: pip install 'fedpriv[{extra}]'") from None
 
 
-def _folder_label(point: Point) -> str:
+def _folder_label(point: SweepPoint) -> str:
     """ "rho=4.0,silos=10,seed=0": the cell as the name of a folder."""
-    swept = [f"{key.rpartition('.')[2]}={value}" for key, value in point.swept.items()]
+    swept = [f"{key.rpartition('.')[2]}={value}" for key, value in point.swept_values.items()]
     return ",".join([*swept, f"seed={point.cell.seed}"]).replace("/", "-")
 
 
-def _describe_point(point: Point) -> str:
-    values = [f"{key.rpartition('.')[2]} {value}" for key, value in point.swept.items()]
+def _describe_point(point: SweepPoint) -> str:
+    values = [f"{key.rpartition('.')[2]} {value}" for key, value in point.swept_values.items()]
     return ", ".join([*values, f"seed {point.cell.seed}"])
 
 

@@ -13,18 +13,18 @@ from types import FrameType
 
 from pydantic_core import PydanticSerializationError
 
-from fedpriv.claims.outcome import Finished, RunObserver
+from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.cli.explore import show_run
 from fedpriv.cli.options import DisplayOptions
 from fedpriv.cli.progress import JsonLines, MLflow, Progress, TensorBoard
 from fedpriv.core.errors import FedprivError, InputError, RunError
 from fedpriv.core.extensions import import_files
-from fedpriv.core.figures import counted
+from fedpriv.core.figures import format_count
 from fedpriv.engines.table import describe_available_memory, find_engine_row
 from fedpriv.scenario.load import Scenario, load_scenario
 from fedpriv.show.table import write_table
 from fedpriv.study.results import read_claims
-from fedpriv.study.sweep import RunOptions, run_sweep, weighed
+from fedpriv.study.sweep import RunOptions, estimate_run_memory, run_sweep
 
 _REFRESH_SECONDS = 1.0
 _FINAL_SERVE_SECONDS = 3.0
@@ -46,7 +46,7 @@ class LivePage(RunObserver):
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         self._event_count += 1
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         self._event_count += 1
 
     def ended(self) -> None:
@@ -124,8 +124,8 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
     """Check a scenario as a run does, and say what it takes; InputError for what would not be run."""
     import_files(options.imports)
     scenario = load_scenario(path, options.overrides)
-    need = weighed(scenario, options)
-    sys.stdout.write(f"{counted(len(scenario.points), 'cell')}, engine {options.engine}\n")
+    need = estimate_run_memory(scenario, options)
+    sys.stdout.write(f"{format_count(len(scenario.points), 'cell')}, engine {options.engine}\n")
     told = "not counted, its silos are processes of their own" if need is None else f"at most {need.describe()}"
     sys.stdout.write(f"memory: {told}; {describe_available_memory()} here\n")
 
@@ -145,7 +145,7 @@ def run_scenario(path: Path, options: RunOptions, shown: DisplayOptions) -> None
     ]
     import_files(options.imports)
     scenario = load_scenario(path, options.overrides)
-    rerun = options.command(str(path))
+    rerun = options.format_command(str(path))
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         with _serve_live_page(observers) if shown.watch else nullcontext():

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedpriv.cli.options import MetricsAddress, PolicyPath
-from fedpriv.core.limits import with_room
+from fedpriv.core.limits import report_low_memory
 
 
 class _DefaultRunGroup(TyperGroup):
@@ -47,13 +47,13 @@ def init(
         write_template(policy)
         typer.echo(f"wrote {policy}: set the keys marked with # choose, then begin its ledger")
         return
-    with with_room(policy):
+    with report_low_memory(policy):
         from fedpriv.silo.guards import begin_ledgers
         from fedpriv.silo.policy import read_policy
 
         begun_ledgers = begin_ledgers(read_policy(policy))
     for begun in begun_ledgers:
-        typer.echo(f"began {begun.ledger}, marked in {begun.marked}; keep both as long as the records")
+        typer.echo(f"began {begun.ledger}, marked in {begun.mark_path}; keep both as long as the records")
     typer.echo(
         f"the records' key is {begun_ledgers[0].shard_key}; keep it with them, and out of the ledger's backups"
     )
@@ -66,13 +66,13 @@ def run(policy: PolicyPath, metrics: MetricsAddress = None) -> None:
     Example: fedpriv silo run silo-0.toml
     Example: fedpriv silo run silo-0.toml --metrics 9464
     """
-    with with_room(policy):
-        from fedpriv.core.logs import log_as_service
-        from fedpriv.silo.daemon import serve
+    with report_low_memory(policy):
+        from fedpriv.core.logs import configure_service_logging
+        from fedpriv.silo.daemon import serve_guard
         from fedpriv.silo.policy import read_policy
 
-        log_as_service(silo=read_policy(policy).silo)
-        serve(policy, lambda socket: typer.echo(f"answering on {socket}"), metrics)
+        configure_service_logging(silo=read_policy(policy).silo)
+        serve_guard(policy, lambda socket: typer.echo(f"answering on {socket}"), metrics)
 
 
 @app.command()
@@ -89,10 +89,10 @@ def status(
     Example: fedpriv silo status silo-0.toml
     Example: fedpriv silo status silo-0.toml --check
     """
-    with with_room(policy):
-        from fedpriv.silo.guards import checked_lines, status_lines
+    with report_low_memory(policy):
+        from fedpriv.silo.guards import format_price_check, format_status
 
-        lines = [*status_lines(policy), *(checked_lines(policy) if check else ())]
+        lines = [*format_status(policy), *(format_price_check(policy) if check else ())]
     for line in lines:
         typer.echo(line)
 
@@ -121,9 +121,9 @@ def backup(
 
     Example: fedpriv silo backup silo-0.toml /mnt/backup/silo-0
     """
-    from fedpriv.silo.backup import back_up
+    from fedpriv.silo.backup import back_up_ledgers
 
-    for copy in back_up(policy, folder):
+    for copy in back_up_ledgers(policy, folder):
         typer.echo(f"copied {copy}")
 
 
@@ -140,7 +140,7 @@ def restore(
 
     Example: fedpriv silo restore silo-0.toml /mnt/backup/silo-0
     """
-    from fedpriv.silo.backup import restore as restored
+    from fedpriv.silo.backup import restore_ledgers as restored
 
     for line in restored(policy, folder):
         typer.echo(line)

@@ -16,12 +16,12 @@ import typer
 from fedpriv.accounting.gaussian import check_positive, mu_of
 from fedpriv.cli.options import Json, SweepOverrides, print_table, print_text
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import delta_figure, epsilon_figure, lower_figure, upper_figure
+from fedpriv.core.figures import format_lower, format_upper, format_upper_delta, format_upper_epsilon
 
 if TYPE_CHECKING:
     from fedpriv.papers.base import Bound, Condition, Prescription, Problem
     from fedpriv.plan.plan import Plan
-    from fedpriv.scenario.load import Point
+    from fedpriv.scenario.load import SweepPoint
     from fedpriv.scenario.schema import Cell
 
 _SCENARIO_BOUND = "bound at the scenario's numbers"
@@ -51,11 +51,11 @@ def theorem(
 
         fedpriv privacy theorem scenarios/mnist-single-epoch.toml --set label.method=accelerated-dp-srgd --json
     """
-    from fedpriv.plan.calibration import fitted_scenario
+    from fedpriv.plan.calibration import fit_scenario_noise
     from fedpriv.scenario.load import load_scenario
 
-    loaded, _ = fitted_scenario(load_scenario(scenario, overrides or []), {})
-    points = [beside_theorems(point, gap, run) for point in loaded.points[:: len(loaded.seeds)]]
+    loaded, _ = fit_scenario_noise(load_scenario(scenario, overrides or []), {})
+    points = [compare_with_theorems(point, gap, run) for point in loaded.points[:: len(loaded.seeds)]]
     if not any(point["theorems"] or point["bound"] for point in points):
         names = ", ".join(sorted({point["algorithm"] for point in points}))
         raise InputError(f"{scenario}: no theorem with explicit numbers is known for {names}")
@@ -87,7 +87,7 @@ def samples(
 
         fedpriv privacy samples --target 0.3 --radius 0.5 --epsilon 1 --dimension 8 --dimension 7850
     """
-    from fedpriv.papers.kornowski_bounds import Nonsmooth, certified_samples, printed_samples
+    from fedpriv.papers.kornowski_bounds import NonsmoothProblem, certified_samples, printed_samples
 
     public = {"target": [target], "radius": [radius], "lipschitz": [lipschitz], "gap": [gap], "epsilon": epsilon}
     for name, value in ((name, value) for name, values in public.items() for value in values):
@@ -98,7 +98,7 @@ def samples(
     for d, asked in itertools.product(dimension, epsilon):
         if not 1 <= d <= 10**12:
             raise InputError(f"dimension = {d}: expected 1 to 10^12 parameters")
-        problem, mu = Nonsmooth(d, lipschitz, gap, radius / 2.0), mu_of(asked, delta)
+        problem, mu = NonsmoothProblem(d, lipschitz, gap, radius / 2.0), mu_of(asked, delta)
         found = {**printed_samples(problem, target, asked), **certified_samples(problem, target, mu)}
         counts = {name: number if math.isfinite(number) else None for name, number in found.items()}
         points.append({"dimension": d, "epsilon": asked, "delta": delta, "records": counts})
@@ -107,7 +107,7 @@ def samples(
         return
     heads = [
         "records for",
-        *(f"d = {each['dimension']}, ε = {epsilon_figure(each['epsilon'])}" for each in points),
+        *(f"d = {each['dimension']}, ε = {format_upper_epsilon(each['epsilon'])}" for each in points),
     ]
     rows = [[name, *(_format_count(each["records"][name]) for each in points)] for name in points[0]["records"]]
     print_table([heads, *rows])
@@ -170,36 +170,36 @@ def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str
     if not isinstance(value, float):
         return "-" if value is None else str(value)
     if name.startswith("epsilon"):
-        return epsilon_figure(value, 6)
+        return format_upper_epsilon(value, 6)
     if name == "delta":
-        return delta_figure(value)
+        return format_upper_delta(value)
     if "noise std" in name:
-        return upper_figure(value, 6) if is_prescribed else lower_figure(value, 6)
+        return format_upper(value, 6) if is_prescribed else format_lower(value, 6)
     return f"{value:.6g}"
 
 
-def beside_theorems(point: "Point", gap: float | None, run: Path | None) -> dict[str, Any]:
+def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | None) -> dict[str, Any]:
     """Hold the numbers of one point beside each theorem's; a theorem that cannot be run says why.
 
     `gap` is how far the loss can fall from the start, for theorems whose bound needs it; `run` has the excess risk
     that was measured.
     """
-    from fedpriv.plan.plan import excess_risk_bound, plan_of, problem_of
-    from fedpriv.plan.task import task_of_cell
+    from fedpriv.plan.plan import excess_risk_bound, make_plan, make_problem
+    from fedpriv.plan.task import load_task
 
     cell = point.cell
-    objective = task_of_cell(cell).objective
-    problem = problem_of(cell, objective)
+    objective = load_task(cell).objective
+    problem = make_problem(cell, objective)
     if gap is not None:
         problem = dataclasses.replace(problem, gap=check_positive("gap", gap))
     numbers, bound = dict[str, Any](), None
     try:
-        plan = plan_of(cell, objective)
-        numbers, bound = _used(cell, plan), _bound(excess_risk_bound(cell, plan))
+        plan = make_plan(cell, objective)
+        numbers, bound = _scenario_numbers(cell, plan), _bound_data(excess_risk_bound(cell, plan))
     except InputError as error:
         numbers = {"refusal": str(error)}
     return {
-        "point": dict(point.swept),
+        "point": dict(point.swept_values),
         "algorithm": cell.algorithm.name,
         "problem": {
             "records": problem.records,
@@ -208,29 +208,30 @@ def beside_theorems(point: "Point", gap: float | None, run: Path | None) -> dict
             "epsilon": problem.epsilon,
             "delta": problem.delta,
             "relation": cell.privacy.relation,
-            "lipschitz": _finite(problem.lipschitz),
-            "smoothness": _finite(problem.smoothness),
+            "lipschitz": _finite_or_none(problem.lipschitz),
+            "smoothness": _finite_or_none(problem.smoothness),
         },
-        "scenario": numbers | _measured(point, run),
+        "scenario": numbers | _measured_risk(point, run),
         "theorems": [
-            _as_data(asked, problem) for asked in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
+            _prescription_data(asked, problem)
+            for asked in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
         ],
         "bound": bound,
     }
 
 
-def _bound(found: "Bound | None") -> dict[str, Any] | None:
+def _bound_data(found: "Bound | None") -> dict[str, Any] | None:
     """The proved bound of the excess risk at the scenario's own numbers; None where there is none."""
     if found is None:
         return None
     return {
-        "excess risk": _finite(found.value),
-        "conditions": _conditions(found.conditions),
+        "excess risk": _finite_or_none(found.value),
+        "conditions": _conditions_data(found.conditions),
         "assumption": found.assumption,
     }
 
 
-def _used(cell: "Cell", plan: "Plan") -> dict[str, Any]:
+def _scenario_numbers(cell: "Cell", plan: "Plan") -> dict[str, Any]:
     """The numbers of a run of the cell."""
     rounds = plan.schedule.rounds
     return {
@@ -238,21 +239,25 @@ def _used(cell: "Cell", plan: "Plan") -> dict[str, Any]:
         "batch": sum(plan.batch_sizes),
         "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
         "noise std": plan.noise.std_in_mean,
-        **_numbers(cell.algorithm.settings.model_dump(exclude={"clip"})),
-        **_numbers(vars(plan.optimizer)),
+        **_finite_numbers(cell.algorithm.settings.model_dump(exclude={"clip"})),
+        **_finite_numbers(vars(plan.optimizer)),
     }
 
 
-def _measured(point: "Point", run: Path | None) -> dict[str, float]:
+def _measured_risk(point: "SweepPoint", run: Path | None) -> dict[str, float]:
     """The mean excess risk that the seeds of this point have in a run's results; nothing where none is known."""
     from fedpriv.study.results import read_results
 
-    cells = [] if run is None else [cell for cell in read_results(run).cells if cell["point"] == dict(point.swept)]
+    cells = (
+        []
+        if run is None
+        else [cell for cell in read_results(run).cells if cell["point"] == dict(point.swept_values)]
+    )
     found = [float(cell["excess_risk"]) for cell in cells if "excess_risk" in cell]
     return {"excess risk": sum(found) / len(found)} if found else {}
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in values.items()
@@ -260,19 +265,19 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _as_data(asked: "Prescription", problem: "Problem") -> dict[str, Any]:
+def _prescription_data(asked: "Prescription", problem: "Problem") -> dict[str, Any]:
     return asked._asdict() | {
         "numbers": dict(asked.numbers),
-        "conditions": _conditions(asked.conditions),
-        "refusal": asked.refusal or _refusal(asked.numbers, problem),
+        "conditions": _conditions_data(asked.conditions),
+        "refusal": asked.refusal or _why_refused(asked.numbers, problem),
     }
 
 
-def _conditions(conditions: Iterable["Condition"]) -> list[dict[str, Any]]:
+def _conditions_data(conditions: Iterable["Condition"]) -> list[dict[str, Any]]:
     return [{**condition._asdict(), "holds": condition.holds} for condition in conditions]
 
 
-def _refusal(numbers: Mapping[str, float], problem: "Problem") -> str | None:
+def _why_refused(numbers: Mapping[str, float], problem: "Problem") -> str | None:
     """Why no scenario has such batches, on one line: what [federation] itself would refuse."""
     batch = math.floor(numbers["batch"] * (1.0 + 1e-12))
     return (
@@ -283,5 +288,5 @@ def _refusal(numbers: Mapping[str, float], problem: "Problem") -> str | None:
     )
 
 
-def _finite(bound: float) -> float | None:
+def _finite_or_none(bound: float) -> float | None:
     return bound if math.isfinite(bound) else None

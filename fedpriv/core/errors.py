@@ -26,7 +26,7 @@ class CodeError(InputError):
 
     def __init__(self, public: str, said: str) -> None:
         super().__init__(f"{public} ({said})")
-        self.public = public
+        self.public_message = public
 
 
 class RunError(FedprivError):
@@ -40,7 +40,7 @@ def refuse(refusals: Mapping[str, object], error: type[Exception] = InputError) 
             raise error(words)
 
 
-def printable(text: str, longest: int = 500) -> str:
+def sanitize_line(text: str, longest: int = 500) -> str:
     """Make another party's text one line that a terminal only shows: to be called where such text comes in.
 
     Control characters, line ends and characters that change the direction of writing become escapes (\\x1b), and
@@ -50,12 +50,12 @@ def printable(text: str, longest: int = 500) -> str:
     return "".join(shown) + (" …" if len(text) > longest else "")
 
 
-def printable_lines(text: str) -> str:
+def sanitize_lines(text: str) -> str:
     """Make each line of a text one that a terminal only shows, whoever wrote what is in it."""
-    return "\n".join(printable(line, len(line)) for line in text.split("\n"))
+    return "\n".join(sanitize_line(line, len(line)) for line in text.split("\n"))
 
 
-def own_or_close(name: str, known: Iterable[str]) -> str:
+def suggest_name_or_import(name: str, known: Iterable[str]) -> str:
     """`suggestion`, and how a row of one's own becomes known where no name is close."""
     return suggestion(name, known) or "; for one of your own give its file with --import"
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from fedpriv.core.errors import InputError
 
-_FOLDER = "fedpriv.addons."
-ADDED: Mapping[str, Mapping[str, str]] = {
+_ADD_ON_PACKAGE = "fedpriv.addons."
+ADD_ON_PARTS: Mapping[str, Mapping[str, str]] = {
     "model": {"statistics": "statistics.indicators:ROW"},
     "evaluation": {"curves": "statistics.curves:CurveSettings"},
     "guard": {"statistics": "statistics.plan:GUARD"},
@@ -48,36 +48,36 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 """Add-on -> its commands, which `register` of its module `options` adds."""
 
 
-def added(kind: str, name: str) -> Any:
+def load_add_on_part(kind: str, name: str) -> Any:
     """Return what an add-on gives under a name.  InputError if the add-on is not there."""
-    return _attribute(ADDED[kind][name], f"{kind} {name!r}")
+    return _import_attribute(ADD_ON_PARTS[kind][name], f"{kind} {name!r}")
 
 
-def all_added(kind: str) -> dict[str, Any]:
+def load_add_on_parts(kind: str) -> dict[str, Any]:
     """Return everything of a kind by name, as far as its add-on is there."""
     found = {}
-    for name in ADDED[kind]:
+    for name in ADD_ON_PARTS[kind]:
         with suppress(InputError):
-            found[name] = added(kind, name)
+            found[name] = load_add_on_part(kind, name)
     return found
 
 
-def is_loaded(kind: str, name: str) -> bool:
+def is_add_on_part_loaded(kind: str, name: str) -> bool:
     """Whether an add-on's part was imported already."""
-    return _FOLDER + ADDED[kind][name].partition(":")[0] in sys.modules
+    return _ADD_ON_PACKAGE + ADD_ON_PARTS[kind][name].partition(":")[0] in sys.modules
 
 
-def register_of(add_on: str) -> Any:
+def find_register(add_on: str) -> Any:
     """Return the function that adds an add-on's commands.  InputError if the add-on is not there."""
-    return _attribute(f"{add_on}.options:register", f"fedpriv {COMMANDS[add_on][0]}")
+    return _import_attribute(f"{add_on}.options:register", f"fedpriv {COMMANDS[add_on][0]}")
 
 
-def _attribute(place: str, what: str) -> Any:
+def _import_attribute(place: str, what: str) -> Any:
     module, _, attribute = place.partition(":")
     try:
-        return getattr(importlib.import_module(_FOLDER + module), attribute)
+        return getattr(importlib.import_module(_ADD_ON_PACKAGE + module), attribute)
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(_FOLDER.rstrip(".")):
+        if not (error.name or "").startswith(_ADD_ON_PACKAGE.rstrip(".")):
             raise
         raise InputError(
             f"{what}: it is of the add-on {module.partition('.')[0]!r}, which this installation lacks; install "
@@ -85,30 +85,30 @@ def _attribute(place: str, what: str) -> Any:
         ) from None
 
 
-GROUP = "fedpriv.extensions"
-VARIABLE = "FEDPRIV_IMPORT"
-_read: set[str] = set()
+ENTRY_POINT_GROUP = "fedpriv.extensions"
+IMPORT_VARIABLE = "FEDPRIV_IMPORT"
+_imported_extensions: set[str] = set()
 """What this process has read: files by their content and place, entry points by their module."""
-_changes: list[None] = []
+_table_changes: list[None] = []
 
 
-def changed() -> None:
+def note_table_change() -> None:
     """Note that a table got a row of somebody's own."""
-    _changes.append(None)
+    _table_changes.append(None)
 
 
-def revision() -> int:
+def table_revision() -> int:
     """Count these notes: what is kept of a table's row belongs to one revision."""
-    return len(_changes)
+    return len(_table_changes)
 
 
 def import_files(files: Sequence[Path]) -> None:
     """Import these files, here and in every process that this one starts; InputError if one cannot be."""
     absolute = [str(path.resolve()) for path in files]
     for path in absolute:
-        _import(Path(path))
-    known = [path for path in os.environ.get(VARIABLE, "").split(os.pathsep) if path]
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *absolute]))
+        _import_file(Path(path))
+    known = [path for path in os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep) if path]
+    os.environ[IMPORT_VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *absolute]))
 
 
 def load_extensions() -> None:
@@ -116,16 +116,18 @@ def load_extensions() -> None:
 
     InputError, naming the file or the package, if one raises.
     """
-    for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-        _import(Path(path))
-    for entry in metadata.entry_points(group=GROUP):
-        if entry.value in _read:
+    for path in filter(None, os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep)):
+        _import_file(Path(path))
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if entry.value in _imported_extensions:
             continue
-        _read.add(entry.value)
+        _imported_extensions.add(entry.value)
         try:
             entry.load()
         except Exception as error:
-            raise InputError(f"{GROUP}, entry point {entry.name} = {entry.value}: {_one_line(error)}") from None
+            raise InputError(
+                f"{ENTRY_POINT_GROUP}, entry point {entry.name} = {entry.value}: {_format_error(error)}"
+            ) from None
 
 
 def import_module(name: str, key: str) -> None:
@@ -133,16 +135,16 @@ def import_module(name: str, key: str) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:
-        raise InputError(f"{key}: {name!r}: {_one_line(error)}") from None
+        raise InputError(f"{key}: {name!r}: {_format_error(error)}") from None
 
 
-def _import(path: Path) -> None:
+def _import_file(path: Path) -> None:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"--import {path}: cannot be read ({error.strerror})") from None
     key = sha256(str(path).encode() + b"\0" + content).hexdigest()
-    if key in _read:
+    if key in _imported_extensions:
         return
     name = f"fedpriv_import_{path.stem}_{key[:8]}"
     spec = util.spec_from_file_location(name, path)
@@ -150,22 +152,22 @@ def _import(path: Path) -> None:
         raise InputError(f"--import {path}: not a Python file; its name must end in .py")
     module = util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
-    _read.add(key)
+    _imported_extensions.add(key)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        _read.discard(key)
+        _imported_extensions.discard(key)
         del sys.modules[name]
-        raise InputError(f"--import {path}{_line_in(path, error)}: {_one_line(error)}") from None
+        raise InputError(f"--import {path}{_format_error_line(path, error)}: {_format_error(error)}") from None
 
 
-def _line_in(path: Path, error: Exception) -> str:
+def _format_error_line(path: Path, error: Exception) -> str:
     """ ", line 12": where in the file the error came up."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
 
 
-def _one_line(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     if isinstance(error, InputError):
         return str(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -19,38 +19,38 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, suggestion
 
-_READABLE = 0o666  # less the umask
-OWN = 0o600
+_READABLE_MODE = 0o666  # less the umask
+PRIVATE_MODE = 0o600
 """The mode of a file for its owner alone."""
 
 
-def write_json(path: Path, value: Any, mode: int = _READABLE) -> None:
+def write_json(path: Path, value: Any, mode: int = _READABLE_MODE) -> None:
     """Write plain data as JSON; ValueError for numbers that are not finite."""
     write_bytes(path, f"{json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)}\n".encode(), mode)
 
 
-def write_vector(path: Path, vector: NDArray[Any], mode: int = _READABLE) -> None:
+def write_vector(path: Path, vector: NDArray[Any], mode: int = _READABLE_MODE) -> None:
     """Write a NumPy array as .npy."""
-    _replace(path, lambda file: np.save(file, vector, allow_pickle=False), mode)
+    _replace_file(path, lambda file: np.save(file, vector, allow_pickle=False), mode)
 
 
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes, mode: int = _READABLE, *, durable: bool = True) -> None:
+def write_bytes(path: Path, content: bytes, mode: int = _READABLE_MODE, *, durable: bool = True) -> None:
     """Write `content`; without `durable` a crash of the machine may damage the file, a kill of the process not."""
-    _replace(path, lambda file: file.write(content), mode, durable=durable)
+    _replace_file(path, lambda file: file.write(content), mode, durable=durable)
 
 
-def make_secret(path: Path, size: int) -> None:
+def create_secret_file(path: Path, size: int) -> None:
     """Write so many random bytes for their owner alone, where there is no file.
 
     Guarantee: of several that make one at once all find the same, and none is replaced or cut short.
     """
     draft = path.with_name(f"{path.stem}.{secrets.token_hex(8)}{path.suffix}")  # left by a power cut, a *.key too
     try:
-        write_bytes(draft, secrets.token_bytes(size), OWN)
+        write_bytes(draft, secrets.token_bytes(size), PRIVATE_MODE)
         with suppress(FileExistsError):
             os.link(draft, path)
         sync_folder(path.parent)
@@ -64,7 +64,7 @@ def append_line(path: Path, value: Any, *, allow_nan: bool = True) -> None:
         file.write(json.dumps(value, allow_nan=allow_nan) + "\n")
 
 
-def whole_lines(path: Path) -> list[bytes]:
+def read_complete_lines(path: Path) -> list[bytes]:
     """Read the lines of a journal, but for a last one that was cut short; none where there is no file."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [line for line in lines if line.endswith(b"\n")]
@@ -79,7 +79,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durable: bool = True) -> None:
+def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durable: bool = True) -> None:
     if path.is_dir():  # before a draft is written beside it
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,18 +99,18 @@ def _replace(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durabl
         raise
 
 
-def shipped_folder() -> Path:
+def find_shipped_folder() -> Path:
     """Find the shipped scenarios: in an installed package, or beside it in a checkout and Flower's bundle."""
     inside = Path(__file__).parents[1] / "scenario" / "shipped"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "scenarios"
 
 
-def shipped() -> dict[str, Path]:
+def list_shipped_scenarios() -> dict[str, Path]:
     """List every shipped scenario by name."""
-    return {path.stem: path for path in sorted(shipped_folder().glob("*.toml"))}
+    return {path.stem: path for path in sorted(find_shipped_folder().glob("*.toml"))}
 
 
-def scenario_file(given: Path) -> Path:
+def find_scenario_file(given: Path) -> Path:
     """Find the file that a person means by a path, or by a shipped scenario's name.
 
     A file that exists is that file; otherwise NAME, NAME.toml and scenarios/NAME.toml mean the shipped scenario.
@@ -118,7 +118,7 @@ def scenario_file(given: Path) -> Path:
     """
     if given.exists():
         return given
-    known, name = shipped(), given.name.removesuffix(".toml")
+    known, name = list_shipped_scenarios(), given.name.removesuffix(".toml")
     if name in known and given.parent in (Path(), Path("scenarios")) and given.suffix in ("", ".toml"):
         return known[name]
     raise InputError(

@@ -15,49 +15,49 @@ import sys
 import time
 from typing import Any
 
-from fedpriv.core.errors import InputError, printable
+from fedpriv.core.errors import InputError, sanitize_line
 
-FORMAT = "FEDPRIV_LOG"
-_LONGEST = 2000  # characters of a line
-_FACTS = ("event", "silo", "run", "round")
-_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
+FORMAT_VARIABLE = "FEDPRIV_LOG"
+_MAX_LENGTH = 2000  # characters of a line
+_LOG_FIELDS = ("event", "silo", "run", "round")
+_PLAIN_VALUE = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
-def facts(run: str | None = None, t: int | None = None, event: str | None = None) -> dict[str, Any]:
+def log_fields(run: str | None = None, t: int | None = None, event: str | None = None) -> dict[str, Any]:
     """Give a record its event, and the run and the round that it is about: the argument `extra` of a logger."""
     given = {"event": event, "run": run, "round": t}
     return {key: value for key, value in given.items() if value is not None}
 
 
-class _Line(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
-        about = {key: getattr(record, key) for key in _FACTS if hasattr(record, key)}
+        about = {key: getattr(record, key) for key in _LOG_FIELDS if hasattr(record, key)}
         message = super().format(record)
         if self._as_json:
             own = {"time": moment, "level": record.levelname.lower()}
             return json.dumps({**own, **about, "message": message})
-        words = "".join(f" {key}={_quoted(value)}" for key, value in about.items())
-        lines = "\n  | ".join(printable(line, _LONGEST) for line in message.splitlines())
+        words = "".join(f" {key}={_quote_value(value)}" for key, value in about.items())
+        lines = "\n  | ".join(sanitize_line(line, _MAX_LENGTH) for line in message.splitlines())
         return f"{moment} {record.levelname}{words} {lines}"
 
 
-def _quoted(value: object) -> str:
+def _quote_value(value: object) -> str:
     text = str(value)
-    return text if _NAME.fullmatch(text) else json.dumps(text)
+    return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text)
 
 
-def log_as_service(**always: int) -> None:
+def configure_service_logging(**always: int) -> None:
     """Write log lines to stderr, each with what is `always` the same; InputError for an unknown format."""
-    chosen = os.environ.get(FORMAT, "text")
+    chosen = os.environ.get(FORMAT_VARIABLE, "text")
     if chosen not in ("text", "json"):
-        raise InputError(f"{FORMAT}={chosen!r}: expected text or json")
+        raise InputError(f"{FORMAT_VARIABLE}={chosen!r}: expected text or json")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Line(as_json=chosen == "json"))
+    handler.setFormatter(_LineFormatter(as_json=chosen == "json"))
 
     def add(record: logging.LogRecord) -> bool:
         for key, value in always.items():

@@ -46,30 +46,30 @@ class Workspace:
         signed: DTypeLike = np.int32 if dtype.itemsize == 4 else np.int64  # converts faster than unsigned
         words = np.frombuffer(self.bits, signed, count=self.counters.nbytes // dtype.itemsize).reshape(count, -1)
         angles = self._radius_blocks * per_block + skipped
-        self._radius_words, self._angle_words = words[:, :pairs], words[:, angles : angles + pairs]
-        self._radius, self._angle, self._turned = np.empty((3, count, pairs), dtype)
-        self._numbered: tuple[int, int] | None = None
+        self._radius_bits, self._angle_words = words[:, :pairs], words[:, angles : angles + pairs]
+        self._radius, self._angle, self._rotated = np.empty((3, count, pairs), dtype)
+        self._counter_start: tuple[int, int] | None = None
 
-    def number(self, radius: int, angle: int) -> None:
+    def set_counters(self, radius: int, angle: int) -> None:
         """Set the lower halves of the counters: blocks `radius`, … of a stream, and blocks `angle`, …"""
-        if self._numbered != (radius, angle):
+        if self._counter_start != (radius, angle):
             radii, angles = self.counters[:, : self._radius_blocks, 1], self.counters[:, self._radius_blocks :, 1]
             radii[:] = np.arange(radius, radius + radii.shape[1], dtype=np.uint64)
             angles[:] = np.arange(angle, angle + angles.shape[1], dtype=np.uint64)
-            self._numbered = radius, angle
+            self._counter_start = radius, angle
 
-    def shift(self, nodes: NDArray[np.uint64]) -> None:
+    def shift_to_nodes(self, nodes: NDArray[np.uint64]) -> None:
         """Move each stream's numbered counters, of node 0, to its own of `nodes` (count,)."""
-        self.counters[:, :, 1] += nodes[:, None] * np.uint64(_WORD)
-        self._numbered = None
+        self.counters[:, :, 1] += nodes[:, None] * np.uint64(_UINT32_RANGE)
+        self._counter_start = None
 
-    def normals(self, cosines: NDArray[np.floating], sines: NDArray[np.floating]) -> None:
+    def fill_normals(self, cosines: NDArray[np.floating], sines: NDArray[np.floating]) -> None:
         """Fill rows by Box-Muller, radius · cos(angle) and radius · sin(angle), as far as they go."""
-        radius, angle, turned = self._radius, self._angle, self._turned
-        width = self._radius_words.dtype.itemsize * 8
+        radius, angle, turned = self._radius, self._angle, self._rotated
+        width = self._radius_bits.dtype.itemsize * 8
         # The radius word loses its sign and gains half a unit: never log(0), full precision in the tail.
-        np.bitwise_and(self._radius_words, 2 ** (width - 1) - 1, out=self._radius_words)
-        np.copyto(radius, self._radius_words, casting="unsafe")
+        np.bitwise_and(self._radius_bits, 2 ** (width - 1) - 1, out=self._radius_bits)
+        np.copyto(radius, self._radius_bits, casting="unsafe")
         radius += 0.5
         radius *= 2.0 ** (1 - width)
         np.log(radius, out=radius)
@@ -85,10 +85,10 @@ class Workspace:
 SERVER = 0xFFFF_FFFF
 """The owner number under which the server draws its own noise; silos are numbered from 0."""
 
-_WORD = 2**32
-LONGEST_AT_ONCE = 65_536
+_UINT32_RANGE = 2**32
+MAX_VALUES_PER_DRAW = 65_536
 """Values that are drawn at a time, in one piece: Box-Muller temporaries stay in the second-level cache."""
-_DESKS = 4
+_MAX_WORKSPACES = 4
 
 
 def derive_key(secret: bytes, *purpose: str) -> bytes:
@@ -133,14 +133,14 @@ class KeyedNormal:
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
         self._encrypt = _block_cipher(key)
-        self._coins_key, self._secrets_key = derive_key(key, "coins"), derive_key(key, "key agreement")
-        self._desks: OrderedDict[tuple[int, int, int], Workspace] = OrderedDict()
+        self._sampling_key, self._secrets_key = derive_key(key, "coins"), derive_key(key, "key agreement")
+        self._workspaces: OrderedDict[tuple[int, int, int], Workspace] = OrderedDict()
 
-    def coins(self) -> "KeyedCoins":
+    def sampling_randomness(self) -> "SamplingRandomness":
         """Secret coins for the holder of this key, under a key of their own derived from it."""
-        return KeyedCoins(self._coins_key)
+        return SamplingRandomness(self._sampling_key)
 
-    def secret(self, owner: int) -> bytes:
+    def derive_secret(self, owner: int) -> bytes:
         """256 bits that only who holds this key knows, one secret an owner, unrelated to any noise."""
         return derive_key(self._secrets_key, str(owner))
 
@@ -148,17 +148,19 @@ class KeyedNormal:
         """The vector of shape (size,) that belongs to (owner, round t, node)."""
         return self.vectors(size, [owner], [t], node).reshape(size)
 
-    def part(self, size: int, first: int, last: int, owner: int, t: int, node: int = 0) -> NDArray[np.floating]:
+    def vector_slice(
+        self, size: int, first: int, last: int, owner: int, t: int, node: int = 0
+    ) -> NDArray[np.floating]:
         """Values `first` … `last`-1 of `vector(size, owner, t, node)`, in memory for no more than these."""
-        out, (half, _) = np.empty(last - first, self.dtype), self._pieces(1, size)
-        per_block, streams = BLOCK_BYTES // self.dtype.itemsize, _streams([owner], [t])
+        out, (half, _) = np.empty(last - first, self.dtype), self._chunks(1, size)
+        per_block, streams = BLOCK_BYTES // self.dtype.itemsize, _stream_counters([owner], [t])
         for turn, begins in enumerate((0, half)):  # cosines come first, then the sines of the same pairs
             start, stop = max(first - begins, 0), min(last - begins, half)
             while start < stop:
                 aligned = start // per_block * per_block
-                end = min(stop, aligned + LONGEST_AT_ONCE)
+                end = min(stop, aligned + MAX_VALUES_PER_DRAW)
                 drawn = np.empty((2, 1, end - aligned), self.dtype)
-                self._draw(drawn[0], drawn[1], streams, node, (aligned, half))
+                self._draw_pairs(drawn[0], drawn[1], streams, node, (aligned, half))
                 place = begins + start - first
                 out[place : place + end - start] = drawn[turn, 0, start - aligned :]
                 start = end
@@ -169,22 +171,22 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """One vector for each pair of `owners` and `rounds` (equally long): shape (len(owners), size)."""
         out = np.empty((len(owners), size), self.dtype)
-        rows = max(1, LONGEST_AT_ONCE // max(size, 1))
+        rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
         for start in range(0, len(owners), rows):
             stop = start + rows
             self._fill(out[start:stop], owners[start:stop], rounds[start:stop], node)
         return out
 
-    def nodes(self, size: int, owner: int, t: int, count: int) -> NDArray[np.floating]:
+    def node_vectors(self, size: int, owner: int, t: int, count: int) -> NDArray[np.floating]:
         """The vectors of nodes 0 … count-1 of (owner, round t): shape (count, size)."""
         return np.stack([self.vector(size, owner, t, node) for node in range(count)])
 
-    def of_rows(
+    def row_vectors(
         self, size: int, owners: NDArray[np.int64], t: int, rows: NDArray[np.int64]
     ) -> NDArray[np.floating]:
         """`vector(size, owners[b], t, node=rows[b])` for every b, side by side: (len(rows), size)."""
         out = np.empty((len(rows), size), self.dtype)
-        together = max(1, LONGEST_AT_ONCE // max(size, 1))
+        together = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
         for start in range(0, len(rows), together):
             some = slice(start, start + together)
             of_round = [t] * len(out[some])
@@ -206,25 +208,25 @@ class KeyedNormal:
         """
         total = np.empty(size, self.dtype) if out is None else out
         total[:] = 0.0
-        half, pieces = self._pieces(1, size)
+        half, pieces = self._chunks(1, size)
         if len(pieces) > 1:
             for start, pairs in pieces:
                 parts = total[start:half], total[half + start :]
                 part = np.empty((2, 1, pairs), self.dtype)
                 for owner, weight in zip(owners, weights, strict=True):
-                    self._draw(part[0], part[1], _streams([owner], [t]), node, (start, half))
+                    self._draw_pairs(part[0], part[1], _stream_counters([owner], [t]), node, (start, half))
                     for into, drawn in zip(parts, part, strict=True):
                         into = into[:pairs]
-                        _add(into, weight, drawn[0, : len(into)])
+                        _add_scaled(into, weight, drawn[0, : len(into)])
             return total
-        rows = max(1, LONGEST_AT_ONCE // max(size, 1))
+        rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
         several = np.empty((min(rows, len(owners)), size), self.dtype)  # once: fresh pages cost as much as draws
         for start in range(0, len(owners), rows):
             chunk = owners[start : start + rows]
             drawn = several[: len(chunk)]
             self._fill(drawn, chunk, [t] * len(chunk), node)
             for weight, vector in zip(weights[start : start + rows], drawn, strict=True):
-                _add(total, weight, vector)
+                _add_scaled(total, weight, vector)
         return total
 
     def _fill(
@@ -236,21 +238,21 @@ class KeyedNormal:
     ) -> None:
         if not out.size:  # of a round into which no client was drawn
             return
-        half, pieces = self._pieces(*out.shape)
+        half, pieces = self._chunks(*out.shape)
         for start, pairs in pieces:
             cosines, sines = out[:, start : min(half, start + pairs)], out[:, half + start : half + start + pairs]
-            self._draw(cosines, sines, _streams(owners, rounds), node, (start, half))
+            self._draw_pairs(cosines, sines, _stream_counters(owners, rounds), node, (start, half))
 
-    def _pieces(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
+    def _chunks(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
         """Number of pairs of normals in a vector, and the pieces they are drawn in, (first, how many)."""
         per_block = BLOCK_BYTES // self.dtype.itemsize
         half = -(-size // per_block) * per_block // 2
-        most = max(1, LONGEST_AT_ONCE // (2 * count * per_block)) * per_block
-        if count * size <= LONGEST_AT_ONCE:
+        most = max(1, MAX_VALUES_PER_DRAW // (2 * count * per_block)) * per_block
+        if count * size <= MAX_VALUES_PER_DRAW:
             most = max(half, 1)
         return half, [(start, min(most, half - start)) for start in range(0, half, most)]
 
-    def _draw(
+    def _draw_pairs(
         self,
         cosines: NDArray[np.floating],
         sines: NDArray[np.floating],
@@ -264,28 +266,28 @@ class KeyedNormal:
         """
         (start, half), per_block = place, BLOCK_BYTES // self.dtype.itemsize
         single, nodes = (node, None) if isinstance(node, int) else (int(node.max()), node)
-        if not 0 <= single < _WORD or 2 * half >= _WORD * per_block:
+        if not 0 <= single < _UINT32_RANGE or 2 * half >= _UINT32_RANGE * per_block:
             raise ValueError(f"node {single} or vector length {2 * half} is outside what one stream can number")
-        desk = self._desk(len(streams), cosines.shape[1], (half + start) % per_block)
+        desk = self._find_workspace(len(streams), cosines.shape[1], (half + start) % per_block)
         desk.counters[:, :, 0] = streams[:, None]
-        base = single * _WORD if nodes is None else 0
-        desk.number(base + start // per_block, base + (half + start) // per_block)
+        base = single * _UINT32_RANGE if nodes is None else 0
+        desk.set_counters(base + start // per_block, base + (half + start) // per_block)
         if nodes is not None:
-            desk.shift(nodes)
+            desk.shift_to_nodes(nodes)
         self._encrypt.update_into(desk.counters.data.cast("B"), desk.bits)
-        desk.normals(cosines, sines)
+        desk.fill_normals(cosines, sines)
 
-    def _desk(self, count: int, pairs: int, skipped: int) -> Workspace:
+    def _find_workspace(self, count: int, pairs: int, skipped: int) -> Workspace:
         """The desk of this shape; few are kept, for the long and the short pieces of what is drawn in turns."""
         shape = (count, pairs, skipped)
-        desk = self._desks.pop(shape, None) or Workspace(count, pairs, skipped, self.dtype)
-        if len(self._desks) >= _DESKS:
-            self._desks.popitem(last=False)
-        self._desks[shape] = desk
+        desk = self._workspaces.pop(shape, None) or Workspace(count, pairs, skipped, self.dtype)
+        if len(self._workspaces) >= _MAX_WORKSPACES:
+            self._workspaces.popitem(last=False)
+        self._workspaces[shape] = desk
         return desk
 
 
-class KeyedCoins:
+class SamplingRandomness:
     """Independent coins, each a pure function of (key, owner, round, place).
 
     Guarantee: for anyone who does not hold the key the coins are independent, and each falls on heads with at
@@ -296,11 +298,11 @@ class KeyedCoins:
     def __init__(self, key: bytes) -> None:
         self._encrypt, self._encrypt_numbers = _block_cipher(key), _block_cipher(derive_key(key, "numbers"))
 
-    def heads(self, count: int, probability: float, owner: int, t: int) -> NDArray[np.bool_]:
+    def bernoulli(self, count: int, probability: float, owner: int, t: int) -> NDArray[np.bool_]:
         """Toss the coins of places 0 … count-1; True for heads, shape (count,); 0 ≤ `probability` ≤ 1."""
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"probability = {probability}: it lies between 0 and 1")
-        words = _words(self._encrypt, count, owner, t, 0)
+        words = _random_bits(self._encrypt, count, owner, t, 0)
         fallen: NDArray[np.bool_] = (words >> np.uint64(1)) < np.uint64(int(probability * 2.0**63))
         return fallen
 
@@ -309,18 +311,18 @@ class KeyedCoins:
 
         Words at the end of the range of 64 bits, where some numbers would be likelier, are drawn again.
         """
-        if not 1 <= choices <= _WORD:
-            raise ValueError(f"choices = {choices}: a number is drawn among 1 to {_WORD}")
+        if not 1 <= choices <= _UINT32_RANGE:
+            raise ValueError(f"choices = {choices}: a number is drawn among 1 to {_UINT32_RANGE}")
         last = np.uint64(2**64 - 2**64 % choices - 1)
-        words = _words(self._encrypt_numbers, count, owner, t, 0)
+        words = _random_bits(self._encrypt_numbers, count, owner, t, 0)
         attempt = 0
         while (again := words > last).any():
             attempt += 1
-            words = np.where(again, _words(self._encrypt_numbers, count, owner, t, attempt), words)
+            words = np.where(again, _random_bits(self._encrypt_numbers, count, owner, t, attempt), words)
         return (words % np.uint64(choices)).astype(np.int64)
 
 
-def _add(total: NDArray[np.floating], weight: float, vector: NDArray[np.floating]) -> None:
+def _add_scaled(total: NDArray[np.floating], weight: float, vector: NDArray[np.floating]) -> None:
     """Add weight · vector, which is scaled in place."""
     if weight != 1.0:
         vector *= weight
@@ -334,18 +336,20 @@ def _block_cipher(key: bytes) -> "CipherContext":
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
 
-def _streams(owners: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]:
+def _stream_counters(owners: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]:
     """The upper halves of the counters that belong to pairs of owners and rounds."""
-    upper: NDArray[np.uint64] = np.asarray(owners, np.uint64) * np.uint64(_WORD) + np.asarray(rounds, np.uint64)
+    upper: NDArray[np.uint64] = np.asarray(owners, np.uint64) * np.uint64(_UINT32_RANGE) + np.asarray(
+        rounds, np.uint64
+    )
     return upper
 
 
-def integers_key(seed: int) -> bytes:
+def integer_noise_key(seed: int) -> bytes:
     """The key of a simulation's exact releases: a function of the scenario's seed, and no secret."""
     return seed_key(seed, "integers")
 
 
-class RowNumbers:
+class RowRandomIntegers:
     """Public numbers for rows of a silo, each a pure function of (key, silo, round, row).
 
     Guarantee: the numbers of a row do not depend on which other rows are asked for, and asking for a row takes the
@@ -370,7 +374,7 @@ class RowNumbers:
         """
         blocks = -(-len(choices) * 8 // BLOCK_BYTES)
         counters = np.empty((*rows.shape, blocks, 2), np.uint64)
-        counters[..., 0] = (owners.astype(np.uint64) * np.uint64(_WORD) + np.uint64(t))[:, None]
+        counters[..., 0] = (owners.astype(np.uint64) * np.uint64(_UINT32_RANGE) + np.uint64(t))[:, None]
         counters[..., 1] = rows.astype(np.uint64)[..., None] * np.uint64(blocks) + np.arange(
             blocks, dtype=np.uint64
         )
@@ -379,11 +383,11 @@ class RowNumbers:
         return drawn.astype(np.int64)
 
 
-def _words(encrypt: "CipherContext", count: int, owner: int, t: int, attempt: int) -> NDArray[np.uint64]:
+def _random_bits(encrypt: "CipherContext", count: int, owner: int, t: int, attempt: int) -> NDArray[np.uint64]:
     """64 secret bits for each of the places 0 … count-1 of (owner, round t), others every attempt; (count,)."""
     counters = np.empty((-(-count * 8 // BLOCK_BYTES), 2), np.uint64)
-    counters[:, 0] = _streams([owner], [t])
-    counters[:, 1] = np.arange(attempt * _WORD, attempt * _WORD + len(counters), dtype=np.uint64)
+    counters[:, 0] = _stream_counters([owner], [t])
+    counters[:, 1] = np.arange(attempt * _UINT32_RANGE, attempt * _UINT32_RANGE + len(counters), dtype=np.uint64)
     return np.frombuffer(encrypt.update(counters.tobytes()), np.uint64)[:count]
 
 

@@ -26,7 +26,7 @@ PER_REPLICATE = {"per replicate": True}
 """Metadata of a dataclass field that holds a tuple with an entry for each run computed together."""
 
 
-def certain(condition: "Tensor") -> bool:
+def is_known_true(condition: "Tensor") -> bool:
     """Whether a condition, a tensor of one boolean, is known to hold without waiting for a device.
 
     On a GPU nothing is known: the caller takes the way that is right in any case, and no number is copied.
@@ -34,12 +34,12 @@ def certain(condition: "Tensor") -> bool:
     return condition.device.type == "cpu" and bool(condition)
 
 
-_ON_A_DEVICE = 2**28
-_OF_A_GPU = 64
+_MIN_DEVICE_VALUES = 2**28
+_GPU_BYTES_PER_VALUE = 64
 """Bytes of a GPU's memory for each value held at a time: 16 times what a value in float32 takes."""
 
 
-def at_once(values: int, where: "torch.device") -> int:
+def max_values_at_once(values: int, where: "torch.device") -> int:
     """How many values to hold at a time: `values`, which fit a processor's caches, or what a GPU has room for.
 
     A GPU has no use for small pieces: the processor takes as long to ask for each of them as for a large one.
@@ -47,14 +47,14 @@ def at_once(values: int, where: "torch.device") -> int:
     if where.type == "cpu":
         return values
     if where.type != "cuda":
-        return max(values, _ON_A_DEVICE)
+        return max(values, _MIN_DEVICE_VALUES)
     import torch
 
-    return max(values, torch.cuda.get_device_properties(where).total_memory // _OF_A_GPU)
+    return max(values, torch.cuda.get_device_properties(where).total_memory // _GPU_BYTES_PER_VALUE)
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def limit_to_one_thread() -> Iterator[None]:
     """Keep torch to one thread: its threads wait for each other in a busy loop, on a busy machine for ever."""
     import torch
 
@@ -66,10 +66,10 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-Part = TypeVar("Part")
+Stackable = TypeVar("Stackable")
 
 
-def signature(part: Any) -> Any:
+def stack_signature(part: Any) -> Any:
     """Return what two parts must have in common to be stacked.
 
     That is all but the values of floats that are not `SHARED`, and of fields with an entry a replicate.
@@ -79,13 +79,13 @@ def signature(part: Any) -> Any:
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         fields = [field for field in dataclasses.fields(part) if field.metadata != PER_REPLICATE]
         return type(part), tuple(
-            getattr(part, field.name) if field.metadata == SHARED else signature(getattr(part, field.name))
+            getattr(part, field.name) if field.metadata == SHARED else stack_signature(getattr(part, field.name))
             for field in fields
         )
     return part
 
 
-def stack(parts: Sequence[Part], dtype: "torch.dtype", device: "torch.device") -> Part:
+def stack(parts: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
     """One part for all.
 
     A float that is equal everywhere stays one, others become a column (R, 1); tuples with an entry a replicate
@@ -105,4 +105,4 @@ def stack(parts: Sequence[Part], dtype: "torch.dtype", device: "torch.device") -
             for field in dataclasses.fields(first)
         }
         stacked = dataclasses.replace(first, **columns)
-    return cast(Part, stacked)
+    return cast(Stackable, stacked)

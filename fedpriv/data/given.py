@@ -10,22 +10,22 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.layout import in_order
-from fedpriv.data.named import ARGUMENTS, Part
+from fedpriv.data.layout import combine_unnamed_inputs
+from fedpriv.data.named import ARGUMENT_NAMES, SplitArrays
 
-Given = Part | TorchDataset[Any]
+RecordSource = SplitArrays | TorchDataset[Any]
 """Records and labels, as a pair of arrays or as a torch Dataset of (record, label).
 
 Records with several inputs are a tuple of arrays, one for each input.
 """
 
 
-def array_of(values: ArrayLike) -> NDArray[Any]:
+def to_array(values: ArrayLike) -> NDArray[Any]:
     """Copy an array or a tensor to an array."""
     return np.array(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
 
 
-def records_of(records: Any) -> NDArray[Any]:
+def to_record_array(records: Any) -> NDArray[Any]:
     """Copy records to one array.
 
     In a tuple each array has one input of all records.  InputError if the lengths of these differ.
@@ -33,15 +33,17 @@ def records_of(records: Any) -> NDArray[Any]:
     if not isinstance(records, tuple) or not all(
         isinstance(column, np.ndarray | torch.Tensor) for column in records
     ):
-        return array_of(records)
-    inputs = [array_of(column) for column in records]
+        return to_array(records)
+    inputs = [to_array(column) for column in records]
     counts = [len(column) if column.ndim else 0 for column in inputs]
     if len(set(counts)) != 1:
         raise InputError(f"records: the inputs of a tuple have {counts} records; give as many of each")
-    return in_order(inputs)
+    return combine_unnamed_inputs(inputs)
 
 
-def arrays_of(data: Given | DataLoader[Any], source: str = ARGUMENTS) -> tuple[NDArray[Any], NDArray[Any]]:
+def to_record_arrays(
+    data: RecordSource | DataLoader[Any], source: str = ARGUMENT_NAMES
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Copy records and labels, so that the program may change its own later.
 
     Args:
@@ -54,26 +56,30 @@ def arrays_of(data: Given | DataLoader[Any], source: str = ARGUMENTS) -> tuple[N
     """
     if isinstance(data, DataLoader):
         batches = [tuple(batch.values()) if isinstance(batch, Mapping) else batch for batch in data]
-        pairs = [_pair(batch, source) for batch in batches]
+        pairs = [_split_pair(batch, source) for batch in batches]
         if not pairs:
             raise InputError(f"{source}: the DataLoader has no batch")
         records, labels = (np.concatenate(column) for column in zip(*pairs, strict=True))
         return records, labels
     if isinstance(data, TensorDataset):
         *tensors, label_tensor = data.tensors
-        return _pair((tuple(tensors) if len(tensors) > 1 else tensors[0], label_tensor), source)
+        return _split_pair((tuple(tensors) if len(tensors) > 1 else tensors[0], label_tensor), source)
     if isinstance(data, TorchDataset):
         inputs, targets = zip(*[data[row] for row in range(len(cast(Sized, data)))], strict=True)
-        stacked = tuple(map(_stack, zip(*inputs, strict=True))) if isinstance(inputs[0], tuple) else _stack(inputs)
-        return _pair((stacked, _stack(targets)), source)
-    return _pair(data, source)
+        stacked = (
+            tuple(map(_stack_arrays, zip(*inputs, strict=True)))
+            if isinstance(inputs[0], tuple)
+            else _stack_arrays(inputs)
+        )
+        return _split_pair((stacked, _stack_arrays(targets)), source)
+    return _split_pair(data, source)
 
 
-def _stack(values: Sequence[ArrayLike]) -> NDArray[Any]:
-    return np.stack([array_of(value) for value in values])
+def _stack_arrays(values: Sequence[ArrayLike]) -> NDArray[Any]:
+    return np.stack([to_array(value) for value in values])
 
 
-def _pair(data: Any, source: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _split_pair(data: Any, source: str) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         records, labels = data
     except (TypeError, ValueError):
@@ -81,4 +87,4 @@ def _pair(data: Any, source: str) -> tuple[NDArray[Any], NDArray[Any]]:
             f"{source}: expected (records, labels) or a torch Dataset of such pairs; several inputs of a "
             "record are a tuple, ((tokens, mask), labels)"
         ) from None
-    return records_of(records), array_of(labels)
+    return to_record_array(records), to_array(labels)

@@ -20,65 +20,74 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST = 2**24
+MAX_INTEGER = 2**24
 """The largest whole number of a record: float32 holds all up to it."""
-IGNORED = -100
+IGNORED_CLASS = -100
 """A class among several labels of a record that is left out of its loss."""
 
-Kind = Literal["numbers", "tokens", "mask"]
+InputKind = Literal["numbers", "tokens", "mask"]
 
 
-class Input(NamedTuple):
+class InputLayout(NamedTuple):
     """One input of a module, of one record."""
 
     shape: tuple[int, ...]
-    kind: Kind
+    kind: InputKind
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
 
-class Layout(tuple[int, ...]):
+class FeatureLayout(tuple[int, ...]):
     """Shape (width,) of one record's features as a model gets them, and what lies there."""
 
-    inputs: tuple[Input, ...]
+    inputs: tuple[InputLayout, ...]
     """One behind the other, from the first place on."""
-    labels: tuple[int, ...]
+    label_shape: tuple[int, ...]
     """Shape of a record's labels, which lie behind the inputs; () of one label, which does not."""
-    classes: bool
+    labels_are_classes: bool
     """Whether labels are classes; numbers otherwise."""
 
     def __new__(
-        cls, width: int, inputs: tuple[Input, ...], labels: tuple[int, ...] = (), *, classes: bool = True
+        cls,
+        width: int,
+        inputs: tuple[InputLayout, ...],
+        label_shape: tuple[int, ...] = (),
+        *,
+        labels_are_classes: bool = True,
     ) -> Self:
         made = super().__new__(cls, (width,))
-        made.inputs, made.labels, made.classes = inputs, labels, classes
+        made.inputs, made.label_shape, made.labels_are_classes = inputs, label_shape, labels_are_classes
         return made
 
     @property
-    def width(self) -> int:
+    def input_width(self) -> int:
         """How many values the inputs have."""
-        return self[0] - (math.prod(self.labels) if self.labels else 0)
+        return self[0] - (math.prod(self.label_shape) if self.label_shape else 0)
 
 
-def layout_of(shape: tuple[int, ...]) -> Layout:
+def as_layout(shape: tuple[int, ...]) -> FeatureLayout:
     """`shape`, or if it says no more, that of so many numbers with one label."""
-    return shape if isinstance(shape, Layout) else Layout(math.prod(shape), (Input(tuple(shape), "numbers"),))
+    return (
+        shape
+        if isinstance(shape, FeatureLayout)
+        else FeatureLayout(math.prod(shape), (InputLayout(tuple(shape), "numbers"),))
+    )
 
 
-def inputs_of(records: NDArray[Any]) -> tuple[Input, ...]:
+def describe_inputs(records: NDArray[Any]) -> tuple[InputLayout, ...]:
     """The inputs of records (n, …), or of a structured array (n,) of several inputs."""
-    return tuple(Input(part.shape[1:], _kind(part.dtype)) for part in parts_of(records).values())
+    return tuple(InputLayout(part.shape[1:], _input_kind(part.dtype)) for part in split_inputs(records).values())
 
 
-def parts_of(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def split_inputs(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """The inputs by name, (n, …) each; one that has no name is ''."""
     names = records.dtype.names
     return {"": records} if names is None else {name: records[name] for name in names}
 
 
-def together(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def combine_inputs(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """Several inputs, (n, …) each, as one structured array (n,)."""
     made = np.zeros(
         len(next(iter(inputs.values()))),
@@ -89,12 +98,12 @@ def together(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     return made
 
 
-def in_order(inputs: Iterable[NDArray[Any]]) -> NDArray[Any]:
+def combine_unnamed_inputs(inputs: Iterable[NDArray[Any]]) -> NDArray[Any]:
     """Several inputs without names, in the order in which a module takes them."""
-    return together({f"input{place}": each for place, each in enumerate(inputs)})
+    return combine_inputs({f"input{place}": each for place, each in enumerate(inputs)})
 
 
-def _kind(dtype: np.dtype[Any]) -> Kind:
+def _input_kind(dtype: np.dtype[Any]) -> InputKind:
     if dtype.kind == "b":
         return "mask"
     return "tokens" if dtype.kind in "iu" and dtype != np.uint8 else "numbers"

@@ -11,36 +11,50 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.extensions import changed, load_extensions
-from fedpriv.data.cells import is_table
+from fedpriv.core.extensions import load_extensions, note_table_change
+from fedpriv.data.cells import is_table_path
 from fedpriv.data.fetch import (
-    COMPUTED,
+    COMPUTED_DATA_SETS,
     EMNIST_ARCHIVE,
     LINEAR_REGRESSION,
     ORIGINS,
     PHASE_RETRIEVAL,
     SENTENCES,
     SYNTHETIC,
-    check_name,
+    check_data_name,
     fetch,
 )
 from fedpriv.data.formats import parse_idx, read_idx, unpickle_arrays
-from fedpriv.data.layout import in_order
-from fedpriv.data.own import Dataset, HeldOut, check_alike, check_records, is_own, load_own, load_own_test
-from fedpriv.data.public import FILE, PUBLIC_TABLES, VISITS
-from fedpriv.data.public import SCHEMA as VISITS_SCHEMA
+from fedpriv.data.layout import combine_unnamed_inputs
+from fedpriv.data.own import (
+    Dataset,
+    HeldOutData,
+    check_records,
+    check_same_shapes,
+    is_npz_path,
+    load_npz,
+    load_npz_held_out,
+)
+from fedpriv.data.public import PUBLIC_TABLES, TABLE_FILE, VISITS
+from fedpriv.data.public import VISITS_SCHEMA as VISITS_SCHEMA
 from fedpriv.data.schema import TableSchema
-from fedpriv.data.synthetic import TOPICS, blobs, phase_retrieval, power_law_regression, sentences
-from fedpriv.data.tables import GIVEN, load_table, load_table_test
+from fedpriv.data.synthetic import (
+    TOPIC_COUNT,
+    make_blobs,
+    make_phase_retrieval,
+    make_power_law_regression,
+    make_sentences,
+)
+from fedpriv.data.tables import IN_MEMORY_PREFIX, load_table, load_table_held_out
 
-Part = tuple[ArrayLike, ArrayLike]
+SplitArrays = tuple[ArrayLike, ArrayLike]
 """Records (n, ...), bytes, numbers or tokens (`layout`), and labels (n,), or (n, ...) of several a record."""
 _Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
-_ADDED: dict[str, tuple[Callable[[], tuple[Part, Part]], int | None]] = {}
+_USER_DATA: dict[str, tuple[Callable[[], tuple[SplitArrays, SplitArrays]], int | None]] = {}
 
 
-def add_data(name: str, load: Callable[[], tuple[Part, Part]], classes: int | None = None) -> None:
+def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], classes: int | None = None) -> None:
     """Make `data.name = name` mean what `load()` returns: (records, labels) for training, and for the test.
 
     `classes` is 0 for a regression.  Left out, it is one more than the largest label where labels are whole
@@ -48,81 +62,81 @@ def add_data(name: str, load: Callable[[], tuple[Part, Part]], classes: int | No
 
     InputError for a name that fedpriv has already, or that is not made of lower-case letters, digits and dashes.
     """
-    if name in (*ORIGINS, *COMPUTED):
+    if name in (*ORIGINS, *COMPUTED_DATA_SETS):
         raise InputError(f"add_data: {name!r} is a data set of fedpriv; give yours another name")
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
         raise InputError(f"add_data: name = {name!r}: expected lower-case letters, digits and dashes")
-    _ADDED[name] = (load, classes)
-    changed()
+    _USER_DATA[name] = (load, classes)
+    note_table_change()
 
 
-def added() -> list[str]:
+def list_user_data() -> list[str]:
     """The names that were added."""
-    return list(_ADDED)
+    return list(_USER_DATA)
 
 
-def is_added(name: str) -> bool:
+def is_user_data(name: str) -> bool:
     """Whether a data set of this name was added; imports extensions if it is not known here."""
-    if name not in _ADDED and name not in (*ORIGINS, *COMPUTED):
+    if name not in _USER_DATA and name not in (*ORIGINS, *COMPUTED_DATA_SETS):
         load_extensions()
-    return name in _ADDED
+    return name in _USER_DATA
 
 
-def load_added(name: str) -> Dataset:
+def load_user_data(name: str) -> Dataset:
     """The data set, checked; InputError if something in it cannot be used."""
-    load, classes = _ADDED[name]
+    load, classes = _USER_DATA[name]
     train, test = load()
-    return dataset_of(name, train, test, classes)
+    return make_dataset(name, train, test, classes)
 
 
-def dataset_of(name: str, train: Part, test: Part, classes: int | None) -> Dataset:
+def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int | None) -> Dataset:
     """Arrays as a data set; see `add_data` for `classes`.  InputError if they cannot be used."""
     (records, labels), (test_records, test_labels) = (
-        (_records(part[0]), np.asarray(part[1])) for part in (train, test)
+        (_as_records(part[0]), np.asarray(part[1])) for part in (train, test)
     )
     if classes is None:
-        classes = _classes(labels, test_labels)
-    key = name if name == ARGUMENTS else f"data.name = {name!r}"
+        classes = _count_classes(labels, test_labels)
+    key = name if name == ARGUMENT_NAMES else f"data.name = {name!r}"
     for part, images, targets in (("train", records, labels), ("test", test_records, test_labels)):
-        check_records(images, targets, classes, part if name == ARGUMENTS else f"{key}, {part} part")
-    check_alike((records, labels), (test_records, test_labels), key)
+        check_records(images, targets, classes, part if name == ARGUMENT_NAMES else f"{key}, {part} part")
+    check_same_shapes((records, labels), (test_records, test_labels), key)
     kind = np.int64 if classes else np.float64
     return Dataset(name, records, labels.astype(kind), test_records, test_labels.astype(kind), classes)
 
 
-ARGUMENTS = "train, test"
+ARGUMENT_NAMES = "train, test"
 """The name of such arrays while they are checked."""
 
 
-def called(name: str) -> str:
+def display_name(name: str) -> str:
     """Name a data set for an error: by its name, or by the argument that it was given as."""
-    return "train" if name.startswith(GIVEN) else name
+    return "train" if name.startswith(IN_MEMORY_PREFIX) else name
 
 
-def _records(values: ArrayLike) -> NDArray[Any]:
+def _as_records(values: ArrayLike) -> NDArray[Any]:
     """Truth values are numbers like any other; a tuple of arrays are several inputs."""
     if isinstance(values, tuple) and all(isinstance(each, np.ndarray) for each in values):
-        return in_order(values)
+        return combine_unnamed_inputs(values)
     array = np.asarray(values)
     return array.astype(np.float32) if array.dtype == np.bool_ else array
 
 
-def _classes(*labels: NDArray[Any]) -> int:
+def _count_classes(*labels: NDArray[Any]) -> int:
     whole = all(np.issubdtype(each.dtype, np.integer) or each.dtype == np.bool_ for each in labels)
     return max((int(each.max(initial=0)) for each in labels), default=0) + 1 if whole else 0
 
 
 _NAMED_TABLES = {VISITS: VISITS_SCHEMA, **{name: table.schema for name, table in PUBLIC_TABLES.items()}}
 
-__all__ = ["Dataset", "HeldOut", "fetch", "load", "load_test"]
+__all__ = ["Dataset", "HeldOutData", "fetch", "load", "load_held_out"]
 
 
-def schema_of(name: str, table: TableSchema | None) -> TableSchema | None:
+def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
     """Public schema of the table called `name`, None for a data set that is no table.
 
     InputError for a file without a description, and for a description of what is no file.
     """
-    if name in _NAMED_TABLES or not is_table(name):
+    if name in _NAMED_TABLES or not is_table_path(name):
         if table is not None:
             raise InputError(f"data.table: is for a .csv or .parquet file; data.name = {name!r} is none")
         return _NAMED_TABLES.get(name)
@@ -136,7 +150,7 @@ def schema_of(name: str, table: TableSchema | None) -> TableSchema | None:
 
 def table_path(name: str, root: Path | None = None) -> Path:
     """The file of a table by name or path, fetched and verified if it has a name."""
-    return fetch(name, root) / ORIGINS[name].folder / FILE if name in _NAMED_TABLES else Path(name)
+    return fetch(name, root) / ORIGINS[name].folder / TABLE_FILE if name in _NAMED_TABLES else Path(name)
 
 
 def load(
@@ -144,7 +158,7 @@ def load(
     root: Path | None = None,
     table: TableSchema | None = None,
     *,
-    cells: bool = False,
+    with_cells: bool = False,
     dtype: str = "float64",
 ) -> Dataset:
     """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
@@ -158,45 +172,45 @@ def load(
     Others may have been added, see `add_data`.  Features of a table are rounded to `dtype`, and with `cells` the
     raw cells are there, too.
     """
-    if is_own(name) and table is None:
-        return load_own(name)
-    if is_added(name):
-        return load_added(name)
-    if (schema := schema_of(name, table)) is not None:
-        return load_table(name, table_path(name, root), schema, cells=cells, dtype=dtype)
-    check_name(name)
+    if is_npz_path(name) and table is None:
+        return load_npz(name)
+    if is_user_data(name):
+        return load_user_data(name)
+    if (schema := find_schema(name, table)) is not None:
+        return load_table(name, table_path(name, root), schema, with_cells=with_cells, dtype=dtype)
+    check_data_name(name)
     if name == SYNTHETIC:
-        return Dataset(name, *blobs(train=6000, test=1000), classes=10)
+        return Dataset(name, *make_blobs(train=6000, test=1000), class_count=10)
     if name == SENTENCES:
-        return Dataset(name, *sentences(train=12_000, test=4000), classes=TOPICS)
+        return Dataset(name, *make_sentences(train=12_000, test=4000), class_count=TOPIC_COUNT)
     if name == PHASE_RETRIEVAL:
         return Dataset(
-            name, *phase_retrieval(train=200_000, test=4000, dimension=8, outliers=0.1, seed=0), classes=0
+            name, *make_phase_retrieval(train=200_000, test=4000, dimension=8, outliers=0.1, seed=0), class_count=0
         )
     if name == LINEAR_REGRESSION:
-        problem = power_law_regression(n=65_536 + 1000, dimension=256, noise=0.1, seed=0)
+        problem = make_power_law_regression(n=65_536 + 1000, dimension=256, noise=0.1, seed=0)
         train, test = slice(None, -1000), slice(-1000, None)
         features, labels = problem.features, problem.labels
-        return Dataset(name, features[train], labels[train], features[test], labels[test], classes=0)
+        return Dataset(name, features[train], labels[train], features[test], labels[test], class_count=0)
     (read, classes), folder = _READERS[name], fetch(name, root) / ORIGINS[name].folder
-    return Dataset(name, *read(folder, "train"), *read(folder, "test"), classes=classes)
+    return Dataset(name, *read(folder, "train"), *read(folder, "test"), class_count=classes)
 
 
-def load_test(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOut:
+def load_held_out(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOutData:
     """The test records only: for a server, which has no training record; otherwise as `load`."""
-    if is_own(name) and table is None:
-        return load_own_test(name)
-    if is_added(name) or name in COMPUTED:
+    if is_npz_path(name) and table is None:
+        return load_npz_held_out(name)
+    if is_user_data(name) or name in COMPUTED_DATA_SETS:
         whole = load(name, root, table)
-        return HeldOut(whole.test_images, whole.test_labels, whole.classes)
-    if (schema := schema_of(name, table)) is not None:
-        return load_table_test(name, table_path(name, root), schema)
-    check_name(name)
+        return HeldOutData(whole.test_images, whole.test_labels, whole.class_count)
+    if (schema := find_schema(name, table)) is not None:
+        return load_table_held_out(name, table_path(name, root), schema)
+    check_data_name(name)
     read, classes = _READERS[name]
-    return HeldOut(*read(fetch(name, root) / ORIGINS[name].folder, "test"), classes=classes)
+    return HeldOutData(*read(fetch(name, root) / ORIGINS[name].folder, "test"), class_count=classes)
 
 
-def _emnist_part(folder: Path, part: str) -> _Images:
+def _read_emnist(folder: Path, part: str) -> _Images:
     """Out of the archive as it is published: the only thing that there is a hash of."""
     path = folder / EMNIST_ARCHIVE
 
@@ -211,20 +225,22 @@ def _emnist_part(folder: Path, part: str) -> _Images:
     return member("images-idx3"), member("labels-idx1").astype(np.int64)
 
 
-def _mnist_part(folder: Path, part: str) -> _Images:
+def _read_mnist(folder: Path, part: str) -> _Images:
     prefix = "train" if part == "train" else "t10k"
     images = read_idx(folder / f"{prefix}-images-idx3-ubyte")
     return images, read_idx(folder / f"{prefix}-labels-idx1-ubyte").astype(np.int64)
 
 
-def _cifar_part(folder: Path, part: str) -> _Images:
+def _read_cifar(folder: Path, part: str) -> _Images:
     if part == "test":
-        return _cifar_batch(folder / "test_batch")
-    images, labels = zip(*(_cifar_batch(folder / f"data_batch_{number}") for number in range(1, 6)), strict=True)
+        return _read_cifar_batch(folder / "test_batch")
+    images, labels = zip(
+        *(_read_cifar_batch(folder / f"data_batch_{number}") for number in range(1, 6)), strict=True
+    )
     return np.concatenate(images), np.concatenate(labels)
 
 
-def _cifar_batch(path: Path) -> _Images:
+def _read_cifar_batch(path: Path) -> _Images:
     """A batch keeps an image as a row of 3,072 bytes: channel, then row, then column."""
     batch = unpickle_arrays(path.read_bytes())
     return (
@@ -234,9 +250,9 @@ def _cifar_batch(path: Path) -> _Images:
 
 
 _READERS: dict[str, tuple[Callable[[Path, str], _Images], int]] = {
-    "mnist": (_mnist_part, 10),
-    "fashion-mnist": (_mnist_part, 10),
-    "emnist": (_emnist_part, 47),
-    "cifar10": (_cifar_part, 10),
+    "mnist": (_read_mnist, 10),
+    "fashion-mnist": (_read_mnist, 10),
+    "emnist": (_read_emnist, 47),
+    "cifar10": (_read_cifar, 10),
 }
 """How "train" and "test" are read from a data set's folder, and how many classes there are."""

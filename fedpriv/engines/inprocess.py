@@ -18,14 +18,14 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedpriv.claims.outcome import Finished, Observers, RunObserver
+from fedpriv.claims.outcome import CellOutcome, ObserverGroup, RunObserver
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import FedprivError, refuse
 from fedpriv.engines.table import IndexedOutcome, retain_freed_pages
-from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import message_with, number_message, own_copy
+from fedpriv.protocol.cell_folder import make_run_config
+from fedpriv.protocol.messages import build_message, copy_content, set_message_id
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.app import server_app
+from fedpriv.server.app import make_server_app
 
 _RUN_ID = 1
 
@@ -71,15 +71,15 @@ class InProcessGrid(Grid):
 
     def _push(self, message: Message) -> str:
         number = f"m{next(self._message_numbers)}"
-        number_message(message, number)
+        set_message_id(message, number)
         reply = self._call(message)
-        number_message(reply, f"m{next(self._message_numbers)}")
+        set_message_id(reply, f"m{next(self._message_numbers)}")
         self._replies[number] = reply
         return number
 
     def _call(self, message: Message) -> Message:
         # Each client gets its own containers, as over a network.
-        own = message_with(message.metadata, own_copy(message.content))
+        own = build_message(message.metadata, copy_content(message.content))
         try:
             return self._client_app(own, self._contexts[message.metadata.dst_node_id])
         except Exception as error:
@@ -91,15 +91,15 @@ def _make_context(node: int, config: Mapping[str, int], run_config: Mapping[str,
     return Context(_RUN_ID, node, dict(config), RecordDict(), dict(run_config))
 
 
-class _SingleCellObserver(Observers):
+class _SingleCellObserver(ObserverGroup):
     """Observer of a server with one cell: passes on its events, and keeps the result."""
 
-    result: Finished | None = None
+    result: CellOutcome | None = None
 
     def failed(self, error: FedprivError) -> None:
         """The error is raised as well, and told by whoever started the run."""
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         self.result = finished
 
 
@@ -108,10 +108,10 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Inde
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "inprocess")
         one = _SingleCellObserver([index], [observer])
-        run_config = run_config_of(cell, Path())
+        run_config = make_run_config(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
         with quiet_flower_logs(), _delay_garbage_collection(), retain_freed_pages():
-            server_app(lambda _: one)(grid, grid.server_context(run_config))  # noqa: B023 - called in this turn
+            make_server_app(lambda _: one)(grid, grid.server_context(run_config))  # noqa: B023 - called in this turn
         assert one.result is not None
         yield IndexedOutcome(index, one.result)
 

@@ -23,17 +23,17 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from fedpriv.claims.ledger import stream_of
-from fedpriv.claims.outcome import Finished, RunObserver
+from fedpriv.claims.ledger import make_silo_stream
+from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.core.errors import InputError, suggestion
-from fedpriv.core.extensions import added
-from fedpriv.core.limits import REMEDIES, limits, taken
+from fedpriv.core.extensions import load_add_on_part
+from fedpriv.core.limits import LIMIT_REMEDIES, memory_limits, memory_usage
 from fedpriv.engines.vectorized.checkpoints import NO_CHECKPOINTS, Checkpoints
 from fedpriv.engines.vectorized.silos import NUMBERS_PER_EXTRA_VALUE, group_cells
 from fedpriv.participation.orders import PublicOrder
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import Task, task_of_cell
-from fedpriv.rounds.floats import rounds_ahead
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import Task, load_task
+from fedpriv.rounds.floats import rounds_per_draw
 from fedpriv.scenario.schema import Cell
 
 _FLOAT64_BYTES = 8
@@ -84,8 +84,8 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
     largest: dict[str, int] = {}
     for members in row.group_cells(cells):
         group = [cells[place] for place in members]
-        task = task_of_cell(group[0])
-        plan = plan_of(group[0], task.objective)
+        task = load_task(group[0])
+        plan = make_plan(group[0], task.objective)
         parts = (_vectorized_memory if engine == "vectorized" else _inprocess_memory)(plan, task, group)
         if sum(parts.values()) > sum(largest.values()):
             largest = parts
@@ -117,11 +117,11 @@ def available_memory(processes: int = 1) -> tuple[int, str]:
 
     A limit of a process's address space or data counts libraries that are mapped, which nothing else can have.
     """
-    has, here = taken(), _resident_bytes()
+    has, here = memory_usage(), _resident_bytes()
     there = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]
-    for name, limit in limits().items():
+    for name, limit in memory_limits().items():
         own = max(0, limit - max(0, has.get(name, here) - here))
-        there.append((own if name == "memory" else processes * own, REMEDIES[name]))
+        there.append((own if name == "memory" else processes * own, LIMIT_REMEDIES[name]))
     return min(there)
 
 
@@ -142,7 +142,7 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
         "noise": _NOISE_BLOCK_COUNT * max(_NOISE_BLOCK_VALUES, count * silos * vector * draws) * size
         if plan.noise.sources
         else 0,
-        "directions and copies": count * NUMBERS_PER_EXTRA_VALUE * plan.beside * size,
+        "directions and copies": count * NUMBERS_PER_EXTRA_VALUE * plan.extra_values * size,
         "rounds": count * vector * size * _VECTORS_PER_REPLICATE
         + _SCRATCH_BYTES
         + _record_bytes(plan, task, cells),
@@ -153,13 +153,13 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
 def _inprocess_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
     """The apps of one cell: every silo's own state, and what is computed of one at a time."""
     size, vector, silos = task.train.features.element_size(), plan.objective.dimension, len(plan.batch_sizes)
-    ahead = min(rounds_ahead(vector, silos), plan.schedule.rounds)
+    ahead = min(rounds_per_draw(vector, silos), plan.schedule.rounds)
     return {
         "silos": silos
         * (vector * (_FLOAT64_BYTES * _count_accumulator_vectors(plan) + 2 * size) + _BYTES_PER_SILO),
         "noise": silos * (ahead if ahead > 1 else 0) * vector * _FLOAT64_BYTES if plan.noise.sources else 0,
         "server": vector * _FLOAT64_BYTES * (_count_optimizer_vectors(plan) + _count_accumulator_vectors(plan)),
-        "directions and copies": NUMBERS_PER_EXTRA_VALUE * plan.beside * size,
+        "directions and copies": NUMBERS_PER_EXTRA_VALUE * plan.extra_values * size,
         "rounds": vector * _FLOAT64_BYTES * _INPROCESS_VECTORS + _SCRATCH_BYTES + _record_bytes(plan, task, cells),
     }
 
@@ -181,7 +181,7 @@ def _count_accumulator_vectors(plan: Plan) -> int:
     """Vectors of a running sum, of the points that it remembers, and of a mechanism's state."""
     first = plan.estimator.round(1)
     past = plan.estimator.memory if first.split is None else 2 + first.split.rounds_per_epoch
-    workload = stream_of(plan, 0, plan.schedule.rounds).workload if plan.noise.sources else None
+    workload = make_silo_stream(plan, 0, plan.schedule.rounds).workload if plan.noise.sources else None
     return 1 + past + (0 if workload is None else plan.mechanism.memory_vectors(workload))
 
 
@@ -189,7 +189,7 @@ def _record_bytes(plan: Plan, task: Task, cells: Sequence[Cell]) -> int:
     """Records of a round, gathered for all that read them, what is computed of each, and of the test records."""
     size, record = task.train.features.element_size(), task.train.features[0].numel()
     orders = len({cell.seed for cell in cells}) if isinstance(plan.schedule, PublicOrder) else len(cells)
-    read = sum(map(plan.most_held, range(len(plan.batch_sizes))))
+    read = sum(map(plan.record_capacity, range(len(plan.batch_sizes))))
     return size * (2 * orders * read * record + _NUMBERS_PER_RECORD * (len(cells) * read + len(task.test.labels)))
 
 
@@ -211,7 +211,7 @@ class IndexedOutcome:
     """A finished cell and its place in the list the engine was given."""
 
     index: int
-    cell_outcome: Finished
+    cell_outcome: CellOutcome
 
 
 class Engine(Protocol):
@@ -296,7 +296,7 @@ def make_engine(
         from fedpriv.engines.inprocess import run_inprocess
 
         return run_inprocess
-    engine: Any = added("engine", name)
+    engine: Any = load_add_on_part("engine", name)
     return cast(Engine, engine) if name == "ray" else partial(engine, folder=folder, connection=connection)
 
 

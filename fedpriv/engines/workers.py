@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpriv.claims.outcome import RunObserver, digest_of
-from fedpriv.core.errors import FedprivError, InputError, RunError, printable
-from fedpriv.core.extensions import VARIABLE, import_files
+from fedpriv.claims.outcome import RunObserver, cell_digest
+from fedpriv.core.errors import FedprivError, InputError, RunError, sanitize_line
+from fedpriv.core.extensions import IMPORT_VARIABLE, import_files
 from fedpriv.engines.table import Engine, IndexedOutcome, find_engine_row, make_engine
 from fedpriv.engines.vectorized.checkpoints import NO_CHECKPOINTS, Checkpoints, checkpoint_name, installed_versions
 from fedpriv.scenario.load import resolve_cell
@@ -104,7 +104,7 @@ class _EventSender(RunObserver, Checkpoints):
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         self._send(RemoteCall("evaluated", (place, t, metrics)))
 
-    def noted(self, line: str) -> None:
+    def notified(self, line: str) -> None:
         self._send(RemoteCall("noted", (line,)))
 
     def flush(self) -> None:
@@ -194,7 +194,7 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
                         except ray.exceptions.RayTaskError as error:
                             if isinstance(error.cause, FedprivError):
                                 raise error.cause from None
-                            reason = f"{type(error.cause).__name__}: {printable(str(error.cause))}"
+                            reason = f"{type(error.cause).__name__}: {sanitize_line(str(error.cause))}"
                             raise RunError(f"{group.worker}: {reason}") from None
                         except ray.exceptions.RayError as error:
                             del running[stream]
@@ -220,7 +220,7 @@ def _forward_event(
     """Tell the observer what a worker said, once, however often a group is run."""
     match event:
         case RemoteCall("began", (machine, process, versions)):
-            group.worker = f"worker {process} on {printable(machine)}"
+            group.worker = f"worker {process} on {sanitize_line(machine)}"
             if others := [
                 f"{name} {versions.get(name)} where this machine has {here}"
                 for name, here in installed_versions().items()
@@ -237,7 +237,7 @@ def _forward_event(
                 group.reported_evaluations.add((place, t))
                 observer.evaluated(group.indices[place], t, metrics)
         case RemoteCall("noted", (line,)):
-            observer.noted(line)
+            observer.notified(line)
         case RemoteCall("keep" | "drop" as method, arguments):
             getattr(kept, method)(*arguments)
         case IndexedOutcome(place, finished):
@@ -247,17 +247,17 @@ def _forward_event(
 
 
 def _first_line(error: Exception) -> str:
-    return printable(str(error).strip().splitlines()[0])
+    return sanitize_line(str(error).strip().splitlines()[0])
 
 
 def _submit_group(ray: Any, engine: str, group: _CellGroup, kept: Checkpoints) -> Any:
     group.attempts += 1
     group.attempt_rounds = 0
     task = ray.remote(run_worker).options(num_cpus=1, max_retries=0, num_returns="streaming")
-    imports = list(filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
-    name = checkpoint_name(tuple(map(digest_of, group.cells)))
+    imports = list(filter(None, os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep)))
+    name = checkpoint_name(tuple(map(cell_digest, group.cells)))
     before = {} if (content := kept.latest(name)) is None else {name: content}
-    return task.remote(engine, [cell.canonical() for cell in group.cells], imports, before)
+    return task.remote(engine, [cell.canonical_data() for cell in group.cells], imports, before)
 
 
 @contextmanager

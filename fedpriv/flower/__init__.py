@@ -44,10 +44,15 @@ __all__ = [
     "guard_of",
 ]
 
-_HOMES = {"ExactAccountant": "accountant", "PrivateClient": "client", "SiloGuard": "guards", "guard_of": "guards"}
+_MODULES = {
+    "ExactAccountant": "accountant",
+    "PrivateClient": "client",
+    "SiloGuard": "guards",
+    "guard_of": "guards",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'fedpriv.flower' has no attribute {name!r}")
-    return getattr(import_module(f"fedpriv.flower.{_HOMES.get(name, 'strategies')}"), name)
+    return getattr(import_module(f"fedpriv.flower.{_MODULES.get(name, 'strategies')}"), name)

@@ -58,7 +58,7 @@ class ExactAccountant:
 
         InputError for another population, and for Poisson-sampled events that are not all equal.
         """
-        self._counts = self._with(event, count)
+        self._counts = self._add_events(event, count)
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε of all releases at `delta`."""
@@ -81,7 +81,7 @@ class ExactAccountant:
         limit = self.config.max_epsilon if max_epsilon is None else max_epsilon
         if limit is None:
             raise InputError("max_epsilon: give it to PrivacyConfig or to would_exceed")
-        return _guarantee(self.config, self._with(event, count)).epsilon_of(self.config.target_delta) > limit
+        return _guarantee(self.config, self._add_events(event, count)).epsilon_of(self.config.target_delta) > limit
 
     def state_dict(self) -> dict[str, object]:
         """Return the state as plain data, for `load_state_dict`."""
@@ -112,7 +112,7 @@ class ExactAccountant:
             raise InputError(f"load_state_dict: the state is damaged ({error})") from None
         self._counts = loaded._counts
 
-    def _with(self, event: GaussianPrivacyEvent, count: int) -> Counter[GaussianPrivacyEvent]:
+    def _add_events(self, event: GaussianPrivacyEvent, count: int) -> Counter[GaussianPrivacyEvent]:
         """Return the counts of events after `count` more releases, without composing these."""
         refuse(
             {

@@ -22,49 +22,49 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
-from fedpriv.clients.app import ask, ask_agreement, ask_shapes, in_supernode
+from fedpriv.clients.app import ask_admission, ask_release, ask_shapes, runs_in_supernode
 from fedpriv.core.errors import FedprivError, RunError, refuse
-from fedpriv.core.random import derive_key, integers_key, simulation_noise, system_key
-from fedpriv.core.replicates import one_thread
-from fedpriv.data.given import Given, arrays_of
-from fedpriv.data.layout import Layout, inputs_of
+from fedpriv.core.random import derive_key, integer_noise_key, simulation_noise, system_key
+from fedpriv.core.replicates import limit_to_one_thread
+from fedpriv.data.given import RecordSource, to_record_arrays
+from fedpriv.data.layout import FeatureLayout, describe_inputs
 from fedpriv.data.own import check_records
 from fedpriv.flower.guards import (
     ARRAYS,
     ModelLayout,
     Terms,
     find_guard,
-    terms_in,
+    flatten_arrays,
+    read_message_terms,
     unwrap_answer,
-    vector_of,
 )
-from fedpriv.loss.features import pixels
-from fedpriv.loss.frozen import outputs_of_trial
-from fedpriv.loss.imported import GIVEN, Started
-from fedpriv.loss.inputs import objective_over, shown
-from fedpriv.loss.losses import LOSSES, Choice
-from fedpriv.loss.models import LossGiven, choice_of
+from fedpriv.loss.features import pixel_features
+from fedpriv.loss.frozen import run_trial
+from fedpriv.loss.imported import GIVEN_PREFIX, InitializedView
+from fedpriv.loss.inputs import make_layout_objective, wrap_module
+from fedpriv.loss.losses import LOSSES, LossChoice
+from fedpriv.loss.models import LossArgument, make_loss_choice
 from fedpriv.loss.objective import Objective, Records
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import DTYPES, labelled_records
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import DTYPES, make_records
 from fedpriv.protocol.messages import (
     Refusal,
-    keys_in,
+    add_bytes,
+    read_public_keys,
     refusal_content,
     release_content,
     roster_content,
-    sealed,
-    with_also,
+    seal_vector,
 )
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import Silo, pack, unpack, without_denormals
+from fedpriv.silo.silo import Silo, pack_state, unpack_state, without_denormals
 
 _log = logging.getLogger("flwr")
-_RECORD = "fedpriv-private"
+_STATE_RECORD = "fedpriv-private"
 
-AppRecords = Given | DataLoader[Any]
+AppRecords = RecordSource | DataLoader[Any]
 """(records, labels), a torch Dataset of such pairs, or a DataLoader that does not shuffle."""
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -91,7 +91,7 @@ class PrivateClient:
         Raises:
             InputError: the loss cannot be used.
         """
-        self._context, self._module, self._loss = context, module, named_loss(loss)
+        self._context, self._module, self._loss = context, module, normalize_loss(loss)
 
     def train(self, message: Message, records: AppRecords | Callable[[], AppRecords]) -> Message:
         """Answer one message of a private strategy.
@@ -112,10 +112,10 @@ class PrivateClient:
         except Exception:
             reason = f"silo {silo}: its client failed, and its own log says why"
             _log.exception("fedpriv: silo %s", silo)
-        return Message(refusal_content(Refusal(reason, final=True)), reply_to=message)
+        return Message(refusal_content(Refusal(reason, is_final=True)), reply_to=message)
 
     def _answer(self, content: RecordDict, records: AppRecords | Callable[[], AppRecords]) -> RecordDict:
-        terms = terms_in(content)
+        terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
         number, socket = find_guard(self._context, cell.federation.silos)
         if socket is not None:
@@ -123,11 +123,11 @@ class PrivateClient:
         refuse(
             {
                 "a simulation's noise protects nobody, and this is a SuperNode: leave `seed` out of the "
-                "strategy": terms.seeded and in_supernode()
+                "strategy": terms.seeded and runs_in_supernode()
             },
             RunError,
         )
-        with one_thread():  # the order of sums must not depend on the cores
+        with limit_to_one_thread():  # the order of sums must not depend on the cores
             return self._answer_by_silo(content, terms, cell, number, records() if callable(records) else records)
 
     def _answer_by_guard(
@@ -136,44 +136,48 @@ class PrivateClient:
         """Pass the message to the guard, which checks the query and has budget and records."""
         refuse({"a guard draws noise of its own: leave `seed` out of the strategy": terms.seeded}, RunError)
         run, record = str(self._context.run_id), content.array_records[ARRAYS]
-        layout = ModelLayout.of(record)
+        layout = ModelLayout.from_arrays(record)
         if terms.t:
-            release = ask(socket, run, terms.cell_json, terms.t, vector_of(record).numpy(), keys_in(content))
-            return sealed("release", unwrap_answer(release))
-        ModelLayout.at_guard(
+            release = ask_release(
+                socket, run, terms.cell_json, terms.t, flatten_arrays(record).numpy(), read_public_keys(content)
+            )
+            return seal_vector("release", unwrap_answer(release))
+        ModelLayout.from_guard_shapes(
             record.to_numpy_ndarrays(),
             layout.names,
             layout.dtype,
             unwrap_answer(ask_shapes(socket, terms.cell_json)),
         )
-        unwrap_answer(ask_agreement(socket, run, terms.cell_json))
+        unwrap_answer(ask_admission(socket, run, terms.cell_json))
         public = np.empty(0, np.uint8)
-        if cell.algorithm.trust_setting.masked and cell.target is not None:  # else it masks nothing
-            public = unwrap_answer(ask(socket, run, terms.cell_json, 0, public))
-        return with_also(roster_content(number), "public", public.tobytes())
+        if cell.algorithm.trust_setting.masked and cell.target_mu is not None:  # else it masks nothing
+            public = unwrap_answer(ask_release(socket, run, terms.cell_json, 0, public))
+        return add_bytes(roster_content(number), "public", public.tobytes())
 
     def _answer_by_silo(
         self, content: RecordDict, terms: Terms, cell: Cell, number: int, records: AppRecords
     ) -> RecordDict:
         """Answer as a silo in this process, without a guard."""
         record = content.array_records[ARRAYS]
-        ModelLayout.of(record).check_module(self._module)
-        arrays = _read_records(records, cell.schedule.batches_held * cell.batch_sizes[number])
+        ModelLayout.from_arrays(record).check_module(self._module)
+        arrays = _read_records(records, cell.schedule.batches_per_silo * cell.batch_sizes[number])
         memory = self._recall_memory(terms, arrays)
         silo = self._make_silo(terms, cell, number, arrays, bytes(memory["key"]))
         if not terms.t:
-            self._context.state[_RECORD] = ConfigRecord(memory)
-            return with_also(roster_content(number), "public", silo.masker.public if silo.plan.masked else b"")
-        state = unpack(bytes(memory["state"]), silo) if "state" in memory else silo.start()
+            self._context.state[_STATE_RECORD] = ConfigRecord(memory)
+            return add_bytes(roster_content(number), "public", silo.masker.public_key if silo.plan.masked else b"")
+        state = unpack_state(bytes(memory["state"]), silo) if "state" in memory else silo.initial_state()
         with torch.inference_mode(), nullcontext() if terms.seeded else without_denormals():
-            release, state = silo.answer(state, terms.t, vector_of(record))
-        message = silo.message(release.vector, terms.t, keys_in(content), state.chain)
+            release, state = silo.answer(state, terms.t, flatten_arrays(record))
+        message = silo.make_message(release.vector, terms.t, read_public_keys(content), state.query_chain)
         over = terms.t == silo.plan.schedule.rounds  # no later round needs key and state
         # Written last and at once, so that a failed round changes nothing.
-        self._context.state[_RECORD] = ConfigRecord(
-            {**memory, "key": b"" if over else memory["key"], "state": b"" if over else pack(state)}
+        self._context.state[_STATE_RECORD] = ConfigRecord(
+            {**memory, "key": b"" if over else memory["key"], "state": b"" if over else pack_state(state)}
         )
-        return release_content(message, release.counts) if terms.seeded else sealed("release", message.numpy())
+        return (
+            release_content(message, release.counts) if terms.seeded else seal_vector("release", message.numpy())
+        )
 
     def _recall_memory(self, terms: Terms, arrays: Arrays) -> dict[str, Any]:
         """Return the run's memory in the Context, with a key.  RunError if the message is of another run.
@@ -181,7 +185,7 @@ class PrivateClient:
         Round 0 makes the key if there is none.  The fingerprint of the records discloses nothing about them once
         the key is forgotten.
         """
-        memory: dict[str, Any] = dict(self._context.state.config_records.get(_RECORD, {}))
+        memory: dict[str, Any] = dict(self._context.state.config_records.get(_STATE_RECORD, {}))
         key = bytes(memory.get("key", b"")) or system_key()
         current = {
             "terms": hashlib.sha256(repr(terms._replace(t=0)).encode()).digest(),
@@ -212,20 +216,22 @@ class PrivateClient:
 
     def _make_silo(self, terms: Terms, cell: Cell, number: int, arrays: Arrays, key: bytes) -> Silo:
         objective, records = _objective_and_records(self._module, self._loss, *arrays, DTYPES[cell.run.dtype])
-        plan, gaps = plan_of(cell, objective, released=not terms.seeded), cell.without_silos is not None
+        plan, gaps = make_plan(cell, objective, for_release=not terms.seeded), cell.absence_key is not None
         if terms.seeded:
-            return Silo.seeded(
+            return Silo.for_simulation(
                 number,
                 plan,
                 records,
                 simulation_noise(cell.noise_seed, cell.run.dtype),
-                integers_key(cell.noise_seed),
-                gaps=gaps,
+                integer_noise_key(cell.noise_seed),
+                may_miss_rounds=gaps,
             )
-        return Silo.of(number, plan, records, key, hashlib.sha256(terms.cell_json.encode()).digest(), gaps=gaps)
+        return Silo.for_release(
+            number, plan, records, key, hashlib.sha256(terms.cell_json.encode()).digest(), may_miss_rounds=gaps
+        )
 
 
-def named_loss(loss: Any) -> LossGiven:
+def normalize_loss(loss: Any) -> LossArgument:
     """Return torch's cross-entropy by fedpriv's name, and any other loss unchanged.
 
     InputError for a cross-entropy that torch weights by batch.
@@ -258,7 +264,7 @@ def _read_records(records: AppRecords, count: int) -> Arrays:
         RunError,
     )
     try:
-        features, labels = arrays_of(records, "records")
+        features, labels = to_record_arrays(records, "records")
     except Exception as error:
         raise RunError("its records cannot be read, and its own log says why") from error
     refuse(
@@ -273,31 +279,37 @@ def _read_records(records: AppRecords, count: int) -> Arrays:
 
 
 def _objective_and_records(
-    module: nn.Module, loss: LossGiven, features: NDArray[Any], labels: NDArray[Any], dtype: torch.dtype
+    module: nn.Module, loss: LossArgument, features: NDArray[Any], labels: NDArray[Any], dtype: torch.dtype
 ) -> tuple[Objective, Records]:
     """Make the module's loss, and the records in the form that the loss reads.
 
     RunError if they cannot be used; its message discloses nothing about the records.
     """
     real, record_shape = labels.dtype.kind == "f", features.shape[1:]
-    choice = choice_of(loss, real=real)
+    choice = make_loss_choice(loss, real=real)
     module_copy = copy.deepcopy(module).to("cpu", dtype)
     classes = 0 if real else _count_classes(module_copy, choice, features, dtype)
     try:
         check_records(features, labels, classes, "records")
-        records = labelled_records(pixels(features, dtype), labels.astype(np.float64 if real else np.int64), dtype)
+        records = make_records(
+            pixel_features(features, dtype), labels.astype(np.float64 if real else np.int64), dtype
+        )
     except FedprivError as error:
         raise RunError("its records cannot be used, and its own log says why") from error
-    layout = Layout(records.features.shape[1], inputs_of(features), labels.shape[1:], classes=classes > 0)
-    return Started(*objective_over(module_copy, layout, record_shape, choice, classes, 0, dtype, GIVEN)), records
+    layout = FeatureLayout(
+        records.features.shape[1], describe_inputs(features), labels.shape[1:], labels_are_classes=classes > 0
+    )
+    return InitializedView(
+        *make_layout_objective(module_copy, layout, record_shape, choice, classes, 0, dtype, GIVEN_PREFIX)
+    ), records
 
 
-def _count_classes(module: nn.Module, choice: Choice, features: NDArray[Any], dtype: torch.dtype) -> int:
+def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
     """Return the number of classes, from the module's outputs for a record of zeros."""
-    single = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].single
-    probe = torch.zeros(1, sum(part.size for part in inputs_of(features)), dtype=dtype)
-    network = shown(module, inputs_of(features), features.shape[1:])
+    single = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].has_single_output
+    probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
+    network = wrap_module(module, describe_inputs(features), features.shape[1:])
     try:
-        return 2 if single else int(outputs_of_trial(network, probe).shape[-1])
+        return 2 if single else int(run_trial(network, probe).shape[-1])
     except Exception:  # a module may raise anything; `objective_over` makes a message of it
         return 2

@@ -35,18 +35,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpriv.claims.outcome import evaluation_rounds
-from fedpriv.clients.app import Answer, ask, ask_shapes
-from fedpriv.core.errors import InputError, RunError, printable, refuse
-from fedpriv.loss.frozen import frozen_of, trained_of
-from fedpriv.loss.scores import named_scores
+from fedpriv.clients.app import Answer, ask_release, ask_shapes
+from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
+from fedpriv.loss.frozen import frozen_names, trainable_parameters
+from fedpriv.loss.scores import scores_to_metrics
 from fedpriv.noise.trust import CURATOR, RECORD, UNTRUSTED
 from fedpriv.papers.base import ScheduledSettings
 from fedpriv.papers.sgd import DP_SGD, SgdSettings
-from fedpriv.papers.table import algorithm_named
-from fedpriv.plan.calibration import fitted
-from fedpriv.plan.evaluation import evaluations_of
+from fedpriv.papers.table import find_algorithm
+from fedpriv.plan.calibration import fit_cell_noise
+from fedpriv.plan.evaluation import evaluation_count
 from fedpriv.plan.task import DTYPES
-from fedpriv.protocol.messages import CONFIG, Refusal, array_of, number_in, tensor_of
+from fedpriv.protocol.messages import CONFIG, Refusal, decode_tensor, encode_array, read_int_field
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.sections import EvaluationSection, FederationSection, PrivacySection
@@ -69,14 +69,15 @@ class ModelLayout:
     dtype: str
 
     @staticmethod
-    def of(arrays: ArrayRecord) -> "ModelLayout":
+    def from_arrays(arrays: ArrayRecord) -> "ModelLayout":
         """Take names, shapes and type from arrays.  InputError if these are no trainable parameters."""
         dtypes = sorted({array.dtype for array in arrays.values()})
         refuse(
             {
                 "initial_arrays: there are none; give ArrayRecord(net.state_dict())": not arrays,
                 **{
-                    f"array {printable(name)!r} is {array.dtype}, and parameters are float32 or float64: buffers, "
+                    f"array {sanitize_line(name)!r} is {array.dtype}, and parameters are float32 or float64: "
+                    "buffers, "
                     "as BatchNorm keeps them, would leave a silo without noise; GroupNorm has none": (
                         array.dtype not in DTYPES
                     )
@@ -88,7 +89,7 @@ class ModelLayout:
         return ModelLayout(tuple(arrays), tuple(tuple(array.shape) for array in arrays.values()), dtypes[0])
 
     @staticmethod
-    def at_guard(
+    def from_guard_shapes(
         arrays: Sequence[NDArray[Any]], names: Sequence[str], dtype: str, shapes: Sequence[tuple[int, ...]]
     ) -> "ModelLayout":
         """Check an app's arrays against the guard's model, and return their layout.
@@ -124,7 +125,7 @@ class ModelLayout:
             )
         return ModelLayout(tuple(names), tuple(shapes), dtype)
 
-    def flat(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def flatten(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Concatenate the arrays to a vector (d,) of the layout's type.
 
         The arrays may have another type: Flower's FedAdam sends float64.
@@ -137,16 +138,16 @@ class ModelLayout:
         ends = np.cumsum([np.prod(shape, dtype=int) for shape in self.shapes])[:-1]
         return [piece.reshape(shape) for piece, shape in zip(np.split(vector, ends), self.shapes, strict=True)]
 
-    def record(self, vector: Tensor) -> ArrayRecord:
+    def to_record(self, vector: Tensor) -> ArrayRecord:
         """Split a vector (d,) into named arrays."""
-        return ArrayRecord(dict(zip(self.names, map(array_of, self.split(vector.numpy())), strict=True)))
+        return ArrayRecord(dict(zip(self.names, map(encode_array, self.split(vector.numpy())), strict=True)))
 
     def check_module(self, module: nn.Module) -> None:
         """Check that the names and shapes are those of the module's trainable parameters, in its order.
 
         InputError names the first array that differs.
         """
-        own_shapes = {name: tuple(parameter.shape) for name, parameter in trained_of(module).items()}
+        own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
         server_arrays = zip(self.names, self.shapes, strict=True)
         for server_array, own_array in zip_longest(server_arrays, own_shapes.items()):
             if server_array != own_array:
@@ -155,18 +156,19 @@ class ModelLayout:
                     f"here it has shape {own_shapes[name]}, or another place in the order"
                     if name in own_shapes
                     else "its requires_grad is False"
-                    if name in frozen_of(module)
+                    if name in frozen_names(module)
                     else "it is none that is trained here"
                 )
                 raise InputError(
-                    f"array {printable(name)!r} {shape} of the server: {reason}; server and clients need the same "
+                    f"array {sanitize_line(name)!r} {shape} of the server: {reason}; server and clients need the "
+                    "same "
                     "module, and the server sends its trained parameters and nothing else"
                 )
 
 
-def vector_of(arrays: ArrayRecord) -> Tensor:
+def flatten_arrays(arrays: ArrayRecord) -> Tensor:
     """Concatenate arrays to a vector (d,)."""
-    return torch.cat([tensor_of(array).flatten() for array in arrays.values()])
+    return torch.cat([decode_tensor(array).flatten() for array in arrays.values()])
 
 
 ARRAYS, ROUND = "arrays", "server-round"
@@ -182,32 +184,32 @@ class Terms(NamedTuple):
     """Whether noise follows from the scenario's seed, as in a simulation."""
 
 
-def terms_in(content: RecordDict) -> Terms:
+def read_message_terms(content: RecordDict) -> Terms:
     """Read the terms of a message.  RunError if another strategy sent it."""
     match content.config_records.get(CONFIG):
         case {"fedpriv-cell": str(cell_json), "fedpriv-seeded": bool(seeded)}:
-            return Terms(number_in(content, CONFIG, ROUND), cell_json, seeded)
+            return Terms(read_int_field(content, CONFIG, ROUND), cell_json, seeded)
     raise RunError(
         "the server's strategy is none of fedpriv.flower: PrivateClient answers DPMu2FL and its sisters; "
         "for a strategy of Flower's use guard_of"
     )
 
 
-def terms_config(cell: Cell, *, seeded: bool) -> ConfigRecord:
+def make_terms_config(cell: Cell, *, seeded: bool) -> ConfigRecord:
     """Make the keys by which a strategy sends the terms."""
-    return ConfigRecord({"fedpriv-cell": json.dumps(cell.canonical()), "fedpriv-seeded": seeded})
+    return ConfigRecord({"fedpriv-cell": json.dumps(cell.canonical_data()), "fedpriv-seeded": seeded})
 
 
-def _single_run(path: Path, overrides: Sequence[str], words: str) -> Cell:
+def _load_single_run(path: Path, overrides: Sequence[str], requirement: str) -> Cell:
     """Load the one run of a scenario file.  InputError with `words` for a sweep."""
     points = load_scenario(path, overrides).points
-    refuse({f"{path}: sweep: {words}, and this stands for {len(points)}": len(points) != 1})
+    refuse({f"{path}: sweep: {requirement}, and this stands for {len(points)}": len(points) != 1})
     return points[0].cell
 
 
-def cell_of_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
+def cell_from_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
     """Resolve the single run of a scenario file.  InputError for another row, and for a sweep."""
-    cell = _single_run(path, [] if seed is None else [f"seed={seed}"], "an app is one run")
+    cell = _load_single_run(path, [] if seed is None else [f"seed={seed}"], "an app is one run")
     refuse(
         {
             f"{path}: algorithm.name = {cell.algorithm.name!r}: this strategy is {row!r}": (
@@ -215,10 +217,10 @@ def cell_of_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
             )
         }
     )
-    return _checked(cell, str(path))
+    return _require_app_cell(cell, str(path))
 
 
-def cell_of_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) -> Cell:
+def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) -> Cell:
     """Resolve the run that keywords describe.
 
     A keyword is a key of [federation] or [privacy], or else one of the row's own keys.  `model` is a section.
@@ -234,23 +236,23 @@ def cell_of_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) ->
     sections = {
         **dict.fromkeys(PrivacySection.model_fields, "privacy"),
         **dict.fromkeys(FederationSection.model_fields, "federation"),
-        **dict.fromkeys(algorithm_named(row).settings.model_fields, "algorithm"),
+        **dict.fromkeys(find_algorithm(row).settings.model_fields, "algorithm"),
     }
     for key, value in keywords.items():
         if key == "model":
             tree["model"] = {"name": value} if isinstance(value, str) else value
         else:
             tree[sections.get(key, "algorithm")][key] = value
-    return _checked(resolve_cell(tree, row), row)
+    return _require_app_cell(resolve_cell(tree, row), row)
 
 
 def with_dtype(cell: Cell, dtype: str) -> Cell:
     """Return the same run in the type of the app's arrays, with its noise mechanism fitted."""
-    tree = cell.canonical()
-    return fitted(resolve_cell({**tree, "run": {**tree["run"], "dtype": dtype}}, cell.name))
+    tree = cell.canonical_data()
+    return fit_cell_noise(resolve_cell({**tree, "run": {**tree["run"], "dtype": dtype}}, cell.name))
 
 
-def _checked(cell: Cell, source: str) -> Cell:
+def _require_app_cell(cell: Cell, source: str) -> Cell:
     """Return `cell`, or refuse a run that an app's own module and records cannot do."""
     refused = {
         f"algorithm.name = {cell.algorithm.name!r}: asks silos for more than gradients of a module": (
@@ -270,7 +272,7 @@ def _checked(cell: Cell, source: str) -> Cell:
     return cell
 
 
-def read_terms(path: Path) -> Cell:
+def read_app_cell(path: Path) -> Cell:
     """Read the scenario of an app whose steps are its own.
 
     Guards do not rely on these checks, and admit a scenario by their policies.
@@ -278,7 +280,7 @@ def read_terms(path: Path) -> Cell:
     Raises:
         InputError: An app cannot take the steps of this scenario by itself.
     """
-    cell = _single_run(path, [], "an app asks for one run")
+    cell = _load_single_run(path, [], "an app asks for one run")
     settings = cell.algorithm.settings
     refuse(
         {
@@ -332,7 +334,7 @@ class SiloGuard:
     @property
     def test_examples(self) -> int:
         """Public number of test records that one evaluation reads, the weight of this silo's metrics."""
-        return self._evaluation.of_silos(self.cell.federation.silos)[self.silo]
+        return self._evaluation.records_per_silo(self.cell.federation.silos)[self.silo]
 
     def train(self, arrays: ArrayRecord, server_round: int) -> ArrayRecord:
         """Take K noisy steps from the parameters `arrays`.
@@ -369,7 +371,7 @@ class SiloGuard:
         layout, point = self._match_layout(arrays, names)
         settings = cast("SgdSettings", self.cell.algorithm.settings)  # `read_terms` has checked this
         for t in range(first, last + 1):
-            release = unwrap_answer(ask(self.socket, self.run, self.cell_json, t, point))
+            release = unwrap_answer(ask_release(self.socket, self.run, self.cell_json, t, point))
             refuse(
                 {
                     f"round {t}: the guard's release has {release.size} values, expected {point.size}": (
@@ -402,7 +404,7 @@ class SiloGuard:
     ) -> dict[str, float]:
         """Return the scores of `evaluate` for a NumPyClient's list of arrays, in the order of a state_dict."""
         evaluation, rounds = self._evaluation, self.cell.schedule.rounds // self.local_steps
-        count, classes = evaluations_of(self.cell), self.cell.model.classifies
+        count, classes = evaluation_count(self.cell), self.cell.model.is_classification
         refuse(
             {
                 f"run.evaluations: the guard's scenario has {count} evaluations, and the server "
@@ -417,7 +419,7 @@ class SiloGuard:
             return {}
         _, point = self._match_layout(arrays, names)
         number = evaluation_numbers.index(server_round) + 1
-        means = unwrap_answer(ask(self.socket, self.run, self.cell_json, number, point, tests=True))
+        means = unwrap_answer(ask_release(self.socket, self.run, self.cell_json, number, point, tests=True))
         refuse(
             {
                 f"evaluation {number}: the guard sent {means.size} scores, expected {1 + classes}": (
@@ -426,7 +428,9 @@ class SiloGuard:
             },
             RunError,
         )
-        scores = named_scores(torch.from_numpy(means.astype(np.float64)), evaluation.loss_bound, classes=classes)
+        scores = scores_to_metrics(
+            torch.from_numpy(means.astype(np.float64)), evaluation.loss_bound, classes=classes
+        )
         return {_TEMPLATE_NAMES[name]: float(value) for name, value in scores.items()}
 
     @property
@@ -446,10 +450,10 @@ class SiloGuard:
         InputError if the arrays do not fit.
         """
         shapes = unwrap_answer(ask_shapes(self.socket, self.cell_json))
-        layout = ModelLayout.at_guard(
+        layout = ModelLayout.from_guard_shapes(
             arrays, names or [str(number) for number in range(len(arrays))], self.cell.run.dtype, shapes
         )
-        return layout, layout.flat(arrays)
+        return layout, layout.flatten(arrays)
 
 
 def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuard:
@@ -466,7 +470,7 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
     Raises:
         InputError: A key is missing, or one does not fit the scenario.
     """
-    cell = read_terms(scenario)
+    cell = read_app_cell(scenario)
     number, socket = find_guard(context, cell.federation.silos, f" of {scenario}")
     if socket is None:
         raise InputError(
@@ -479,7 +483,7 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
             "multiple": local_steps < 1 or cell.schedule.rounds % local_steps
         }
     )
-    return SiloGuard(socket, str(context.run_id), number, cell, json.dumps(cell.canonical()), local_steps)
+    return SiloGuard(socket, str(context.run_id), number, cell, json.dumps(cell.canonical_data()), local_steps)
 
 
 def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Path | None]:
@@ -501,5 +505,5 @@ def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Pat
 def unwrap_answer(answer: Answer | Refusal) -> Answer:
     """Return a guard's answer.  RunError with the guard's reason if it is a refusal."""
     if isinstance(answer, Refusal):
-        raise RunError(printable(answer.reason))
+        raise RunError(sanitize_line(answer.reason))
     return answer

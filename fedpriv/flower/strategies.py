@@ -21,31 +21,31 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor
 
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.claims.outcome import evaluation_rounds
 from fedpriv.core.errors import InputError, refuse
-from fedpriv.core.figures import epsilon_words
+from fedpriv.core.figures import format_epsilon_delta
 from fedpriv.core.random import system_key
-from fedpriv.core.replicates import one_thread
+from fedpriv.core.replicates import limit_to_one_thread
 from fedpriv.flower.guards import (
     ARRAYS,
     ROUND,
     ModelLayout,
-    cell_of_keywords,
-    cell_of_scenario,
-    terms_config,
-    vector_of,
+    cell_from_keywords,
+    cell_from_scenario,
+    flatten_arrays,
+    make_terms_config,
     with_dtype,
 )
 from fedpriv.loss.objective import Deterministic
 from fedpriv.participation.orders import Dependence
-from fedpriv.plan.plan import Plan, absences_of, plan_of
-from fedpriv.protocol.messages import CONFIG, TRAIN, also_in
+from fedpriv.plan.plan import Plan, draw_absences, make_plan
+from fedpriv.protocol.messages import CONFIG, TRAIN, read_optional_bytes
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.app import simulated_sums
+from fedpriv.server.app import simulated_aggregator
 from fedpriv.server.grid import ask_roster
-from fedpriv.server.strategy import ReleaseStrategy, ServerSums
+from fedpriv.server.strategy import ReleaseStrategy, ServerAggregator
 
 _log = logging.getLogger("flwr")  # `flwr run --stream` shows the lines of this logger
 _MAX_REPORTS = 20
@@ -53,13 +53,13 @@ _MAX_REPORTS = 20
 
 
 @dataclass(frozen=True)
-class SilosLoss(Deterministic):
+class RemoteLoss(Deterministic):
     """Loss that only silos can compute.
 
     The server knows the length of the gradient, and neither a Lipschitz nor a smoothness constant.
     """
 
-    start: Tensor
+    initial_point: Tensor
     """x_1 (d,)."""
     lipschitz = smoothness = torch.inf
     dependence: ClassVar[Dependence] = Dependence.RECORD
@@ -67,10 +67,10 @@ class SilosLoss(Deterministic):
 
     @property
     def dimension(self) -> int:
-        return len(self.start)
+        return len(self.initial_point)
 
     def initial(self) -> Tensor:
-        return self.start
+        return self.initial_point
 
     def increment(self, *_: object, **__: object) -> NoReturn:
         raise NotImplementedError("a server of an app has no records, and evaluates with its evaluate_fn")
@@ -82,22 +82,22 @@ class NamedReleases(ReleaseStrategy):
     """The rounds of one run, whose queries and models are an app's named arrays."""
 
     def __init__(self, cell: Cell, layout: ModelLayout, initial: Tensor, *, seeded: bool) -> None:
-        self._layout, self._terms = layout, terms_config(cell, seeded=seeded)
-        plan = plan_of(cell, SilosLoss(initial), released=not seeded)
+        self._layout, self._terms = layout, make_terms_config(cell, seeded=seeded)
+        plan = make_plan(cell, RemoteLoss(initial), for_release=not seeded)
         super().__init__(
             plan,
             initial,
-            simulated_sums(plan, initial, cell) if seeded else ServerSums(plan, initial, system_key()),
-            roster=self._greet_nodes,
-            without_missing=cell.deployment.missing == "continue",
-            absences=absences_of(cell),
+            simulated_aggregator(plan, initial, cell) if seeded else ServerAggregator(plan, initial, system_key()),
+            find_roster=self._greet_nodes,
+            continue_without_missing=cell.deployment.missing == "continue",
+            absences=draw_absences(cell),
         )
 
-    def record_of(self, vector: Tensor) -> ArrayRecord:
-        return self._layout.record(vector)
+    def encode_vector(self, vector: Tensor) -> ArrayRecord:
+        return self._layout.to_record(vector)
 
-    def content_of(self, arrays: ArrayRecord, t: int, config: ConfigRecord) -> RecordDict:
-        config = ConfigRecord({**config, **self._terms, "keys": self._keys, ROUND: t})
+    def make_content(self, arrays: ArrayRecord, t: int, config: ConfigRecord) -> RecordDict:
+        config = ConfigRecord({**config, **self._terms, "keys": self._silo_keys, ROUND: t})
         return RecordDict({ARRAYS: arrays, CONFIG: config})
 
     def _greet_nodes(self, grid: Grid, silos: int, timeout: float) -> list[int]:
@@ -105,9 +105,9 @@ class NamedReleases(ReleaseStrategy):
 
         Nodes that mask their messages send their public keys, too.
         """
-        content = self.content_of(self.query(), 0, ConfigRecord())
+        content = self.make_content(self.query(), 0, ConfigRecord())
         replies = ask_roster(grid, silos, timeout, lambda node: Message(content, node, TRAIN))
-        self._keys = b"".join(also_in(reply.content, "public") for reply in replies)
+        self._silo_keys = b"".join(read_optional_bytes(reply.content, "public") for reply in replies)
         return [reply.metadata.src_node_id for reply in replies]
 
 
@@ -174,9 +174,9 @@ class PrivateStrategy(FedAvg):
             }
         )
         self.cell = (
-            cell_of_scenario(Path(scenario), name, seed)
+            cell_from_scenario(Path(scenario), name, seed)
             if scenario is not None
-            else cell_of_keywords(name or "", keywords, seed)
+            else cell_from_keywords(name or "", keywords, seed)
         )
         self._seeded, self._max_epsilon = seed is not None, max_epsilon
         self._releases: NamedReleases | None = None
@@ -198,15 +198,15 @@ class PrivateStrategy(FedAvg):
         """Guarantee of the rounds so far, as a sentence."""
         if not (rounds := self._started_releases.rounds_done):
             return "nothing was released"
-        if (claim := claim_of(releases_of(self.plan, rounds))) is None:
+        if (claim := compute_claim(make_release_streams(self.plan, rounds))) is None:
             return "no guarantee: the run adds no noise"
-        return f"{claim.sentence('line', self.cell.privacy.delta)}, {self.plan.trust.title}" + (
+        return f"{claim.format_sentence('line', self.cell.privacy.delta)}, {self.plan.trust.title}" + (
             "; the noise is of a seed, and protects nobody" if self._seeded else ""
         )
 
     def epsilon(self, rounds: int) -> float | None:
         """Return ε of the first `rounds` rounds at the δ of `delta`, rounded up, or None without noise."""
-        claim = claim_of(releases_of(self.plan, rounds))
+        claim = compute_claim(make_release_streams(self.plan, rounds))
         return None if claim is None else claim.guarantee.epsilon_of(self.cell.privacy.delta)
 
     def start(
@@ -241,7 +241,7 @@ class PrivateStrategy(FedAvg):
                 )
             }
         )
-        layout, initial = ModelLayout.of(initial_arrays), vector_of(initial_arrays)
+        layout, initial = ModelLayout.from_arrays(initial_arrays), flatten_arrays(initial_arrays)
         planned_rounds = self.cell.schedule.rounds
         refuse(
             {
@@ -269,7 +269,7 @@ class PrivateStrategy(FedAvg):
                 f"max_epsilon = {limit}: this run adds no noise, so that its ε is infinite": self.epsilon(1)
                 is None,
                 f"max_epsilon = {limit}: round 1 alone has "
-                f"{epsilon_words(self.epsilon(1) or 0.0, self.cell.privacy.delta)}": not rounds,
+                f"{format_epsilon_delta(self.epsilon(1) or 0.0, self.cell.privacy.delta)}": not rounds,
             }
         )
         if rounds < planned_rounds:
@@ -291,7 +291,7 @@ class PrivateStrategy(FedAvg):
 
         `arrays`, the model, is not sent: silos compute increments at the query.
         """
-        with torch.inference_mode(), one_thread():
+        with torch.inference_mode(), limit_to_one_thread():
             return self._started_releases.configure_train(
                 server_round, self._started_releases.query(), config, grid
             )
@@ -304,12 +304,14 @@ class PrivateStrategy(FedAvg):
         Some rounds have metrics: the ε of all rounds so far, and its δ.  RunError if a silo's answer is missing or
         cannot be used.
         """
-        with torch.inference_mode(), one_thread():  # the order of sums must not depend on the cores
+        with torch.inference_mode(), limit_to_one_thread():  # the order of sums must not depend on the cores
             self._started_releases.aggregate_train(server_round, replies)
-            published = self._started_releases.published()
+            published = self._started_releases.model_arrays()
         if server_round not in self._accounted_rounds or (epsilon := self.epsilon(server_round)) is None:
             return published, None
-        _log.info("fedpriv: %s after round %d", epsilon_words(epsilon, self.cell.privacy.delta), server_round)
+        _log.info(
+            "fedpriv: %s after round %d", format_epsilon_delta(epsilon, self.cell.privacy.delta), server_round
+        )
         return published, MetricRecord({"epsilon": epsilon, "delta": self.cell.privacy.delta})
 
     def summary(self) -> None:
@@ -321,7 +323,7 @@ class PrivateStrategy(FedAvg):
             _log.warning("\t├──> noise of seed %d: a simulation, which protects nobody", self.cell.seed)
         if self.fraction_evaluate:
             _log.warning("\t├──> clients evaluate: their metrics are releases of records that no claim counts")
-        _log.info("\t└──> protects %s", plan.trust.protects)
+        _log.info("\t└──> protects %s", plan.trust.protection)
 
 
 class DPMu2FL(PrivateStrategy, row="dp-mu2-fl"):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedpriv.core.replicates import SHARED, Scalar
 
 
-class Split(NamedTuple):
+class SplitClipping(NamedTuple):
     """How increments are taken apart at the queries that epochs start with; see rounds/floats.py."""
 
     rounds_per_epoch: int
@@ -29,11 +29,11 @@ class Split(NamedTuple):
     residual_clip: Scalar
 
 
-class Local(NamedTuple):
+class LocalRound(NamedTuple):
     """A round in which silos go on from where their own releases brought them; see rounds/round.py."""
 
     step: Scalar
-    first: bool
+    restarts: bool
     """Whether they start again from the query, which is their average."""
 
 
@@ -51,13 +51,13 @@ class Round(NamedTuple):
     decay: float
     clip: Scalar
     scale: float
-    split: Split | None = None
-    local: Local | None = None
+    split: SplitClipping | None = None
+    local: LocalRound | None = None
     next_share: float | None = None
     """α_{t+1} / α_{1:t+1}, the next iterate's weight in the average that is the next query, or None."""
 
     @property
-    def gradients(self) -> int:
+    def gradient_count(self) -> int:
         """Gradients of one record that are taken in this round."""
         if self.split is None:
             return len(self.coefficients)
@@ -74,7 +74,7 @@ class Round(NamedTuple):
         )
 
     @property
-    def largest(self) -> float:
+    def max_contribution(self) -> float:
         """A bound on the norm of what one record of weight 1 adds to the running sum, whatever the queries are.
 
         Parts build up: every epoch so far may have added its difference.
@@ -88,7 +88,7 @@ class Round(NamedTuple):
 class Weights(Protocol):
     """Positive weights of the rounds t = 1, 2, …; `at(0)` is 0."""
 
-    def at(self, t: int) -> float:
+    def weight(self, t: int) -> float:
         """α_t."""
         ...
 
@@ -101,7 +101,7 @@ class Weights(Protocol):
 class LinearWeights:
     """α_t = t, α_{1:t} = t(t+1)/2 (Reshef & Levy 2024, section 4; η_t of Choquette-Choo et al. counted from 1)."""
 
-    def at(self, t: int) -> float:
+    def weight(self, t: int) -> float:
         return float(t)
 
     def total(self, t: int) -> float:
@@ -114,7 +114,7 @@ class PowerWeights:
 
     power: int
 
-    def at(self, t: int) -> float:
+    def weight(self, t: int) -> float:
         return float(t**self.power) if t else 0.0
 
     def total(self, t: int) -> float:
@@ -151,7 +151,7 @@ class Estimator(Protocol):
 
 
 @lru_cache(maxsize=4)
-def rounds_of(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
+def make_rounds(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
     """Rounds 1 … `rounds`, made once: a plan reads each of them half a dozen times."""
     return tuple(map(estimator.round, range(1, rounds + 1)))
 
@@ -171,33 +171,33 @@ class RecursiveGradient:
     first_clip: Scalar | None = None
     """Of round 1, whose increment is a plain gradient; `clip` if left out."""
     weights: Weights = field(default_factory=LinearWeights)
-    moved: Scalar = 0.0
+    drift_clip: Scalar = 0.0
     """2LD, which the clip of round t has (t-1)/(t+1) of in addition: as far as the change of a gradient, weighted
     by t - 1, can go where x_t is the anytime average of iterates in a ball of diameter D."""
-    growth: int = 0
+    clip_growth: int = 0
     """The clip of round t is `clip` · t^growth: increments of the weights t^k grow like t^(k-1)."""
     decay: float = 1.0
     period: int | None = None
     memory: int = 2
 
     def round(self, t: int) -> Round:
-        now, before = self.weights.at(t), self.weights.at(t - 1)
+        now, before = self.weights.weight(t), self.weights.weight(t - 1)
         coefficients = (now, -before) if before else (now,)
         return Round(
             t,
             coefficients,
             self.decay,
-            self.clip_of(t),
+            self.round_clip(t),
             scale=now,
-            next_share=self.weights.at(t + 1) / self.weights.total(t + 1),
+            next_share=self.weights.weight(t + 1) / self.weights.total(t + 1),
         )
 
-    def clip_of(self, t: int) -> Scalar:
+    def round_clip(self, t: int) -> Scalar:
         """The norm bound of round t's increments, public and fixed before round 1."""
         return (
             self.first_clip
             if t == 1 and self.first_clip is not None
-            else self.clip * float(t**self.growth) + self.moved * ((t - 1.0) / (t + 1.0))
+            else self.clip * float(t**self.clip_growth) + self.drift_clip * ((t - 1.0) / (t + 1.0))
         )
 
 
@@ -264,7 +264,7 @@ class LocalGradient:
 
     def round(self, t: int) -> Round:
         return Round(
-            t, (1.0,), self.decay, self.clip, scale=1.0, local=Local(self.step, (t - 1) % self.every == 0)
+            t, (1.0,), self.decay, self.clip, scale=1.0, local=LocalRound(self.step, (t - 1) % self.every == 0)
         )
 
 
@@ -317,5 +317,5 @@ class SplitGradient:
     memory: int = 1
 
     def round(self, t: int) -> Round:
-        split = Split(self.rounds_per_epoch, self.mixing, self.difference_clip, self.residual_clip)
+        split = SplitClipping(self.rounds_per_epoch, self.mixing, self.difference_clip, self.residual_clip)
         return Round(t, (self.coefficient,), self.decay, self.clip, scale=1.0, split=split)

@@ -31,28 +31,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.core.errors import CodeError, InputError
-from fedpriv.core.random import RowNumbers, seed_key
-from fedpriv.core.replicates import Scalar, at_once
-from fedpriv.data.layout import Layout, parts_of
-from fedpriv.loss.alone import each_alone, own, reason_of
+from fedpriv.core.random import RowRandomIntegers, seed_key
+from fedpriv.core.replicates import Scalar, max_values_at_once
+from fedpriv.data.layout import FeatureLayout, split_inputs
+from fedpriv.loss.alone import aligned_copy, evaluate_per_record, reason_of
 from fedpriv.loss.clipping import upper_norm
-from fedpriv.loss.imported import build, misfit, state_of
-from fedpriv.loss.layered import objective_of
+from fedpriv.loss.imported import build_module, read_state_dict, weights_error
+from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import Loss, Unjudged
-from fedpriv.loss.module import OfModule
-from fedpriv.loss.objective import Batch, Increment, Objective, Query, Records, Slots, View
-from fedpriv.participation.orders import OWN, Dependence, declared_dependence
+from fedpriv.loss.module import BaseModuleObjective
+from fedpriv.loss.objective import Batch, BatchLayout, Increment, Objective, Query, Records, View
+from fedpriv.participation.orders import OWN_FACTS, Dependence, declared_dependence
 
 DIRECTIONS = 8
 CELL = 4
-IMAGES = 512
+IMAGES_PER_CHUNK = 512
 """How many are handled at a time."""
 
 
-def pixels(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
+def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Pixels divided by 255, numbers and tokens as they are: (n, ...) -> (n, features), inputs in a row."""
     if images.dtype.names is not None:
-        return torch.cat([pixels(np.ascontiguousarray(part), dtype) for part in parts_of(images).values()], dim=1)
+        return torch.cat(
+            [pixel_features(np.ascontiguousarray(part), dtype) for part in split_inputs(images).values()], dim=1
+        )
     if images.dtype != np.uint8:
         given = images.astype(np.int64) if images.dtype.kind == "u" else images  # torch has no arithmetic of those
         return torch.from_numpy(given.reshape(len(given), -1)).to(dtype)
@@ -72,10 +74,10 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
             f'model.features = "orientations" takes gray images whose sides are multiples of {CELL}, not of '
             f"shape {images.shape[1:]}"
         )
-    gray = pixels(images, dtype).view(images.shape)
+    gray = pixel_features(images, dtype).view(images.shape)
     nothing = torch.zeros(1, DIRECTIONS * math.prod(side // CELL for side in images.shape[1:]), dtype=dtype)
     rows = torch.empty(len(images), nothing.shape[1], dtype=dtype)
-    for place, row in enumerate(each_alone(_histograms, (gray,), nothing)):
+    for place, row in enumerate(evaluate_per_record(_histograms, (gray,), nothing)):
         rows[place] = row
     return rows
 
@@ -91,17 +93,17 @@ def _histograms(gray: Tensor) -> Tensor:
     return functional.avg_pool2d(edges, CELL).view(1, -1)
 
 
-def scaled(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
+def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Each row scaled to Euclidean norm at most `norm`, or exactly; zeros stay zeros.  (n, f) -> (n, f).
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  A length is taken of one row by
     itself; where a bound in any order of additions shows that a row is short enough, its factor is 1 without it.
     """
-    longer = torch.ones(len(features), dtype=torch.bool) if exactly else ~_certainly_within(features, norm)
+    longer = torch.ones(len(features), dtype=torch.bool) if exactly else ~_is_surely_within(features, norm)
     if not longer.any():
         return features
     rows = longer.nonzero()[:, 0]
-    each = (own(features[row : row + 1]) for row in rows.tolist())
+    each = (aligned_copy(features[row : row + 1]) for row in rows.tolist())
     lengths = torch.cat([torch.linalg.vector_norm(row, dim=1, keepdim=True) for row in each])
     factors = norm / lengths.clamp(min=torch.finfo(features.dtype).tiny)
     every = features.new_ones(len(features), 1)
@@ -109,13 +111,13 @@ def scaled(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     return features * every
 
 
-def _certainly_within(features: Tensor, norm: float) -> Tensor:
+def _is_surely_within(features: Tensor, norm: float) -> Tensor:
     """Find the rows whose lengths come out at most `norm`, in whatever order they add up; none with a NaN."""
     roundings = (features.shape[1] + 16.0) * torch.finfo(features.dtype).eps
     return upper_norm(features) * (1.0 + roundings) <= norm
 
 
-def frozen_features(
+def compute_frozen_features(
     values: Tensor, path: str, arguments: dict[str, Any], weights: str, shape: tuple[int, ...]
 ) -> Tensor:
     """(n, f) -> (n, features) by the module at `path` with these weights, one record after another.
@@ -126,7 +128,7 @@ def frozen_features(
     else between calls.  InputError if the weights are not here, or the module fails or draws random numbers on a
     record of zeros.
     """
-    module = copy.deepcopy(_loaded(path, json.dumps(arguments, sort_keys=True), weights)).to(values.dtype)
+    module = copy.deepcopy(_load_module(path, json.dumps(arguments, sort_keys=True), weights)).to(values.dtype)
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
 
     def of_one(record: Tensor) -> Tensor:
@@ -135,14 +137,14 @@ def frozen_features(
         given: Tensor = module(record.view(1, *shape) if shape else record)
         return given.reshape(1, -1)
 
-    nothing = _of_zeros(of_one, values.new_zeros(1, values.shape[1]), path)
+    nothing = _zero_features(of_one, values.new_zeros(1, values.shape[1]), path)
     rows = values.new_empty(len(values), nothing.shape[1])
-    for place, row in enumerate(each_alone(of_one, (values,), nothing)):
+    for place, row in enumerate(evaluate_per_record(of_one, (values,), nothing)):
         rows[place] = row
     return rows
 
 
-def _of_zeros(of_one: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
+def _zero_features(of_one: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
     """Zeros of the shape and the type of a record's features."""
     before = torch.get_rng_state()
     try:
@@ -158,20 +160,20 @@ def _of_zeros(of_one: Callable[[Tensor], Tensor], record: Tensor, path: str) -> 
 
 
 @lru_cache(maxsize=2)
-def _loaded(path: str, arguments: str, weights: str) -> nn.Module:
-    state = state_of(weights, "model.backbone_weights", path)
+def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
+    state = read_state_dict(weights, "model.backbone_weights", path)
     with torch.device("cpu"):
-        module = build(path, "model.backbone", (), json.loads(arguments))
+        module = build_module(path, "model.backbone", (), json.loads(arguments))
         try:
             module.load_state_dict(state)
         except Exception as error:  # of another module
-            raise misfit(weights, "model.backbone_weights", path, error) from None
+            raise weights_error(weights, "model.backbone_weights", path, error) from None
     return module.eval().requires_grad_(False)
 
 
-_VALUES = 2**22
+_CHUNK_VALUES = 2**22
 """Values of copies that exist at a time, or one record's."""
-_COLOURS = 4  # channels that a picture has at most, where they come last
+_MAX_CHANNELS = 4  # channels that a picture has at most, where they come last
 
 
 class Augmentation(BaseModel):
@@ -194,7 +196,7 @@ class Augmentation(BaseModel):
         return self
 
 
-class Copies(nn.Module):
+class CopiesModule(nn.Module):
     """`module` on the copies of each record, (B, copies · features), with outputs (B, copies, …)."""
 
     def __init__(self, module: nn.Module, copies: int) -> None:
@@ -207,23 +209,26 @@ class Copies(nn.Module):
 
 
 @dataclass(frozen=True)
-class OfCopies(Unjudged):
+class MeanOverCopies(Unjudged):
     """The mean of `base` over a record's copies, which all have its label, and are trained on, not judged."""
 
     base: Loss
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self.base.value(*self._each(outputs, labels)).view(outputs.shape[:2]).mean(1)
+        return self.base.value(*self._flatten_copies(outputs, labels)).view(outputs.shape[:2]).mean(1)
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self.base.slope(*self._each(outputs, labels)).view(outputs.shape) / outputs.shape[1]
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (
+            self.base.output_gradient(*self._flatten_copies(outputs, labels)).view(outputs.shape)
+            / outputs.shape[1]
+        )
 
-    def _each(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _flatten_copies(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return outputs.flatten(0, 1), labels.repeat_interleave(outputs.shape[1], 0)
 
 
 @dataclass(frozen=True)
-class Augmented(View):
+class AugmentedView(View):
     """`base`, whose increments are those of `copied` on copies of the records; evaluations are of the records.
 
     Guarantee: a record's copies are made of its own content and of public coins alone, which are keyed by the seed
@@ -234,24 +239,24 @@ class Augmented(View):
 
     title = "model.augment"
 
-    copied: Objective
+    copies_objective: Objective
     augmentation: Augmentation
     picture: tuple[int, int, int]
     """(channels, height, width) of a record."""
     seed: int
-    slots: Slots | None = None
+    batch_layout: BatchLayout | None = None
 
     @property
     def dependence(self) -> Dependence:
-        return declared_dependence(self.copied) | OWN
+        return declared_dependence(self.copies_objective) | OWN_FACTS
 
-    def at(self, slots: Slots) -> Self:
-        return replace(self, slots=slots)
+    def for_batch(self, slots: BatchLayout) -> Self:
+        return replace(self, batch_layout=slots)
 
     def evaluations(self, points: int) -> int:
         return self.augmentation.copies * self.base.evaluations(points)
 
-    def beside(self, points: int, rows: int = 1) -> int:
+    def extra_values(self, points: int, rows: int = 1) -> int:
         """Of one record's copies, padded: those of a batch are few at a time, of all replicates together."""
         channels, *sides = self.picture
         values = channels * np.prod([side + 2 * self.augmentation.shift for side in sides])
@@ -261,75 +266,75 @@ class Augmented(View):
         """See `Objective`; `batch` has the rows of all slots, `_VALUES` values of copies at a time."""
         total: Tensor | float = 0.0
         clipped: Tensor | int = 0
-        for some, coins in self._spans(batch):
-            part = self.copied.increment(query, self._copies(some, coins), clip)
-            total, clipped = total + part.total, clipped + part.clipped
+        for some, coins in self._chunks(batch):
+            part = self.copies_objective.increment(query, self._make_copies(some, coins), clip)
+            total, clipped = total + part.total, clipped + part.clipped_count
         assert isinstance(total, Tensor)
         assert isinstance(clipped, Tensor)
         return Increment(total, clipped)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         total: Tensor | float = 0.0
-        for some, coins in self._spans(batch):
-            total = total + self.copied.gradient(point, self._copies(some, coins))
+        for some, coins in self._chunks(batch):
+            total = total + self.copies_objective.gradient(point, self._make_copies(some, coins))
         assert isinstance(total, Tensor)
         return total
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        coins = self._coins_of(self._known_slots.of_rows(rows.cpu().numpy()))
-        return self.copied.per_record(query, self._copies(batch, coins), rows, clip)
+        coins = self._draw_transforms(self._known_layout.with_rows(rows.cpu().numpy()))
+        return self.copies_objective.per_record(query, self._make_copies(batch, coins), rows, clip)
 
-    def _spans(self, batch: Batch) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
+    def _chunks(self, batch: Batch) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
         """The batch, few records at a time, and the coins of their copies."""
         records, weights = batch
-        axis, count = records.axis, records.features.shape[records.axis]
-        if count != self.coins.shape[-3]:
-            raise ValueError(f"coins of {self.coins.shape[-3]} rows for a batch of {count}")
+        axis, count = records.record_axis, records.features.shape[records.record_axis]
+        if count != self.transforms.shape[-3]:
+            raise ValueError(f"coins of {self.transforms.shape[-3]} rows for a batch of {count}")
         each = records.features[..., 0, :].numel() if count else 1
-        rows = max(1, at_once(_VALUES, weights.device) // (each * self.augmentation.copies))
+        rows = max(1, max_values_at_once(_CHUNK_VALUES, weights.device) // (each * self.augmentation.copies))
         for start in range(0, max(count, 1), rows):
             span = min(rows, count - start)
             some = Records(*(column.narrow(axis, start, span) for column in records))
-            yield Batch(some, weights.narrow(-1, start, span)), self.coins[..., start : start + span, :, :]
+            yield Batch(some, weights.narrow(-1, start, span)), self.transforms[..., start : start + span, :, :]
 
     @cached_property
-    def coins(self) -> NDArray[np.int64]:
+    def transforms(self) -> NDArray[np.int64]:
         """Coins of all records of the slots, see `_coins_of`."""
-        return self._coins_of(self._known_slots)
+        return self._draw_transforms(self._known_layout)
 
     @property
-    def _known_slots(self) -> Slots:
-        if self.slots is None:
+    def _known_layout(self) -> BatchLayout:
+        if self.batch_layout is None:
             raise ValueError("copies of a record are drawn for the slots of a batch: see `at`")
-        return self.slots
+        return self.batch_layout
 
-    def _coins_of(self, slots: Slots) -> NDArray[np.int64]:
+    def _draw_transforms(self, slots: BatchLayout) -> NDArray[np.int64]:
         """Pixels down, pixels right, 1 where a copy is mirrored: (B, copies, 3), or (replicates, B, copies, 3)."""
         copies, shift, flip = self.augmentation.copies, self.augmentation.shift, int(self.augmentation.flip)
         choices = np.tile([2 * shift + 1, 2 * shift + 1, flip + 1], copies)
-        drawn = self._numbers.draw(slots.rows, choices, slots.silo_of_records, slots.t)
-        moved: NDArray[np.int64] = drawn.reshape(*slots.rows.shape, copies, 3) - np.array([shift, shift, 0])
+        drawn = self._row_numbers.draw(slots.row_indices, choices, slots.silo_ids, slots.t)
+        moved: NDArray[np.int64] = drawn.reshape(*slots.row_indices.shape, copies, 3) - np.array([shift, shift, 0])
         return moved
 
     @cached_property
-    def _numbers(self) -> RowNumbers:
-        return RowNumbers(seed_key(self.seed, "augmentation"))
+    def _row_numbers(self) -> RowRandomIntegers:
+        return RowRandomIntegers(seed_key(self.seed, "augmentation"))
 
-    def _copies(self, batch: Batch, coins: NDArray[np.int64]) -> Batch:
+    def _make_copies(self, batch: Batch, coins: NDArray[np.int64]) -> Batch:
         """The batch with every record's copies one behind the other; `coins` as `_coins_of` gives them."""
         (features, labels), weights = batch
         flat = features.reshape(-1, *features.shape[-2:])
         of_each = torch.from_numpy(coins).to(features.device).expand(*features.shape[:-1], *coins.shape[-2:])
         copies = torch.stack(
             [
-                shown(rows, self.picture, own, self.augmentation.shift)
+                apply_transforms(rows, self.picture, own, self.augmentation.shift)
                 for rows, own in zip(flat, of_each.reshape(-1, *of_each.shape[-3:]), strict=True)
             ]
         )
         return Batch(Records(copies.view(*features.shape[:-1], -1), labels), weights)
 
 
-def shown(rows: Tensor, picture: tuple[int, int, int], coins: Tensor, shift: int) -> Tensor:
+def apply_transforms(rows: Tensor, picture: tuple[int, int, int], coins: Tensor, shift: int) -> Tensor:
     """The copies of rows (B, c · h · w) that `coins` (B, copies, 3) say: (B, copies · c · h · w)."""
     channels, height, width = picture
     padded = nn.functional.pad(rows.reshape(-1, channels, height, width), (shift, shift, shift, shift))
@@ -341,8 +346,8 @@ def shown(rows: Tensor, picture: tuple[int, int, int], coins: Tensor, shift: int
     return pixels.permute(0, 1, 4, 2, 3).reshape(len(rows), coins.shape[1] * channels * height * width)
 
 
-def augmented(
-    objective: Objective, augmentation: Augmentation | None, layout: Layout, shape: tuple[int, ...] = ()
+def augment_objective(
+    objective: Objective, augmentation: Augmentation | None, layout: FeatureLayout, shape: tuple[int, ...] = ()
 ) -> Objective:
     """The objective with copies in place of records; InputError for records or models that this is not for.
 
@@ -350,27 +355,27 @@ def augmented(
     """
     if augmentation is None:
         return objective
-    if not isinstance(objective, OfModule):
+    if not isinstance(objective, BaseModuleObjective):
         if isinstance(objective, View):
-            return replace(objective, base=augmented(objective.base, augmentation, layout, shape))
+            return replace(objective, base=augment_objective(objective.base, augmentation, layout, shape))
         raise InputError("model.augment: is for models of torch layers")
-    picture = picture_of(layout, shape)
+    picture = picture_shape(layout, shape)
     if augmentation.shift >= min(picture[1:]):
         raise InputError(
             f"model.augment.shift = {augmentation.shift}: moves pictures of {picture[1]} x {picture[2]} out of "
             "sight; give fewer pixels"
         )
-    copied = objective_of(
-        Copies(objective.module, augmentation.copies),
-        augmentation.copies * layout.width,
-        OfCopies(objective.loss),
+    copied = make_module_objective(
+        CopiesModule(objective.module, augmentation.copies),
+        augmentation.copies * layout.input_width,
+        MeanOverCopies(objective.loss),
         objective.seed,
         objective.dtype,
     )
-    return Augmented(objective, copied, augmentation, picture, objective.seed)
+    return AugmentedView(objective, copied, augmentation, picture, objective.seed)
 
 
-def picture_of(layout: Layout, shape: tuple[int, ...]) -> tuple[int, int, int]:
+def picture_shape(layout: FeatureLayout, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """(channels, height, width) of a record; InputError for what is no picture."""
     first, *others = layout.inputs
     found = shape or first.shape
@@ -382,17 +387,17 @@ def picture_of(layout: Layout, shape: tuple[int, ...]) -> tuple[int, int, int]:
             f"records here are {said}{kind}"
         )
     channels, height, width = found if len(found) == 3 else (1, *found)
-    if width <= _COLOURS < channels:
+    if width <= _MAX_CHANNELS < channels:
         raise InputError(
             f"model.augment: records are of shape {found}; channels come first, (channels, height, width)"
         )
     return channels, height, width
 
 
-def check_seen_whole(objective: Objective, looked_at: Objective, name: str) -> None:
+def check_augmentation_allowed(objective: Objective, looked_at: Objective, name: str) -> None:
     """InputError where a row looks at the objective in a way of its own, which knows no rows of a batch."""
     inner = objective
-    while isinstance(inner, View) and not isinstance(inner, Augmented):
+    while isinstance(inner, View) and not isinstance(inner, AugmentedView):
         inner = inner.base
-    if isinstance(inner, Augmented) and looked_at is not objective:
+    if isinstance(inner, AugmentedView) and looked_at is not objective:
         raise InputError(f"model.augment: {name} takes records apart in its own way; use another algorithm")

@@ -33,32 +33,38 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fedpriv.core.replicates import Scalar, at_once
-from fedpriv.loss.alone import own
-from fedpriv.loss.clipping import clipping, together
-from fedpriv.loss.functions import KNOWN, Known, LongTerms, Use, weight_terms
-from fedpriv.loss.layers import Terms, sum_of
-from fedpriv.loss.module import ModuleObjective, named_parts
+from fedpriv.core.replicates import Scalar, max_values_at_once
+from fedpriv.loss.alone import aligned_copy
+from fedpriv.loss.clipping import combine_bounds, compute_clipping
+from fedpriv.loss.functions import (
+    LAYER_FUNCTIONS,
+    LayerFunction,
+    LongGradientTerms,
+    ParameterUse,
+    make_weight_terms,
+)
+from fedpriv.loss.layers import LayerTerms, sum_tensors
+from fedpriv.loss.module import ModuleObjective, unflatten_point
 from fedpriv.loss.objective import Batch, Increment, Query, Records
-from fedpriv.loss.unrolled import STEP_BY_STEP
+from fedpriv.loss.unrolled import UNROLLED_FUNCTIONS
 
 
-class Call(NamedTuple):
+class TracedCall(NamedTuple):
     """One call of a known function, for a batch of records."""
 
-    known: Known
-    names: tuple[str | None, str | None]
+    function: LayerFunction
+    parameter_names: tuple[str | None, str | None]
     """Of its weight and its bias."""
-    seen: Tensor
+    inputs: Tensor
     """Its input, (B, …)."""
-    version: int
+    input_version: int
     """Of what it saw, to tell a change in place."""
-    outputs: GradientEdge
-    first: bool
+    output_edge: GradientEdge
+    is_input_constant: bool
     """Whether what it saw depends on no parameter, so that autograd has no reason to go beyond it."""
 
 
-Tell = Callable[[int, Call, Tensor], None]
+OnGradient = Callable[[int, TracedCall, Tensor], None]
 """Is given a call's place among the calls, itself, and the slope of each record's loss at its outputs, (B, …)."""
 
 
@@ -67,11 +73,11 @@ _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass
-class Watched:
+class Trace:
     """One pass of a batch: parameters by name, which must require gradients, and the calls in their order."""
 
     parameters: Mapping[str, Tensor]
-    calls: list[Call] = field(default_factory=list)
+    calls: list[TracedCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._twins = {id(one): (name, one.detach().requires_grad_()) for name, one in self.parameters.items()}
@@ -80,7 +86,9 @@ class Watched:
         """The name of a parameter and what stands for it in calls, to tell these from its other ways."""
         return self._twins.get(id(parameter), (None, None))
 
-    def tell(self, loss: Tensor, leaves: Sequence[Tensor], told: Tell) -> tuple[set[str], Sequence[Tensor | None]]:
+    def compute_output_gradients(
+        self, loss: Tensor, leaves: Sequence[Tensor], on_gradient: OnGradient
+    ) -> tuple[set[str], Sequence[Tensor | None]]:
         """Tell the slope of every call, which is kept here no longer, in no order.
 
         RuntimeError if what a call saw is changed afterwards.
@@ -88,22 +96,22 @@ class Watched:
         Returns:
             The parameters that the calls do not tell all of, and the slopes by `leaves`.
         """
-        if any(call.seen._version != call.version for call in self.calls):
+        if any(call.inputs._version != call.input_version for call in self.calls):
             raise RuntimeError("a change in place of what a function of parameters saw")
         waiting = dict(enumerate(self.calls))
         self.calls.clear()
 
         def arrived(place: int, slopes: Sequence[Tensor | None]) -> None:
-            if (slope := slopes[waiting[place].outputs.output_nr]) is not None:
-                told(place, waiting.pop(place), slope)
+            if (slope := slopes[waiting[place].output_edge.output_nr]) is not None:
+                on_gradient(place, waiting.pop(place), slope)
 
-        first = [place for place, call in waiting.items() if call.first]
+        first = [place for place, call in waiting.items() if call.is_input_constant]
         handles = [
-            call.outputs.node.register_prehook(partial(arrived, place))
+            call.output_edge.node.register_prehook(partial(arrived, place))
             for place, call in waiting.items()
-            if not call.first
+            if not call.is_input_constant
         ]
-        wanted: Any = [*(waiting[place].outputs for place in first), *leaves, *self.parameters.values()]
+        wanted: Any = [*(waiting[place].output_edge for place in first), *leaves, *self.parameters.values()]
         try:
             found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
         finally:  # a node that holds what leads to itself would never be freed
@@ -111,53 +119,56 @@ class Watched:
                 handle.remove()
         for place, slope in zip(first, found, strict=False):
             if slope is not None:
-                told(place, waiting.pop(place), slope)
-        untold = {name for call in waiting.values() for name in call.names if name is not None}
+                on_gradient(place, waiting.pop(place), slope)
+        untold = {name for call in waiting.values() for name in call.parameter_names if name is not None}
         past = zip(self.parameters, found[len(first) + len(leaves) :], strict=True)
         untold |= {name for name, slope in past if slope is not None}
         return untold, found[len(first) : len(first) + len(leaves)]
 
 
-class Watch(TorchFunctionMode):
+class TracingMode(TorchFunctionMode):
     """While it is entered, calls of known functions of parameters are noted in `watched`."""
 
-    def __init__(self, watched: Watched, one: Tensor, count: int) -> None:
+    def __init__(self, watched: Trace, one: Tensor, count: int) -> None:
         """In a vmap over `count` records, of which `one` is a part of a record."""
         super().__init__()
-        self.watched = watched
+        self.trace = watched
         self._count, self._level = count, _functorch.maybe_get_level(one)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         settings = kwargs or {}
-        if func in KNOWN and (call := KNOWN[func](*args, **settings)) is not None:
+        if func in LAYER_FUNCTIONS and (call := LAYER_FUNCTIONS[func](*args, **settings)) is not None:
             values, weight, bias, known = call
-            (name, own), (other, shift) = self.watched.twin(weight), self.watched.twin(bias)
+            (name, own), (other, shift) = self.trace.twin(weight), self.trace.twin(bias)
             if (name or other) and (own is None) == (weight is None) and (shift is None) == (bias is None):
-                seen = self._of_all(values)
+                seen = self._batch_values(values)
                 outputs = known.outputs(seen, own, shift)
                 if outputs._is_view():  # changed in place, a view would be another node of autograd's
                     outputs = torch.ops.aten._unsafe_view(outputs, outputs.shape)
                 edge = get_gradient_edge(outputs)
-                self.watched.calls.append(
-                    Call(known, (name, other), seen.detach(), seen._version, edge, not seen.requires_grad)
+                self.trace.calls.append(
+                    TracedCall(known, (name, other), seen.detach(), seen._version, edge, not seen.requires_grad)
                 )
-                return self._of_one(outputs)
-        elif func in STEP_BY_STEP:
+                return self._record_values(outputs)
+        elif func in UNROLLED_FUNCTIONS:
             with self:
-                return STEP_BY_STEP[func](*args, **settings)
+                return UNROLLED_FUNCTIONS[func](*args, **settings)
         elif func is functional.multi_head_attention_forward:
             with self:
                 return _attention_forward(*args, **settings)
-        elif func is functional.scaled_dot_product_attention and (plain := _plain(*args, **settings)) is not None:
-            query, key, value = (self._of_all(part) for part in args[:3])  # torch takes a batch apart
+        elif (
+            func is functional.scaled_dot_product_attention
+            and (plain := _plain_attention(*args, **settings)) is not None
+        ):
+            query, key, value = (self._batch_values(part) for part in args[:3])  # torch takes a batch apart
             with sdpa_kernel(_ATTENTION):
                 outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **plain)
-            return self._of_one(outputs.view(*query.shape[:-3], *outputs.shape[1:]))
+            return self._record_values(outputs.view(*query.shape[:-3], *outputs.shape[1:]))
         return func(*args, **settings)
 
-    def _of_all(self, values: Tensor) -> Tensor:
+    def _batch_values(self, values: Tensor) -> Tensor:
         """One record's values as those of all records, (B, …); RuntimeError in a vmap of the module's own."""
         if not _functorch.is_batchedtensor(values):
             return values.expand(self._count, *values.shape)
@@ -166,11 +177,11 @@ class Watch(TorchFunctionMode):
             raise RuntimeError("a vmap inside of another")
         return every.movedim(_functorch.maybe_get_bdim(values), 0)
 
-    def _of_one(self, every: Tensor) -> Tensor:
+    def _record_values(self, every: Tensor) -> Tensor:
         return _functorch._add_batch_dim(every, 0, self._level)
 
 
-def _plain(
+def _plain_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -200,34 +211,34 @@ _CHUNK_VALUES = 2**24
 _VALUES_PER_PARAMETER = 8  # of a chunk: adding its sum to the others' goes through all parameters once
 
 
-class _Plan(NamedTuple):
+class _GhostPlan(NamedTuple):
     """How a module's records are computed."""
 
-    formed: frozenset[str]
+    materialized: frozenset[str]
     """The parameters whose gradients are formed by autograd."""
-    record_values: int
+    values_per_record: int
     """How many values one record takes at each of several points, about."""
-    alone_values: int
+    single_point_values: int
     """The same for a single point."""
 
 
-class _Told(NamedTuple):
+class _CallGradient(NamedTuple):
     """A call, and the slope of each record's loss at its outputs, (B, …)."""
 
-    call: Call
-    slope: Tensor
+    call: TracedCall
+    output_gradient: Tensor
 
 
-class _Pass(NamedTuple):
+class _TracedPass(NamedTuple):
     """One pass forward and back at one point."""
 
-    told: list[_Told]
+    call_gradients: list[_CallGradient]
     """In the order of the calls."""
-    terms: dict[str, Terms]
+    terms: dict[str, LayerTerms]
     """Of parameters whose one call is not in `told`."""
-    formed: dict[str, Tensor]
+    materialized: dict[str, Tensor]
     """(B, size) by parameter."""
-    past: set[str]
+    untraced: set[str]
     """Parameters that the calls do not tell all of."""
 
 
@@ -240,30 +251,30 @@ class GhostObjective(ModuleObjective):
     """
 
     @cached_property
-    def plans(self) -> dict[torch.Size, _Plan | None]:
+    def plans(self) -> dict[torch.Size, _GhostPlan | None]:
         """By the shape of a record; None where the way of `ModuleObjective` is taken."""
         return {}
 
-    def _increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+    def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """See `ModuleObjective`; about `_CHUNK_VALUES` values exist at a time, or 8 d, or one record's."""
         records, weights = batch
-        plan = self._plan(query.points[0], records) if len(weights) > 1 else None
+        plan = self._find_plan(query.points[0], records) if len(weights) > 1 else None
         if plan is None:
-            return super()._increment(query, batch, clip)
+            return super()._increment_of_replicate(query, batch, clip)
         points = len(query.points)
-        values = plan.alone_values if points == 1 else points * plan.record_values
-        most = at_once(_CHUNK_VALUES, weights.device)
+        values = plan.single_point_values if points == 1 else points * plan.values_per_record
+        most = max_values_at_once(_CHUNK_VALUES, weights.device)
         rows = max(1, _VALUES_PER_PARAMETER * self.dimension // (values // points), most // values)
         rows = math.ceil(len(weights) / math.ceil(len(weights) / rows))  # as many in each
         total = torch.zeros_like(query.points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for *parts, weight in zip(*(torch.split(part, rows) for part in (*records, weights)), strict=True):
             chunk = Batch(Records(*parts), weight)
-            sums = self._sums(query, chunk, clip, plan)
+            sums = self._sum_increments(query, chunk, clip, plan)
             if sums is None:
-                part = super()._increment(query, chunk, clip)
+                part = super()._increment_of_replicate(query, chunk, clip)
                 total += part.total
-                clipped += part.clipped
+                clipped += part.clipped_count
                 continue
             sizes = [shape.numel() for shape in self.shapes.values()]
             for place, piece in zip(torch.split(total, sizes), sums[0], strict=True):
@@ -272,79 +283,96 @@ class GhostObjective(ModuleObjective):
             clipped += sums[1]
         return Increment(total, clipped)
 
-    def _plan(self, point: Tensor, records: Records) -> _Plan | None:
+    def _find_plan(self, point: Tensor, records: Records) -> _GhostPlan | None:
         """None if a pass of zeros fails, or no parameter goes into a known function."""
         key = records.features.shape[1:]
         if key not in self.plans:
             with torch.inference_mode(False):
                 zeros = Records(*(column.new_zeros(1, *column.shape[1:]) for column in records))
             try:
-                self.plans[key] = self._planned(point, zeros)
+                self.plans[key] = self._make_plan(point, zeros)
             except (RuntimeError, IndexError, ValueError):
                 self.plans[key] = None
         return self.plans[key]
 
-    def _planned(self, point: Tensor, zeros: Records) -> _Plan | None:
+    def _make_plan(self, point: Tensor, zeros: Records) -> _GhostPlan | None:
         formed: frozenset[str] = frozenset()
-        while (one := self._pass(point, zeros, 1.0, formed, False)).past:
-            formed |= one.past
-        if not one.told:
+        while (one := self._run_pass(point, zeros, 1.0, formed, False)).untraced:
+            formed |= one.untraced
+        if not one.call_gradients:
             return None
-        terms = self._pass(point, zeros, 1.0, formed, True).terms
-        made = {name for name, term in terms.items() if isinstance(term, LongTerms)}
+        terms = self._run_pass(point, zeros, 1.0, formed, True).terms
+        made = {name for name, term in terms.items() if isinstance(term, LongGradientTerms)}
         record = alone = zeros.features.numel() + sum(self.shapes[name].numel() for name in formed)
-        for call, slope in one.told:
-            values = call.seen.numel() + slope.numel()
-            weight = call.names[0]
-            working = 0 if weight is None else call.known.working_values(slope, self.shapes[weight])
+        for call, slope in one.call_gradients:
+            values = call.inputs.numel() + slope.numel()
+            weight = call.parameter_names[0]
+            working = 0 if weight is None else call.function.working_values(slope, self.shapes[weight])
             record += 3 * values + working
-            alone += working + (3 * values // 2 if made.issuperset(filter(None, call.names)) else 3 * values)
-        return _Plan(formed, record, alone)
+            alone += working + (
+                3 * values // 2 if made.issuperset(filter(None, call.parameter_names)) else 3 * values
+            )
+        return _GhostPlan(formed, record, alone)
 
-    def _pass(
-        self, point: Tensor, records: Records, coefficient: float, formed: frozenset[str], alone: bool
-    ) -> _Pass:
+    def _run_pass(
+        self,
+        point: Tensor,
+        records: Records,
+        coefficient: float,
+        materialized: frozenset[str],
+        is_only_point: bool,
+    ) -> _TracedPass:
         """The calls and the gradients of a batch, times `coefficient`.
 
         Where it is `alone`, the only one of its records, a parameter's terms are made as soon as its only call is
         told, so that what this saw need not be kept.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            named = {name: own(value).requires_grad_() for name, value in named_parts(self.shapes, point).items()}
-            watched = Watched({name: value for name, value in named.items() if name not in formed})
+            named = {
+                name: aligned_copy(value).requires_grad_()
+                for name, value in unflatten_point(self.shapes, point).items()
+            }
+            watched = Trace({name: value for name, value in named.items() if name not in materialized})
             count = len(records.labels)
             leaves = {
-                name: named[name].detach().expand(count, *named[name].shape).requires_grad_() for name in formed
+                name: named[name].detach().expand(count, *named[name].shape).requires_grad_()
+                for name in materialized
             }
 
             def loss(batched: dict[str, Tensor], *one: Tensor) -> Tensor:
-                with Watch(watched, one[0], count):
+                with TracingMode(watched, one[0], count):
                     return self._loss_of_one({**named, **batched}, *one)
 
             losses = vmap(loss)(leaves, *records)
-            weights, biases = (Counter(call.names[place] for call in watched.calls) for place in (0, 1))
+            weights, biases = (Counter(call.parameter_names[place] for call in watched.calls) for place in (0, 1))
             both = {name for name in weights if name is not None and name in biases}
-            kept: dict[int, _Told] = {}
-            terms: dict[str, Terms] = {}
+            kept: dict[int, _CallGradient] = {}
+            terms: dict[str, LayerTerms] = {}
 
-            def told(place: int, call: Call, slope: Tensor) -> None:
-                weight, bias = call.names
-                if alone and all(name is None or weights[name] + biases[name] == 1 for name in call.names):
+            def told(place: int, call: TracedCall, slope: Tensor) -> None:
+                weight, bias = call.parameter_names
+                if is_only_point and all(
+                    name is None or weights[name] + biases[name] == 1 for name in call.parameter_names
+                ):
                     if bias is not None:
-                        terms[bias] = LongTerms([call.known.bias(slope)])
+                        terms[bias] = LongGradientTerms([call.function.bias_gradient(slope)])
                     if weight is not None:
-                        terms[weight] = weight_terms(_uses(call.known, [call.seen], [slope]), self.shapes[weight])
+                        terms[weight] = make_weight_terms(
+                            _make_uses(call.function, [call.inputs], [slope]), self.shapes[weight]
+                        )
                 else:
-                    kept[place] = _Told(call, slope)
+                    kept[place] = _CallGradient(call, slope)
 
-            past, slopes = watched.tell(coefficient * losses.sum(), list(leaves.values()), told)
+            past, slopes = watched.compute_output_gradients(
+                coefficient * losses.sum(), list(leaves.values()), told
+            )
         gradients = {
             name: slope.flatten(1) for name, slope in zip(leaves, slopes, strict=True) if slope is not None
         }
-        return _Pass([kept[place] for place in sorted(kept)], terms, gradients, past | both)
+        return _TracedPass([kept[place] for place in sorted(kept)], terms, gradients, past | both)
 
-    def _sums(
-        self, query: Query, batch: Batch, clip: Scalar, plan: _Plan
+    def _sum_increments(
+        self, query: Query, batch: Batch, clip: Scalar, plan: _GhostPlan
     ) -> tuple[list[Tensor | None], Tensor] | None:
         """The clipped sum by parameters, None for one without a gradient, and how many were clipped.
 
@@ -353,61 +381,66 @@ class GhostObjective(ModuleObjective):
         weights = batch.weights
         try:
             with torch.inference_mode(False):  # one copy for all points: what does not move is seen as such
-                records = Records(*(own(column) for column in batch.records))
+                records = Records(*(aligned_copy(column) for column in batch.records))
             passes = [
-                self._pass(point, records, coefficient, plan.formed, len(query.points) == 1)
+                self._run_pass(point, records, coefficient, plan.materialized, len(query.points) == 1)
                 for point, coefficient in zip(query.points, query.coefficients, strict=True)
             ]
         except (RuntimeError, IndexError, ValueError):
             return None
-        if any(one.past for one in passes) or not _alike(passes):
+        if any(one.untraced for one in passes) or not _have_same_calls(passes):
             return None
-        terms = {name: term.to(weights.dtype) for name, term in self._terms(passes)}
-        clipped = clipping(together([term.size() for term in terms.values()]), weights, clip)
-        if (held := clipped.held) is not None:
-            terms = {name: term.only(held) for name, term in terms.items()}
+        terms = {name: term.to_dtype(weights.dtype) for name, term in self._make_terms(passes)}
+        clipped = compute_clipping(combine_bounds([term.norm_bounds() for term in terms.values()]), weights, clip)
+        if (held := clipped.representable) is not None:
+            terms = {name: term.zero_others(held) for name, term in terms.items()}
         sums = {name: term.weighted_sum(clipped.factor)[0] for name, term in terms.items()}
-        return [sums.get(name) for name in self.shapes], clipped.clipped
+        return [sums.get(name) for name in self.shapes], clipped.clipped_count
 
-    def _terms(self, passes: Sequence[_Pass]) -> Iterator[tuple[str, Terms]]:
+    def _make_terms(self, passes: Sequence[_TracedPass]) -> Iterator[tuple[str, LayerTerms]]:
         """Of every parameter that the losses depend on."""
-        uses: dict[str, list[Use]] = {}
+        uses: dict[str, list[ParameterUse]] = {}
         shifts: dict[str, list[Tensor]] = {}
-        for told in zip(*(one.told for one in passes), strict=True):
+        for told in zip(*(one.call_gradients for one in passes), strict=True):
             calls, slopes = zip(*told, strict=True)
             weight, bias = calls[0].names
             if bias is not None:
-                shifts.setdefault(bias, []).append(calls[0].known.bias(sum_of(slopes)))
+                shifts.setdefault(bias, []).append(calls[0].function.bias_gradient(sum_tensors(slopes)))
             if weight is not None:
-                uses.setdefault(weight, []).extend(_uses(calls[0].known, [call.seen for call in calls], slopes))
+                uses.setdefault(weight, []).extend(
+                    _make_uses(calls[0].function, [call.inputs for call in calls], slopes)
+                )
         for name, shape in self.shapes.items():
-            formed = [one.formed[name] for one in passes if name in one.formed]
+            formed = [one.materialized[name] for one in passes if name in one.materialized]
             if name in passes[0].terms:
                 yield name, passes[0].terms[name]
             elif name in uses:
-                yield name, weight_terms(uses[name], shape)
+                yield name, make_weight_terms(uses[name], shape)
             elif formed or name in shifts:
-                yield name, LongTerms([sum_of(formed or shifts[name])])
+                yield name, LongGradientTerms([sum_tensors(formed or shifts[name])])
 
 
-def _uses(known: Known, seen: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Use]:
+def _make_uses(known: LayerFunction, seen: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[ParameterUse]:
     """Of a call at several points, in terms as small as their sum; what a record itself shows does not move."""
     if not seen[0].is_floating_point():
         return (
-            [Use(known, seen[0], sum_of(slopes))]
+            [ParameterUse(known, seen[0], sum_tensors(slopes))]
             if all(torch.equal(one, seen[0]) for one in seen[1:])
-            else [Use(known, *one) for one in zip(seen, slopes, strict=True)]
+            else [ParameterUse(known, *one) for one in zip(seen, slopes, strict=True)]
         )
-    first = known.moved(seen[0])
+    first = known.linear_part(seen[0])
     moved = [
-        Use(known, known.moved(one) - first, slope)
+        ParameterUse(known, known.linear_part(one) - first, slope)
         for one, slope in zip(seen[1:], slopes[1:], strict=True)
         if one.data_ptr() != seen[0].data_ptr()
     ]
-    return [Use(known, first, sum_of(slopes)), *moved]
+    return [ParameterUse(known, first, sum_tensors(slopes)), *moved]
 
 
-def _alike(passes: Sequence[_Pass]) -> bool:
+def _have_same_calls(passes: Sequence[_TracedPass]) -> bool:
     """Whether the module makes the same calls at every point."""
-    shapes = [[(call.known, call.names, call.seen.shape) for call, _ in each.told] for each in passes]
+    shapes = [
+        [(call.function, call.parameter_names, call.inputs.shape) for call, _ in each.call_gradients]
+        for each in passes
+    ]
     return all(one == shapes[0] for one in shapes[1:])

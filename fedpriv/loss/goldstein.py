@@ -35,29 +35,29 @@ from torch import Tensor
 
 from fedpriv.core.random import KeyedNormal, public_generator, seed_key
 from fedpriv.core.replicates import PER_REPLICATE, Scalar
-from fedpriv.loss.clipping import clipping, formed, upper_norm
+from fedpriv.loss.clipping import compute_clipping, upper_norm, vector_bounds
 from fedpriv.loss.objective import (
     UNCLIPPED,
     Batch,
-    Evaluation,
+    BatchLayout,
     EvaluationView,
     Increment,
+    ModelEvaluation,
     Objective,
     Query,
     Records,
-    Slots,
     View,
 )
-from fedpriv.participation.orders import OWN, Dependence, declared_dependence
+from fedpriv.participation.orders import OWN_FACTS, Dependence, declared_dependence
 
-_HELD = 2**20
+_CHUNK_VALUES = 2**20
 """Values of directions around one point that are held at a time, a replicate: 8 MiB of them in float64."""
 
 
-class Window(NamedTuple):
+class DirectionWindow(NamedTuple):
     """Some of the directions of a batch: of the records at `places`, those numbered `first` … `last`-1 of each."""
 
-    places: Sequence[int]
+    record_positions: Sequence[int]
     first: int
     last: int
 
@@ -68,11 +68,13 @@ class Directions(Protocol):
     With a `window` only those, (places, last - first, d), the same as among all.
     """
 
-    def sphere(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+    def sphere(
+        self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None
+    ) -> Tensor:
         """Uniform on the unit sphere; `like` (..., d) gives d, the type and the device."""
         ...
 
-    def ball(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+    def ball(self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None) -> Tensor:
         """Uniform in the unit ball."""
         ...
 
@@ -87,18 +89,22 @@ class SeededDirections:
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
 
-    def sphere(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
-        return self._drawn(slots, count, like.shape[-1], like, window)
+    def sphere(
+        self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None
+    ) -> Tensor:
+        return self._draw(slots, count, like.shape[-1], like, window)
 
-    def ball(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+    def ball(self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None) -> Tensor:
         """The first d coordinates of a point of the unit sphere in R^(d+2) are uniform in the ball of R^d."""
         size = like.shape[-1]
-        return self._drawn(slots, count, size + 2, like, window)[..., :size]
+        return self._draw(slots, count, size + 2, like, window)[..., :size]
 
-    def _drawn(self, slots: Slots, count: int, size: int, like: Tensor, window: Window | None) -> Tensor:
-        places = slice(None) if window is None else list(window.places)
+    def _draw(
+        self, slots: BatchLayout, count: int, size: int, like: Tensor, window: DirectionWindow | None
+    ) -> Tensor:
+        places = slice(None) if window is None else list(window.record_positions)
         first, last = (0, count) if window is None else window[1:]
-        silos, rows = slots.silo_of_records[places], slots.rows[..., places]
+        silos, rows = slots.silo_ids[places], slots.row_indices[..., places]
         by_replicate = rows if rows.ndim > 1 else [rows] * len(self.seeds)
         by_name: dict[
             tuple[int, bytes], Tensor
@@ -109,12 +115,12 @@ class SeededDirections:
             if name not in by_name:
                 source = self._sources[seed, "float32" if like.dtype == torch.float32 else "float64"]
                 if last - first == count:
-                    normals = source.of_rows(count * size, silos, slots.t, own)
+                    normals = source.row_vectors(count * size, silos, slots.t, own)
                 else:
                     ends = count * size, first * size, last * size
                     normals = np.stack(
                         [
-                            source.part(*ends, int(silo), slots.t, int(row))
+                            source.vector_slice(*ends, int(silo), slots.t, int(row))
                             for silo, row in zip(silos, own, strict=True)
                         ]
                     )
@@ -133,7 +139,7 @@ class SeededDirections:
 
 
 @dataclass(frozen=True)
-class Smoothed(View):
+class RandomSmoothing(View):
     """`base` with every gradient replaced by its estimate from random directions; evaluation is of `base`.
 
     `shared` directions serve all points of an increment, so that a difference of two gradients is small when the
@@ -145,24 +151,24 @@ class Smoothed(View):
 
     radius: float
     order: Literal["first", "zeroth"]
-    directions: int
-    anchor_directions: int
+    direction_count: int
+    anchor_direction_count: int
     """Where an increment has one point only."""
-    shared: bool
-    source: Directions
-    slots: Slots | None = None
+    shares_directions: bool
+    direction_source: Directions
+    batch_layout: BatchLayout | None = None
 
     @property
     def dependence(self) -> Dependence:
-        return declared_dependence(self.base) | OWN
+        return declared_dependence(self.base) | OWN_FACTS
 
     @property
     def smoothness(self) -> float:
         """Of the smoothed loss: at most √d L/α, see docs/goldstein.md."""
         return min(self.base.smoothness, math.sqrt(self.dimension) * self.base.lipschitz / self.radius)
 
-    def at(self, slots: Slots) -> "Smoothed":
-        return dataclasses.replace(self, base=self.base.at(slots), slots=slots)
+    def for_batch(self, slots: BatchLayout) -> "RandomSmoothing":
+        return dataclasses.replace(self, base=self.base.for_batch(slots), batch_layout=slots)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """As for `Objective`; `batch` has the rows of all slots, and directions of few of them exist at a time.
@@ -171,17 +177,19 @@ class Smoothed(View):
         """
         records, weights = batch
         rows, points = weights.shape[-1], len(query.points)
-        of_record = self._count(points) * self.dimension
-        if rows * of_record <= _HELD:
-            total, clipped = self._contributions(query, records, weights, [None], clip)
+        of_record = self._directions_per_point(points) * self.dimension
+        if rows * of_record <= _CHUNK_VALUES:
+            total, clipped = self._clip_contributions(query, records, weights, [None], clip)
         else:
-            parts, together = [], max(1, _HELD // of_record)
+            parts, together = [], max(1, _CHUNK_VALUES // of_record)
             for first in range(0, rows, together):
                 places = range(first, min(first + together, rows))
-                some = Records(*(column.narrow(records.axis, first, len(places)) for column in records))
-                parts.append(self._contributions(query, some, weights, self._windows(places, points), clip))
+                some = Records(*(column.narrow(records.record_axis, first, len(places)) for column in records))
+                parts.append(
+                    self._clip_contributions(query, some, weights, self._make_windows(places, points), clip)
+                )
             total = torch.cat([part.total for part in parts], -2)
-            clipped = torch.cat([part.clipped for part in parts], -1)
+            clipped = torch.cat([part.clipped_count for part in parts], -1)
         return Increment((weights.unsqueeze(-1) * total).sum(-2), (clipped * (weights != 0.0)).sum(-1))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
@@ -189,46 +197,57 @@ class Smoothed(View):
         records, weights = batch
         if not len(rows):
             return weights.new_zeros((0, self.dimension))
-        assert self.slots is not None
-        own = self.at(self.slots.of_rows(rows.cpu().numpy()))
-        windows = own._windows(range(len(rows)), len(query.points))
-        return weights.unsqueeze(-1) * own._contributions(query, records, weights, windows, clip).total
+        assert self.batch_layout is not None
+        own = self.for_batch(self.batch_layout.with_rows(rows.cpu().numpy()))
+        windows = own._make_windows(range(len(rows)), len(query.points))
+        return weights.unsqueeze(-1) * own._clip_contributions(query, records, weights, windows, clip).total
 
     def evaluations(self, points: int) -> int:
-        return self.base.evaluations(points) * self._count(points) * (1 if self.order == "first" else 2)
+        return (
+            self.base.evaluations(points)
+            * self._directions_per_point(points)
+            * (1 if self.order == "first" else 2)
+        )
 
-    def beside(self, points: int, rows: int = 1) -> int:
+    def extra_values(self, points: int, rows: int = 1) -> int:
         """Of directions, around all points."""
-        of_record = self._count(points) * self.dimension
-        return points * min(rows * of_record, max(_HELD, self.dimension)) + self.base.beside(points, rows)
+        of_record = self._directions_per_point(points) * self.dimension
+        return points * min(rows * of_record, max(_CHUNK_VALUES, self.dimension)) + self.base.extra_values(
+            points, rows
+        )
 
-    def _count(self, points: int) -> int:
-        return self.anchor_directions if points == 1 else self.directions
+    def _directions_per_point(self, points: int) -> int:
+        return self.anchor_direction_count if points == 1 else self.direction_count
 
-    def _windows(self, places: Sequence[int], points: int) -> list[Window | None]:
+    def _make_windows(self, places: Sequence[int], points: int) -> list[DirectionWindow | None]:
         """Windows over all directions of these records, a few directions each."""
-        count, most = self._count(points), max(1, _HELD // (len(places) * self.dimension))
-        return [Window(places, first, min(first + most, count)) for first in range(0, count, most)]
+        count, most = self._directions_per_point(points), max(1, _CHUNK_VALUES // (len(places) * self.dimension))
+        return [DirectionWindow(places, first, min(first + most, count)) for first in range(0, count, most)]
 
-    def _directions(self, points: Sequence[Tensor], window: Window | None) -> list[Tensor]:
+    def _draw_directions(self, points: Sequence[Tensor], window: DirectionWindow | None) -> list[Tensor]:
         """For each point its directions, (..., B, count, d), or those of a window."""
-        if self.slots is None:
+        if self.batch_layout is None:
             raise ValueError("random smoothing draws directions for the slots of a batch: see `at`")
-        count = self._count(len(points))
-        draw = self.source.ball if self.order == "first" else self.source.sphere
-        if self.shared:
-            return [draw(self.slots, count, points[0], window)] * len(points)
+        count = self._directions_per_point(len(points))
+        draw = self.direction_source.ball if self.order == "first" else self.direction_source.sphere
+        if self.shares_directions:
+            return [draw(self.batch_layout, count, points[0], window)] * len(points)
         if window is None:
-            drawn = draw(self.slots, count * len(points), points[0])
+            drawn = draw(self.batch_layout, count * len(points), points[0])
             return [drawn[..., place * count : (place + 1) * count, :] for place in range(len(points))]
         of_points = (
             window._replace(first=place * count + window.first, last=place * count + window.last)
             for place in range(len(points))
         )
-        return [draw(self.slots, count * len(points), points[0], each) for each in of_points]
+        return [draw(self.batch_layout, count * len(points), points[0], each) for each in of_points]
 
-    def _contributions(
-        self, query: Query, records: Records, weights: Tensor, windows: Sequence[Window | None], clip: Scalar
+    def _clip_contributions(
+        self,
+        query: Query,
+        records: Records,
+        weights: Tensor,
+        windows: Sequence[DirectionWindow | None],
+        clip: Scalar,
     ) -> Increment:
         """Each record's clipped contribution, (..., B, d), of weight 1, and whether it was clipped, (..., B).
 
@@ -236,51 +255,61 @@ class Smoothed(View):
         """
         one = weights.new_ones(1)
         of_record = clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip  # (replicates, 1, 1)
-        around = (self._directions(query.points, window) for window in windows)
+        around = (self._draw_directions(query.points, window) for window in windows)
         if self.order == "first" and len(windows) == 1:
-            return self.base.increment(self._moved(query, next(around)), Batch(_apart(records, 1), one), of_record)
+            return self.base.increment(
+                self._smooth_query(query, next(around)), Batch(_as_single_batches(records, 1), one), of_record
+            )
         if self.order == "first":
-            each = self._gradients(query, records, around, one)
+            each = self._estimate_from_gradients(query, records, around, one)
         else:
-            each = self._slopes(query, records, around).to(one.dtype)
+            each = self._estimate_from_values(query, records, around).to(one.dtype)
         each = each.unsqueeze(-2)
-        clipped = clipping(formed(upper_norm(each)), one, of_record)
-        return Increment((clipped.only(each) * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped)
+        clipped = compute_clipping(vector_bounds(upper_norm(each)), one, of_record)
+        return Increment(
+            (clipped.zero_unrepresentable(each) * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped_count
+        )
 
-    def _moved(self, query: Query, around: Sequence[Tensor]) -> Query:
+    def _smooth_query(self, query: Query, around: Sequence[Tensor]) -> Query:
         """Gradients at points around those of the query, (..., B, d) each, each with its share of the mean."""
         moved: list[Tensor] = []
         scaled: list[float] = []
         for point, coefficient, offsets in zip(*query, around, strict=True):
             each = (point.unsqueeze(-2).unsqueeze(-2) + self.radius * offsets).unbind(-2)
             moved.extend(each)
-            scaled.extend([coefficient / self._count(len(query.points))] * len(each))
+            scaled.extend([coefficient / self._directions_per_point(len(query.points))] * len(each))
         return Query(moved, scaled)
 
-    def _gradients(
+    def _estimate_from_gradients(
         self, query: Query, records: Records, around: Iterable[Sequence[Tensor]], one: Tensor
     ) -> Tensor:
         """Each record's estimate from its gradients, unclipped, (..., B, d); NaN where one of them is not held."""
         total = one.new_zeros(())
         for some in around:
-            part = self.base.increment(self._moved(query, some), Batch(_apart(records, 1), one), UNCLIPPED)
-            total = total + part.total.where((part.clipped == 0).unsqueeze(-1), torch.nan)
+            part = self.base.increment(
+                self._smooth_query(query, some), Batch(_as_single_batches(records, 1), one), UNCLIPPED
+            )
+            total = total + part.total.where((part.clipped_count == 0).unsqueeze(-1), torch.nan)
         return total
 
-    def _slopes(self, query: Query, records: Records, around: Iterable[Sequence[Tensor]]) -> Tensor:
+    def _estimate_from_values(self, query: Query, records: Records, around: Iterable[Sequence[Tensor]]) -> Tensor:
         """Each record's estimate from differences of its values, (..., B, d)."""
         total = torch.zeros((), dtype=query.points[0].dtype, device=query.points[0].device)
-        apart = _apart(records, 2)
+        apart = _as_single_batches(records, 2)
         for some in around:
             for point, coefficient, units in zip(*query, some, strict=True):
                 centre, offsets = point.unsqueeze(-2).unsqueeze(-2), self.radius * units
                 rise = self.base.losses(centre + offsets, apart) - self.base.losses(centre - offsets, apart)
-                slope = coefficient * self.dimension / (2.0 * self.radius * self._count(len(query.points)))
+                slope = (
+                    coefficient
+                    * self.dimension
+                    / (2.0 * self.radius * self._directions_per_point(len(query.points)))
+                )
                 total = total + slope * (rise * units).sum(-2)
         return total
 
 
-def _apart(records: Records, axes: int) -> Records:
+def _as_single_batches(records: Records, axes: int) -> Records:
     """Each record a batch of one, with so many further axes behind those of the batch."""
     features, labels = records
     axis = labels.dim()
@@ -296,7 +325,7 @@ _TOLERANCE = 1e-12  # of the optimality gap, in units of the largest squared nor
 _BLOCK_VALUES = 2**22
 
 
-class LeastNorm(NamedTuple):
+class MinNormPoint(NamedTuple):
     """A point of a convex hull, and a bound below which no point of the hull lies."""
 
     point: Floats
@@ -304,12 +333,12 @@ class LeastNorm(NamedTuple):
     certificate: float
 
 
-def least_norm(points: Floats) -> LeastNorm:
+def find_min_norm_point(points: Floats) -> MinNormPoint:
     """The point of least norm in the convex hull of the rows of `points` (n, d), by Wolfe's algorithm."""
     squared_norms = np.sum(points**2, axis=1)
     largest = float(np.max(squared_norms))
     if largest == 0.0:
-        return LeastNorm(points[0].copy(), 0.0, 0.0)
+        return MinNormPoint(points[0].copy(), 0.0, 0.0)
     members, weights = [int(np.argmin(squared_norms))], np.ones(1)
     nearest = points[members[0]].copy()
     while True:
@@ -318,13 +347,15 @@ def least_norm(points: Floats) -> LeastNorm:
         if nearest @ nearest - products[farthest] <= _TOLERANCE * largest or farthest in members:
             break
         members, weights = [*members, farthest], np.append(weights, 0.0)
-        members, weights = _inside(points, members, weights, largest)
+        members, weights = _minimize_over_members(points, members, weights, largest)
         nearest = weights @ points[members]
     norm = float(np.linalg.norm(nearest))
-    return LeastNorm(nearest, norm, max(0.0, float(np.min(points @ nearest)) / norm if norm > 0.0 else 0.0))
+    return MinNormPoint(nearest, norm, max(0.0, float(np.min(points @ nearest)) / norm if norm > 0.0 else 0.0))
 
 
-def _inside(points: Floats, members: list[int], weights: Floats, largest: float) -> tuple[list[int], Floats]:
+def _minimize_over_members(
+    points: Floats, members: list[int], weights: Floats, largest: float
+) -> tuple[list[int], Floats]:
     """Towards the least-norm point of the members' affine hull; members that stop the way are dropped."""
     while True:
         chosen = points[members]
@@ -342,16 +373,18 @@ def _inside(points: Floats, members: list[int], weights: Floats, largest: float)
         members, weights = [member for member, kept in zip(members, keep, strict=True) if kept], weights[keep]
 
 
-def goldstein(gradients: Callable[[Floats], Floats], point: Floats, radius: float, count: int, seed: int) -> float:
+def goldstein_measure(
+    gradients: Callable[[Floats], Floats], point: Floats, radius: float, count: int, seed: int
+) -> float:
     """The measure at `point` (d,) from gradients at `count` points uniform in the ball of `radius` around it.
 
     `gradients` maps points (n, d) to gradients (n, d).  The points are a function of (seed, d) alone and grow with
     `count`: those of a smaller count come first.
     """
-    return least_norm(gradients(point + radius * _in_unit_ball(count, len(point), seed))).norm
+    return find_min_norm_point(gradients(point + radius * _sample_unit_ball(count, len(point), seed))).norm
 
 
-def goldstein_of(
+def measure_objective(
     objective: Objective, point: Tensor, records: Records, radius: float, count: int, seed: int
 ) -> float:
     """The measure of the mean loss over `records` at `point` (d,)."""
@@ -359,13 +392,13 @@ def goldstein_of(
     def gradients(points: Floats) -> Floats:
         block = max(1, _BLOCK_VALUES // (len(records.labels) * max(1, records.features[0].numel())))
         parts = torch.split(torch.from_numpy(points).to(point), block)
-        found = torch.cat([mean_gradient(objective, part, records) for part in parts])
+        found = torch.cat([compute_mean_gradients(objective, part, records) for part in parts])
         return np.asarray(found.double().cpu().numpy())
 
-    return goldstein(gradients, point.double().cpu().numpy(), radius, count, seed)
+    return goldstein_measure(gradients, point.double().cpu().numpy(), radius, count, seed)
 
 
-def mean_gradient(objective: Objective, points: Tensor, records: Records) -> Tensor:
+def compute_mean_gradients(objective: Objective, points: Tensor, records: Records) -> Tensor:
     """The gradient of the mean loss at each of `points` (n, d): an increment whose clip is never reached."""
     count = len(records.labels)
     weights = torch.full((count,), 1.0 / count, dtype=points.dtype, device=points.device)
@@ -374,27 +407,27 @@ def mean_gradient(objective: Objective, points: Tensor, records: Records) -> Ten
     ).total
 
 
-def _in_unit_ball(count: int, dimension: int, seed: int) -> Floats:
+def _sample_unit_ball(count: int, dimension: int, seed: int) -> Floats:
     """Uniform in the ball: the first d coordinates of points of the unit sphere in R^(d+2)."""
     normals = public_generator(seed, "goldstein").standard_normal((count, dimension + 2))
     return np.asarray(normals[:, :dimension] / np.linalg.norm(normals, axis=1, keepdims=True))
 
 
 @dataclass(frozen=True)
-class Measured(EvaluationView):
+class GoldsteinView(EvaluationView):
     """`base`, with the metric `goldstein` at `radius`: of the mean loss over the records evaluated on.
 
     The sampled points are the same in every evaluation (one seed), so that models can be compared.
     """
 
     radius: float
-    points: int = 256
+    point_count: int = 256
     seed: int = 0
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         evaluation = self.base.evaluate(point, records)
         measures = [
-            goldstein_of(self.base, model, records, self.radius, self.points, self.seed)
+            measure_objective(self.base, model, records, self.radius, self.point_count, self.seed)
             for model in point.reshape(-1, self.dimension)
         ]
         measured = torch.tensor(measures, dtype=point.dtype, device=point.device).view(point.shape[:-1])

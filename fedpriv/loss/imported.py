@@ -27,34 +27,34 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedpriv.core.errors import CodeError, InputError, printable
-from fedpriv.data.layout import Input
-from fedpriv.loss.alone import reason_of, rows_apart
-from fedpriv.loss.frozen import Called, frozen_of, outputs_of_trial, trained_of
+from fedpriv.core.errors import CodeError, InputError, sanitize_line
+from fedpriv.data.layout import InputLayout
+from fedpriv.loss.alone import map_records, reason_of
+from fedpriv.loss.frozen import FunctionalModule, frozen_names, run_trial, trainable_parameters
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import LinearScore, SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy, Loss
-from fedpriv.loss.module import ModuleObjective, check_module, parameters_of
+from fedpriv.loss.module import ModuleObjective, check_module, unflatten_parameters
 from fedpriv.loss.objective import Objective, RecordView, View
-from fedpriv.loss.unrolled import for_vmap
+from fedpriv.loss.unrolled import make_vmap_module
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_LONGEST = 200
-_MOST_GROUPS = 32
+_MAX_PATH_LENGTH = 200
+_MAX_GROUPS = 32
 
 
 def is_import_path(name: str) -> bool:
     """Whether a model's name is of the form package.module:Name."""
-    return len(name) <= _LONGEST and _PATH.fullmatch(name) is not None
+    return len(name) <= _MAX_PATH_LENGTH and _PATH.fullmatch(name) is not None
 
 
-def imported(path: str, key: str) -> Callable[..., Any]:
+def import_callable(path: str, key: str) -> Callable[..., Any]:
     """The class or function at `path`; InputError, naming `key`, if it cannot be imported or called."""
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise CodeError(f"{key} = {path!r}: cannot be imported here", printable(str(error))) from None
+        raise CodeError(f"{key} = {path!r}: cannot be imported here", sanitize_line(str(error))) from None
     except Exception as error:  # whatever a stranger's module does while it is imported
         raise CodeError(f"{key} = {path!r}: fails while it is imported", type(error).__name__) from None
     if not callable(found):
@@ -62,12 +62,12 @@ def imported(path: str, key: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def build(path: str, key: str, positional: tuple[int, ...], arguments: dict[str, Any]) -> nn.Module:
+def build_module(path: str, key: str, positional: tuple[int, ...], arguments: dict[str, Any]) -> nn.Module:
     """The module that the class or function at `path` gives; InputError in one line if it gives none.
 
     Guarantee: `CodeError.public`, which is all that a guard says of a failure, depends on the scenario alone.
     """
-    factory = imported(path, key)
+    factory = import_callable(path, key)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # what a class draws for a buffer is the same at silo and server
@@ -82,21 +82,21 @@ def build(path: str, key: str, positional: tuple[int, ...], arguments: dict[str,
     return module
 
 
-def with_group_norm(module: nn.Module) -> nn.Module:
+def replace_batch_norm(module: nn.Module) -> nn.Module:
     """The module with GroupNorm in place of every BatchNorm: of one record alone, and with as many parameters."""
     if isinstance(module, _BatchNorm):
         channels = module.num_features
-        groups = next(count for count in range(min(_MOST_GROUPS, channels), 0, -1) if channels % count == 0)
+        groups = next(count for count in range(min(_MAX_GROUPS, channels), 0, -1) if channels % count == 0)
         return nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
     for name, child in module.named_children():
-        setattr(module, name, with_group_norm(child))
+        setattr(module, name, replace_batch_norm(child))
     return module
 
 
-_PROBED = 3  # records of a probe
+_PROBE_RECORDS = 3  # records of a probe
 
 
-def check_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str) -> None:
+def check_record_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str) -> None:
     """InputError if records of this shape have another number of values than the data set's."""
     if math.prod(record) != math.prod(flat):
         raise InputError(
@@ -105,7 +105,7 @@ def check_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str) -> No
         )
 
 
-GIVEN = "module-"
+GIVEN_PREFIX = "module-"
 """How the names of modules begin that a program gave; nobody typed such a name."""
 
 
@@ -115,8 +115,8 @@ def check_outputs(
     outputs: int | tuple[int, ...] | None,
     name: str,
     *,
-    inputs: Sequence[Input] = (),
-    why: str = "",
+    inputs: Sequence[InputLayout] = (),
+    why_needed: str = "",
 ) -> tuple[int, ...]:
     """InputError if the module cannot be trained here, or does not map one flat record to these outputs.
 
@@ -129,7 +129,7 @@ def check_outputs(
         return needed or (1,)  # built to be measured, not to be run
     probe = torch.zeros(1, values, dtype=next(module.parameters(), torch.zeros(1)).dtype)
     try:
-        shape = tuple(outputs_of_trial(module, probe).shape)
+        shape = tuple(run_trial(module, probe).shape)
     except InputError:
         raise
     except Exception as error:  # whatever a stranger's module does
@@ -137,29 +137,31 @@ def check_outputs(
         held = (
             " and ".join(f"{each.size} {kinds.get(each.kind, 'values')}" for each in inputs) or f"{values} values"
         )
-        raise CodeError(f"{_called(name)} cannot be given a record of {held}", reason_of(error)) from None
+        raise CodeError(f"{_describe_module(name)} cannot be given a record of {held}", reason_of(error)) from None
     if needed is not None and shape != (1, *needed):
-        raise InputError(f"{_called(name)} maps one record to shape {shape}, but {(1, *needed)} is needed{why}")
-    check_alone(module, values, name, inputs)
+        raise InputError(
+            f"{_describe_module(name)} maps one record to shape {shape}, but {(1, *needed)} is needed{why_needed}"
+        )
+    check_per_record(module, values, name, inputs)
     return shape[1:]
 
 
-def _called(name: str) -> str:
+def _describe_module(name: str) -> str:
     """The key, or the argument that a program gave."""
-    return "model: the module" if name.startswith(GIVEN) else f"model.name = {name!r}"
+    return "model: the module" if name.startswith(GIVEN_PREFIX) else f"model.name = {name!r}"
 
 
-def _probes(
-    module: nn.Module, features: int, inputs: Sequence[Input], kind: torch.dtype, generator: torch.Generator
+def _make_probes(
+    module: nn.Module, features: int, inputs: Sequence[InputLayout], kind: torch.dtype, generator: torch.Generator
 ) -> Tensor:
     """Made-up records (`_PROBED`, features): standard normal numbers, tokens of the smallest table of the module's
     that looks words up, and random truth values."""
 
     def drawn(size: int, below: int | None) -> Tensor:
         return (
-            torch.randn(_PROBED, size, generator=generator, dtype=kind)
+            torch.randn(_PROBE_RECORDS, size, generator=generator, dtype=kind)
             if below is None
-            else torch.randint(0, below, (_PROBED, size), generator=generator).to(kind)
+            else torch.randint(0, below, (_PROBE_RECORDS, size), generator=generator).to(kind)
         )
 
     known = [
@@ -167,11 +169,11 @@ def _probes(
     ]
     below = {"numbers": None, "tokens": min(known, default=2), "mask": 2}
     return torch.cat(
-        [drawn(each.size, below[each.kind]) for each in inputs or (Input((features,), "numbers"),)], dim=1
+        [drawn(each.size, below[each.kind]) for each in inputs or (InputLayout((features,), "numbers"),)], dim=1
     )
 
 
-def check_alone(module: nn.Module, features: int, name: str, inputs: Sequence[Input] = ()) -> None:
+def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequence[InputLayout] = ()) -> None:
     """InputError unless a record's outputs and gradients are what they are whatever the other records are.
 
     It really runs the module, which must leave its buffers as they are (`outputs_of_trial`): records 1 and 2 of a
@@ -181,18 +183,18 @@ def check_alone(module: nn.Module, features: int, name: str, inputs: Sequence[In
     another one than the model that is trained.
     """
     generator = torch.Generator().manual_seed(0)
-    parameters = trained_of(module)
+    parameters = trainable_parameters(module)
     kind = next((p.dtype for p in parameters.values()), torch.float32)
-    first, second = (_probes(module, features, inputs, kind, generator) for _ in range(2))
+    first, second = (_make_probes(module, features, inputs, kind, generator) for _ in range(2))
     second[0] = first[0]
-    outputs_of_trial(module, first[:1])
+    run_trial(module, first[:1])
     for scale in (0.0, 1.0):
         moved = {
             key: (p.detach() + scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)).requires_grad_()
             for key, p in parameters.items()
         }
         (out, slope), (other, other_slope), (alone, _) = (
-            _of_first(module, moved, batch) for batch in (first, second, first[:1])
+            _first_outputs_and_gradients(module, moved, batch) for batch in (first, second, first[:1])
         )
         if not (out.isfinite().all() and all(part.isfinite().all() for part in slope)):
             if scale == 0.0:
@@ -209,21 +211,23 @@ def check_alone(module: nn.Module, features: int, name: str, inputs: Sequence[In
             )
 
 
-def _of_first(module: nn.Module, parameters: dict[str, Tensor], batch: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _first_outputs_and_gradients(
+    module: nn.Module, parameters: dict[str, Tensor], batch: Tensor
+) -> tuple[Tensor, list[Tensor]]:
     """Outputs of record 0, and the gradients of their sum of squares."""
     with torch.enable_grad():
-        given = Called(module)(parameters, batch)
+        given = FunctionalModule(module)(parameters, batch)
         used = [parameter for parameter in parameters.values() if parameter.requires_grad]
         slopes = torch.autograd.grad(given[0].square().sum(), used, allow_unused=True)
     return given[0].detach(), [torch.zeros(()) if slope is None else slope for slope in slopes]
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A module with the trained parameters, of features as the scenario's model maps records to them."""
 
     module: nn.Module
-    width: int | None
+    feature_count: int | None
     """It takes so many features, the first ones; None: all."""
     loss: Loss
     """By which outputs are to be read."""
@@ -231,33 +235,33 @@ class Trained:
     @torch.inference_mode()
     def outputs(self, features: Tensor) -> Tensor:
         """(n, f) -> (n, outputs); no record looks at another."""
-        return rows_apart(for_vmap(self.module), features[:, : self.width])
+        return map_records(make_vmap_module(self.module), features[:, : self.feature_count])
 
 
-def trained(objective: Objective, vector: NDArray[Any]) -> Trained:
+def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedModel:
     """The model whose flat parameters (d,) are `vector`; InputError for an objective that is no module."""
     while isinstance(objective, View):
         objective = objective.base
     point = torch.from_numpy(np.array(vector)).to(objective.initial().dtype)
     match objective:
         case LayeredObjective() | ModuleObjective():
-            return Trained(with_parameters(objective.module, point), None, objective.loss)
+            return TrainedModel(copy_with_parameters(objective.module, point), None, objective.loss)
         case SoftmaxRegression():
             weights = point.view(objective.classes, objective.features)
             layer = nn.Linear(objective.features - 1, objective.classes, dtype=point.dtype)
-            return Trained(
-                _loaded(layer, {"weight": weights[:, :-1], "bias": weights[:, -1]}),
+            return TrainedModel(
+                _set_parameters(layer, {"weight": weights[:, :-1], "bias": weights[:, -1]}),
                 layer.in_features,
                 CrossEntropy(),
             )
         case LinearScore():
             layer = nn.Linear(objective.dimension, 1, bias=False, dtype=point.dtype)
             weights = point[: objective.dimension].view(1, -1)  # a row may keep numbers of its own behind them
-            return Trained(_loaded(layer, {"weight": weights}), None, objective.loss)
+            return TrainedModel(_set_parameters(layer, {"weight": weights}), None, objective.loss)
     raise InputError(f"{type(objective).__name__} is no torch module; cell.model() gives its parameters")
 
 
-def shapes_of(objective: Objective) -> list[tuple[int, ...]]:
+def parameter_shapes(objective: Objective) -> list[tuple[int, ...]]:
     """The shapes of the arrays that its flat parameters (d,) are, one behind the other.
 
     Those of a torch module are in the order of its `state_dict`, less what is not trained; an objective that is
@@ -266,21 +270,21 @@ def shapes_of(objective: Objective) -> list[tuple[int, ...]]:
     while isinstance(objective, View):
         objective = objective.base
     return (
-        [tuple(parameter.shape) for parameter in trained_of(objective.module).values()]
+        [tuple(parameter.shape) for parameter in trainable_parameters(objective.module).values()]
         if isinstance(objective, LayeredObjective | ModuleObjective)
         else [(objective.dimension,)]
     )
 
 
-def with_parameters(module: nn.Module, point: Tensor) -> nn.Module:
+def copy_with_parameters(module: nn.Module, point: Tensor) -> nn.Module:
     """A copy of the module, in evaluation mode, with these flat parameters (d,) in the order of its own.
 
     What is not trained, and buffers, are the module's.
     """
-    return _loaded(copy.deepcopy(module).to(point.dtype), parameters_of(module, point))
+    return _set_parameters(copy.deepcopy(module).to(point.dtype), unflatten_parameters(module, point))
 
 
-def _loaded(module: nn.Module, values: dict[str, Tensor]) -> nn.Module:
+def _set_parameters(module: nn.Module, values: dict[str, Tensor]) -> nn.Module:
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name in values:
@@ -288,7 +292,7 @@ def _loaded(module: nn.Module, values: dict[str, Tensor]) -> nn.Module:
     return module.eval()
 
 
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DIGEST_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def weights_folder() -> Path:
@@ -299,7 +303,7 @@ def weights_folder() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "fedpriv" / "weights"
 
 
-def content_of(weights: str, key: str) -> bytes:
+def read_weights(weights: str, key: str) -> bytes:
     """The bytes of the file of this digest; InputError, naming `key`, where there is none.
 
     Guarantee: their SHA-256 is the one that is named, so what a claim names is what a record passes through.
@@ -316,36 +320,36 @@ def content_of(weights: str, key: str) -> bytes:
     return content
 
 
-def state_of(weights: str, key: str, path: str) -> dict[str, Tensor]:
+def read_state_dict(weights: str, key: str, path: str) -> dict[str, Tensor]:
     """The state_dict in that file, of the module at `path`."""
-    content = content_of(weights, key)
+    content = read_weights(weights, key)
     try:
         with torch.device("cpu"):
             return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
     except Exception as error:  # of a damaged file
-        raise misfit(weights, key, path, error) from None
+        raise weights_error(weights, key, path, error) from None
 
 
-def misfit(weights: str, key: str, path: str, error: Exception) -> CodeError:
+def weights_error(weights: str, key: str, path: str, error: Exception) -> CodeError:
     """The error of weights that a module at `path` does not take."""
     return CodeError(f"{key} = {weights!r}: do not fit {path!r}", str(error).split("\n")[0][:200])
 
 
 @dataclass(frozen=True)
-class Started(RecordView):
+class InitializedView(RecordView):
     """`base`, from the values of the parameters that `module` has, but for those named in `without`."""
 
     module: nn.Module
-    without: frozenset[str] = frozenset()
+    seeded_names: frozenset[str] = frozenset()
 
     convex_within = 0.0
 
     def initial(self) -> Tensor:
         like = self.base.initial()
-        own = trained_of(self.module)
+        own = trainable_parameters(self.module)
         parts = [
-            values if name in self.without else own[name].detach().to(like.dtype)
-            for name, values in parameters_of(self.module, like).items()
+            values if name in self.seeded_names else own[name].detach().to(like.dtype)
+            for name, values in unflatten_parameters(self.module, like).items()
         ]
         return torch.cat([part.flatten() for part in parts])
 
@@ -358,23 +362,25 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
     Guarantee: every frozen parameter, and every buffer of a state_dict, has the values of the named digest;
     InputError where one has not, as a silo and its server might fill it each in its own way.
     """
-    frozen = frozen_of(module)
+    frozen = frozen_names(module)
     if weights is None:
         if frozen:
             raise InputError(
-                f"model.name = {path!r}: {printable(frozen[0])} is not trained; name its values by "
+                f"model.name = {path!r}: {sanitize_line(frozen[0])} is not trained; name its values by "
                 'model.weights = "sha256:…", of the file with the state_dict'
             )
-        return frozenset(trained_of(module))
+        return frozenset(trainable_parameters(module))
     where = next(module.parameters()).device  # none of memory, where a size is measured
-    state = {name: values.to(where) for name, values in state_of(weights, "model.weights", path).items()}
+    state = {name: values.to(where) for name, values in read_state_dict(weights, "model.weights", path).items()}
     learnt = {name for name, each in module.named_parameters(remove_duplicate=False) if each.requires_grad}
     if missing := [name for name in module.state_dict() if name not in {*learnt, *state}]:
-        raise InputError(f"model.weights = {weights!r}: holds no {printable(missing[0])}, which is not trained")
+        raise InputError(
+            f"model.weights = {weights!r}: holds no {sanitize_line(missing[0])}, which is not trained"
+        )
     try:
         found = module.load_state_dict(state, strict=False)
         if found.unexpected_keys:
             raise InputError(f"holds {found.unexpected_keys[0]}, which the module does not have")
     except Exception as error:  # of another shape
-        raise misfit(weights, "model.weights", path, error) from None
-    return frozenset(set(trained_of(module)) - set(state))
+        raise weights_error(weights, "model.weights", path, error) from None
+    return frozenset(set(trainable_parameters(module)) - set(state))

@@ -17,32 +17,42 @@ from torch import Tensor, nn
 
 from fedpriv.core.errors import CodeError, InputError
 from fedpriv.core.replicates import Scalar
-from fedpriv.data.layout import Input, Layout
+from fedpriv.data.layout import FeatureLayout, InputLayout
 from fedpriv.loss.alone import reason_of
-from fedpriv.loss.imported import check_outputs, check_shape
-from fedpriv.loss.layered import objective_of
-from fedpriv.loss.losses import Choice, Loss, OfFunction
-from fedpriv.loss.module import ModuleObjective, OfModule
-from fedpriv.loss.objective import Batch, Evaluation, Increment, Objective, Query, Records, RecordView, Slots, View
+from fedpriv.loss.imported import check_outputs, check_record_shape
+from fedpriv.loss.layered import make_module_objective
+from fedpriv.loss.losses import FunctionLoss, Loss, LossChoice
+from fedpriv.loss.module import BaseModuleObjective, ModuleObjective
+from fedpriv.loss.objective import (
+    Batch,
+    BatchLayout,
+    Increment,
+    ModelEvaluation,
+    Objective,
+    Query,
+    Records,
+    RecordView,
+    View,
+)
 
 
-class Tokens(nn.Module):
+class TokenCast(nn.Module):
     """Whole numbers among floats as int64."""
 
     def forward(self, values: Tensor) -> Tensor:
         return values.long()
 
 
-class Apart(nn.Module):
+class InputSplitter(nn.Module):
     """Gives `module` its inputs, cut out of flat rows, in their shapes and types."""
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Input]) -> None:
+    def __init__(self, module: nn.Module, inputs: Sequence[InputLayout]) -> None:
         super().__init__()
         self.module, self.inputs = module, tuple(inputs)
 
     def forward(self, rows: Tensor) -> Tensor:
         given = [
-            _typed(part, each).reshape(len(rows), *each.shape)
+            _cast_input(part, each).reshape(len(rows), *each.shape)
             for part, each in zip(
                 torch.split(rows, [each.size for each in self.inputs], dim=1), self.inputs, strict=True
             )
@@ -51,95 +61,97 @@ class Apart(nn.Module):
         return outputs
 
 
-def _typed(values: Tensor, of: Input) -> Tensor:
+def _cast_input(values: Tensor, of: InputLayout) -> Tensor:
     if of.kind == "numbers":
         return values
     return values.long() if of.kind == "tokens" else values != 0
 
 
-def shown(module: nn.Module, inputs: Sequence[Input], record: tuple[int, ...]) -> nn.Module:
+def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[int, ...]) -> nn.Module:
     """The module behind what gives flat rows their shapes and types back; `record` is that of a single input."""
     if len(inputs) > 1:
-        return Apart(module, inputs)
-    before: list[nn.Module] = [Tokens()] if inputs[0].kind == "tokens" else []
+        return InputSplitter(module, inputs)
+    before: list[nn.Module] = [TokenCast()] if inputs[0].kind == "tokens" else []
     if len(record) != 1:
         before.append(nn.Unflatten(1, record))
     return nn.Sequential(*before, module) if before else module
 
 
 @dataclass(frozen=True)
-class Labelled(RecordView):
+class LabelledView(RecordView):
     """`base`, for records whose labels lie behind their features; `base` sees them as (..., B, *shape).
 
     Guarantee: none of its own; each record's labels are its own row's.
     """
 
-    layout: Layout
+    layout: FeatureLayout
 
-    def at(self, slots: Slots) -> Self:
-        return replace(self, base=self.base.at(slots))
+    def for_batch(self, slots: BatchLayout) -> Self:
+        return replace(self, base=self.base.for_batch(slots))
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        return self.base.increment(query, self._apart(batch), clip)
+        return self.base.increment(query, self._labelled_batch(batch), clip)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        return self.base.per_record(query, self._apart(batch), rows, clip)
+        return self.base.per_record(query, self._labelled_batch(batch), rows, clip)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        return self.base.gradient(point, self._apart(batch))
+        return self.base.gradient(point, self._labelled_batch(batch))
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        return self.base.losses(point, self.labelled(records))
+        return self.base.losses(point, self.with_labels(records))
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        return self.base.outputs(point, self.labelled(records))
+        return self.base.outputs(point, self.with_labels(records))
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        return self.base.evaluate(point, self.labelled(records))
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
+        return self.base.evaluate(point, self.with_labels(records))
 
     @property
-    def judges(self) -> bool:
+    def has_accuracy(self) -> bool:
         """Whether the loss says what is right."""
-        return not isinstance(_of_module(self.base).loss, OfFunction)
+        return not isinstance(_find_module_objective(self.base).loss, FunctionLoss)
 
-    def told(self, point: Tensor, records: Records) -> tuple[Tensor, Tensor]:
+    def accuracies_and_losses(self, point: Tensor, records: Records) -> tuple[Tensor, Tensor]:
         """The share of its labels that each record's outputs say right, and its loss, (..., B) both."""
-        own, base = self.labelled(records), _of_module(self.base)
+        own, base = self.with_labels(records), _find_module_objective(self.base)
         outputs = self.base.outputs(point, own)
-        each = own.labels.unsqueeze(-1 - len(self.layout.labels))  # every record a batch of one
+        each = own.labels.unsqueeze(-1 - len(self.layout.label_shape))  # every record a batch of one
         right = base.loss.accuracy(outputs.unsqueeze(point.dim()), each)
         assert right is not None  # `judges`
         return right, base.loss.value(outputs, own.labels)
 
-    def labelled(self, records: Records) -> Records:
+    def with_labels(self, records: Records) -> Records:
         """The records with all of their labels, (..., B, *shape)."""
-        features, behind = torch.split(records.features, [self.layout.width, prod(self.layout.labels)], dim=-1)
-        labels = behind.long() if self.layout.classes else behind
-        return Records(features, labels.reshape(*labels.shape[:-1], *self.layout.labels))
+        features, behind = torch.split(
+            records.features, [self.layout.input_width, prod(self.layout.label_shape)], dim=-1
+        )
+        labels = behind.long() if self.layout.labels_are_classes else behind
+        return Records(features, labels.reshape(*labels.shape[:-1], *self.layout.label_shape))
 
-    def _apart(self, batch: Batch) -> Batch:
-        return Batch(self.labelled(batch.records), batch.weights)
+    def _labelled_batch(self, batch: Batch) -> Batch:
+        return Batch(self.with_labels(batch.records), batch.weights)
 
 
-def labelled_of(objective: Objective) -> Labelled | None:
+def find_labelled_view(objective: Objective) -> LabelledView | None:
     """The objective of several labels a record behind views; None if there is none."""
-    while isinstance(objective, View) and not isinstance(objective, Labelled):
+    while isinstance(objective, View) and not isinstance(objective, LabelledView):
         objective = objective.base
-    return objective if isinstance(objective, Labelled) else None
+    return objective if isinstance(objective, LabelledView) else None
 
 
-def _of_module(objective: Objective) -> OfModule:
+def _find_module_objective(objective: Objective) -> BaseModuleObjective:
     while isinstance(objective, View):
         objective = objective.base
-    assert isinstance(objective, OfModule)  # `objective_over` makes no other
+    assert isinstance(objective, BaseModuleObjective)  # `objective_over` makes no other
     return objective
 
 
-def objective_over(
+def make_layout_objective(
     module: nn.Module,
-    layout: Layout,
+    layout: FeatureLayout,
     record: tuple[int, ...],
-    choice: Choice,
+    choice: LossChoice,
     classes: int,
     seed: int,
     dtype: torch.dtype,
@@ -151,22 +163,29 @@ def objective_over(
     """
     inputs = layout.inputs
     if len(inputs) == 1:
-        check_shape(record, (layout.width,), name)
-        inputs = (Input(record, inputs[0].kind),)
-    whole = shown(module, inputs, record).to(dtype)
-    loss, needed = choice.of(layout.labels, classes)
-    given = check_outputs(whole, layout.width, needed, name, inputs=inputs, why=_why(layout, classes))
-    if isinstance(loss, OfFunction) and not any(each.is_meta for each in whole.parameters()):
-        loss = _checked(replace(loss, axes=len(given)), given, classes, dtype)
-    if isinstance(loss, OfFunction) or (needed is not None and len(needed) > 1):
+        check_record_shape(record, (layout.input_width,), name)
+        inputs = (InputLayout(record, inputs[0].kind),)
+    whole = wrap_module(module, inputs, record).to(dtype)
+    loss, needed = choice.make_loss(layout.label_shape, classes)
+    given = check_outputs(
+        whole,
+        layout.input_width,
+        needed,
+        name,
+        inputs=inputs,
+        why_needed=_describe_needed_outputs(layout, classes),
+    )
+    if isinstance(loss, FunctionLoss) and not any(each.is_meta for each in whole.parameters()):
+        loss = _check_loss_function(replace(loss, output_axes=len(given)), given, classes, dtype)
+    if isinstance(loss, FunctionLoss) or (needed is not None and len(needed) > 1):
         base: Objective = ModuleObjective(whole, loss, seed, dtype)
     else:
-        base = objective_of(whole, layout.width, loss, seed, dtype)
-    return Labelled(base, layout) if layout.labels else base, whole
+        base = make_module_objective(whole, layout.input_width, loss, seed, dtype)
+    return LabelledView(base, layout) if layout.label_shape else base, whole
 
 
-def _why(layout: Layout, classes: int) -> str:
-    several = f" for each of its labels {layout.labels}" if layout.labels else ""
+def _describe_needed_outputs(layout: FeatureLayout, classes: int) -> str:
+    several = f" for each of its labels {layout.label_shape}" if layout.label_shape else ""
     if classes:
         return (
             f": an output for each of {classes} classes{several}, since labels are 0 … {classes - 1} (labels that "
@@ -178,18 +197,19 @@ def _why(layout: Layout, classes: int) -> str:
     )
 
 
-def _checked(loss: OfFunction, given: tuple[int, ...], classes: int, dtype: torch.dtype) -> Loss:
+def _check_loss_function(loss: FunctionLoss, given: tuple[int, ...], classes: int, dtype: torch.dtype) -> Loss:
     """InputError unless the function gives one number for the outputs and the label of one record."""
-    label = torch.zeros(loss.label, dtype=torch.int64 if classes else dtype)
+    label = torch.zeros(loss.label_shape, dtype=torch.int64 if classes else dtype)
     try:
         found = loss.function(torch.zeros(given, dtype=dtype), label)
     except Exception as error:  # whatever somebody's function does
         raise CodeError(
-            f"loss: the function fails on outputs {given} and a label of shape {loss.label}", reason_of(error)
+            f"loss: the function fails on outputs {given} and a label of shape {loss.label_shape}",
+            reason_of(error),
         ) from None
     if not isinstance(found, Tensor) or found.shape != ():
         raise InputError(
             f"loss: the function must give one number, a tensor of shape (), for outputs {given} and a label of "
-            f"shape {loss.label} of one record"
+            f"shape {loss.label_shape} of one record"
         )
     return loss

@@ -19,75 +19,87 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fedpriv.core.replicates import Scalar, at_once
-from fedpriv.loss.clipping import Clipping, clipping, together
-from fedpriv.loss.frozen import trained_of
+from fedpriv.core.replicates import Scalar, max_values_at_once
+from fedpriv.loss.clipping import Clipping, combine_bounds, compute_clipping
+from fedpriv.loss.frozen import trainable_parameters
 from fedpriv.loss.ghost import GhostObjective
-from fedpriv.loss.layers import Linked, Stateless, Terms, linked_of, stateless_of, sum_of
+from fedpriv.loss.layers import (
+    LayerTerms,
+    ParameterLayer,
+    StatelessLayer,
+    match_parameter_layer,
+    match_stateless_layer,
+    sum_tensors,
+)
 from fedpriv.loss.losses import Loss
-from fedpriv.loss.module import ModuleObjective, OfModule, check_module, named_parts
+from fedpriv.loss.module import BaseModuleObjective, ModuleObjective, check_module, unflatten_point
 from fedpriv.loss.objective import Batch, Increment, Query, Records
 
 _CHUNK_VALUES = 2**21
 _VALUES_PER_PARAMETER = 8  # of a chunk: adding its sum to the others' goes through all parameters once
 
 
-class Block(NamedTuple):
+class LayerBlock(NamedTuple):
     """A layer with parameters, the names of its weight and bias, and the layers without parameters after it."""
 
-    layer: Linked
+    layer: ParameterLayer
     weight: str
     bias: str | None
-    after: tuple[Stateless, ...]
+    stateless_layers: tuple[StatelessLayer, ...]
 
 
-class _Pass(NamedTuple):
+class _ForwardPass(NamedTuple):
     """One pass at one point: what each layer saw, what the layers after it saved, and the outputs."""
 
-    seen: list[Tensor]
+    inputs: list[Tensor]
     saved: list[list[Tensor]]
     outputs: Tensor
 
 
 @dataclass(frozen=True)
-class LayeredObjective(OfModule):
+class LayeredObjective(BaseModuleObjective):
     """The loss of a sequential module's outputs; made by `of`."""
 
     module: nn.Sequential
-    before: tuple[Stateless, ...]
-    blocks: tuple[Block, ...]
-    record_values: int
+    leading_layers: tuple[StatelessLayer, ...]
+    blocks: tuple[LayerBlock, ...]
+    values_per_record: int
     """How many values one record takes at one point, about."""
 
     @classmethod
-    def of(cls, module: nn.Module, features: int, loss: Loss, seed: int, dtype: torch.dtype) -> Self | None:
+    def from_module(
+        cls, module: nn.Module, features: int, loss: Loss, seed: int, dtype: torch.dtype
+    ) -> Self | None:
         """The objective, or None if the module has a layer that is not known here or used twice."""
         check_module(module)
         if type(module) is not nn.Sequential:
             return None
-        before: list[Stateless] = []
-        blocks: list[Block] = []
+        before: list[StatelessLayer] = []
+        blocks: list[LayerBlock] = []
         values, probe = features, torch.zeros(1, features)
         for name, layer in _leaves(module, ""):
-            shape, probe = tuple(probe.shape[1:]), _apply(layer, probe)
+            shape, probe = tuple(probe.shape[1:]), _run_layer(layer, probe)
             if probe.shape[0] != 1:
                 return None
             outward = tuple(probe.shape[1:])
-            linked, stateless = linked_of(layer, shape, outward), stateless_of(layer, shape, outward)
+            linked, stateless = (
+                match_parameter_layer(layer, shape, outward),
+                match_stateless_layer(layer, shape, outward),
+            )
             values += prod(outward)
             if linked is not None:
                 values += linked.working_values
                 blocks.append(
-                    Block(linked, f"{name}.weight", f"{name}.bias" if layer.bias is not None else None, ())
+                    LayerBlock(linked, f"{name}.weight", f"{name}.bias" if layer.bias is not None else None, ())
                 )
             elif stateless is None:
                 return None
             elif blocks:
-                blocks[-1] = blocks[-1]._replace(after=(*blocks[-1].after, stateless))
+                blocks[-1] = blocks[-1]._replace(stateless_layers=(*blocks[-1].stateless_layers, stateless))
             else:
                 before.append(stateless)
         used = [name for block in blocks for name in (block.weight, block.bias) if name is not None]
-        if used != list(trained_of(module)):
+        if used != list(trainable_parameters(module)):
             return None
         return cls(module, loss, seed, dtype, tuple(before), tuple(blocks), values)
 
@@ -95,10 +107,12 @@ class LayeredObjective(OfModule):
         """See `Objective`; about `_CHUNK_VALUES` values, 8 d, or one record's exist at a time, if that is more."""
         records, weights = batch
         rows = max(
-            self._rows(query.points[0].shape[:-1].numel() * len(query.points), records.features.device),
-            _VALUES_PER_PARAMETER * self.dimension // self.record_values,
+            self._records_per_chunk(
+                query.points[0].shape[:-1].numel() * len(query.points), records.features.device
+            ),
+            _VALUES_PER_PARAMETER * self.dimension // self.values_per_record,
         )
-        axis = records.axis
+        axis = records.record_axis
         total: Tensor | None = None
         clipped: Tensor | None = None
         for features, labels, weight in zip(
@@ -107,118 +121,120 @@ class LayeredObjective(OfModule):
             torch.split(weights, rows, -1),
             strict=True,
         ):
-            terms, chunk = self._clipped(query, Batch(Records(features, labels), weight), clip)
+            terms, chunk = self._clip_increments(query, Batch(Records(features, labels), weight), clip)
             parts = [piece for term in terms for piece in term.weighted_sum(chunk.factor)]
-            total = torch.cat(parts, dim=-1) if total is None else _added(total, parts)
-            clipped = chunk.clipped if clipped is None else clipped + chunk.clipped
+            total = torch.cat(parts, dim=-1) if total is None else _add_parts(total, parts)
+            clipped = chunk.clipped_count if clipped is None else clipped + chunk.clipped_count
         assert total is not None
         assert clipped is not None
         return Increment(total, clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        terms, clipped = self._clipped(query, batch, clip)
-        return torch.cat([part for term in terms for part in term.rows(clipped.factor)], dim=-1)
+        terms, clipped = self._clip_increments(query, batch, clip)
+        return torch.cat([part for term in terms for part in term.per_record(clipped.factor)], dim=-1)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         """See `Objective`; models side by side are taken a few at a time, each with all of its records."""
         if point.dim() == 1:
-            return self._gradient(point, batch)
+            return self._sum_gradients(point, batch)
         records, weights = batch
         axis = point.dim() - 2  # the last of the leading axes
-        values = self.record_values * records.features.shape[-2] * point.shape[:axis].numel()
-        several = max(1, at_once(_CHUNK_VALUES, point.device) // values)
+        values = self.values_per_record * records.features.shape[-2] * point.shape[:axis].numel()
+        several = max(1, max_values_at_once(_CHUNK_VALUES, point.device) // values)
         parts = (
             torch.split(part, several, axis)
             for part in (point, *records, weights.expand(records.features.shape[:-1]))
         )
         return torch.cat(
             [
-                self._gradient(own, Batch(Records(*some), weight))
+                self._sum_gradients(own, Batch(Records(*some), weight))
                 for own, *some, weight in zip(*parts, strict=True)
             ],
             axis,
         )
 
-    def _gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        terms = self._terms(Query((point,)), batch.records)
+    def _sum_gradients(self, point: Tensor, batch: Batch) -> Tensor:
+        terms = self._make_terms(Query((point,)), batch.records)
         return torch.cat([piece for term in terms for piece in term.weighted_sum(batch.weights)], dim=-1)
 
-    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[Terms], Clipping]:
+    def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[LayerTerms], Clipping]:
         """The increments of a batch by layers, zeros for records that are not held, and what clips them."""
         records, weights = batch
-        terms = [term.to(weights.dtype) for term in self._terms(query, records)]
-        clipped = clipping(together([term.size() for term in terms]), weights, clip)
-        held = clipped.held
-        return terms if held is None else [term.only(held) for term in terms], clipped
+        terms = [term.to_dtype(weights.dtype) for term in self._make_terms(query, records)]
+        clipped = compute_clipping(combine_bounds([term.norm_bounds() for term in terms]), weights, clip)
+        held = clipped.representable
+        return terms if held is None else [term.zero_others(held) for term in terms], clipped
 
-    def _rows(self, models: int, where: torch.device) -> int:
-        return max(1, at_once(_CHUNK_VALUES, where) // (self.record_values * models))
+    def _records_per_chunk(self, models: int, where: torch.device) -> int:
+        return max(1, max_values_at_once(_CHUNK_VALUES, where) // (self.values_per_record * models))
 
-    def _terms(self, query: Query, records: Records) -> list[Terms]:
-        points = [named_parts(self.shapes, point) for point in query.points]
-        first = self._first_seen(records.features)
+    def _make_terms(self, query: Query, records: Records) -> list[LayerTerms]:
+        points = [unflatten_point(self.shapes, point) for point in query.points]
+        first = self._first_inputs(records.features)
         passes = [self._forward(point, first) for point in points]
         slopes = [
-            self._backward(point, one, coefficient * self.loss.slope(one.outputs, records.labels))
+            self._backward(point, one, coefficient * self.loss.output_gradient(one.outputs, records.labels))
             for point, one, coefficient in zip(points, passes, query.coefficients, strict=True)
         ]
         terms = []
         for place, block in enumerate(self.blocks):
             own = [slope[place] for slope in slopes]
-            seen = [one.seen[place] for one in passes]
+            seen = [one.inputs[place] for one in passes]
             if place == 0:  # the first layer sees the record itself at every point
-                terms.append(block.layer.terms([sum_of(own)], seen[:1]))
+                terms.append(block.layer.make_terms([sum_tensors(own)], seen[:1]))
             else:
                 terms.append(
-                    block.layer.terms([sum_of(own), *own[1:]], [seen[0], *[later - seen[0] for later in seen[1:]]])
+                    block.layer.make_terms(
+                        [sum_tensors(own), *own[1:]], [seen[0], *[later - seen[0] for later in seen[1:]]]
+                    )
                 )
         return terms
 
-    def _first_seen(self, features: Tensor) -> Tensor:
-        for layer in self.before:
+    def _first_inputs(self, features: Tensor) -> Tensor:
+        for layer in self.leading_layers:
             features, _ = layer.forward(features)
-        return self.blocks[0].layer.see(features)
+        return self.blocks[0].layer.prepare_inputs(features)
 
-    def _forward(self, point: dict[str, Tensor], first: Tensor) -> _Pass:
+    def _forward(self, point: dict[str, Tensor], first: Tensor) -> _ForwardPass:
         seen, saved, values = [first], [], first
         for place, block in enumerate(self.blocks):
             if place:
-                seen.append(block.layer.see(values))
-            values = block.layer.apply(
+                seen.append(block.layer.prepare_inputs(values))
+            values = block.layer.compute_outputs(
                 seen[-1], point[block.weight], None if block.bias is None else point[block.bias]
             )
             kept = []
-            for layer in block.after:
+            for layer in block.stateless_layers:
                 values, keep = layer.forward(values)
                 kept.append(keep)
             saved.append(kept)
-        return _Pass(seen, saved, values)
+        return _ForwardPass(seen, saved, values)
 
-    def _backward(self, point: dict[str, Tensor], one: _Pass, slope: Tensor) -> list[Tensor]:
+    def _backward(self, point: dict[str, Tensor], one: _ForwardPass, slope: Tensor) -> list[Tensor]:
         """The slope at each block's layer's outputs, first block first."""
         slopes: list[Tensor] = []
         for place in reversed(range(len(self.blocks))):
             block = self.blocks[place]
-            for layer, saved in zip(reversed(block.after), reversed(one.saved[place]), strict=True):
-                slope = layer.back(slope, saved)
+            for layer, saved in zip(reversed(block.stateless_layers), reversed(one.saved[place]), strict=True):
+                slope = layer.input_gradient(slope, saved)
             slopes.append(slope)
             if place:
-                slope = block.layer.back(slope, point[block.weight])
+                slope = block.layer.input_gradient(slope, point[block.weight])
         return slopes[::-1]
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        if records.axis == 0:  # as many as may be evaluated on, in blocks
+        if records.record_axis == 0:  # as many as may be evaluated on, in blocks
             return self.loss.value(self.outputs(point, records), records.labels)
-        named = named_parts(self.shapes, point)
-        return self.loss.value(self._forward(named, self._first_seen(records.features)).outputs, records.labels)
+        named = unflatten_point(self.shapes, point)
+        return self.loss.value(self._forward(named, self._first_inputs(records.features)).outputs, records.labels)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        named = named_parts(self.shapes, point)
-        chunks = torch.split(records.features, self._rows(point.shape[:-1].numel(), point.device))
-        return torch.cat([self._forward(named, self._first_seen(chunk)).outputs for chunk in chunks], dim=-2)
+        named = unflatten_point(self.shapes, point)
+        chunks = torch.split(records.features, self._records_per_chunk(point.shape[:-1].numel(), point.device))
+        return torch.cat([self._forward(named, self._first_inputs(chunk)).outputs for chunk in chunks], dim=-2)
 
 
-def _added(total: Tensor, parts: Sequence[Tensor]) -> Tensor:
+def _add_parts(total: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """`total` (..., d) with the parts (..., size) added to it where they lie in a row."""
     for own, part in zip(torch.split(total, [part.shape[-1] for part in parts], dim=-1), parts, strict=True):
         own.add_(part)
@@ -234,13 +250,13 @@ def _leaves(module: nn.Sequential, prefix: str) -> Iterator[tuple[str, nn.Module
             yield f"{prefix}{name}", layer
 
 
-def _apply(layer: nn.Module, values: Tensor) -> Tensor:
+def _run_layer(layer: nn.Module, values: Tensor) -> Tensor:
     with torch.no_grad():
         outputs: Tensor = layer(values.to(next(layer.parameters(), values).dtype))
     return outputs
 
 
-def objective_of(
+def make_module_objective(
     module: nn.Module, features: int, loss: Loss, seed: int, dtype: torch.dtype = torch.float32
 ) -> LayeredObjective | ModuleObjective:
     """The objective of a module that maps (records, features) to (records, outputs); x_1 follows from `seed`.
@@ -249,5 +265,5 @@ def objective_of(
     that of ghost.py.  Both compute the same numbers.  InputError if a layer mixes records, draws random numbers
     or keeps buffers.
     """
-    layered = LayeredObjective.of(module, features, loss, seed, dtype)
+    layered = LayeredObjective.from_module(module, features, loss, seed, dtype)
     return GhostObjective(module, loss, seed, dtype) if layered is None else layered

@@ -35,18 +35,27 @@ import torch
 from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.alone import softmax_slopes
+from fedpriv.loss.alone import softmax_residuals
 from fedpriv.loss.clipping import (
     Clipping,
-    certainly_unclipped,
-    clipping,
-    formed,
-    rank_one,
-    upper_length,
+    clipping_if_certain,
+    compute_clipping,
+    joint_upper_norm,
+    rank_one_bounds,
     upper_norm,
+    vector_bounds,
 )
-from fedpriv.loss.losses import CrossEntropy, Logistic, Loss, Sigmoid, SizeError, SquaredError
-from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Linear, Outer, Query, Records
+from fedpriv.loss.losses import CrossEntropy, LogisticLoss, Loss, SigmoidLoss, SizeError, SquaredError
+from fedpriv.loss.objective import (
+    Batch,
+    Deterministic,
+    Increment,
+    LinearScores,
+    ModelEvaluation,
+    OuterProduct,
+    Query,
+    Records,
+)
 from fedpriv.participation.orders import Dependence
 
 
@@ -68,11 +77,11 @@ class QuadraticPopulation:
 
     curvature: Tensor
     minimizer: Tensor
-    least: float = 0.0
+    min_excess_risk: float = 0.0
     """F - F(x*) of the best point that is allowed, if x* is not: excess is counted from there."""
 
     def excess_risk(self, point: Tensor) -> Tensor:
-        return (self.curvature * (point - self.minimizer).square()).sum(-1) / 2.0 - self.least
+        return (self.curvature * (point - self.minimizer).square()).sum(-1) / 2.0 - self.min_excess_risk
 
     def gradient(self, point: Tensor) -> Tensor:
         return self.curvature * (point - self.minimizer)
@@ -119,45 +128,45 @@ class LinearObjective(Deterministic, ABC):
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         if self.penalty:
-            vectors, clipped = self._formed(query, batch, clip)
+            vectors, clipped = self._materialize_increments(query, batch, clip)
             return Increment(vectors.sum(-2), clipped)
-        slopes, features, clipped = self._clipped(query, batch, clip)
+        slopes, features, clipped = self._clip_increments(query, batch, clip)
         return Increment((slopes @ features).flatten(-2), clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         if self.penalty:
-            return self._formed(query, batch, clip)[0]
-        slopes, features, _ = self._clipped(query, batch, clip)
+            return self._materialize_increments(query, batch, clip)[0]
+        slopes, features, _ = self._clip_increments(query, batch, clip)
         return (slopes.mT.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
     @property
-    def linear(self) -> Linear | None:
-        return None if self.penalty else Linear(self._by_record, self.loss.slope)
+    def linear(self) -> LinearScores | None:
+        return None if self.penalty else LinearScores(self._scores_by_record, self.loss.output_gradient)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         records, weights = batch
-        slope = self.loss.slope(self._by_record(point, records.features), records.labels)
+        slope = self.loss.output_gradient(self._scores_by_record(point, records.features), records.labels)
         total = ((slope * weights.unsqueeze(-1)).mT @ records.features).flatten(-2)
         return total + self.penalty * weights.sum(-1, keepdim=True) * point if self.penalty else total
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        values = self.loss.value(self._by_record(point, records.features), records.labels)
+        values = self.loss.value(self._scores_by_record(point, records.features), records.labels)
         return values + self.penalty * point.square().sum(-1, keepdim=True) / 2.0 if self.penalty else values
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        return self._by_record(point, records.features)
+        return self._scores_by_record(point, records.features)
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """The loss is reported without the penalty."""
-        scores, labels = self._by_record(point, records.features), records.labels
+        scores, labels = self._scores_by_record(point, records.features), records.labels
         mean, accuracy = self.loss.value(scores, labels).mean(-1), self.loss.accuracy(scores, labels)
-        return Evaluation(mean, accuracy, self._metrics(point, scores, labels))
+        return ModelEvaluation(mean, accuracy, self._metrics(point, scores, labels))
 
     def _metrics(self, point: Tensor, scores: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
         """Other metrics of an evaluation, by name."""
         return {}
 
-    def _by_record(self, point: Tensor, features: Tensor) -> Tensor:
+    def _scores_by_record(self, point: Tensor, features: Tensor) -> Tensor:
         """The scores, (..., B, outputs)."""
         return self._scores(point, features).mT
 
@@ -165,40 +174,44 @@ class LinearObjective(Deterministic, ABC):
         """(..., outputs, B), of one output unless a class says otherwise."""
         return (features @ point.unsqueeze(-1)).mT
 
-    def _slope(self, point: Tensor, records: Records) -> Tensor:
+    def _output_gradient(self, point: Tensor, records: Records) -> Tensor:
         """The derivative of the loss by the scores at `point`, (..., outputs, B)."""
-        return self.loss.slope(self._by_record(point, records.features), records.labels).mT
+        return self.loss.output_gradient(self._scores_by_record(point, records.features), records.labels).mT
 
-    def _slopes(self, query: Query, records: Records) -> Tensor:
+    def _combined_gradients(self, query: Query, records: Records) -> Tensor:
         """Their combination, Σ_k coefficients[k] · the derivative at points[k], in memory of its own."""
-        slopes = sum(coefficient * self._slope(point, records) for point, coefficient in zip(*query, strict=True))
+        slopes = sum(
+            coefficient * self._output_gradient(point, records) for point, coefficient in zip(*query, strict=True)
+        )
         assert isinstance(slopes, Tensor)
         return slopes
 
-    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
+    def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
         """Slopes (..., outputs, B) and features that multiply to increments, and how many were clipped."""
         records, weights = batch
-        slopes = self._slopes(query, records).to(weights.dtype)
-        features, clipped = self._clipping(slopes, records, weights, clip)
-        features, slopes = clipped.only(features), clipped.only(slopes, -2)
-        return slopes.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped
+        slopes = self._combined_gradients(query, records).to(weights.dtype)
+        features, clipped = self._compute_clipping(slopes, records, weights, clip)
+        features, slopes = clipped.zero_unrepresentable(features), clipped.zero_unrepresentable(slopes, -2)
+        return slopes.mul_(clipped.factor.unsqueeze(-2)), features, clipped.clipped_count
 
-    def _clipping(
+    def _compute_clipping(
         self, slopes: Tensor, records: Records, weights: Tensor, clip: Scalar
     ) -> tuple[Tensor, Clipping]:
         """The features in the slopes' type, and what clips their products; of one output."""
         features = records.features.to(slopes.dtype)
-        return features, clipping(rank_one(slopes.squeeze(-2).abs().double(), upper_norm(features)), weights, clip)
+        return features, compute_clipping(
+            rank_one_bounds(slopes.squeeze(-2).abs().double(), upper_norm(features)), weights, clip
+        )
 
-    def _formed(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
+    def _materialize_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
         """Weights times the clipped increments of one output with a penalty, (..., B, d), and how many were."""
         records, weights = batch
-        slope = self._slopes(query, records).squeeze(-2)
+        slope = self._combined_gradients(query, records).squeeze(-2)
         pull = sum(coefficient * point for point, coefficient in zip(*query, strict=True))
         assert isinstance(pull, Tensor)
         vectors = (slope.unsqueeze(-1) * records.features + self.penalty * pull.unsqueeze(-2)).to(weights.dtype)
-        clipped = clipping(formed(upper_norm(vectors)), weights, clip)
-        return clipped.only(vectors) * clipped.factor.unsqueeze(-1), clipped.clipped
+        clipped = compute_clipping(vector_bounds(upper_norm(vectors)), weights, clip)
+        return clipped.zero_unrepresentable(vectors) * clipped.factor.unsqueeze(-1), clipped.clipped_count
 
 
 @dataclass(frozen=True)
@@ -257,7 +270,7 @@ class LogisticRegression(LinearScore):
     convex: bool = True
     """To be False with a penalty: no bound on the gradients holds at every point then."""
 
-    loss = Logistic()
+    loss = LogisticLoss()
 
     @property
     def lipschitz(self) -> float:
@@ -287,7 +300,7 @@ class SigmoidRegression(LinearScore):
     of one record are farther apart than `smoothness` times their points, at every point, in exact arithmetic.
     """
 
-    loss = Sigmoid()
+    loss = SigmoidLoss()
 
     @property
     def lipschitz(self) -> float:
@@ -300,7 +313,7 @@ class SigmoidRegression(LinearScore):
         return self.feature_norm**2 / (6.0 * math.sqrt(3.0))
 
 
-_MET = 0.1
+_SIZE_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -313,7 +326,7 @@ class PhaseRetrieval(LinearObjective):
     features: int
     power: Literal[1, 2]
     feature_norm: float
-    start: float = 1.0
+    start_norm: float = 1.0
     dtype: torch.dtype = torch.float32
 
     outputs = Deterministic.outputs  # a score predicts no label, its size does
@@ -331,36 +344,38 @@ class PhaseRetrieval(LinearObjective):
     """The gradient jumps where a prediction is exact, and for power 1 where ⟨x, z⟩ = 0."""
 
     def initial(self) -> Tensor:
-        return torch.full((self.features,), self.start / math.sqrt(self.features), dtype=self.dtype)
+        return torch.full((self.features,), self.start_norm / math.sqrt(self.features), dtype=self.dtype)
 
     def _metrics(self, point: Tensor, scores: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
         """The share of records whose size is met to within 0.1."""
-        return {"sizes_met": ((scores.squeeze(-1).abs() - labels).abs() <= _MET).to(scores.dtype).mean(-1)}
+        return {
+            "sizes_met": ((scores.squeeze(-1).abs() - labels).abs() <= _SIZE_TOLERANCE).to(scores.dtype).mean(-1)
+        }
 
 
 Part = TypeVar("Part")
 
 
-class OfBlock(Records):
+class BlockRecords(Records):
     """One round's records, (replicates, B, …), with one memory for all replicates.
 
     What is made of them, a part for instance, is plain `Records` again.
     """
 
-    single: Records
+    shared: Records
     """The same without the axis of replicates."""
-    block: "Block"
-    place: int
+    block: "RecordBlock"
+    round_index: int
 
 
-class Block:
+class RecordBlock:
     """Records (rounds, B, …) of which every replicate reads all."""
 
     def __init__(self, records: Records, replicates: int) -> None:
         self._records, self._replicates = records, replicates
         self._computed: dict[Hashable, Sequence[Any]] = {}
 
-    def rounds(self) -> Iterator[OfBlock]:
+    def split_rounds(self) -> Iterator[BlockRecords]:
         """Each round's records."""
         singles = zip(*(column.unbind() for column in self._records), strict=True)
         wide = zip(
@@ -371,11 +386,11 @@ class Block:
             strict=True,
         )
         for place, (columns, single) in enumerate(zip(wide, singles, strict=True)):
-            records = OfBlock(*columns)
-            records.single, records.block, records.place = Records(*single), self, place
+            records = BlockRecords(*columns)
+            records.shared, records.block, records.round_index = Records(*single), self, place
             yield records
 
-    def computed(self, place: int, name: Hashable, compute: Callable[[Records], Sequence[Part]]) -> Part:
+    def compute_part(self, place: int, name: Hashable, compute: Callable[[Records], Sequence[Part]]) -> Part:
         """A round's part of what `compute` makes of the records of all rounds."""
         if name not in self._computed:
             self._computed[name] = compute(self._records)
@@ -383,33 +398,35 @@ class Block:
         return part
 
 
-def once(records: Records) -> Records:
+def shared_records(records: Records) -> Records:
     """Without the axis of replicates where all of them read the same records, and share their memory."""
-    return records.single if isinstance(records, OfBlock) else records
+    return records.shared if isinstance(records, BlockRecords) else records
 
 
-def of_records(records: Records, name: Hashable, compute: Callable[[Records], Tensor]) -> Tensor:
+def compute_per_block(records: Records, name: Hashable, compute: Callable[[Records], Tensor]) -> Tensor:
     """What `compute` makes of `once(records)`: numbers for each record by itself, under a `name` of their own."""
     return (
         compute(records)
-        if not isinstance(records, OfBlock)
-        else records.block.computed(records.place, name, lambda several: compute(several).unbind())
+        if not isinstance(records, BlockRecords)
+        else records.block.compute_part(records.round_index, name, lambda several: compute(several).unbind())
     )
 
 
-def _longest(records: Records, dtype: torch.dtype) -> float:
+def _max_feature_norm(records: Records, dtype: torch.dtype) -> float:
     """At least the norm of the features of each record, (B, f), as `upper_norm` bounds them."""
-    if isinstance(records, OfBlock):
-        longest: float = records.block.computed(
-            records.place, ("longest", dtype), lambda several: _seen(several, dtype).amax(-1).tolist()
+    if isinstance(records, BlockRecords):
+        longest: float = records.block.compute_part(
+            records.round_index,
+            ("longest", dtype),
+            lambda several: _feature_norms(several, dtype).amax(-1).tolist(),
         )
         return longest
     if records.features.numel() == records.features.shape[-1]:
-        return upper_length(records.features.to(dtype))
-    return float(_seen(records, dtype).max())
+        return joint_upper_norm(records.features.to(dtype))
+    return float(_feature_norms(records, dtype).max())
 
 
-def _seen(records: Records, dtype: torch.dtype) -> Tensor:
+def _feature_norms(records: Records, dtype: torch.dtype) -> Tensor:
     """At least the norm of the features of each record, (..., B)."""
     return upper_norm(records.features.to(dtype))
 
@@ -426,7 +443,7 @@ class SoftmaxRegression(LinearObjective):
     feature_norm: float
     dtype: torch.dtype = torch.float32
     convex: bool = True
-    levels: int | None = None
+    denominator: int | None = None
     """In sums of integers features count as the nearest multiple of 1/`levels`: bytes / 255 as they are.
 
     None if increments are to be formed one by one instead.
@@ -449,37 +466,39 @@ class SoftmaxRegression(LinearObjective):
         return self.feature_norm**2 / 2.0
 
     @property
-    def outer(self) -> Outer | None:
-        if self.levels is None:
+    def outer(self) -> OuterProduct | None:
+        if self.denominator is None:
             return None
-        return Outer(
-            softmax_slopes,
+        return OuterProduct(
+            softmax_residuals,
             self.classes,
-            self.levels,
-            math.ceil(self.levels * self.feature_norm) + math.isqrt(self.features) + 1,
+            self.denominator,
+            math.ceil(self.denominator * self.feature_norm) + math.isqrt(self.features) + 1,
         )
 
     def _scores(self, point: Tensor, features: Tensor) -> Tensor:
         # Weights on the left: half the time, and records that all replicates share become one product.
         return point.view(*point.shape[:-1], self.classes, self.features) @ features.mT
 
-    def _slopes(self, query: Query, records: Records) -> Tensor:
+    def _combined_gradients(self, query: Query, records: Records) -> Tensor:
         """Σ_k coefficients[k] (softmax(scores at points[k]) - onehot), (..., classes, B)."""
-        features = once(records).features
-        return _combined([self._scores(point, features) for point in query.points], query.coefficients, records)
+        features = shared_records(records).features
+        return _combined_residuals(
+            [self._scores(point, features) for point in query.points], query.coefficients, records
+        )
 
-    def _clipping(
+    def _compute_clipping(
         self, slopes: Tensor, records: Records, weights: Tensor, clip: Scalar
     ) -> tuple[Tensor, Clipping]:
         kind = slopes.dtype
-        clipped = certainly_unclipped(slopes, lambda: _longest(records, kind), weights, clip)
+        clipped = clipping_if_certain(slopes, lambda: _max_feature_norm(records, kind), weights, clip)
         if clipped is None:
-            seen = of_records(records, ("norm", kind), lambda several: _seen(several, kind))
-            clipped = clipping(rank_one(upper_norm(slopes, -2), seen), weights, clip)
-        return once(records).features.to(kind), clipped
+            seen = compute_per_block(records, ("norm", kind), lambda several: _feature_norms(several, kind))
+            clipped = compute_clipping(rank_one_bounds(upper_norm(slopes, -2), seen), weights, clip)
+        return shared_records(records).features.to(kind), clipped
 
 
-def _combined(scores: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
+def _combined_residuals(scores: Sequence[Tensor], coefficients: Sequence[float], records: Records) -> Tensor:
     """Σ_k coefficients[k] (softmax(scores[k]) - onehot), (..., classes, B), from scores of that shape.
 
     Records come last: sums over a handful of classes then go through memory in order, at a tenth of the time.
@@ -489,18 +508,21 @@ def _combined(scores: Sequence[Tensor], coefficients: Sequence[float], records: 
         residual.add_(of_point.softmax(-2), alpha=coefficient)
     classes = residual.shape[-2]
     return residual.sub_(
-        of_records(records, ("right", classes), lambda several: _right(several, classes)), alpha=sum(coefficients)
+        compute_per_block(records, ("right", classes), lambda several: _one_hot(several, classes)),
+        alpha=sum(coefficients),
     )
 
 
-def _right(records: Records, classes: int) -> Tensor:
+def _one_hot(records: Records, classes: int) -> Tensor:
     """1 for each record's own class, (..., classes, B)."""
     features = records.features
-    return torch.embedding(_units(classes, features.dtype, features.device), records.labels).mT.contiguous()
+    return torch.embedding(
+        _class_identity(classes, features.dtype, features.device), records.labels
+    ).mT.contiguous()
 
 
 @lru_cache(maxsize=16)
-def _units(classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _class_identity(classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The unit vector of each class, one a row; nobody writes into it."""
     with torch.inference_mode(False):  # it outlives the run that asks for it first
         return torch.eye(classes, dtype=dtype, device=device)

@@ -27,15 +27,15 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.layout import IGNORED
+from fedpriv.data.layout import IGNORED_CLASS
 
 
-def bins_of(classes: int) -> int:
+def bin_count(classes: int) -> int:
     """K of 2K + 1 classes."""
     return (classes - 1) // 2
 
 
-def told(labels: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+def decode_labels(labels: Tensor, bins: int) -> tuple[Tensor, Tensor]:
     """(m, δ) of labels, each (...): bins survived, and whether the event was seen; others are held to one."""
     held = labels.long().clamp(0, 2 * bins)
     return held % (bins + 1), held > bins
@@ -49,34 +49,34 @@ class Unjudged:
 
 
 @dataclass(frozen=True)
-class Hazard(Unjudged):
+class HazardLoss(Unjudged):
     """Σ_{i<m} softplus(h_i) + δ softplus(-h_m); outputs are h, (..., B, K)."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        survived, died = self._bins(outputs, labels)
+        survived, died = self._survived_and_event(outputs, labels)
         return (survived * functional.softplus(outputs) + died * functional.softplus(-outputs)).sum(-1)
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        survived, died = self._bins(outputs, labels)
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        survived, died = self._survived_and_event(outputs, labels)
         return survived * outputs.sigmoid() - died * (-outputs).sigmoid()
 
-    def _bins(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _survived_and_event(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Which bins (..., B, K) a record survived, and in which it had its event, as numbers."""
         bins = outputs.shape[-1]
-        last, seen = told(labels, bins)
+        last, seen = decode_labels(labels, bins)
         place = torch.arange(bins, device=outputs.device)
         survived = place < last.unsqueeze(-1)
         return survived.to(outputs.dtype), ((place == last.unsqueeze(-1)) & seen.unsqueeze(-1)).to(outputs.dtype)
 
 
-def survival(outputs: Tensor) -> Tensor:
+def survival_curve(outputs: Tensor) -> Tensor:
     """S(0) … S(K-1), (..., n, K)."""
     return functional.logsigmoid(-outputs).cumsum(-1).exp()
 
 
 def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
     bins = outputs.shape[-1]
-    (last, seen), alive = told(labels, bins), survival(outputs)
+    (last, seen), alive = decode_labels(labels, bins), survival_curve(outputs)
     won, pairs = torch.zeros(outputs.shape[:-2], dtype=torch.float64), 0
     for each in range(bins):
         died, lived = seen & (last == each), last > each
@@ -92,8 +92,8 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
     bins = outputs.shape[-1]
-    (last, seen), alive = told(labels, bins), survival(outputs)
-    kept = _uncensored(last, seen, bins)
+    (last, seen), alive = decode_labels(labels, bins), survival_curve(outputs)
+    kept = _censoring_survival(last, seen, bins)
     total, count = torch.zeros(outputs.shape[:-2], dtype=outputs.dtype), 0
     for each in range(bins):
         if not float(kept[each + 1]):
@@ -105,7 +105,7 @@ def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
     return total / max(1, count)
 
 
-def _uncensored(last: Tensor, seen: Tensor, bins: int) -> Tensor:
+def _censoring_survival(last: Tensor, seen: Tensor, bins: int) -> Tensor:
     """G: kept[k] is the chance of not being censored in bins 0 … k-1, (K + 1,)."""
     kept = torch.ones(bins + 1, dtype=torch.float64)
     for each in range(bins):
@@ -115,7 +115,7 @@ def _uncensored(last: Tensor, seen: Tensor, bins: int) -> Tensor:
     return kept
 
 
-def no_pairs(labels: Tensor) -> str | None:
+def why_no_pairs(labels: Tensor) -> str | None:
     """Why these labels have no pairs to be ordered; None if they have."""
     return None if len(torch.unique(labels)) > 1 else "all alike"
 
@@ -130,7 +130,7 @@ class Loss(Protocol):
         """The loss of each record, (..., B)."""
         ...
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Its derivative by the outputs, (..., B, outputs)."""
         ...
 
@@ -147,7 +147,7 @@ class CrossEntropy:
         right = labels.expand(outputs.shape[:-1]).unsqueeze(-1)
         return outputs.logsumexp(-1) - outputs.gather(-1, right).squeeze(-1)
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         right = labels.expand(outputs.shape[:-1]).unsqueeze(-1)
         return outputs.softmax(-1).scatter_add(-1, right, outputs.new_full((), -1.0).expand(right.shape))
 
@@ -161,9 +161,9 @@ class SquaredError(Unjudged):
     """(output - label)² / 2 of one output; labels are floats."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self.slope(outputs, labels).squeeze(-1).square() / 2.0
+        return self.output_gradient(outputs, labels).squeeze(-1).square() / 2.0
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return _residual(outputs, labels)
 
 
@@ -174,19 +174,19 @@ class AbsoluteError(Unjudged):
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return _residual(outputs, labels).squeeze(-1).abs()
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return _residual(outputs, labels).sign()
 
 
 @dataclass(frozen=True)
-class Logistic:
+class LogisticLoss:
     """log(1 + exp(output)) - label · output of one output; labels are 0.0 or 1.0."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         score = outputs.squeeze(-1)
         return functional.softplus(score) - labels * score
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return outputs.sigmoid() - labels.unsqueeze(-1)
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -194,17 +194,17 @@ class Logistic:
 
 
 @dataclass(frozen=True)
-class Sigmoid:
+class SigmoidLoss:
     """1 / (1 + exp(m)) with the margin m = ±output of one output; labels are 0.0 or 1.0.  It is never above 1."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return (-self._signs(labels) * outputs).sigmoid().squeeze(-1)
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return -self._signs(labels) * outputs.sigmoid() * (-outputs).sigmoid()
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return Logistic().accuracy(outputs, labels)
+        return LogisticLoss().accuracy(outputs, labels)
 
     def _signs(self, labels: Tensor) -> Tensor:
         return (2.0 * labels - 1.0).unsqueeze(-1)
@@ -219,7 +219,7 @@ class SizeError(Unjudged):
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._residual(outputs, labels).squeeze(-1).abs()
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._residual(outputs, labels).sign() * (outputs.sign() if self.power == 1 else 2.0 * outputs)
 
     def _residual(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ class Reward(Unjudged):
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return -outputs.squeeze(-1)
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return -torch.ones_like(outputs)
 
 
@@ -245,7 +245,7 @@ def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Huber(Unjudged):
+class HuberLoss(Unjudged):
     """(output - label)² / 2 of one output where the two differ by at most 1, beyond it |output - label| - 1/2."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -253,24 +253,24 @@ class Huber(Unjudged):
         near = apart.clamp(max=1.0)
         return near.square() / 2.0 + (apart - near)
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return _residual(outputs, labels).clamp(-1.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Poisson(Unjudged):
+class PoissonLoss(Unjudged):
     """exp(output) - label · output of one output, the logarithm of a rate; labels are counts."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         score = outputs.squeeze(-1)
         return score.exp() - labels * score
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return outputs.exp() - labels.unsqueeze(-1)
 
 
 @dataclass(frozen=True)
-class Smoothed:
+class LabelSmoothing:
     """The cross-entropy with a `share` of the label spread evenly over all classes (Szegedy et al. 2016)."""
 
     share: float
@@ -280,8 +280,8 @@ class Smoothed:
             outputs.logsumexp(-1) - outputs.mean(-1)
         )
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return (1.0 - self.share) * CrossEntropy().slope(outputs, labels) + self.share * (
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (1.0 - self.share) * CrossEntropy().output_gradient(outputs, labels) + self.share * (
             outputs.softmax(-1) - 1.0 / outputs.shape[-1]
         )
 
@@ -290,27 +290,27 @@ class Smoothed:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class ClassWeighting:
     """`base` times the weight of the label's class: by public weights, so that no record's depends on others."""
 
     base: Loss
     weights: tuple[float, ...]
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self._of(outputs, labels) * self.base.value(outputs, labels)
+        return self._label_weights(outputs, labels) * self.base.value(outputs, labels)
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self._of(outputs, labels).unsqueeze(-1) * self.base.slope(outputs, labels)
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._label_weights(outputs, labels).unsqueeze(-1) * self.base.output_gradient(outputs, labels)
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
         return self.base.accuracy(outputs, labels)
 
-    def _of(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def _label_weights(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return outputs.new_tensor(self.weights)[labels.long()]
 
 
 @dataclass(frozen=True)
-class OfSeveral:
+class MeanOverLabels:
     """The mean of `base` over the `axes` last axes of a record's labels, (..., B, *shape).
 
     Outputs are (..., B, *shape) where `single`, and (..., B, *shape, classes) otherwise.  Labels of classes that
@@ -318,68 +318,68 @@ class OfSeveral:
     """
 
     base: Loss
-    axes: int
-    single: bool
-    ignores: bool
+    label_axes: int
+    has_single_output: bool
+    ignores_missing: bool
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        given, known, there = self._flat(outputs, labels)
+        given, known, there = self._flatten_labels(outputs, labels)
         return (self.base.value(given, known) * there).sum(-1) / there.sum(-1).clamp(min=1.0)
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        given, known, there = self._flat(outputs, labels)
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        given, known, there = self._flatten_labels(outputs, labels)
         share = there / there.sum(-1, keepdim=True).clamp(min=1.0)
-        return (self.base.slope(given, known) * share.unsqueeze(-1)).reshape(outputs.shape)
+        return (self.base.output_gradient(given, known) * share.unsqueeze(-1)).reshape(outputs.shape)
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
         """Of all labels that count."""
-        given, known, there = self._flat(outputs, labels)
+        given, known, there = self._flatten_labels(outputs, labels)
         right = self.base.accuracy(given.unsqueeze(-2), known.unsqueeze(-1))  # the share of one label each
         return None if right is None else (right * there).sum((-2, -1)) / there.sum((-2, -1)).clamp(min=1.0)
 
-    def _flat(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _flatten_labels(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs (..., B, n, classes), labels (..., B, n) that are classes, and 1 where a label counts."""
-        given = outputs.unsqueeze(-1) if self.single else outputs
-        given, known = given.flatten(-1 - self.axes, -2), labels.flatten(-self.axes)
-        there = (known != IGNORED) if self.ignores else torch.ones_like(known, dtype=torch.bool)
+        given = outputs.unsqueeze(-1) if self.has_single_output else outputs
+        given, known = given.flatten(-1 - self.label_axes, -2), labels.flatten(-self.label_axes)
+        there = (known != IGNORED_CLASS) if self.ignores_missing else torch.ones_like(known, dtype=torch.bool)
         return given, known.where(there, 0), there.to(outputs.dtype)
 
 
 @dataclass(frozen=True)
-class OfFunction(Unjudged):
+class FunctionLoss(Unjudged):
     """A function of one record's output and label that gives its loss, with the slope by torch.func.
 
     `label` is the shape of a record's labels.  The function is trusted to keep nothing between calls.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
-    label: tuple[int, ...]
-    axes: int
+    label_shape: tuple[int, ...]
+    output_axes: int
     """Of one record's output."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self._each(self.function, outputs, labels)
+        return self._map_records(self.function, outputs, labels)
 
-    def slope(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self._each(grad(self.function), outputs, labels)
+    def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._map_records(grad(self.function), outputs, labels)
 
-    def _each(self, of_one: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
-        leading = outputs.dim() - self.axes
+    def _map_records(self, of_one: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
+        leading = outputs.dim() - self.output_axes
         of_all = of_one
         for _ in range(leading):
             of_all = vmap(of_all)
-        return of_all(outputs, labels.expand(*outputs.shape[:leading], *self.label))
+        return of_all(outputs, labels.expand(*outputs.shape[:leading], *self.label_shape))
 
 
-def predicted(loss: Loss, outputs: Tensor) -> Tensor:
+def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
     """What outputs (n, *outputs) say: the class of each label, or its value, (n, *labels)."""
-    several = isinstance(loss, OfSeveral)
-    while isinstance(loss, OfSeveral | Weighted):
+    several = isinstance(loss, MeanOverLabels)
+    while isinstance(loss, MeanOverLabels | ClassWeighting):
         loss = loss.base
-    if isinstance(loss, CrossEntropy | Smoothed):
+    if isinstance(loss, CrossEntropy | LabelSmoothing):
         return outputs.argmax(-1)
     values = outputs if several or outputs.shape[-1] != 1 else outputs.squeeze(-1)
-    return (values > 0).long() if isinstance(loss, Logistic | Sigmoid) else values
+    return (values > 0).long() if isinstance(loss, LogisticLoss | SigmoidLoss) else values
 
 
 class LossKind(NamedTuple):
@@ -387,27 +387,27 @@ class LossKind(NamedTuple):
 
     base: Loss
     """Of one label."""
-    classes: bool | None
+    takes_classes: bool | None
     """Whether labels are classes, or numbers; None: classes 0 and 1, or numbers between them."""
-    single: bool
+    has_single_output: bool
     """Whether a label has one output; otherwise as many as `outputs` gives."""
-    outputs: Callable[[int], int] = int
+    output_count: Callable[[int], int] = int
     """From the number of classes."""
 
 
 LOSSES: Mapping[str, LossKind] = {
     "cross-entropy": LossKind(CrossEntropy(), True, False),
-    "binary": LossKind(Logistic(), None, True),
+    "binary": LossKind(LogisticLoss(), None, True),
     "squared-error": LossKind(SquaredError(), False, True),
     "absolute-error": LossKind(AbsoluteError(), False, True),
-    "huber": LossKind(Huber(), False, True),
-    "poisson": LossKind(Poisson(), False, True),
-    "hazard": LossKind(Hazard(), True, False, bins_of),
+    "huber": LossKind(HuberLoss(), False, True),
+    "poisson": LossKind(PoissonLoss(), False, True),
+    "hazard": LossKind(HazardLoss(), True, False, bin_count),
 }
 
 
 @dataclass(frozen=True)
-class Choice:
+class LossChoice:
     """A loss as it is asked for: by a name in `LOSSES`, or as a function of one record's output and label."""
 
     name: str
@@ -431,35 +431,37 @@ class Choice:
         if not all(0.0 <= weight < math.inf for weight in self.class_weights):
             raise InputError(f"class_weights = {list(self.class_weights)}: expected finite numbers, 0 or more")
 
-    def of(self, label: tuple[int, ...], classes: int) -> tuple[Loss, tuple[int, ...] | None]:
+    def make_loss(self, label: tuple[int, ...], classes: int) -> tuple[Loss, tuple[int, ...] | None]:
         """The loss for a record's labels of this shape, and the outputs (*shape) that it needs; None: any.
 
         InputError where the labels are others than it is for; `classes` is 0 of numbers.
         """
         self.check()
         if self.function is not None:
-            return OfFunction(self.function, label, 1), None
+            return FunctionLoss(self.function, label, 1), None
         kind = LOSSES[self.name]
-        if kind.classes is not None and kind.classes != (classes > 0):
+        if kind.takes_classes is not None and kind.takes_classes != (classes > 0):
             held = f"classes 0 … {classes - 1}" if classes else "numbers"
-            raise InputError(f"loss = {self.name!r}: is for labels that are {_called(kind)}, and they are {held}")
-        if kind.classes is None and classes > 2:
             raise InputError(
-                f"loss = {self.name!r}: is for labels that are {_called(kind)}, not 0 … {classes - 1}"
+                f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, and they are {held}"
             )
-        if self.class_weights and len(self.class_weights) != (each := 2 if kind.single else classes):
+        if kind.takes_classes is None and classes > 2:
+            raise InputError(
+                f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"
+            )
+        if self.class_weights and len(self.class_weights) != (each := 2 if kind.has_single_output else classes):
             raise InputError(f"class_weights: expected {each} of them, one a class, not {len(self.class_weights)}")
-        base = Smoothed(self.label_smoothing) if self.label_smoothing else kind.base
-        loss = Weighted(base, self.class_weights) if self.class_weights else base
-        outputs = () if kind.single else (kind.outputs(classes),)
+        base = LabelSmoothing(self.label_smoothing) if self.label_smoothing else kind.base
+        loss = ClassWeighting(base, self.class_weights) if self.class_weights else base
+        outputs = () if kind.has_single_output else (kind.output_count(classes),)
         return (
             (loss, outputs or (1,))
             if not label
-            else (OfSeveral(loss, len(label), kind.single, classes > 0), (*label, *outputs))
+            else (MeanOverLabels(loss, len(label), kind.has_single_output, classes > 0), (*label, *outputs))
         )
 
 
-def _called(kind: LossKind) -> str:
-    if kind.classes is None:
+def _describe_labels(kind: LossKind) -> str:
+    if kind.takes_classes is None:
         return "0 or 1"
-    return "classes" if kind.classes else "numbers (floats)"
+    return "classes" if kind.takes_classes else "numbers (floats)"

@@ -16,15 +16,21 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedpriv.core.errors import InputError, own_or_close
-from fedpriv.core.extensions import ADDED, added, changed, load_extensions
+from fedpriv.core.errors import InputError, suggest_name_or_import
+from fedpriv.core.extensions import ADD_ON_PARTS, load_add_on_part, load_extensions, note_table_change
 from fedpriv.data.fetch import LINEAR_REGRESSION, PHASE_RETRIEVAL
-from fedpriv.data.layout import layout_of
+from fedpriv.data.layout import as_layout
 from fedpriv.data.synthetic import power_law
-from fedpriv.loss.features import IMAGES, frozen_features, orientation_histograms, pixels, scaled
-from fedpriv.loss.imported import DIGEST, Started, is_import_path
-from fedpriv.loss.inputs import objective_over
-from fedpriv.loss.layered import objective_of
+from fedpriv.loss.features import (
+    IMAGES_PER_CHUNK,
+    compute_frozen_features,
+    orientation_histograms,
+    pixel_features,
+    scale_to_norm,
+)
+from fedpriv.loss.imported import DIGEST_PATTERN, InitializedView, is_import_path
+from fedpriv.loss.inputs import make_layout_objective
+from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.linear import (
     LeastSquares,
     LogisticRegression,
@@ -33,9 +39,18 @@ from fedpriv.loss.linear import (
     SoftmaxRegression,
     quadratic_in_ball,
 )
-from fedpriv.loss.losses import LOSSES, AbsoluteError, Choice, CrossEntropy, Hazard, Loss, SquaredError, bins_of
+from fedpriv.loss.losses import (
+    LOSSES,
+    AbsoluteError,
+    CrossEntropy,
+    HazardLoss,
+    Loss,
+    LossChoice,
+    SquaredError,
+    bin_count,
+)
 from fedpriv.loss.objective import Objective
-from fedpriv.loss.ridge import MOST_FEATURES, RIDGE_STATISTICS, RidgeStatistics
+from fedpriv.loss.ridge import MAX_FEATURES, RIDGE_STATISTICS, RidgeStatistics
 from fedpriv.loss.rows import (
     COLUMN_MOMENTS,
     Model,
@@ -44,8 +59,8 @@ from fedpriv.loss.rows import (
     MomentSettings,
     column_moments,
     flat_pixels,
-    model_at,
-    moments,
+    make_imported_model,
+    moment_features,
 )
 
 
@@ -84,7 +99,7 @@ class SoftmaxSettings(ModelSettings):
         if self.backbone is not None:
             if not is_import_path(self.backbone):
                 raise ValueError(f"backbone = {self.backbone!r}: expected an import path, package.module:Name")
-            if self.backbone_weights is None or DIGEST.fullmatch(self.backbone_weights) is None:
+            if self.backbone_weights is None or DIGEST_PATTERN.fullmatch(self.backbone_weights) is None:
                 raise ValueError('backbone needs backbone_weights = "sha256:…", of the file with its state_dict')
             if self.feature_norm is None or self.features != "pixels":
                 raise ValueError('backbone needs feature_norm, and features = "pixels"')
@@ -111,7 +126,7 @@ class RidgeSettings(SoftmaxSettings):
     )
 
 
-def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
     """The features that the settings name, scaled, and a constant 1: (n, features + 1).
 
     Each record is mapped by itself, so the features are no release about the others.  InputError for features that
@@ -119,10 +134,10 @@ def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
-    at_once = len(images) if settings.backbone is not None else IMAGES
+    at_once = len(images) if settings.backbone is not None else IMAGES_PER_CHUNK
     whole: Tensor | None = None
     for start in range(0, max(1, len(images)), max(1, at_once)):
-        values = _features(images[start : start + at_once], dtype, settings)
+        values = _compute_features(images[start : start + at_once], dtype, settings)
         if whole is None:  # formed once: copies of a million clients' records would not fit
             whole = torch.empty(len(images), values.shape[1] + 1, dtype=dtype)
             whole[:, -1] = 1.0
@@ -131,29 +146,33 @@ def features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     return whole
 
 
-def _features(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
     oriented = settings.features == "orientations"
-    values = orientation_histograms(images, dtype) if oriented else pixels(images, dtype).sub(settings.centre)
+    values = (
+        orientation_histograms(images, dtype) if oriented else pixel_features(images, dtype).sub(settings.centre)
+    )
     if settings.backbone is not None:
         assert settings.backbone_weights is not None
         keys = (settings.backbone, settings.backbone_arguments, settings.backbone_weights, settings.backbone_shape)
-        values = frozen_features(values, *keys)
+        values = compute_frozen_features(values, *keys)
     return (
         values
         if settings.feature_norm is None
-        else scaled(values, settings.feature_norm, exactly=settings.scaling == "exactly")
+        else scale_to_norm(values, settings.feature_norm, exactly=settings.scaling == "exactly")
     )
 
 
 def softmax_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SoftmaxRegression:
-    norm = _norm_of(shape, settings)
+    norm = _max_feature_norm(shape, settings)
     plain = settings.feature_norm is None and settings.centre == 0.0
-    return SoftmaxRegression(shape[0], classes, norm, dtype, levels=255 if plain else grid_levels(shape[0], norm))
+    return SoftmaxRegression(
+        shape[0], classes, norm, dtype, denominator=255 if plain else grid_denominator(shape[0], norm)
+    )
 
 
-def grid_levels(features: int, norm: float) -> int | None:
+def grid_denominator(features: int, norm: float) -> int | None:
     """How finely exact releases round features of norms up to `norm`: to multiples of 1/levels, a power of 2.
 
     So that integers of them stay below 2^16 and a record moves by at most 2^-10 of `norm`; None where it cannot.
@@ -162,7 +181,7 @@ def grid_levels(features: int, norm: float) -> int | None:
     return levels if levels >= 1 and 0.5 * math.sqrt(features) / levels <= norm * 2.0**-10 else None
 
 
-def _norm_of(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:
+def _max_feature_norm(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:
     """A bound on the norm of a record's features and its constant 1."""
     largest = settings.feature_norm
     if largest is None:
@@ -173,8 +192,8 @@ def _norm_of(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:
 def logistic_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: LinearSettings
 ) -> LogisticRegression:
-    _check_two("logistic-regression", classes)
-    norm = _norm_of(shape, settings)
+    _check_two_classes("logistic-regression", classes)
+    norm = _max_feature_norm(shape, settings)
     return LogisticRegression(
         shape[0], norm, dtype=dtype, penalty=settings.penalty, convex=settings.penalty == 0.0
     )
@@ -183,11 +202,11 @@ def logistic_regression(
 def sigmoid_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SigmoidRegression:
-    _check_two("sigmoid-regression", classes)
-    return SigmoidRegression(shape[0], _norm_of(shape, settings), dtype=dtype)
+    _check_two_classes("sigmoid-regression", classes)
+    return SigmoidRegression(shape[0], _max_feature_norm(shape, settings), dtype=dtype)
 
 
-def _check_two(name: str, classes: int) -> None:
+def _check_two_classes(name: str, classes: int) -> None:
     if classes != 2:
         raise InputError(f'model.name = "{name}" is for two classes, not {classes}; use "softmax-regression"')
 
@@ -197,7 +216,7 @@ def least_squares_of_scores(
 ) -> LeastSquares:
     """For any data: the model may be anywhere, so no bound on the gradients is known beside the clip."""
     return LeastSquares(
-        shape[0], _norm_of(shape, settings), dtype=dtype, penalty=settings.penalty, radius=math.inf
+        shape[0], _max_feature_norm(shape, settings), dtype=dtype, penalty=settings.penalty, radius=math.inf
     )
 
 
@@ -217,11 +236,11 @@ def ridge_statistics(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: RidgeStatisticsSettings
 ) -> RidgeStatistics:
     if not settings.real:
-        _check_two(RIDGE_STATISTICS, classes)
-    if shape[0] > MOST_FEATURES:
-        raise InputError(f"model.name = {RIDGE_STATISTICS!r}: {shape[0]} features, at most {MOST_FEATURES}")
+        _check_two_classes(RIDGE_STATISTICS, classes)
+    if shape[0] > MAX_FEATURES:
+        raise InputError(f"model.name = {RIDGE_STATISTICS!r}: {shape[0]} features, at most {MAX_FEATURES}")
     return RidgeStatistics(
-        shape[0], math.hypot(_norm_of(shape, settings), 1.0), not settings.real, settings.penalty, dtype
+        shape[0], math.hypot(_max_feature_norm(shape, settings), 1.0), not settings.real, settings.penalty, dtype
     )
 
 
@@ -241,11 +260,11 @@ def perceptron(
         shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: PerceptronSettings
     ) -> Objective:
         (width,) = shape
-        outputs = classes if loss is None else bins_of(classes) if isinstance(loss, Hazard) else 1
+        outputs = classes if loss is None else bin_count(classes) if isinstance(loss, HazardLoss) else 1
         net = nn.Sequential(nn.Linear(width, settings.hidden), activation(), nn.Linear(settings.hidden, outputs))
-        return objective_of(net, width, loss or CrossEntropy(), settings.initial_seed, dtype)
+        return make_module_objective(net, width, loss or CrossEntropy(), settings.initial_seed, dtype)
 
-    survival = isinstance(loss, Hazard)
+    survival = isinstance(loss, HazardLoss)
     return Model(
         PerceptronSettings, features, objective, regression=loss is not None and not survival, survival=survival
     )
@@ -254,9 +273,9 @@ def perceptron(
 def hazard_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> Objective:
-    net = nn.Linear(shape[0], bins_of(classes), bias=False)  # a constant is among the features
+    net = nn.Linear(shape[0], bin_count(classes), bias=False)  # a constant is among the features
     nn.init.zeros_(net.weight)
-    return objective_of(net, shape[0], Hazard(), 0, dtype)
+    return make_module_objective(net, shape[0], HazardLoss(), 0, dtype)
 
 
 def convolutional_net(classes: int) -> nn.Sequential:
@@ -281,10 +300,10 @@ def convolutional(shape: tuple[int, ...], classes: int, dtype: torch.dtype, sett
         raise InputError(
             f'model.name = "cnn" takes gray images of 28 x 28 = 784 pixels, not {math.prod(shape)} values'
         )
-    return objective_of(convolutional_net(classes), 784, CrossEntropy(), settings.initial_seed, dtype)
+    return make_module_objective(convolutional_net(classes), 784, CrossEntropy(), settings.initial_seed, dtype)
 
 
-def numbers(features: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
+def keep_numbers(features: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
     """Features that are numbers already, as they are."""
     return torch.from_numpy(features).to(dtype)
 
@@ -302,9 +321,9 @@ def phase_retrieval(power: Literal[1, 2]) -> Model:
         shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PhaseSettings
     ) -> PhaseRetrieval:
         (width,) = shape
-        return PhaseRetrieval(width, power, feature_norm=1.0, start=settings.start, dtype=dtype)
+        return PhaseRetrieval(width, power, feature_norm=1.0, start_norm=settings.start, dtype=dtype)
 
-    return Model(PhaseSettings, numbers, objective, regression=True, only_for=PHASE_RETRIEVAL)
+    return Model(PhaseSettings, keep_numbers, objective, regression=True, only_for=PHASE_RETRIEVAL)
 
 
 class LeastSquaresSettings(ModelSettings):
@@ -325,29 +344,31 @@ def linear_regression(
 
 
 MODELS = {
-    "softmax-regression": Model(SoftmaxSettings, features_and_bias, softmax_regression),
-    "logistic-regression": Model(LinearSettings, features_and_bias, logistic_regression),
-    "sigmoid-regression": Model(SoftmaxSettings, features_and_bias, sigmoid_regression),
-    "linear-regression": Model(LinearSettings, features_and_bias, least_squares_of_scores, regression=True),
-    "ridge-regression": Model(RidgeSettings, features_and_bias, least_squares_of_scores, regression=True),
-    RIDGE_STATISTICS: Model(RidgeStatisticsSettings, features_and_bias, ridge_statistics),
+    "softmax-regression": Model(SoftmaxSettings, compute_features_and_bias, softmax_regression),
+    "logistic-regression": Model(LinearSettings, compute_features_and_bias, logistic_regression),
+    "sigmoid-regression": Model(SoftmaxSettings, compute_features_and_bias, sigmoid_regression),
+    "linear-regression": Model(
+        LinearSettings, compute_features_and_bias, least_squares_of_scores, regression=True
+    ),
+    "ridge-regression": Model(RidgeSettings, compute_features_and_bias, least_squares_of_scores, regression=True),
+    RIDGE_STATISTICS: Model(RidgeStatisticsSettings, compute_features_and_bias, ridge_statistics),
     "mlp-regression": perceptron(nn.Tanh, SquaredError()),
     "mlp": perceptron(nn.Tanh),
     "mlp-relu": perceptron(nn.ReLU),
-    "hazard-regression": Model(SoftmaxSettings, features_and_bias, hazard_regression, survival=True),
-    "hazard-mlp": perceptron(nn.Tanh, Hazard()),
+    "hazard-regression": Model(SoftmaxSettings, compute_features_and_bias, hazard_regression, survival=True),
+    "hazard-mlp": perceptron(nn.Tanh, HazardLoss()),
     "cnn": Model(ModuleSettings, flat_pixels, convolutional),
-    "relu-regression": perceptron(nn.ReLU, AbsoluteError(), numbers),
+    "relu-regression": perceptron(nn.ReLU, AbsoluteError(), keep_numbers),
     "least-squares": Model(
-        LeastSquaresSettings, numbers, linear_regression, regression=True, only_for=LINEAR_REGRESSION
+        LeastSquaresSettings, keep_numbers, linear_regression, regression=True, only_for=LINEAR_REGRESSION
     ),
     "amplitude-phase-retrieval": phase_retrieval(1),
     "robust-phase-retrieval": phase_retrieval(2),
-    COLUMN_MOMENTS: Model(MomentSettings, moments, column_moments, evaluated=False),
+    COLUMN_MOMENTS: Model(MomentSettings, moment_features, column_moments, evaluated=False),
 }
 
 
-SHIPPED = frozenset({*MODELS, *ADDED["model"]})
+SHIPPED = frozenset({*MODELS, *ADD_ON_PARTS["model"]})
 
 
 def add_model(name: str, model: Model) -> None:
@@ -358,22 +379,23 @@ def add_model(name: str, model: Model) -> None:
     if name in SHIPPED:
         raise InputError(f"add_model: {name!r} is a model of fedpriv; give yours another name")
     MODELS[name] = model
-    changed()
+    note_table_change()
 
 
-def model_named(name: str) -> Model:
+def find_model(name: str) -> Model:
     """A row by name, one's own included, or one for an import path; InputError if there is none."""
     if is_import_path(name):
-        return model_at(name)
-    if name not in MODELS and name in ADDED["model"]:
-        return cast(Model, added("model", name))
+        return make_imported_model(name)
+    if name not in MODELS and name in ADD_ON_PARTS["model"]:
+        return cast(Model, load_add_on_part("model", name))
     if name not in MODELS:
         load_extensions()
     if name not in MODELS:
         raise InputError(
-            f"model.name = {name!r}: known models are {', '.join(map(repr, (*MODELS, *ADDED['model'])))}, or "
+            f"model.name = {name!r}: known models are {', '.join(map(repr, (*MODELS, *ADD_ON_PARTS['model'])))}, "
+            "or "
             "package.module:Name"
-            f"{own_or_close(name, MODELS)}"
+            f"{suggest_name_or_import(name, MODELS)}"
         )
     return MODELS[name]
 
@@ -381,26 +403,28 @@ def model_named(name: str) -> Model:
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """From the shape of one record and the number of classes (0: a regression) to an untrained module."""
 
-LossGiven = str | Mapping[str, Any] | Callable[[Tensor, Tensor], Tensor] | None
+LossArgument = str | Mapping[str, Any] | Callable[[Tensor, Tensor], Tensor] | None
 """A name, {"name": …, "class_weights": …, "label_smoothing": …}, or a function of a record's output and label."""
 
 
-def choice_of(loss: LossGiven, *, real: bool) -> Choice:
+def make_loss_choice(loss: LossArgument, *, real: bool) -> LossChoice:
     """The loss that is asked for; left out, the cross-entropy, or the squared error of `real` labels.
 
     "squared" and "absolute" are the errors of these names.  Named errors of numbers give way to the cross-entropy
     where labels are classes.  InputError for what is no loss.
     """
     if loss is None:
-        return Choice("squared-error" if real else "cross-entropy")
+        return LossChoice("squared-error" if real else "cross-entropy")
     if callable(loss):
-        return Choice(getattr(loss, "__qualname__", "function"), loss)
+        return LossChoice(getattr(loss, "__qualname__", "function"), loss)
     try:
-        chosen = Choice(loss) if isinstance(loss, str) else Choice(**loss)
+        chosen = LossChoice(loss) if isinstance(loss, str) else LossChoice(**loss)
     except TypeError:
         raise InputError(f"loss = {loss!r}: accepted keys are name, class_weights and label_smoothing") from None
     name = f"{chosen.name}-error" if f"{chosen.name}-error" in LOSSES else chosen.name
-    chosen = Choice(name, None, tuple(float(weight) for weight in chosen.class_weights), chosen.label_smoothing)
+    chosen = LossChoice(
+        name, None, tuple(float(weight) for weight in chosen.class_weights), chosen.label_smoothing
+    )
     chosen.check()
     return chosen
 
@@ -411,7 +435,7 @@ def add_module(
     *,
     shape: tuple[int, ...] | None = None,
     regression: bool = False,
-    loss: LossGiven = None,
+    loss: LossArgument = None,
 ) -> None:
     """Make `model.name = name` mean the module that `factory(shape, classes)` returns.
 
@@ -423,26 +447,28 @@ def add_module(
     Each record's gradient is taken alone, so layers that mix records (BatchNorm), draw random numbers (Dropout) or
     change buffers are refused when the model is used.  InputError for the name of a shipped model.
     """
-    choice = choice_of(loss, real=regression)
+    choice = make_loss_choice(loss, real=regression)
 
     def objective(flat: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ModuleSettings) -> Objective:
-        layout = layout_of(flat)
-        record = (layout.width,) if shape is None else shape
-        return objective_over(
+        layout = as_layout(flat)
+        record = (layout.input_width,) if shape is None else shape
+        return make_layout_objective(
             factory(record, classes), layout, record, choice, classes, settings.initial_seed, dtype, name
         )[0]
 
     add_model(name, Model(ModuleSettings, flat_pixels, objective, regression=regression, several_labels=True))
 
 
-def add_given(name: str, module: nn.Module, record: tuple[int, ...], *, regression: bool, choice: Choice) -> None:
+def add_module_instance(
+    name: str, module: nn.Module, record: tuple[int, ...], *, regression: bool, choice: LossChoice
+) -> None:
     """As `add_module`, for one module whose parameters are x_1; it is copied, and what is not trained stays."""
     held = copy.deepcopy(module).to("cpu")
 
     def objective(flat: tuple[int, ...], classes: int, dtype: torch.dtype, _settings: ModuleSettings) -> Objective:
-        return Started(
-            *objective_over(
-                copy.deepcopy(held).to(dtype), layout_of(flat), record, choice, classes, 0, dtype, name
+        return InitializedView(
+            *make_layout_objective(
+                copy.deepcopy(held).to(dtype), as_layout(flat), record, choice, classes, 0, dtype, name
             )
         )
 

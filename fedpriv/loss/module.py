@@ -18,25 +18,25 @@ from torch.nn.parameter import is_lazy
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
-from fedpriv.core.replicates import Scalar, at_once
-from fedpriv.loss.alone import own, reason_of, rows_apart
-from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
-from fedpriv.loss.frozen import Called, frozen_of, trained_of
+from fedpriv.core.replicates import Scalar, max_values_at_once
+from fedpriv.loss.alone import aligned_copy, map_records, reason_of
+from fedpriv.loss.clipping import Clipping, compute_clipping, upper_norm, vector_bounds
+from fedpriv.loss.frozen import FunctionalModule, frozen_names, trainable_parameters
 from fedpriv.loss.losses import Loss
-from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
-from fedpriv.loss.unrolled import for_vmap
+from fedpriv.loss.objective import Batch, Deterministic, Increment, ModelEvaluation, Query, Records
+from fedpriv.loss.unrolled import make_vmap_module
 from fedpriv.participation.orders import Dependence
 
 _CHUNK_VALUES = 2**20
 """Gradient values held at a time: what lies in a cache is summed faster than what does not."""
-_BLOCK_VALUES = 2**20
+_EVALUATION_VALUES = 2**20
 """Values of features that are evaluated at a time."""
-_PIECE = 2**16
+_DRAWN_VALUES = 2**16
 """Values of x_1 that are drawn at a time."""
 
 
 @dataclass(frozen=True)
-class OfModule(Deterministic):
+class BaseModuleObjective(Deterministic):
     """The loss of `module`'s outputs; x_1 follows from `seed`, and no constant of the loss is known."""
 
     module: nn.Module
@@ -50,23 +50,23 @@ class OfModule(Deterministic):
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
         """Of the parameters that are trained, as they lie in the point."""
-        return shapes_of(self.module)
+        return trainable_shapes(self.module)
 
     @cached_property
     def dimension(self) -> int:
         return sum(shape.numel() for shape in self.shapes.values())
 
     def initial(self) -> Tensor:
-        return initial_point(self.module, self.seed, self.dtype)
+        return draw_initial_point(self.module, self.seed, self.dtype)
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         outputs = self.outputs(point, records)
         loss = self.loss.value(outputs, records.labels).mean(-1)
-        return Evaluation(loss, self.loss.accuracy(outputs, records.labels))
+        return ModelEvaluation(loss, self.loss.accuracy(outputs, records.labels))
 
 
 @dataclass(frozen=True)
-class ModuleObjective(OfModule):
+class ModuleObjective(BaseModuleObjective):
     """The loss of `module`'s outputs; the module maps (records, features) to (records, outputs).
 
     Constructing raises InputError if a layer mixes records or draws random numbers.
@@ -89,11 +89,11 @@ class ModuleObjective(OfModule):
         leading = query.points[0].shape[:-1]
         rows = [point.reshape(-1, self.dimension) for point in query.points]
         features = records.features.reshape(-1, *records.features.shape[len(leading) :])
-        labels = records.labels.reshape(-1, *records.labels.shape[records.axis :])
+        labels = records.labels.reshape(-1, *records.labels.shape[records.record_axis :])
         shares = weights.expand(records.features.shape[:-1]).reshape(labels.shape[:2])
         clips = clip.reshape(-1) if isinstance(clip, Tensor) else [clip] * len(rows[0])
         alone = [
-            self._increment(
+            self._increment_of_replicate(
                 Query([row[replicate] for row in rows], query.coefficients),
                 Batch(Records(features[replicate], labels[replicate]), shares[replicate]),
                 clips[replicate],
@@ -103,27 +103,27 @@ class ModuleObjective(OfModule):
         total, clipped = (torch.stack(parts) for parts in zip(*alone, strict=True))
         return Increment(total.view(*leading, -1), clipped.view(leading))
 
-    def _increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+    def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         records, weights = batch
-        rows = max(1, at_once(_CHUNK_VALUES, weights.device) // (self.dimension * len(query.points)))
+        rows = max(1, max_values_at_once(_CHUNK_VALUES, weights.device) // (self.dimension * len(query.points)))
         total = torch.zeros_like(query.points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for features, labels, weight in zip(
             *(torch.split(part, rows) for part in (*records, weights)), strict=True
         ):
-            combined, chunk = self._clipped(query, Batch(Records(features, labels), weight), clip)
+            combined, chunk = self._clip_increments(query, Batch(Records(features, labels), weight), clip)
             total += torch.cat([chunk.factor @ part for part in combined])
-            clipped += chunk.clipped
+            clipped += chunk.clipped_count
         return Increment(total, clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        combined, clipped = self._clipped(query, batch, clip)
+        combined, clipped = self._clip_increments(query, batch, clip)
         return torch.cat(combined, dim=-1) * clipped.factor.unsqueeze(-1)
 
-    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[Tensor], Clipping]:
+    def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[Tensor], Clipping]:
         """The increments of a batch by parameters, (B, size) each, zeros if not held, and what clips them."""
-        weights, points = batch.weights, [named_parts(self.shapes, point) for point in query.points]
-        parts = list(zip(query.coefficients, self._gradients(points, batch.records), strict=True))
+        weights, points = batch.weights, [unflatten_point(self.shapes, point) for point in query.points]
+        parts = list(zip(query.coefficients, self._per_record_gradients(points, batch.records), strict=True))
         combined = [
             torch.stack([coefficient * part[name] for coefficient, part in parts])
             .sum(0)
@@ -131,10 +131,14 @@ class ModuleObjective(OfModule):
             .to(weights.dtype)
             for name in points[0]
         ]
-        clipped = clipping(formed(torch.stack([upper_norm(part) for part in combined]).norm(dim=0)), weights, clip)
-        return [clipped.only(part) for part in combined], clipped
+        clipped = compute_clipping(
+            vector_bounds(torch.stack([upper_norm(part) for part in combined]).norm(dim=0)), weights, clip
+        )
+        return [clipped.zero_unrepresentable(part) for part in combined], clipped
 
-    def _gradients(self, points: Sequence[dict[str, Tensor]], records: Records) -> list[dict[str, Tensor]]:
+    def _per_record_gradients(
+        self, points: Sequence[dict[str, Tensor]], records: Records
+    ) -> list[dict[str, Tensor]]:
         """Every record's gradient at each point, (B, *shape) by parameter; NaN for a record it raises on."""
         if len(records.labels) == 1:
             return [self._gradient_of_one(parameters, records) for parameters in points]
@@ -143,27 +147,27 @@ class ModuleObjective(OfModule):
             return [gradients(parameters, *records) for parameters in points]
         except (RuntimeError, IndexError, ValueError) as error:
             if "random" in str(error):
-                raise self._random() from None
-            raising = torch.tensor([self._raises(points, Records(*one)) for one in _singles(records)])
+                raise self._randomness_error() from None
+            raising = torch.tensor([self._raises(points, Records(*one)) for one in _single_records(records)])
             if not raising.any():
                 raise
             if raising.all():  # what vmap has no rule for, or the module itself
-                return self._one_after_another(points, records, error)
+                return self._gradients_without_vmap(points, records, error)
             # The batch keeps its shape, with zeros for these records: rows of other shapes round otherwise.
-            shown = records.features.where(~_along(raising, records.features), 0.0)
+            shown = records.features.where(~_broadcast_mask(raising, records.features), 0.0)
             return [
-                {name: part.where(~_along(raising, part), torch.nan) for name, part in gradient.items()}
+                {name: part.where(~_broadcast_mask(raising, part), torch.nan) for name, part in gradient.items()}
                 for gradient in (gradients(parameters, shown, records.labels) for parameters in points)
             ]
 
-    def _one_after_another(
+    def _gradients_without_vmap(
         self, points: Sequence[dict[str, Tensor]], records: Records, error: Exception
     ) -> list[dict[str, Tensor]]:
         """As `_gradients`, without vmap; `error` if every record of several raises."""
         found = []
         for parameters in points:
             rows: list[dict[str, Tensor] | None] = []
-            for one in _singles(records):
+            for one in _single_records(records):
                 try:
                     rows.append(self._gradient_of_one(parameters, Records(*one)))
                 except (RuntimeError, IndexError, ValueError):
@@ -187,14 +191,16 @@ class ModuleObjective(OfModule):
         """(1, *shape) by parameter, of one record; a fifth of the time of vmap(grad)."""
         before = torch.get_rng_state()
         with torch.inference_mode(False), torch.enable_grad():
-            named = {name: own(value).requires_grad_() for name, value in parameters.items()}
-            loss = self.loss.value(self.called(named, own(records.features)), own(records.labels)).squeeze(0)
+            named = {name: aligned_copy(value).requires_grad_() for name, value in parameters.items()}
+            loss = self.loss.value(
+                self.functional_module(named, aligned_copy(records.features)), aligned_copy(records.labels)
+            ).squeeze(0)
             slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
         if not torch.equal(before, torch.get_rng_state()):
-            raise self._random()
+            raise self._randomness_error()
         return {name: slope.to_dense().unsqueeze(0) for name, slope in zip(named, slopes, strict=True)}
 
-    def _random(self) -> InputError:
+    def _randomness_error(self) -> InputError:
         return InputError(
             f"model: {type(self.module).__name__} draws random numbers in its forward pass; "
             "a model without dropout can be used"
@@ -210,21 +216,25 @@ class ModuleObjective(OfModule):
         return False
 
     def _loss_of_one(self, parameters: dict[str, Tensor], features: Tensor, label: Tensor) -> Tensor:
-        return self.loss.value(self._call(parameters, features.unsqueeze(0)), label.unsqueeze(0)).squeeze(0)
+        return self.loss.value(
+            self._call_under_vmap(parameters, features.unsqueeze(0)), label.unsqueeze(0)
+        ).squeeze(0)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         """See `Objective`; the layers' values exist for at most `_BLOCK_VALUES` of features at a time.
 
         InputError for records on one of which the module raises.
         """
-        rows = max(1, at_once(_BLOCK_VALUES, point.device) // max(1, records.features.shape[1:].numel()))
+        rows = max(
+            1, max_values_at_once(_EVALUATION_VALUES, point.device) // max(1, records.features.shape[1:].numel())
+        )
         blocks = torch.split(records.features, rows)
 
         def of_one(row: Tensor) -> Tensor:
-            named = named_parts(self.shapes, own(row))
-            call, of_batch = partial(self.called, named), partial(self._call, named)
+            named = unflatten_point(self.shapes, aligned_copy(row))
+            call, of_batch = partial(self.functional_module, named), partial(self._call_under_vmap, named)
             try:
-                return torch.cat([rows_apart(of_batch if len(block) > 1 else call, block) for block in blocks])
+                return torch.cat([map_records(of_batch if len(block) > 1 else call, block) for block in blocks])
             except (RuntimeError, IndexError, ValueError):  # what vmap has no rule for, or the module itself
                 return torch.cat([call(row) for row in torch.split(records.features, 1)])
 
@@ -238,40 +248,40 @@ class ModuleObjective(OfModule):
         return outputs.view(*point.shape[:-1], *outputs.shape[1:])
 
     @cached_property
-    def called(self) -> Called:
-        return Called(self.module)
+    def functional_module(self) -> FunctionalModule:
+        return FunctionalModule(self.module)
 
     @cached_property
-    def under_vmap(self) -> Called:
+    def vmap_module(self) -> FunctionalModule:
         """The module as vmap can run it."""
-        return Called(for_vmap(self.module))
+        return FunctionalModule(make_vmap_module(self.module))
 
-    def _call(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
+    def _call_under_vmap(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
         """Of one record under vmap."""
         with sdpa_kernel(SDPBackend.MATH):  # vmap runs the others record after record
-            return self.under_vmap(parameters, features)
+            return self.vmap_module(parameters, features)
 
 
-def _singles(records: Records) -> Iterator[tuple[Tensor, Tensor]]:
+def _single_records(records: Records) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(torch.split(records.features, 1), torch.split(records.labels, 1), strict=True)
 
 
-def _along(which: Tensor, values: Tensor) -> Tensor:
+def _broadcast_mask(which: Tensor, values: Tensor) -> Tensor:
     """(B,) as (B, 1, …), to go with values (B, …)."""
     return which.view(-1, *(1,) * (values.dim() - 1))
 
 
-def parameters_of(module: nn.Module, point: Tensor) -> dict[str, Tensor]:
+def unflatten_parameters(module: nn.Module, point: Tensor) -> dict[str, Tensor]:
     """The flat parameters (..., d) as views by name, each (..., *shape), in the order of `trained_of`."""
-    return named_parts(shapes_of(module), point)
+    return unflatten_point(trainable_shapes(module), point)
 
 
-def shapes_of(module: nn.Module) -> dict[str, torch.Size]:
+def trainable_shapes(module: nn.Module) -> dict[str, torch.Size]:
     """Of the parameters that are trained."""
-    return {name: parameter.shape for name, parameter in trained_of(module).items()}
+    return {name: parameter.shape for name, parameter in trainable_parameters(module).items()}
 
 
-def named_parts(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str, Tensor]:
+def unflatten_point(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str, Tensor]:
     """A flat point (..., d) as views by name, each (..., *shape)."""
     pieces = torch.split(point, [shape.numel() for shape in shapes.values()], dim=-1)
     return {
@@ -280,13 +290,13 @@ def named_parts(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str, Te
     }
 
 
-def initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
+def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
     """x_1 (d,): weights and biases uniform in ±1/√(fan in), as torch's own layers start (He et al. 2015, a = √5).
 
     A function of `seed` and the shapes.  Layers name what begins at zero.  Parameters of layers without a matrix
     (scales and shifts of a normalisation) keep the value they have.
     """
-    generator, trained = public_generator(seed, "initial model"), trained_of(module)
+    generator, trained = public_generator(seed, "initial model"), trainable_parameters(module)
     point = torch.empty(sum(parameter.numel() for parameter in trained.values()), dtype=dtype)
     places = torch.split(point, [parameter.numel() for parameter in trained.values()])
     for (name, parameter), values in zip(trained.items(), places, strict=True):
@@ -297,7 +307,7 @@ def initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
             values.zero_()
         elif fans.dim() > 1:
             bound = 1.0 / math.sqrt(fans.numel() / fans.shape[0])
-            for piece in torch.split(values, _PIECE):  # no vector in float64 beside this one
+            for piece in torch.split(values, _DRAWN_VALUES):  # no vector in float64 beside this one
                 piece.copy_(torch.from_numpy(generator.uniform(-bound, bound, piece.numel())))
         else:
             values.copy_(parameter.detach().flatten())
@@ -307,14 +317,14 @@ def initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
 def check_module(module: nn.Module) -> None:
     """InputError, naming the layer, if a record's gradient could depend on other records or on chance."""
     for name, layer in module.named_modules():
-        if why := refused(layer):
+        if why := why_refused(layer):
             raise InputError(f"model: layer {name or 'itself'} ({type(layer).__name__}) {why}")
-    if not trained_of(module):
-        held = "; requires_grad = False for all it has" if frozen_of(module) else ""
+    if not trainable_parameters(module):
+        held = "; requires_grad = False for all it has" if frozen_names(module) else ""
         raise InputError(f"model: the module has no parameters to train{held}")
 
 
-def refused(layer: nn.Module) -> str | None:
+def why_refused(layer: nn.Module) -> str | None:
     """Why a layer cannot be used, and what can be in its place; None where it can."""
     if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
         return "mixes the records of a batch; GroupNorm or LayerNorm does not"

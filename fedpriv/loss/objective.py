@@ -29,36 +29,36 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.alone import Floats, Scores
+from fedpriv.loss.alone import Floats, IntegerScores
 from fedpriv.participation.orders import UNDECLARED, Dependence, declared_dependence
 
 UNCLIPPED = 1e30
 """A norm bound that no gradient reaches, and that floating-point numbers of 32 bits can hold."""
 
 
-class Slots(NamedTuple):
+class BatchLayout(NamedTuple):
     """Names of a batch's records, without a look at any of them: all that public coins may be keyed by."""
 
     t: int
     """The round."""
-    silos: tuple[tuple[int, int], ...]
+    silo_sizes: tuple[tuple[int, int], ...]
     """Silos in the order of their records: (number, records)."""
-    rows: NDArray[np.int64]
+    row_indices: NDArray[np.int64]
     """Row index of each record in its silo, (B,), or (replicates, B) where replicates read different rows.
 
     A record keeps its row index in every round, whoever else is read.
     """
 
     @property
-    def silo_of_records(self) -> NDArray[np.int64]:
+    def silo_ids(self) -> NDArray[np.int64]:
         """The silo of each record, (B,)."""
-        numbers, counts = zip(*self.silos, strict=True) if self.silos else ((), ())
+        numbers, counts = zip(*self.silo_sizes, strict=True) if self.silo_sizes else ((), ())
         return np.repeat(np.array(numbers, np.int64), counts)
 
-    def of_rows(self, rows: NDArray[np.int64]) -> "Slots":
+    def with_rows(self, rows: NDArray[np.int64]) -> "BatchLayout":
         """The same round for other rows (B,) of the same silo; for a batch of one silo."""
-        ((silo, _),) = self.silos
-        return Slots(self.t, ((silo, len(rows)),), rows)
+        ((silo, _),) = self.silo_sizes
+        return BatchLayout(self.t, ((silo, len(rows)),), rows)
 
 
 class Records(NamedTuple):
@@ -71,7 +71,7 @@ class Records(NamedTuple):
     labels: Tensor
 
     @property
-    def axis(self) -> int:
+    def record_axis(self) -> int:
         """Axis of the records, of both."""
         return self.features.dim() - 2
 
@@ -101,10 +101,10 @@ class Increment(NamedTuple):
     """A weighted sum of clipped increments (..., d) and how many of the records were clipped (...)."""
 
     total: Tensor
-    clipped: Tensor
+    clipped_count: Tensor
 
 
-class Evaluation(NamedTuple):
+class ModelEvaluation(NamedTuple):
     """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...).
 
     `accuracy` is None for a regression; `metrics` holds what else the objective knows, by name, each (...).
@@ -114,30 +114,30 @@ class Evaluation(NamedTuple):
     accuracy: Tensor | None
     metrics: Mapping[str, Tensor] = MappingProxyType({})
 
-    def named(self) -> dict[str, Tensor]:
+    def to_metrics(self) -> dict[str, Tensor]:
         """Everything by name, as results keep it."""
         accuracy = {} if self.accuracy is None else {"test_accuracy": self.accuracy}
         return {"test_loss": self.loss, **accuracy, **self.metrics}
 
 
-class Outer(NamedTuple):
+class OuterProduct(NamedTuple):
     """How increments of linear scores factor: residual (classes,) ⊗ features, in whole multiples of 1/`levels`."""
 
-    slopes: Callable[[Scores, NDArray[np.int64]], Floats]
+    residuals: Callable[[IntegerScores, NDArray[np.int64]], Floats]
     """(scores, labels (B,)) → the loss's derivative by the scores, (B, classes), in written order (`Scores`)."""
     classes: int
-    levels: int
+    denominator: int
     """Features times this are rounded to integers."""
-    largest: int
+    max_feature_norm: int
     """A public bound on the norm of a record's integer features."""
 
 
-class Linear(NamedTuple):
+class LinearScores(NamedTuple):
     """A loss of linear scores: a gradient is slopes (outputs,) ⊗ features."""
 
-    of: Callable[[Tensor, Tensor], Tensor]
+    compute_scores: Callable[[Tensor, Tensor], Tensor]
     """(point (..., d), features (..., B, f)) → scores (..., B, outputs), linear in the point."""
-    slopes: Callable[[Tensor, Tensor], Tensor]
+    output_gradient: Callable[[Tensor, Tensor], Tensor]
     """(scores (..., B, outputs), labels (..., B)) → the loss's derivative by the scores, (..., B, outputs)."""
 
 
@@ -183,7 +183,7 @@ class Objective(Protocol):
         """Facts on which a record's increment depends; a class that does not say depends on anything."""
         ...
 
-    def at(self, slots: Slots) -> "Objective":
+    def for_batch(self, slots: BatchLayout) -> "Objective":
         """The objective of the batch in these slots: another one only where it has public coins of its own."""
         ...
 
@@ -236,11 +236,11 @@ class Objective(Protocol):
         """Gradients (or values) of one record that an increment over so many points takes."""
         ...
 
-    def beside(self, points: int, rows: int = 1) -> int:
+    def extra_values(self, points: int, rows: int = 1) -> int:
         """Values that exist at a time beside increments of so many rows, of one replicate: directions, copies."""
         ...
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """Loss and accuracy of `point` (..., d) on records without leading axes."""
         ...
 
@@ -261,13 +261,13 @@ class Deterministic(ABC):
     def convex_within(self) -> float:
         return math.inf if self.convex else 0.0
 
-    def at(self, slots: Slots) -> Self:
+    def for_batch(self, slots: BatchLayout) -> Self:
         return self
 
     def evaluations(self, points: int) -> int:
         return points
 
-    def beside(self, points: int, rows: int = 1) -> int:
+    def extra_values(self, points: int, rows: int = 1) -> int:
         return 0
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
@@ -284,7 +284,7 @@ class Deterministic(ABC):
 
 PROVED_DIAMETERS: set[type] = set()
 """Classes whose `diameter` is proved; no subclass of one is believed."""
-ADDED_WHOLE: set[type] = set()
+SUMMED_BY_CELL: set[type] = set()
 """Classes whose increments are added cell by cell, by their own `whole`."""
 
 
@@ -296,9 +296,9 @@ def is_shipped(kind: type) -> bool:
 class FastPaths(NamedTuple):
     """Faster ways to a loss's increments; None where it has none."""
 
-    outer: Outer | None
+    outer: OuterProduct | None
     """Increments that factor, with features that are whole numbers."""
-    linear: Linear | None
+    linear: LinearScores | None
     """Linear scores that the loss is a function of, and of nothing else."""
 
 
@@ -348,8 +348,8 @@ class View:
     def initial(self) -> Tensor:
         return self.base.initial()
 
-    def at(self, slots: Slots) -> Objective:
-        return self.base.at(slots)
+    def for_batch(self, slots: BatchLayout) -> Objective:
+        return self.base.for_batch(slots)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         return self.base.increment(query, batch, clip)
@@ -369,10 +369,10 @@ class View:
     def evaluations(self, points: int) -> int:
         return self.base.evaluations(points)
 
-    def beside(self, points: int, rows: int = 1) -> int:
-        return self.base.beside(points, rows)
+    def extra_values(self, points: int, rows: int = 1) -> int:
+        return self.base.extra_values(points, rows)
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         return self.base.evaluate(point, records)
 
 
@@ -390,12 +390,12 @@ class EvaluationView(RecordView):
     """`base`, but for `evaluate`: increments are computed as `base` computes them, bit for bit."""
 
 
-_WHOLE = 256
+_MAX_BFLOAT16_INTEGER = 256
 """Up to here bfloat16 holds every whole number."""
 
 
 @dataclass(frozen=True)
-class ShortPasses(RecordView):
+class Bfloat16View(RecordView):
     """`base`, whose gradients are taken at models and of features that are rounded to bfloat16.
 
     Evaluations are in the type of the model.
@@ -404,21 +404,21 @@ class ShortPasses(RecordView):
     gradients, and each is clipped as the vector that is added.
     """
 
-    def at(self, slots: Slots) -> Self:
-        base = self.base.at(slots)
+    def for_batch(self, slots: BatchLayout) -> Self:
+        base = self.base.for_batch(slots)
         return self if base is self.base else replace(self, base=base)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        return self.base.increment(_narrowed(query), _with_short_features(batch), clip)
+        return self.base.increment(_query_in_bfloat16(query), _batch_in_bfloat16(batch), clip)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        return self.base.per_record(_narrowed(query), _with_short_features(batch), rows, clip)
+        return self.base.per_record(_query_in_bfloat16(query), _batch_in_bfloat16(batch), rows, clip)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         return self.increment(Query((point,)), batch, UNCLIPPED).total
 
 
-def _narrowed(query: Query) -> Query:
+def _query_in_bfloat16(query: Query) -> Query:
     """InputError for a difference of gradients: models of two rounds are often equal in 8 bits."""
     if len(query.points) > 1:
         raise InputError(
@@ -428,12 +428,12 @@ def _narrowed(query: Query) -> Query:
     return query._replace(points=[point.bfloat16() for point in query.points])
 
 
-def _with_short_features(batch: Batch) -> Batch:
+def _batch_in_bfloat16(batch: Batch) -> Batch:
     records, weights = batch
     return Batch(Records(records.features.bfloat16(), records.labels), weights)
 
 
-def short_passes(objective: Objective, records: Records) -> ShortPasses:
+def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
     """`objective` with passes in bfloat16.
 
     Raises:
@@ -441,17 +441,18 @@ def short_passes(objective: Objective, records: Records) -> ShortPasses:
             others; or a model that cannot compute in bfloat16.
     """
     features = records.features.flatten(0, -2)
-    whole = (features == features.round()).all(0) & (features.abs().amax(0) > _WHOLE)
+    whole = (features == features.round()).all(0) & (features.abs().amax(0) > _MAX_BFLOAT16_INTEGER)
     if whole.any():
         place = int(whole.nonzero()[0])
         raise InputError(
-            f'run.passes = "bfloat16": feature {place} has whole numbers beyond {_WHOLE}, which would become '
+            f'run.passes = "bfloat16": feature {place} has whole numbers beyond {_MAX_BFLOAT16_INTEGER}, which '
+            "would become "
             "others in 8 bits; leave it out, or scale the feature"
         )
-    short, point = ShortPasses(objective), objective.initial()
+    short, point = Bfloat16View(objective), objective.initial()
     one = Records(features[:1], torch.zeros_like(records.labels.flatten()[:1]))
     try:
-        short.at(Slots(1, ((0, 1),), np.zeros(1, np.int64))).increment(
+        short.for_batch(BatchLayout(1, ((0, 1),), np.zeros(1, np.int64))).increment(
             Query((point,)), Batch(one, point.new_ones(1)), 1.0
         )
     except RuntimeError as error:

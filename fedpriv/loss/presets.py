@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
-from fedpriv.loss.frozen import below, freeze
+from fedpriv.loss.frozen import freeze, is_inside
 from fedpriv.loss.models import convolutional_net
 
 
@@ -75,21 +75,21 @@ def lora(
     linear = {name: layer for name, layer in copied.named_modules() if type(layer) is nn.Linear}
     known = ", ".join(linear) or "none"
     for asked in layers or ():
-        if not any(below(name, asked) for name in linear):
+        if not any(is_inside(name, asked) for name in linear):
             raise InputError(f"lora: layers = {asked!r} names no Linear layer of the module; it has {known}")
     names = [name for name, _ in copied.named_parameters(remove_duplicate=False)]
     for asked in train:
-        if not any(below(name, asked) for name in names):
+        if not any(is_inside(name, asked) for name in names):
             raise InputError(f"lora: train = {asked!r} names no parameters of the module")
     kept = {
         name
         for name, _ in copied.named_parameters(remove_duplicate=False)
-        if any(below(name, each) for each in train)
+        if any(is_inside(name, each) for each in train)
     }
     chosen = {
         name: layer
         for name, layer in linear.items()
-        if (layers is None or any(below(name, asked) for asked in layers)) and f"{name}.weight" not in kept
+        if (layers is None or any(is_inside(name, asked) for asked in layers)) and f"{name}.weight" not in kept
     }
     if not chosen:
         raise InputError(

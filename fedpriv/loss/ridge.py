@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
-from fedpriv.loss.losses import Logistic, Loss, SquaredError
-from fedpriv.loss.objective import Batch, Deterministic, Evaluation, Increment, Query, Records
+from fedpriv.loss.clipping import Clipping, compute_clipping, upper_norm, vector_bounds
+from fedpriv.loss.losses import LogisticLoss, Loss, SquaredError
+from fedpriv.loss.objective import Batch, Deterministic, Increment, ModelEvaluation, Query, Records
 from fedpriv.participation.orders import Dependence
 
 RIDGE_STATISTICS = "ridge-statistics"
-_Z = 1.959963984540054
-_CHUNK = 2**22
-MOST_FEATURES = 512
+_NORMAL_QUANTILE = 1.959963984540054
+_CHUNK_VALUES = 2**22
+MAX_FEATURES = 512
 """With the constant; so many give 131,841 moments."""
 Floats = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ class RidgeStatistics(Deterministic):
 
     features: int
     """With the constant."""
-    bound: float
+    norm_bound: float
     """R."""
     classes: bool
     penalty: float
@@ -75,7 +75,7 @@ class RidgeStatistics(Deterministic):
 
     @property
     def loss(self) -> Loss:
-        return Logistic() if self.classes else SquaredError()
+        return LogisticLoss() if self.classes else SquaredError()
 
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.dtype)
@@ -85,29 +85,29 @@ class RidgeStatistics(Deterministic):
         lead = np.broadcast_shapes(query.points[0].shape[:-1], records.features.shape[:-2])
         total = torch.zeros(*lead, self.dimension, dtype=weights.dtype, device=weights.device)
         clipped = torch.zeros(lead, dtype=torch.int64, device=weights.device)
-        rows = max(1, _CHUNK // (self.dimension * math.prod(records.features.shape[:-2])))
+        rows = max(1, _CHUNK_VALUES // (self.dimension * math.prod(records.features.shape[:-2])))
         for start in range(0, records.features.shape[-2], rows):
             some = Records(
                 records.features[..., start : start + rows, :], records.labels[..., start : start + rows]
             )
-            vectors, found = self._clipped(query, Batch(some, weights[..., start : start + rows]), clip)
-            total = total + (found.factor.unsqueeze(-2) @ found.only(vectors)).squeeze(-2)
-            clipped = clipped + found.clipped
+            vectors, found = self._clip_increments(query, Batch(some, weights[..., start : start + rows]), clip)
+            total = total + (found.factor.unsqueeze(-2) @ found.zero_unrepresentable(vectors)).squeeze(-2)
+            clipped = clipped + found.clipped_count
         return Increment(total, clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        vectors, found = self._clipped(query, batch, clip)
-        return found.only(vectors) * found.factor.unsqueeze(-1)
+        vectors, found = self._clip_increments(query, batch, clip)
+        return found.zero_unrepresentable(vectors) * found.factor.unsqueeze(-1)
 
-    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Clipping]:
+    def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Clipping]:
         vectors = -self._moments(batch.records).to(batch.weights.dtype) * sum(query.coefficients)
-        return vectors, clipping(formed(upper_norm(vectors)), batch.weights, clip)
+        return vectors, compute_clipping(vector_bounds(upper_norm(vectors)), batch.weights, clip)
 
     def _moments(self, records: Records) -> Tensor:
         """svec(u uᵀ) in float64, (..., B, `dimension`)."""
         labels = records.labels.double()
         labels = 2.0 * labels - 1.0 if self.classes else labels.clamp(-1.0, 1.0)
-        u = torch.cat([records.features.double(), labels.unsqueeze(-1)], dim=-1) / self.bound
+        u = torch.cat([records.features.double(), labels.unsqueeze(-1)], dim=-1) / self.norm_bound
         rows, columns, scale = (each.to(u.device) for each in self._triangle)
         return u[..., rows] * u[..., columns] * scale
 
@@ -116,36 +116,36 @@ class RidgeStatistics(Deterministic):
         rows, columns = torch.triu_indices(self.features + 1, self.features + 1)
         return rows, columns, torch.where(rows == columns, 1.0, math.sqrt(2.0)).double()
 
-    def matrix(self, point: Tensor) -> Tensor:
+    def moment_matrix(self, point: Tensor) -> Tensor:
         """The mean of (z, y)(z, y)ᵀ that moments `point` (..., d) say, noise included."""
         rows, columns, scale = (each.to(point.device) for each in self._triangle)
         size = self.features + 1
         found = torch.zeros(*point.shape[:-1], size, size, dtype=torch.float64, device=point.device)
-        found[..., rows, columns] = point.double() / scale * self.bound**2
+        found[..., rows, columns] = point.double() / scale * self.norm_bound**2
         found[..., columns, rows] = found[..., rows, columns]
         return found
 
-    def weights(self, point: Tensor) -> Tensor:
+    def compute_weights(self, point: Tensor) -> Tensor:
         """Of the score ⟨weights, z⟩: (..., features)."""
-        whole, size = self.matrix(point), self.features
+        whole, size = self.moment_matrix(point), self.features
         values, vectors = torch.linalg.eigh(whole[..., :size, :size])
         along = (vectors.mT @ whole[..., :size, size:]).squeeze(-1) / (values.clamp(min=0.0) + self.penalty)
         found: Tensor = (vectors @ along.unsqueeze(-1)).squeeze(-1) * (2.0 if self.classes else 1.0)
         return found.to(self.dtype)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        return records.features @ self.weights(point).unsqueeze(-1)
+        return records.features @ self.compute_weights(point).unsqueeze(-1)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         return self.loss.value(self.outputs(point, records), records.labels)
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         outputs = self.outputs(point, records)
-        return Evaluation(
+        return ModelEvaluation(
             self.loss.value(outputs, records.labels).mean(-1), self.loss.accuracy(outputs, records.labels)
         )
 
-    def coefficients(self, point: Tensor, published: "Published") -> "list[Coefficient]":
+    def coefficients(self, point: Tensor, published: "MeanStatistics") -> "list[Coefficient]":
         """Every weight with its interval of 95 %.
 
         With H = A₊ + λ I, s² the residuals' mean square and v = (std R²)², to first order in the noise
@@ -155,17 +155,17 @@ class RidgeStatistics(Deterministic):
         It is of the population's weights under the same penalty.
         """
         std, records, counted, _ = published
-        whole, size = self.matrix(point / counted).numpy(), self.features
+        whole, size = self.moment_matrix(point / counted).numpy(), self.features
         moments, both = whole[:size, :size], whole[:size, size]
         values, vectors = np.linalg.eigh(moments)
         held = (vectors * values.clip(0.0)) @ vectors.T
         inverse = np.linalg.inv(held + self.penalty * np.eye(size))
         weights = inverse @ both
         residual = max(0.0, float(whole[size, size] - 2.0 * weights @ both + weights @ held @ weights))
-        spread = (std / counted * self.bound**2) ** 2 / 2.0
+        spread = (std / counted * self.norm_bound**2) ** 2 / 2.0
         noise = spread * ((1.0 + weights @ weights) * np.eye(size) + np.outer(weights, weights))
         unit = 2.0 if self.classes else 1.0
-        return intervals(unit * weights, unit**2 * inverse @ (residual * held / records + noise) @ inverse)
+        return make_intervals(unit * weights, unit**2 * inverse @ (residual * held / records + noise) @ inverse)
 
 
 class Coefficient(NamedTuple):
@@ -176,21 +176,21 @@ class Coefficient(NamedTuple):
     high: float
 
 
-class Published(NamedTuple):
+class MeanStatistics(NamedTuple):
     """Public numbers of the means that a model came from."""
 
     std: float
     """Of the noise, per coordinate."""
-    records: int
+    record_count: int
     """That count."""
-    counted: float
+    counted_share: float
     """The share of places whose record counts; means are over places."""
-    rounds: int
+    round_count: int
 
 
-def intervals(weights: Floats, covariance: Floats) -> list[Coefficient]:
+def make_intervals(weights: Floats, covariance: Floats) -> list[Coefficient]:
     """Coefficients with this covariance of their errors."""
     return [
-        Coefficient(value, value - _Z * error, value + _Z * error)
+        Coefficient(value, value - _NORMAL_QUANTILE * error, value + _NORMAL_QUANTILE * error)
         for value, error in zip(weights.tolist(), np.sqrt(np.diag(covariance)).tolist(), strict=True)
     ]

@@ -16,14 +16,22 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.encode import MOMENTS_APART, MOMENTS_RADIUS, moments_of
-from fedpriv.data.layout import layout_of
-from fedpriv.loss.features import Augmentation, pixels
-from fedpriv.loss.imported import DIGEST, Started, build, imported, is_import_path, load_constants, with_group_norm
-from fedpriv.loss.inputs import objective_over
+from fedpriv.data.encode import MOMENTS_DIAMETER, MOMENTS_RADIUS, bounded_moments
+from fedpriv.data.layout import as_layout
+from fedpriv.loss.features import Augmentation, pixel_features
+from fedpriv.loss.imported import (
+    DIGEST_PATTERN,
+    InitializedView,
+    build_module,
+    import_callable,
+    is_import_path,
+    load_constants,
+    replace_batch_norm,
+)
+from fedpriv.loss.inputs import make_layout_objective
 from fedpriv.loss.linear import LinearScore
-from fedpriv.loss.losses import LOSSES, Choice, Reward
-from fedpriv.loss.objective import Evaluation, Objective, Records
+from fedpriv.loss.losses import LOSSES, LossChoice, Reward
+from fedpriv.loss.objective import ModelEvaluation, Objective, Records
 
 
 class ModelSettings(BaseModel):
@@ -98,11 +106,11 @@ class ModuleSettings(ModelSettings):
 
 def flat_pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
     """Pixels divided by 255, and features that are numbers as they are: (n, features)."""
-    return pixels(images, dtype)
+    return pixel_features(images, dtype)
 
 
 COLUMN_MOMENTS = "column-moments"
-CLIP = 1.0
+MOMENT_CLIP = 1.0
 """The norm of one record's moments, at most: `moments_of`."""
 
 
@@ -126,14 +134,14 @@ class MomentSettings(ModelSettings):
         return self.real
 
 
-def moments(features: NDArray[Any], dtype: torch.dtype, settings: MomentSettings) -> Tensor:
+def moment_features(features: NDArray[Any], dtype: torch.dtype, settings: MomentSettings) -> Tensor:
     """(n, width) -> (n, 2k): `moments_of` the columns; InputError where there are none such."""
     if features.ndim != 2 or features.dtype.kind != "f" or max(settings.columns) >= features.shape[1]:
         raise InputError(
             f"model.columns = {list(settings.columns)}: a record here has features of shape {features.shape[1:]} "
             f"and type {features.dtype}; columns are places among numbers"
         )
-    return torch.from_numpy(moments_of(features[:, list(settings.columns)])).to(dtype)
+    return torch.from_numpy(bounded_moments(features[:, list(settings.columns)])).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -150,18 +158,20 @@ class ColumnMoments(LinearScore):
         return self.feature_norm
 
     smoothness = 0.0
-    diameter = MOMENTS_APART / MOMENTS_RADIUS
+    diameter = MOMENTS_DIAMETER / MOMENTS_RADIUS
     """The largest distance of two increments, or of one and zeros: that of `moments_of`."""
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """The mean loss, 0 without records: a server that has no test records has nothing to evaluate."""
-        return Evaluation(-((records.features.sum(-2) / max(1, records.features.shape[-2])) * point).sum(-1), None)
+        return ModelEvaluation(
+            -((records.features.sum(-2) / max(1, records.features.shape[-2])) * point).sum(-1), None
+        )
 
 
 def column_moments(
     shape: tuple[int, ...], _classes: int, dtype: torch.dtype, _settings: MomentSettings
 ) -> ColumnMoments:
-    return ColumnMoments(math.prod(shape), CLIP, dtype=dtype)
+    return ColumnMoments(math.prod(shape), MOMENT_CLIP, dtype=dtype)
 
 
 class ImportedSettings(ModuleSettings):
@@ -182,7 +192,7 @@ class ImportedSettings(ModuleSettings):
     shape: tuple[int, ...] = Field(
         (), strict=False, description="how the module sees a record, such as [1, 28, 28]; flat otherwise"
     )
-    weights: Annotated[str, Field(pattern=f"^{DIGEST.pattern}$")] | None = Field(
+    weights: Annotated[str, Field(pattern=f"^{DIGEST_PATTERN.pattern}$")] | None = Field(
         None,
         description='"sha256:…" of a state_dict, which lies as HEX.pt in $FEDPRIV_WEIGHTS: all that is not '
         "trained, and where the rest begins",
@@ -191,7 +201,11 @@ class ImportedSettings(ModuleSettings):
 
     @property
     def regression(self) -> bool:
-        return self.real if self.real is not None else self.loss in LOSSES and LOSSES[self.loss].classes is False
+        return (
+            self.real
+            if self.real is not None
+            else self.loss in LOSSES and LOSSES[self.loss].takes_classes is False
+        )
 
     @property
     def survival(self) -> bool:
@@ -201,35 +215,42 @@ class ImportedSettings(ModuleSettings):
     def code(self) -> tuple[str, ...]:
         return (self.loss,) if is_import_path(self.loss) else ()
 
-    def choice(self) -> Choice:
+    def loss_choice(self) -> LossChoice:
         """The loss; InputError if there is none such."""
-        return Choice(
+        return LossChoice(
             self.loss,
-            imported(self.loss, "model.loss") if self.code else None,
+            import_callable(self.loss, "model.loss") if self.code else None,
             self.class_weights,
             self.label_smoothing,
         )
 
 
-def model_at(path: str) -> Model:
+def make_imported_model(path: str) -> Model:
     """A row for the torch module at an import path; nothing is imported before its objective is asked for."""
 
     def objective(
         shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ImportedSettings
     ) -> Objective:
-        layout, choice = layout_of(shape), settings.choice()
-        _, needed = choice.of(layout.labels, classes)
-        outputs = (needed or (classes or math.prod(layout.labels),))[-1]
-        module = build(path, "model.name", (layout.width, outputs), settings.arguments)
+        layout, choice = as_layout(shape), settings.loss_choice()
+        _, needed = choice.make_loss(layout.label_shape, classes)
+        outputs = (needed or (classes or math.prod(layout.label_shape),))[-1]
+        module = build_module(path, "model.name", (layout.input_width, outputs), settings.arguments)
         if settings.group_norm:
-            module = with_group_norm(module)
+            module = replace_batch_norm(module)
         without = load_constants(module, settings.weights, path)
-        made, whole = objective_over(
-            module, layout, settings.shape or (layout.width,), choice, classes, settings.initial_seed, dtype, path
+        made, whole = make_layout_objective(
+            module,
+            layout,
+            settings.shape or (layout.input_width,),
+            choice,
+            classes,
+            settings.initial_seed,
+            dtype,
+            path,
         )
         if settings.weights is None:
             return made
         (inside,) = (name for name, layer in whole.named_modules() if layer is module)
-        return Started(made, whole, frozenset(f"{inside}.{name}".removeprefix(".") for name in without))
+        return InitializedView(made, whole, frozenset(f"{inside}.{name}".removeprefix(".") for name in without))
 
     return Model(ImportedSettings, flat_pixels, objective, several_labels=True)

@@ -24,24 +24,24 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.inputs import labelled_of
-from fedpriv.loss.losses import CrossEntropy, concordance, integrated_brier, no_pairs
+from fedpriv.loss.inputs import find_labelled_view
+from fedpriv.loss.losses import CrossEntropy, concordance, integrated_brier, why_no_pairs
 from fedpriv.loss.objective import (
     Batch,
+    BatchLayout,
     Deterministic,
-    Evaluation,
     EvaluationView,
     Increment,
+    ModelEvaluation,
     Objective,
     Query,
     Records,
-    Slots,
     View,
 )
 from fedpriv.participation.orders import Dependence
 
 Score = Literal["auc", "balanced_accuracy", "calibration_error", "r2", "mae", "concordance", "integrated_brier"]
-BINS = 15
+CALIBRATION_BINS = 15
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class ScoreKind:
     """A score by name: of which labels it is one, which are too few for it, and how it is computed."""
 
     regression: bool
-    undefined: Callable[[Tensor], str | None]
+    why_undefined: Callable[[Tensor], str | None]
     """Why these labels (n,) have no such score; None if they have one.  No model's outputs enter."""
-    of: Callable[[Tensor, Tensor], Tensor]
+    compute: Callable[[Tensor, Tensor], Tensor]
     survival: bool = False
     """Whether labels are bins survived and events."""
 
@@ -61,7 +61,7 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
 
     Classes that occur among all labels or none of them have no curve and are left out of the mean.
     """
-    scores = logits_of(outputs)
+    scores = to_logits(outputs)
     if scores.shape[-1] == 2:
         return _auc(scores[..., 1] - scores[..., 0], labels == 1)
     shares = scores.softmax(-1)
@@ -91,7 +91,7 @@ def _sorted(scores: Tensor) -> Tensor:
 
 def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
     """The mean, over the classes that occur, of the share of their records that are predicted right."""
-    right = (logits_of(outputs).max(-1).indices == labels).to(outputs.dtype)
+    right = (to_logits(outputs).max(-1).indices == labels).to(outputs.dtype)
     counts = torch.bincount(labels)
     sums = right.new_zeros(*right.shape[:-1], len(counts)).index_add_(-1, labels, right)
     return (sums / counts)[..., counts > 0].mean(-1)
@@ -99,10 +99,12 @@ def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def calibration_error(outputs: Tensor, labels: Tensor) -> Tensor:
     """Expected calibration error (Guo et al. 2017): |share right - confidence| over 15 bins of equal width."""
-    confidence, predicted = logits_of(outputs).softmax(-1).max(-1)
+    confidence, predicted = to_logits(outputs).softmax(-1).max(-1)
     gap = (predicted == labels).to(outputs.dtype) - confidence
-    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
-    sums = torch.zeros(*gap.shape[:-1], BINS, dtype=gap.dtype, device=gap.device).scatter_add_(-1, place, gap)
+    place = (confidence * CALIBRATION_BINS).ceil().long().clamp(1, CALIBRATION_BINS) - 1
+    sums = torch.zeros(*gap.shape[:-1], CALIBRATION_BINS, dtype=gap.dtype, device=gap.device).scatter_add_(
+        -1, place, gap
+    )
     return sums.abs().sum(-1) / len(labels)
 
 
@@ -116,7 +118,7 @@ def mae(outputs: Tensor, labels: Tensor) -> Tensor:
     return (outputs.squeeze(-1) - labels).abs().mean(-1)
 
 
-def logits_of(outputs: Tensor) -> Tensor:
+def to_logits(outputs: Tensor) -> Tensor:
     """(..., n, classes): one logit is that of class 1 against 0."""
     return outputs if outputs.shape[-1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
 
@@ -129,28 +131,28 @@ def _one_value(labels: Tensor) -> str | None:
     return "all of one value" if float(labels.min()) == float(labels.max()) else None
 
 
-def _never(labels: Tensor) -> str | None:
+def _always_defined(labels: Tensor) -> str | None:
     return None
 
 
 SCORES: Mapping[Score, ScoreKind] = {
     "auc": ScoreKind(False, _one_class, auc),
-    "balanced_accuracy": ScoreKind(False, _never, balanced_accuracy),
-    "calibration_error": ScoreKind(False, _never, calibration_error),
+    "balanced_accuracy": ScoreKind(False, _always_defined, balanced_accuracy),
+    "calibration_error": ScoreKind(False, _always_defined, calibration_error),
     "r2": ScoreKind(True, _one_value, r2),
-    "mae": ScoreKind(True, _never, mae),
-    "concordance": ScoreKind(False, no_pairs, concordance, survival=True),
-    "integrated_brier": ScoreKind(False, _never, integrated_brier, survival=True),
+    "mae": ScoreKind(True, _always_defined, mae),
+    "concordance": ScoreKind(False, why_no_pairs, concordance, survival=True),
+    "integrated_brier": ScoreKind(False, _always_defined, integrated_brier, survival=True),
 }
 
 
-MEAN, WORST = "mean_of_silos", "worst_silo"
+MEAN_SUFFIX, WORST_SUFFIX = "mean_of_silos", "worst_silo"
 """Behind a metric's name: over the silos' own test records, every silo counting the same."""
 LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error", "test_integrated_brier"})
 
 
 @dataclass(frozen=True)
-class Scored(EvaluationView):
+class ScoreView(EvaluationView):
     """`base`, with `scores` as metrics test_NAME; with `silos` each metric at each silo too, their mean and worst.
 
     `silos` says how many test records of each silo there are; records come silo by silo, in that order.  `unit` is
@@ -159,16 +161,16 @@ class Scored(EvaluationView):
 
     scores: tuple[Score, ...]
     silos: tuple[tuple[str, int], ...] = ()
-    unit: int | float = 1
+    label_unit: int | float = 1
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        whole = self._of(point, records)
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
+        whole = self._evaluate_part(point, records)
         if not self.silos:
             return whole
         metrics = dict(whole.metrics)
         sizes = [count for _, count in self.silos]
         parts = [
-            self._of(point, Records(features, labels)).named()
+            self._evaluate_part(point, Records(features, labels)).to_metrics()
             for features, labels in zip(
                 torch.split(records.features, sizes), torch.split(records.labels, sizes), strict=True
             )
@@ -176,18 +178,18 @@ class Scored(EvaluationView):
         for name in parts[0]:
             values = torch.stack([part[name] for part in parts])
             metrics |= {f"{name}_at_{silo}": value for (silo, _), value in zip(self.silos, values, strict=True)}
-            metrics[f"{name}_{MEAN}"] = values.mean(0)
-            metrics[f"{name}_{WORST}"] = values.amax(0) if name in LOWER_IS_BETTER else values.amin(0)
+            metrics[f"{name}_{MEAN_SUFFIX}"] = values.mean(0)
+            metrics[f"{name}_{WORST_SUFFIX}"] = values.amax(0) if name in LOWER_IS_BETTER else values.amin(0)
         return whole._replace(metrics=metrics)
 
-    def _of(self, point: Tensor, records: Records) -> Evaluation:
+    def _evaluate_part(self, point: Tensor, records: Records) -> ModelEvaluation:
         evaluation = self.base.evaluate(point, records)
         if not self.scores:
             return evaluation
         outputs = self.base.outputs(point, records)
-        scored = {f"test_{name}": SCORES[name].of(outputs, records.labels) for name in self.scores}
+        scored = {f"test_{name}": SCORES[name].compute(outputs, records.labels) for name in self.scores}
         if "test_mae" in scored:
-            scored["test_mae"] = scored["test_mae"] * self.unit
+            scored["test_mae"] = scored["test_mae"] * self.label_unit
         return evaluation._replace(metrics={**evaluation.metrics, **scored})
 
 
@@ -210,7 +212,7 @@ def check_scores(
         whose = [("all", len(labels)), *silos]
         parts = [labels, *torch.split(labels, [count for _, count in silos])] if silos else [labels]
         for (silo, _), part in zip(whose, parts, strict=False):
-            if (reason := kind.undefined(part)) is not None:
+            if (reason := kind.why_undefined(part)) is not None:
                 where = "the test records" if silo == "all" else f"the test records of {silo!r}"
                 remedy = "leave it out" if silo == "all" else "leave it out, or run.per_silo = false"
                 raise InputError(f"run.metrics: {name} is not defined, since {where} are {reason}; {remedy}")
@@ -244,7 +246,7 @@ class SummedScores(View):
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.base.initial().dtype)
 
-    def at(self, slots: Slots) -> Self:
+    def for_batch(self, slots: BatchLayout) -> Self:
         return self
 
     def evaluations(self, points: int) -> int:
@@ -258,37 +260,37 @@ class SummedScores(View):
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         return self.contributions(query.points[0], batch.records) * batch.weights.double().unsqueeze(-1)
 
-    def figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
+    def extra_figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
         """Return more figures than `named`, by name, of a mean over so many places with noise of `std`."""
         return {}
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """(..., B, `dimension`), float64, of `model` (..., d)."""
         if not self.classes:
-            return self._held(self.base.losses(model, records)).unsqueeze(-1)
-        if (several := labelled_of(self.base)) is not None:
-            shares, losses = several.told(model, records)
-            return torch.stack([shares.double() - 0.5, self._held(losses)], -1)
-        logits = logits_of(self.base.outputs(model, records))
+            return self._scale_losses(self.base.losses(model, records)).unsqueeze(-1)
+        if (several := find_labelled_view(self.base)) is not None:
+            shares, losses = several.accuracies_and_losses(model, records)
+            return torch.stack([shares.double() - 0.5, self._scale_losses(losses)], -1)
+        logits = to_logits(self.base.outputs(model, records))
         right = (logits.max(-1).indices == records.labels).double() - 0.5
-        return torch.stack([right, self._held(CrossEntropy().value(logits, records.labels.long()))], -1)
+        return torch.stack([right, self._scale_losses(CrossEntropy().value(logits, records.labels.long()))], -1)
 
-    def _held(self, losses: Tensor) -> Tensor:
+    def _scale_losses(self, losses: Tensor) -> Tensor:
         shares = losses.double() / self.loss_bound
         return shares.nan_to_num(nan=1.0, posinf=1.0, neginf=0.0).clamp(0.0, 1.0) - 0.5
 
-    def named(self, mean: Tensor) -> dict[str, Tensor]:
+    def to_metrics(self, mean: Tensor) -> dict[str, Tensor]:
         """Means of increments (..., `dimension`) as metrics by name, each (...)."""
-        return named_scores(mean, self.loss_bound, classes=self.classes)
+        return scores_to_metrics(mean, self.loss_bound, classes=self.classes)
 
 
-def named_scores(mean: Tensor, loss_bound: float, *, classes: bool) -> dict[str, Tensor]:
+def scores_to_metrics(mean: Tensor, loss_bound: float, *, classes: bool) -> dict[str, Tensor]:
     """Means of increments (..., 2), or (..., 1) of a regression, as metrics by name, each (...)."""
     loss = {"test_loss": (mean[..., -1] + 0.5) * loss_bound}
     return {**loss, "test_accuracy": mean[..., 0] + 0.5} if classes else loss
 
 
-def summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> SummedScores:
+def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> SummedScores:
     """InputError for a model whose predictions, or losses, cannot be told record by record."""
     name = "outputs" if classes else "losses"
     if getattr(type(base), name, None) is getattr(Deterministic, name):
@@ -296,6 +298,6 @@ def summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> Summe
             f"evaluation: {type(base).__name__} gives no {name} record by record; take another model, or "
             "leave the section out"
         )
-    if classes and (several := labelled_of(base)) is not None and not several.judges:
+    if classes and (several := find_labelled_view(base)) is not None and not several.has_accuracy:
         raise InputError("evaluation: a loss of your own does not say what is right; leave the section out")
     return SummedScores(base, loss_bound, classes)

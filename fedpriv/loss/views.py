@@ -27,12 +27,22 @@ import torch
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.replicates import SHARED, Scalar, at_once
-from fedpriv.loss.clipping import Clipping, clipping, formed, upper_norm
-from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, Linear, Query, Records, Slots, View, fast_paths
+from fedpriv.core.replicates import SHARED, Scalar, max_values_at_once
+from fedpriv.loss.clipping import Clipping, compute_clipping, upper_norm, vector_bounds
+from fedpriv.loss.objective import (
+    UNCLIPPED,
+    Batch,
+    BatchLayout,
+    Increment,
+    LinearScores,
+    Query,
+    Records,
+    View,
+    fast_paths,
+)
 from fedpriv.participation.orders import Dependence, declared_dependence
 
-_VALUES = 2**21  # that the units of one chunk make: what lies in a cache is clipped faster
+_CHUNK_VALUES = 2**21  # that the units of one chunk make: what lies in a cache is clipped faster
 
 
 @dataclass(frozen=True)
@@ -46,54 +56,58 @@ class PerUnit(View):
     The constants of `base` hold, since a mean of gradients is no longer than the longest.
     """
 
-    records: int
+    max_records: int
 
     @property
     def dependence(self) -> Dependence:
         """The dependence of `base`, whose batch is one unit's own records here."""
         return declared_dependence(self.base) & ~Dependence.BATCH
 
-    def at(self, slots: Slots) -> Self:
+    def for_batch(self, slots: BatchLayout) -> Self:
         """The same: a loss with public coins is keyed by rows, and has no units of several records."""
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         records, weights = batch
         axis, count = records.labels.dim() - 2, records.labels.shape[-2]
-        size = query.points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(1, self._lead(records))
-        rows = max(1, at_once(_VALUES, weights.device) // (size * max(1, self._lead(records))))
+        size = query.points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(
+            1, self._leading_size(records)
+        )
+        rows = max(
+            1, max_values_at_once(_CHUNK_VALUES, weights.device) // (size * max(1, self._leading_size(records)))
+        )
         total: Tensor | float = 0.0
         clipped: Tensor | int = 0
         for start in range(0, count, rows):
             span = min(rows, count - start)
             some = Records(*(column.narrow(axis, start, span) for column in records))
             weight = weights.narrow(-1, start, span)
-            held, inside, found = self._clipped(query, Batch(some, weight), clip)
+            held, inside, found = self._clip_units(query, Batch(some, weight), clip)
             total = total + (found.factor.unsqueeze(-2) @ held).squeeze(-2)
             touched = (inside > 0) & (weight != 0.0)
-            clipped = clipped + (touched if found.beyond is None else found.beyond | touched).sum(-1)
+            clipped = clipped + (touched if found.is_clipped is None else found.is_clipped | touched).sum(-1)
         assert isinstance(total, Tensor)
         assert isinstance(clipped, Tensor)
         return Increment(total, clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """Of every unit, (B, d)."""
-        held, _, found = self._clipped(query, batch, clip)
+        held, _, found = self._clip_units(query, batch, clip)
         return held * found.factor.unsqueeze(-1)
 
     def evaluations(self, points: int) -> int:
-        return self.records * self.base.evaluations(points)
+        return self.max_records * self.base.evaluations(points)
 
-    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Clipping]:
+    def _clip_units(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Clipping]:
         """v_u of every unit, (..., B, d), zeros if it is not held, and what clips it as a whole.
 
         Between them how many of its records were clipped, or it itself, before that; (..., B).
         """
-        means, inside = self._means(query, batch.records, batch.weights.dtype)
-        found = clipping(formed(upper_norm(means)), batch.weights, clip)
-        return found.only(means), inside, found
+        means, inside = self._unit_means(query, batch.records, batch.weights.dtype)
+        found = compute_clipping(vector_bounds(upper_norm(means)), batch.weights, clip)
+        return found.zero_unrepresentable(means), inside, found
 
-    def _means(self, query: Query, records: Records, dtype: torch.dtype) -> Increment:
+    def _unit_means(self, query: Query, records: Records, dtype: torch.dtype) -> Increment:
         """v_u of every unit, (..., B, d): the units are one more leading axis of the records."""
         there = ~is_absent(records.labels)
         inner = there.to(dtype) / there.sum(-1, keepdim=True).clamp(min=1).to(dtype)
@@ -102,11 +116,11 @@ class PerUnit(View):
         own = Records(records.features, records.labels.where(there, 0))
         return self.base.increment(Query(apart, query.coefficients), Batch(own, inner), UNCLIPPED)
 
-    def _lead(self, records: Records) -> int:
+    def _leading_size(self, records: Records) -> int:
         return records.labels[..., 0, 0].numel()
 
 
-def absent(labels: Tensor) -> float | int:
+def absent_label(labels: Tensor) -> float | int:
     """A label that no record has: -1 of classes, NaN of numbers."""
     return float("nan") if labels.is_floating_point() else -1
 
@@ -115,7 +129,7 @@ def is_absent(labels: Tensor) -> Tensor:
     return labels.isnan() if labels.is_floating_point() else labels < 0
 
 
-SMALLEST, LARGEST = 2.0**-40, 2.0**40
+MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP = 2.0**-40, 2.0**40
 """Clips of the moment lie between these."""
 
 
@@ -133,9 +147,9 @@ class QuantileClip(View):
     that does not take part, has 0 in the last coordinate too.
     """
 
-    weight: float = field(metadata=SHARED)
+    bit_weight: float = field(metadata=SHARED)
     """ρ."""
-    first: float = field(metadata=SHARED)
+    first_clip: float = field(metadata=SHARED)
     """C_1."""
 
     @property
@@ -148,18 +162,18 @@ class QuantileClip(View):
 
     def initial(self) -> Tensor:
         start = self.base.initial()
-        return torch.cat([start, start.new_tensor([self.first])])
+        return torch.cat([start, start.new_tensor([self.first_clip])])
 
-    def at(self, slots: Slots) -> Self:
+    def for_batch(self, slots: BatchLayout) -> Self:
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         ((point,), coefficients), weights = query, batch.weights
-        limit = point[..., -1:].clamp(SMALLEST, LARGEST).to(weights.dtype)
+        limit = point[..., -1:].clamp(MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP).to(weights.dtype)
         moved = self.base.increment(Query((point[..., :-1],), coefficients), batch, clip).total
         norm = torch.linalg.vector_norm(moved, dim=-1, keepdim=True)
         fits, there = norm <= limit, (weights > 0.0).any(-1, keepdim=True)
-        told = torch.where(fits, self.weight / 2.0, -self.weight / 2.0).to(moved.dtype) * there
+        told = torch.where(fits, self.bit_weight / 2.0, -self.bit_weight / 2.0).to(moved.dtype) * there
         return Increment(torch.cat([moved / torch.maximum(norm, limit), told], dim=-1), ~fits.squeeze(-1))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
@@ -191,7 +205,7 @@ class LocalSteps(View):
     smoothness = math.inf
     convex = False
 
-    def at(self, slots: Slots) -> Self:
+    def for_batch(self, slots: BatchLayout) -> Self:
         return self
 
     def evaluations(self, points: int) -> int:
@@ -202,53 +216,53 @@ class LocalSteps(View):
         present = (weights > 0.0).to(start.dtype)
         scores = fast_paths(self.base).linear
         if scores is None:
-            moved = start - self._trained(start, records, present)
+            moved = start - self._train_clients(start, records, present)
         else:
-            moved = self._in_the_span(scores, start, records, present)
+            moved = self._train_in_span(scores, start, records, present)
         return Increment(moved.to(weights.dtype), start.new_zeros(start.shape[:-1]))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """InputError: it is no sum over records; of units ask `PerUnit`."""
         raise InputError("algorithm: a client's own steps are no sum over its records; ask by unit")
 
-    def _trained(self, start: Tensor, records: Records, present: Tensor) -> Tensor:
+    def _train_clients(self, start: Tensor, records: Records, present: Tensor) -> Tensor:
         """The model after the steps, (..., d)."""
         model, axis = start, records.labels.dim() - 1
-        for taken in self._batches(records.labels):
+        for taken in self._batch_indices(records.labels):
             own = Records(*(column.index_select(axis, taken) for column in records))
-            gradient = self.base.gradient(model, Batch(own, _mean(present.index_select(-1, taken))))
+            gradient = self.base.gradient(model, Batch(own, _mean_weights(present.index_select(-1, taken))))
             model = torch.sub(model, gradient, alpha=self.step)
         return model
 
-    def _in_the_span(self, scores: Linear, start: Tensor, records: Records, present: Tensor) -> Tensor:
+    def _train_in_span(self, scores: LinearScores, start: Tensor, records: Records, present: Tensor) -> Tensor:
         """How far the model moved, (..., d), by steps in the span of each client's records."""
         features, labels = records
-        products, first = features @ features.mT, _scores_at(scores, start, features)
+        products, first = features @ features.mT, _client_scores(scores, start, features)
         combined = torch.zeros_like(first)
-        for taken in self._batches(labels):
+        for taken in self._batch_indices(labels):
             reached = first - self.step * (products @ combined)
-            mean = torch.zeros_like(present).index_copy(-1, taken, _mean(present.index_select(-1, taken)))
-            combined = combined + scores.slopes(reached, labels) * mean.unsqueeze(-1)
+            mean = torch.zeros_like(present).index_copy(-1, taken, _mean_weights(present.index_select(-1, taken)))
+            combined = combined + scores.output_gradient(reached, labels) * mean.unsqueeze(-1)
         return ((self.step * combined).mT @ features).flatten(-2)
 
-    def _batches(self, labels: Tensor) -> Iterator[Tensor]:
+    def _batch_indices(self, labels: Tensor) -> Iterator[Tensor]:
         """Which records every step takes."""
         count = labels.shape[-1]
         size = count if self.batch is None else min(self.batch, count)
         return ((torch.arange(size, device=labels.device) + step * size) % count for step in range(self.steps))
 
 
-def _mean(present: Tensor) -> Tensor:
+def _mean_weights(present: Tensor) -> Tensor:
     """Weights of the mean over the records that are there."""
     return present / present.sum(-1, keepdim=True).clamp(min=1.0)
 
 
-def _scores_at(scores: Linear, model: Tensor, features: Tensor) -> Tensor:
+def _client_scores(scores: LinearScores, model: Tensor, features: Tensor) -> Tensor:
     """The scores of every client's records, (..., clients, records, outputs); one product for a shared model."""
     if model.dim() > 1 and model.stride(-2) == 0:
-        together = scores.of(model.select(-2, 0), features.flatten(-3, -2))
+        together = scores.compute_scores(model.select(-2, 0), features.flatten(-3, -2))
         return together.reshape(*features.shape[:-1], together.shape[-1])
-    return scores.of(model, features)
+    return scores.compute_scores(model, features)
 
 
 @dataclass(frozen=True)
@@ -264,7 +278,7 @@ class LocalTraining(View):
     step: float
     batch: int
     epochs: int
-    silos: tuple[tuple[int, int], ...] = ()
+    silo_sizes: tuple[tuple[int, int], ...] = ()
 
     @property
     def dependence(self) -> Dependence:
@@ -274,8 +288,8 @@ class LocalTraining(View):
     convex = False
     convex_within = 0.0
 
-    def at(self, slots: Slots) -> Self:
-        return replace(self, silos=slots.silos)
+    def for_batch(self, slots: BatchLayout) -> Self:
+        return replace(self, silo_sizes=slots.silo_sizes)
 
     def evaluations(self, points: int) -> int:
         return self.epochs * points
@@ -283,9 +297,9 @@ class LocalTraining(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         (sent,), (records, weights) = query.points, batch
         total, start = torch.zeros_like(sent), 0
-        for _, rows in self.silos:
+        for _, rows in self.silo_sizes:
             own = weights.narrow(-1, start, rows)
-            moved = sent - self._trained(sent, _part(records, start, rows), (own > 0.0).to(sent.dtype))
+            moved = sent - self._train_silo(sent, _slice_records(records, start, rows), (own > 0.0).to(sent.dtype))
             total = total + own.sum(-1, keepdim=True) * moved
             start += rows
         return Increment(total, sent.new_zeros(sent.shape[:-1], dtype=torch.int64))
@@ -296,22 +310,22 @@ class LocalTraining(View):
             "algorithm: local training moves a silo's model by no sum over records; release no integers of it"
         )
 
-    def _trained(self, sent: Tensor, own: Records, present: Tensor) -> Tensor:
+    def _train_silo(self, sent: Tensor, own: Records, present: Tensor) -> Tensor:
         """`present` is 1 for each of its records, and 0 for what only fills up a batch of several replicates."""
         model = sent
         for _ in range(self.epochs):
-            for start, count in _spans(own.labels.shape[-1], self.batch):
+            for start, count in _batch_spans(own.labels.shape[-1], self.batch):
                 here = present.narrow(-1, start, count)
-                batch = Batch(_part(own, start, count), here / here.sum(-1, keepdim=True).clamp(min=1.0))
+                batch = Batch(_slice_records(own, start, count), here / here.sum(-1, keepdim=True).clamp(min=1.0))
                 model = model - self.step * self.base.increment(Query((model,)), batch, UNCLIPPED).total
         return model
 
 
-def _part(records: Records, start: int, rows: int) -> Records:
+def _slice_records(records: Records, start: int, rows: int) -> Records:
     axis = records.labels.ndim - 1  # of the batch, behind the leading axes
     return Records(*(column.narrow(axis, start, rows) for column in records))
 
 
-def _spans(rows: int, size: int) -> Iterator[tuple[int, int]]:
+def _batch_spans(rows: int, size: int) -> Iterator[tuple[int, int]]:
     """Start and length of every batch."""
     return ((start, min(size, rows - start)) for start in range(0, rows, size))

@@ -29,18 +29,25 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as nonincreasing
 from fedpriv.noise import series
-from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, rounded, scaled, scaled_bound
+from fedpriv.noise.integers.fixed_point import (
+    COEFFICIENT_ONE,
+    Ints,
+    round_coefficient,
+    scale_bound,
+    scale_integers,
+    to_coefficient,
+)
 from fedpriv.noise.integers.strategies import (
-    Group,
+    IntegerBounds,
     IntegerStrategy,
     IntState,
     Lattice,
-    Load,
-    Reach,
-    accumulated,
-    participations_of,
+    LoadBounds,
+    NoiseGroup,
+    accumulated_rounding,
+    participations_per_record,
 )
-from fedpriv.noise.mechanism import Columns, Factored, MechanismState, Sensitivity, column_scale
+from fedpriv.noise.mechanism import Columns, Factorization, MechanismState, Sensitivity, column_scale
 from fedpriv.noise.series import Floats, Workload, powers
 from fedpriv.noise.toeplitz import Toeplitz
 
@@ -49,16 +56,16 @@ if TYPE_CHECKING:
 
 
 _Root = Annotated[float, Field(ge=0, le=1, strict=True)]
-_MostRoots = Annotated[tuple[_Root, ...], Field(max_length=16, strict=False)]  # TOML and JSON have lists
+_Roots = Annotated[tuple[_Root, ...], Field(max_length=16, strict=False)]  # TOML and JSON have lists
 
 
 class BufferedOptions(BaseModel):
     """Keys of a scenario for it; without roots they are fitted before the run, and sent as numbers."""
 
-    theta: _MostRoots = Field(
+    theta: _Roots = Field(
         (), description='poles of C, falling, for "blt", or λ alone for "lambda-cgd"; fitted if left out'
     )
-    phi: _MostRoots = Field((), description='zeros of C for "blt", one below each pole')
+    phi: _Roots = Field((), description='zeros of C for "blt", one below each pole')
     scale: bool = Field(
         False,
         description='"blt" and "lambda-cgd" in one pass with equal clips: late noise shrinks where C is short, at '
@@ -105,8 +112,8 @@ class BufferedToeplitz(Toeplitz):
                 f"mechanism = {cls.name!r}: its roots are fitted before a run starts and sent as numbers, and "
                 "here are none; give theta"
             )
-        plain = cls(workload.decay, options.theta, cls._zeros(options))
-        return plain.lengthened(workload) if options.scale else plain
+        plain = cls(workload.decay, options.theta, cls._option_zeros(options))
+        return plain.with_equal_columns(workload) if options.scale else plain
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BufferedOptions) -> dict[str, Self]:
@@ -120,12 +127,12 @@ class BufferedToeplitz(Toeplitz):
     def label(self) -> str:
         return f"{self.name} ({len(self.theta)}{', scaled' if self.column_scale else ''})"
 
-    def lengthened(self, workload: Workload) -> Self:
+    def with_equal_columns(self, workload: Workload) -> Self:
         """Set the `column_scale` that makes every column as long as the first; one pass with equal clips.
 
         Guarantee: the sensitivity stays what it was; InputError for participations of which that is not known.
         """
-        if not (workload.order.single_pass and workload.equal_clips):
+        if not (workload.public_order.single_pass and workload.equal_clips):
             raise InputError("scale: noise is scaled in a single pass with the same clip in every round only")
         plain = replace(self, column_scale=())
         return replace(
@@ -133,12 +140,12 @@ class BufferedToeplitz(Toeplitz):
         )
 
     def certified(self, workload: Workload) -> Sensitivity:
-        self.check(workload)
-        longer = replace(workload, clips=workload.clips * self._scale(workload.rounds))
-        return nonincreasing.of_series(longer, self.strategy(workload.rounds))
+        self.check_workload(workload)
+        longer = replace(workload, clips=workload.clips * self._column_scale(workload.rounds))
+        return nonincreasing.sensitivity_from_series(longer, self.strategy_series(workload.rounds))
 
     def columns(self, workload: Workload) -> Columns:
-        plain, scale = super().columns(workload), self._scale(workload.rounds)
+        plain, scale = super().columns(workload), self._column_scale(workload.rounds)
         return Columns(
             plain.squared_norms * scale**2, lambda held: plain.inner(held) * np.outer(scale[held], scale[held])
         )
@@ -151,7 +158,7 @@ class BufferedToeplitz(Toeplitz):
     def variance(self, workload: Workload) -> Floats:
         if not self.column_scale:
             return super().variance(workload)
-        self.check(workload)
+        self.check_workload(workload)
         return self._scaled_variance(workload.rounds)
 
     def noise_series(self, workload: Workload) -> Floats | None:
@@ -172,35 +179,37 @@ class BufferedToeplitz(Toeplitz):
         for mode, kept in zip(self._modes[1:], state[1:], strict=True):
             noise.add_(kept, alpha=mode.gain)
         return noise, tuple(
-            _advanced(kept, mode.pole, fresh) for mode, kept in zip(self._modes, state, strict=True)
+            _advance_buffer(kept, mode.pole, fresh) for mode, kept in zip(self._modes, state, strict=True)
         )
 
-    def strategy(self, count: int) -> Floats:
+    def strategy_series(self, count: int) -> Floats:
         """The coefficients of C that are not 0, at most `count`; without `column_scale`."""
-        return series.of_roots(self.theta, self.phi, count if self.theta else 1)
+        return series.series_from_roots(self.theta, self.phi, count if self.theta else 1)
 
-    def rows(self, count: int) -> Floats:
+    def noise_row(self, count: int) -> Floats:
         """The coefficients of B: every row of B z adds the same weights of the last fresh vectors."""
         row: Floats = np.eye(1, count)[0]
         for mode in self._modes:
             row[1:] += mode.gain * powers(mode.pole, count - 1)
         return row
 
-    def integer(self, workload: Workload) -> Factored:
+    def integer(self, workload: Workload) -> Factorization:
         """C of the rounded poles and residues; φ follows from them, so that B is the inverse of that C."""
-        strategy = buffered(self.theta, self.phi)
-        strategy = replace(strategy, digits=min(_DIGITS, strategy.carried(workload.rounds).bit_length()))
-        theta = tuple(root / ONE for root in strategy.theta)
-        phi = tuple(max(0.0, root) if root > -_NO_ROOT else root for root in phi_of(strategy).tolist())
-        decay = rounded(self.decay)
+        strategy = make_integer_buffered(self.theta, self.phi)
+        strategy = replace(strategy, digits=min(_DIGITS, strategy.max_roundings(workload.rounds).bit_length()))
+        theta = tuple(root / COEFFICIENT_ONE for root in strategy.theta)
+        phi = tuple(
+            max(0.0, root) if root > -_ZERO_TOLERANCE else root for root in rounded_zeros(strategy).tolist()
+        )
+        decay = round_coefficient(self.decay)
         exact, workload = replace(self, decay=decay, theta=theta, phi=phi), replace(workload, decay=decay)
         spread = _series_spread(strategy, exact, workload)
         if not exact.column_scale:
-            return Factored(strategy, exact, workload, spread)
-        return FactoredScaled(strategy, exact, workload, spread, scaled=exact)
+            return Factorization(strategy, exact, workload, spread)
+        return ScaledFactorization(strategy, exact, workload, spread, scaled_mechanism=exact)
 
     @classmethod
-    def _zeros(cls, options: BufferedOptions) -> series.Roots:
+    def _option_zeros(cls, options: BufferedOptions) -> series.Roots:
         return options.phi
 
     def _scaled_noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
@@ -212,7 +221,7 @@ class BufferedToeplitz(Toeplitz):
             return increment, ((increment,) * last) + (fresh,) * len(self.phi)
         for weight, pole, kept in zip(self._inverse_residues, self.phi, state[last:], strict=True):
             increment.add_(kept, alpha=weight * share)
-            after.append(_advanced(kept, pole, fresh))
+            after.append(_advance_buffer(kept, pole, fresh))
         if not last:
             return increment, tuple(after)
         noise = increment.add_(state[0], alpha=self.decay)
@@ -223,7 +232,7 @@ class BufferedToeplitz(Toeplitz):
         size = len(self.phi) + 1  # the last noise, and U of each φ
         spread, variances = np.zeros((size, size)), np.empty(rounds)
         advance, added = np.diag([self.decay, *self.phi]), np.ones(size)
-        weights, factors = np.array(self._inverse_residues), self._scale(rounds)
+        weights, factors = np.array(self._inverse_residues), self._column_scale(rounds)
         for t in range(1, rounds + 1):
             advance[0, 1:] = weights / factors[t - 1]
             added[0] = 1.0 / factors[t - 1]
@@ -231,14 +240,14 @@ class BufferedToeplitz(Toeplitz):
             variances[t - 1] = spread[0, 0]
         return variances
 
-    def check(self, workload: Workload) -> None:
-        super().check(workload)
+    def check_workload(self, workload: Workload) -> None:
+        super().check_workload(workload)
         if self.column_scale and workload.rounds > len(self.column_scale):
             raise InputError(
                 f"column_scale is planned for {len(self.column_scale)} rounds, the workload has {workload.rounds}"
             )
 
-    def _scale(self, rounds: int) -> Floats:
+    def _column_scale(self, rounds: int) -> Floats:
         return np.array(self.column_scale[:rounds]) if self.column_scale else np.ones(rounds)
 
     @cached_property
@@ -272,37 +281,37 @@ class LambdaCgd(BufferedToeplitz):
         return f"{self.name} ({self.theta[0]:.6g}{', scaled' if self.column_scale else ''})"
 
     @classmethod
-    def _zeros(cls, options: BufferedOptions) -> series.Roots:
+    def _option_zeros(cls, options: BufferedOptions) -> series.Roots:
         return options.phi or (0.0,)
 
 
-def _advanced(kept: "Tensor", pole: float, fresh: "Tensor") -> "Tensor":
+def _advance_buffer(kept: "Tensor", pole: float, fresh: "Tensor") -> "Tensor":
     return fresh.add(kept, alpha=pole) if pole else fresh
 
 
-_DIGITS, _MOST_DIGITS = 10, 24
-_NO_ROOT = 2.0**-20  # φ_m = 0 comes out of rounded residues a little beside it
+_DIGITS, _MAX_DIGITS = 10, 24
+_ZERO_TOLERANCE = 2.0**-20  # φ_m = 0 comes out of rounded residues a little beside it
 
 
 @dataclass(frozen=True)
-class FactoredScaled(Factored):
+class ScaledFactorization(Factorization):
     """Noise that shrinks where columns of C are short: increments D_t s_t of norm D_t S_t, and B divides by D_t.
 
     Guarantee: C is charged for the longer increments, as if they were the records'.
     """
 
-    scaled: BufferedToeplitz = field(kw_only=True)
+    scaled_mechanism: BufferedToeplitz = field(kw_only=True)
 
-    def stretch(self, t: int) -> float:
-        return self.scaled.column_scale[t - 1]
+    def increment_scale(self, t: int) -> float:
+        return self.scaled_mechanism.column_scale[t - 1]
 
     def part_clips(self, t: int) -> tuple[float, ...]:
-        return (float(self.workload.clips[t - 1]) * self.stretch(t),)
+        return (float(self.workload.clips[t - 1]) * self.increment_scale(t),)
 
-    def certified(self, lattice: Lattice) -> float:
+    def sensitivity_in_units(self, lattice: Lattice) -> float:
         rounds = range(1, self.workload.rounds + 1)
         norms = np.array([float(lattice.norm(clip)) for t in rounds for clip in self.part_clips(t)])
-        return replace(self.scaled, column_scale=()).sensitivity(replace(self.workload, clips=norms))
+        return replace(self.scaled_mechanism, column_scale=()).sensitivity(replace(self.workload, clips=norms))
 
 
 @dataclass(frozen=True)
@@ -318,43 +327,42 @@ class IntegerBuffered(IntegerStrategy):
     digits: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.theta) != len(self.omega) or not 0 <= self.digits <= _MOST_DIGITS:
+        if len(self.theta) != len(self.omega) or not 0 <= self.digits <= _MAX_DIGITS:
             raise InputError(
                 f"{len(self.theta)} decays, {len(self.omega)} weights, {self.digits} digits: as many decays "
-                f"as weights are needed, and 0 to {_MOST_DIGITS} digits"
+                f"as weights are needed, and 0 to {_MAX_DIGITS} digits"
             )
-        if any(not 0 <= theta <= ONE for theta in self.theta) or min(self.omega, default=0) < 0:
+        if any(not 0 <= theta <= COEFFICIENT_ONE for theta in self.theta) or min(self.omega, default=0) < 0:
             raise InputError("buffers decay by 0 to 1 a round and have weights of 0 or more")
-        if sum(self.omega) > ONE:
+        if sum(self.omega) > COEFFICIENT_ONE:
             raise InputError("the buffers' weights add up to more than 1: C would not fall")
 
-    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
-        return (Group(rounds, 1.0, len(self.theta) + self._carried(rounds) / 2**self.digits),)
+    def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
+        return (NoiseGroup(rounds, 1.0, len(self.theta) + self._exact_roundings(rounds) / 2**self.digits),)
 
-    def carried(self, rounds: int) -> int:
+    def max_roundings(self, rounds: int) -> int:
         """Number of roundings of a buffer that one output can have in it after so many rounds, rounded up."""
-        return math.ceil(self._carried(rounds))
+        return math.ceil(self._exact_roundings(rounds))
 
-    def _carried(self, rounds: int) -> Fraction:
+    def _exact_roundings(self, rounds: int) -> Fraction:
         return sum(
             (
-                Fraction(omega, ONE) * accumulated(theta, rounds)
+                Fraction(omega, COEFFICIENT_ONE) * accumulated_rounding(theta, rounds)
                 for theta, omega in zip(self.theta, self.omega, strict=True)
             ),
             Fraction(0),
         )
 
-    def reach(self, loads: Sequence[Load]) -> Reach:
+    def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
         largest, inside, buffers = 0, 0, [0] * len(self.theta)
         for (load,) in loads:
-            read = sum(scaled_bound(b, omega, self.digits) for b, omega in zip(buffers, self.omega, strict=True))
+            read = sum(scale_bound(b, omega, self.digits) for b, omega in zip(buffers, self.omega, strict=True))
             largest = max(largest, load + read)
             buffers = [
-                scaled_bound(b, theta) + (load << self.digits)
-                for b, theta in zip(buffers, self.theta, strict=True)
+                scale_bound(b, theta) + (load << self.digits) for b, theta in zip(buffers, self.theta, strict=True)
             ]
             inside = max(inside, largest, *buffers)
-        return Reach(largest, inside)
+        return IntegerBounds(largest, inside)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """The state holds the buffers."""
@@ -363,12 +371,12 @@ class IntegerBuffered(IntegerStrategy):
             return sums, (fresh,) * len(self.theta)
         total, buffers = sums.copy(), []
         for buffer, theta, omega in zip(state, self.theta, self.omega, strict=True):
-            total += scaled(buffer, omega, self.digits)
-            buffers.append((buffer if theta == ONE else scaled(buffer, theta)) + fresh)
+            total += scale_integers(buffer, omega, self.digits)
+            buffers.append((buffer if theta == COEFFICIENT_ONE else scale_integers(buffer, theta)) + fresh)
         return total, tuple(buffers)
 
 
-def buffered(theta: Sequence[float], phi: Sequence[float], digits: int = 0) -> IntegerBuffered:
+def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: int = 0) -> IntegerBuffered:
     """The strategy of the roots θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0, θ_1 ≤ 1; InputError if they do not interlace."""
     exact = [[Fraction(root) for root in roots] for roots in (theta, phi)]
     mixed = [root for pair in zip(*exact, strict=False) for root in pair]
@@ -376,27 +384,27 @@ def buffered(theta: Sequence[float], phi: Sequence[float], digits: int = 0) -> I
     if len(theta) != len(phi) or not falling or (mixed and not (mixed[0] <= 1 and mixed[-1] >= 0)):
         raise InputError("roots of a buffered strategy interlace: 1 ≥ θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0")
     return IntegerBuffered(
-        tuple(coefficient(root) for root in theta),
-        tuple(round(_residue(exact[0], exact[1], i) * ONE) for i in range(len(theta))),
+        tuple(to_coefficient(root) for root in theta),
+        tuple(round(_residue(exact[0], exact[1], i) * COEFFICIENT_ONE) for i in range(len(theta))),
         digits,
     )
 
 
-def phi_of(strategy: IntegerBuffered) -> NDArray[np.float64]:
+def rounded_zeros(strategy: IntegerBuffered) -> NDArray[np.float64]:
     """φ_1 > φ_2 > …: the roots of C's numerator that belong to the rounded θ and ω; shape (buffers,).
 
     They are the eigenvalues of diag(θ) - √ω √ωᵀ (the matrix determinant lemma), which is symmetric.
     """
-    theta, omega = (np.array(values, np.float64) / ONE for values in (strategy.theta, strategy.omega))
+    theta, omega = (np.array(values, np.float64) / COEFFICIENT_ONE for values in (strategy.theta, strategy.omega))
     return np.asarray(np.linalg.eigvalsh(np.diag(theta) - np.sqrt(np.outer(omega, omega)))[::-1], np.float64)
 
 
-def series_of(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64]:
+def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64]:
     """c_0, c_1, …: the first column of C, (rounds,)."""
     lags = np.arange(rounds - 1, dtype=np.float64)
     column = np.zeros(rounds - 1)
     for theta, omega in zip(strategy.theta, strategy.omega, strict=True):
-        column += omega / ONE * (theta / ONE) ** lags
+        column += omega / COEFFICIENT_ONE * (theta / COEFFICIENT_ONE) ** lags
     return np.concatenate([[1.0], column])
 
 
@@ -416,6 +424,6 @@ def _series_spread(strategy: IntegerBuffered, mechanism: BufferedToeplitz, workl
 
     A column of C moves by that much at most, and the sensitivity is at least the record's largest norm.
     """
-    apart = series_of(strategy, workload.rounds) - mechanism.strategy(workload.rounds)
+    apart = integer_series(strategy, workload.rounds) - mechanism.strategy_series(workload.rounds)
     rounding = 2.0**-44 * math.sqrt(workload.rounds)  # of either series, whose terms are at most 1
-    return 1 + Fraction(participations_of(workload) * (float(np.linalg.norm(apart)) + rounding))
+    return 1 + Fraction(participations_per_record(workload) * (float(np.linalg.norm(apart)) + rounding))

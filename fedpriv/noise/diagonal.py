@@ -31,29 +31,36 @@ from pydantic import BaseModel, Field
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as nonincreasing
-from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, rounded, scaled, scaled_bound
+from fedpriv.noise.integers.fixed_point import (
+    COEFFICIENT_ONE,
+    Ints,
+    round_coefficient,
+    scale_bound,
+    scale_integers,
+    to_coefficient,
+)
 from fedpriv.noise.integers.strategies import (
-    Group,
+    IntegerBounds,
     IntegerStrategy,
     IntState,
-    Load,
-    Reach,
-    accumulated,
+    LoadBounds,
+    NoiseGroup,
+    accumulated_rounding,
     check_decay,
 )
 from fedpriv.noise.mechanism import (
-    Blocks,
+    ColumnBlocks,
     Columns,
-    Factored,
+    Factorization,
     Mechanism,
     MechanismState,
     Sensitivity,
     check_matches,
     toeplitz_inner,
 )
-from fedpriv.noise.sensitivity import heaviest_pattern, tightened
-from fedpriv.noise.series import Floats, Workload, geometric_sums, powers, restarts
-from fedpriv.participation.orders import Phases, Separated
+from fedpriv.noise.sensitivity import heaviest_pattern, tighten_sensitivity
+from fedpriv.noise.series import Floats, Workload, geometric_sums, is_restart, powers
+from fedpriv.participation.orders import MinSeparation, Phases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,19 +90,21 @@ class IndependentGaussian(Mechanism):
         def coefficients() -> Floats:
             return powers(workload.decay, workload.rounds)
 
-        return nonincreasing.certified(workload, coefficients, self.columns(workload), within)
+        return nonincreasing.certify_toeplitz(workload, coefficients, self.columns(workload), within)
 
     def columns(self, workload: Workload) -> Columns:
-        inner = toeplitz_inner(powers(workload.decay, workload.block), workload.rounds, workload.period)
+        inner = toeplitz_inner(
+            powers(workload.decay, workload.rounds_per_period), workload.rounds, workload.period
+        )
         return Columns(_column_squared_norms(workload), inner)
 
     @property
     def fresh_std(self) -> float:
         return 1.0
 
-    def blocks(self, workload: Workload) -> Blocks | None:
+    def blocks(self, workload: Workload) -> ColumnBlocks | None:
         """C = A, which is the identity for decay 0; with any other an increment stays in all later sums."""
-        return Blocks(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
+        return ColumnBlocks(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
 
     def variance(self, workload: Workload) -> Floats:
         return np.ones(workload.rounds)
@@ -109,9 +118,9 @@ class IndependentGaussian(Mechanism):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         return fresh, state
 
-    def integer(self, workload: Workload) -> Factored:
-        workload = replace(workload, decay=rounded(workload.decay))
-        return Factored(IntegerPrefix(coefficient(workload.decay), workload.period), self, workload)
+    def integer(self, workload: Workload) -> Factorization:
+        workload = replace(workload, decay=round_coefficient(workload.decay))
+        return Factorization(IntegerPrefix(to_coefficient(workload.decay), workload.period), self, workload)
 
 
 def _column_squared_norms(workload: Workload) -> Floats:
@@ -119,7 +128,7 @@ def _column_squared_norms(workload: Workload) -> Floats:
     if workload.period is None:
         return geometric_sums(workload.decay**2, np.arange(workload.rounds, 0.0, -1.0))
     rounds = np.arange(workload.rounds, dtype=np.float64)
-    ends = np.minimum((rounds // workload.block + 1) * workload.block, workload.rounds)
+    ends = np.minimum((rounds // workload.rounds_per_period + 1) * workload.rounds_per_period, workload.rounds)
     return geometric_sums(workload.decay**2, ends - rounds)
 
 
@@ -158,15 +167,15 @@ class IntegerPrefix(IntegerStrategy):
     def __post_init__(self) -> None:
         check_decay(self.decay)
 
-    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
-        return (Group(rounds, 1.0, accumulated(self.decay, rounds)),)
+    def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
+        return (NoiseGroup(rounds, 1.0, accumulated_rounding(self.decay, rounds)),)
 
-    def reach(self, loads: Sequence[Load]) -> Reach:
+    def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
         total = largest = 0
         for t, (load,) in enumerate(loads, start=1):
-            total = load if restarts(t, self.period) else self._decayed_bound(total) + load
+            total = load if is_restart(t, self.period) else self._decayed_bound(total) + load
             largest = max(largest, total)
-        return Reach(largest, largest)
+        return IntegerBounds(largest, largest)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """The state holds the last sum; none for decay 0."""
@@ -174,16 +183,16 @@ class IntegerPrefix(IntegerStrategy):
             return sums, ()
         if not state or (self.period is not None and (t - 1) % self.period == 0):
             return sums, (sums,)
-        total = (state[0] if self.decay == ONE else scaled(state[0], self.decay)) + sums
+        total = (state[0] if self.decay == COEFFICIENT_ONE else scale_integers(state[0], self.decay)) + sums
         return total, (total,)
 
     def _decayed_bound(self, bound: int) -> int:
         if self.decay == 0:
             return 0
-        return bound if self.decay == ONE else scaled_bound(bound, self.decay)
+        return bound if self.decay == COEFFICIENT_ONE else scale_bound(bound, self.decay)
 
 
-_MOST_APART = 1e6
+_MAX_SIZE_RATIO = 1e6
 """Largest ratio of two sizes: beyond, one round's noise is lost in the rounding of another's."""
 
 _Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -219,8 +228,8 @@ class ScheduledGaussian(Mechanism):
     def __post_init__(self) -> None:
         if not self.sizes or not all(0.0 < size < math.inf for size in self.sizes):
             raise InputError("noise_sizes: a finite number above 0 is needed for every round")
-        if max(self.sizes) > _MOST_APART * min(self.sizes):
-            raise InputError(f"noise_sizes: the largest is at most {_MOST_APART:g} times the smallest")
+        if max(self.sizes) > _MAX_SIZE_RATIO * min(self.sizes):
+            raise InputError(f"noise_sizes: the largest is at most {_MAX_SIZE_RATIO:g} times the smallest")
 
     @classmethod
     def of(cls, workload: Workload, options: ScheduledOptions) -> Self:
@@ -246,23 +255,23 @@ class ScheduledGaussian(Mechanism):
         return {"noise_sizes": list(self.sizes)}
 
     def certified(self, workload: Workload) -> Sensitivity:
-        self._check(workload)
-        order = workload.order
+        self._check_workload(workload)
+        order = workload.public_order
         if order.single_pass:
             squares = workload.clips**2 * self.columns(workload).squared_norms
             return Sensitivity(math.sqrt(float(np.max(squares))), True, "one participation: largest column norm")
-        if isinstance(order, Separated):
+        if isinstance(order, MinSeparation):
             columns = self.columns(workload)
             triangle = heaviest_pattern(workload.clips * np.sqrt(columns.squared_norms), order)
             found = Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
-            return tightened(found, columns.inner, workload)
+            return tighten_sensitivity(found, columns.inner, workload)
         places = range(min(order.rounds_per_epoch, workload.rounds))
         worst = max(self._squared_norm(workload, slice(place, None, order.rounds_per_epoch)) for place in places)
         return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
 
     def columns(self, workload: Workload) -> Columns:
         """⟨C_i, C_j⟩ = decay^|i-j| Σ_{t ≥ max(i, j)} decay^{2 (t - max(i, j))} / d_t²."""
-        self._check(workload)
+        self._check_workload(workload)
         inverse = self._inverse_squares(workload.rounds)
         squares = np.empty(workload.rounds)
         total = 0.0
@@ -279,13 +288,13 @@ class ScheduledGaussian(Mechanism):
     def fresh_std(self) -> float:
         return min(self.sizes)
 
-    def blocks(self, workload: Workload) -> Blocks | None:
+    def blocks(self, workload: Workload) -> ColumnBlocks | None:
         """C is diagonal for decay 0; with any other an increment stays in all later sums."""
-        self._check(workload)
-        return Blocks(1, 1.0 / np.array(self.sizes[: workload.rounds])) if self.decay == 0.0 else None
+        self._check_workload(workload)
+        return ColumnBlocks(1, 1.0 / np.array(self.sizes[: workload.rounds])) if self.decay == 0.0 else None
 
     def variance(self, workload: Workload) -> Floats:
-        self._check(workload)
+        self._check_workload(workload)
         return np.array(self.sizes[: workload.rounds]) ** 2
 
     def memory_vectors(self, workload: Workload) -> int:
@@ -296,10 +305,10 @@ class ScheduledGaussian(Mechanism):
             raise InputError(f"round {t}: noise_sizes is planned for {len(self.sizes)} rounds")
         return fresh * self.sizes[t - 1], state
 
-    def integer(self, workload: Workload) -> Factored:
-        decay = rounded(self.decay)
-        strategy = IntegerScheduled(coefficient(decay), workload.period, self.sizes)
-        return Factored(strategy, replace(self, decay=decay), replace(workload, decay=decay))
+    def integer(self, workload: Workload) -> Factorization:
+        decay = round_coefficient(self.decay)
+        strategy = IntegerScheduled(to_coefficient(decay), workload.period, self.sizes)
+        return Factorization(strategy, replace(self, decay=decay), replace(workload, decay=decay))
 
     def _squared_norm(self, workload: Workload, held: slice) -> float:
         """Of the record of the rounds `held`: what it moved so far only decays between them."""
@@ -314,7 +323,7 @@ class ScheduledGaussian(Mechanism):
     def _inverse_squares(self, rounds: int) -> Floats:
         return np.asarray(1.0 / np.array(self.sizes[:rounds]) ** 2)
 
-    def _check(self, workload: Workload) -> None:
+    def _check_workload(self, workload: Workload) -> None:
         check_matches(workload, self.decay, None)
         if workload.rounds > len(self.sizes):
             raise InputError(
@@ -328,12 +337,12 @@ class IntegerScheduled(IntegerPrefix):
 
     sizes: tuple[float, ...] = ()
 
-    def scales(self, t: int) -> tuple[float, ...]:
+    def noise_scales(self, t: int) -> tuple[float, ...]:
         return (self.sizes[t - 1],)
 
-    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
-        ((_, _, difference),) = super().groups(rounds, participations)
-        return tuple(Group(count, size, difference) for size, count in Counter(self.sizes[:rounds]).items())
+    def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
+        ((_, _, difference),) = super().noise_groups(rounds, participations)
+        return tuple(NoiseGroup(count, size, difference) for size, count in Counter(self.sizes[:rounds]).items())
 
 
 @dataclass(frozen=True)
@@ -357,11 +366,11 @@ class LeafGaussian(Mechanism):
 
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, self.decay, self.period)
-        squared_norms = (workload.clips / self._scales(workload)) ** 2
-        if isinstance(workload.order, Separated):
-            worst = heaviest_pattern(squared_norms, workload.order)
+        squared_norms = (workload.clips / self._noise_scales(workload)) ** 2
+        if isinstance(workload.public_order, MinSeparation):
+            worst = heaviest_pattern(squared_norms, workload.public_order)
         else:
-            epoch = min(workload.order.rounds_per_epoch, workload.rounds)
+            epoch = min(workload.public_order.rounds_per_epoch, workload.rounds)
             worst = float(np.max(np.bincount(np.arange(workload.rounds) % epoch, squared_norms, epoch)))
         return Sensitivity(math.sqrt(worst), True, "increments are independent: squares add up")
 
@@ -369,17 +378,17 @@ class LeafGaussian(Mechanism):
     def fresh_std(self) -> float:
         return min(1.0, self.first)
 
-    def blocks(self, workload: Workload) -> Blocks:
+    def blocks(self, workload: Workload) -> ColumnBlocks:
         """C is diagonal: the inverse noises."""
         check_matches(workload, self.decay, self.period)
-        return Blocks(1, 1.0 / self._scales(workload))
+        return ColumnBlocks(1, 1.0 / self._noise_scales(workload))
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.decay, self.period)
         variances = np.empty(workload.rounds)
         total = 0.0
-        for place, scale in enumerate(self._scales(workload)):
-            total = scale**2 + (0.0 if place % workload.block == 0 else self.decay**2 * total)
+        for place, scale in enumerate(self._noise_scales(workload)):
+            total = scale**2 + (0.0 if place % workload.rounds_per_period == 0 else self.decay**2 * total)
             variances[place] = total
         return variances
 
@@ -392,16 +401,16 @@ class LeafGaussian(Mechanism):
         noise = fresh * self.first if anew else fresh.add(state[0], alpha=self.decay)
         return noise, (noise,)
 
-    def integer(self, workload: Workload) -> Factored:
-        return Factored(IntegerLeaf(self.first, self.period), self, workload)
+    def integer(self, workload: Workload) -> Factorization:
+        return Factorization(IntegerLeaf(self.first, self.period), self, workload)
 
-    def _scales(self, workload: Workload) -> Floats:
+    def _noise_scales(self, workload: Workload) -> Floats:
         scales = np.ones(workload.rounds)
-        scales[:: workload.block] = self.first
+        scales[:: workload.rounds_per_period] = self.first
         return scales
 
 
-_NONE = Fraction(0)
+_NO_ROUNDING = Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -411,17 +420,17 @@ class IntegerLeaf(IntegerStrategy):
     first: float = 1.0
     period: int | None = None
 
-    def scales(self, t: int) -> tuple[float, ...]:
-        return (self.first if restarts(t, self.period) else 1.0,)
+    def noise_scales(self, t: int) -> tuple[float, ...]:
+        return (self.first if is_restart(t, self.period) else 1.0,)
 
-    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+    def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
         starts = 1 if self.period is None else -(-rounds // self.period)
-        firsts = Group(starts, self.first, _NONE)
-        return (firsts, Group(rounds - starts, 1.0, _NONE)) if rounds > starts else (firsts,)
+        firsts = NoiseGroup(starts, self.first, _NO_ROUNDING)
+        return (firsts, NoiseGroup(rounds - starts, 1.0, _NO_ROUNDING)) if rounds > starts else (firsts,)
 
-    def reach(self, loads: Sequence[Load]) -> Reach:
+    def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
         largest = max(load for (load,) in loads)
-        return Reach(largest, largest)
+        return IntegerBounds(largest, largest)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         return sums, ()
@@ -462,7 +471,7 @@ class PhaseEnds(Mechanism):
 
     def certified(self, workload: Workload) -> Sensitivity:
         """InputError unless the contraction argument applies to this workload, step and clip."""
-        if workload.order != self.phases:
+        if workload.public_order != self.phases:
             raise InputError("noise at the ends of phases: the schedule must be the mechanism's own phases")
         if workload.decay != 0.0:
             raise InputError(f"noise at the ends of phases needs plain gradients, decay = 0; got {workload.decay}")
@@ -479,10 +488,10 @@ class PhaseEnds(Mechanism):
         return Sensitivity(float(np.max(workload.clips)), False, "contraction: convex, smooth, one phase a record")
 
     def variance(self, workload: Workload) -> Floats:
-        return np.array([float(self.phases.place(t) is None) for t in range(1, workload.rounds + 1)])
+        return np.array([float(self.phases.batch_index(t) is None) for t in range(1, workload.rounds + 1)])
 
     def memory_vectors(self, workload: Workload) -> int:
         return 0
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        return (fresh if self.phases.place(t) is None else fresh.new_zeros(fresh.shape)), state
+        return (fresh if self.phases.batch_index(t) is None else fresh.new_zeros(fresh.shape)), state

@@ -43,23 +43,30 @@ import numpy as np
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import tree as nodes
-from fedpriv.noise.integers.fixed_point import Ints, coefficient, rounded
-from fedpriv.noise.integers.strategies import Group, IntegerStrategy, IntState, Lattice, Load, Reach
-from fedpriv.noise.mechanism import Factored, Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.noise.integers.fixed_point import Ints, round_coefficient, to_coefficient
+from fedpriv.noise.integers.strategies import (
+    IntegerBounds,
+    IntegerStrategy,
+    IntState,
+    Lattice,
+    LoadBounds,
+    NoiseGroup,
+)
+from fedpriv.noise.mechanism import Factorization, Mechanism, MechanismState, Sensitivity, check_matches
 from fedpriv.noise.series import Floats, Workload
-from fedpriv.noise.tree import BinaryTree, IntegerTree, cover, level_spread
-from fedpriv.participation.orders import Schedule
+from fedpriv.noise.tree import BinaryTree, IntegerTree, cover, decay_rounding_factor
+from fedpriv.participation.orders import FixedOrder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-THREE_TREES = (
+THREE_TREES_DESCRIPTION = (
     "Gaussian noise on three trees: of gradients, of their changes between epochs, and of those within one"
 )
 
 
-class Groups(NamedTuple):
+class NodeGroups(NamedTuple):
     """One value for every group of nodes."""
 
     early: Floats
@@ -97,7 +104,7 @@ class DifferenceTrees(Mechanism):
     std_residual: float = 1.0
     least: float = 0.0
 
-    def squared_norms(self, workload: Workload) -> Groups:
+    def squared_norms(self, workload: Workload) -> NodeGroups:
         """For the record in each place, what it moves each group's nodes by, squared and summed; each (N,)."""
         raise NotImplementedError
 
@@ -121,11 +128,11 @@ class DifferenceTrees(Mechanism):
         return self.std_residual if self.rounds_per_epoch > 1 else 0.0
 
     def certified(self, workload: Workload) -> Sensitivity:
-        counted = self.counted(workload)
+        counted = self.charged_sensitivity(workload)
         return counted._replace(value=max(counted.value, self.least * float(np.max(workload.clips))))
 
-    def counted(self, workload: Workload) -> Sensitivity:
-        self.check(workload)
+    def charged_sensitivity(self, workload: Workload) -> Sensitivity:
+        self.check_workload(workload)
         total = np.zeros(self.rounds_per_epoch)
         for squared_norms, std in zip(self.squared_norms(workload), self.stds, strict=True):
             if not 0.0 < std < math.inf and np.any(squared_norms):
@@ -137,10 +144,13 @@ class DifferenceTrees(Mechanism):
         why = "clipped differences" if self.movement is None else f"steps of at most {self.movement:g}"
         return Sensitivity(value, False, f"released nodes of three trees that hold the record; {why}")
 
-    def check(self, workload: Workload) -> None:
+    def check_workload(self, workload: Workload) -> None:
         """InputError for a workload that the trees would not factor, or numbers that bound nothing."""
         check_matches(workload, self.decay, None)
-        if not isinstance(workload.order, Schedule) or workload.order.rounds_per_epoch != self.rounds_per_epoch:
+        if (
+            not isinstance(workload.public_order, FixedOrder)
+            or workload.public_order.rounds_per_epoch != self.rounds_per_epoch
+        ):
             raise InputError(
                 f"differences between epochs need one order of {self.rounds_per_epoch} batches in every epoch: "
                 "with fresh permutations they are differences between records"
@@ -169,13 +179,13 @@ class DifferenceTrees(Mechanism):
 Trees = TypeVar("Trees", bound=DifferenceTrees)
 
 
-def calibrated(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
+def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
     """Set the group standard deviations D_k √(W_k / λ_k), in multiples of the clip.
 
     `shares` says how the loss is split: "equal" over all groups that are released, or "best" for the least mean
     variance, λ_k ∝ √(A_k D_k² W_k) with A_k what the group adds to it at standard deviation 1.
     """
-    trees.check(workload)
+    trees.check_workload(workload)
     worst = np.array([float(np.max(squared_norms)) for squared_norms in trees.squared_norms(workload)])
     wanted = (worst > 0.0).astype(float)
     if shares == "best":
@@ -187,7 +197,7 @@ def calibrated(trees: Trees, workload: Workload, shares: Literal["best", "equal"
         return with_stds(trees, np.sqrt(np.divide(worst, split, out=np.zeros(4), where=worst > 0.0)) / clip)
 
 
-def sized_by_the_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
+def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
     """Set the node standard deviations of Algorithm 2 (L put back): 2h σ √V_{≤2N}, …
 
     `sigma_mu` is σμ, the paper's noise multiplier times the GDP parameter that it is calibrated to give; its own
@@ -195,7 +205,7 @@ def sized_by_the_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Tre
 
     InputError where its constants are too small (N < 6), where they need α ≥ 1/N, or if differences are clipped.
     """
-    trees.check(workload)
+    trees.check_workload(workload)
     if trees.movement is None:
         raise InputError('calibration = "paper" knows no clipped differences; use calibration = "exact"')
     if trees.decay > 1.0 - 1.0 / trees.rounds_per_epoch + 1e-12:
@@ -231,9 +241,9 @@ class AlignedDifferences(DifferenceTrees):
     """Fresh vectors of a round: of the r tree (if N > 1), of G, and from the second epoch on of Δ."""
 
     name: ClassVar[str] = "aligned-differences"
-    words: ClassVar[str] = f"{THREE_TREES}, aligned with epochs"
+    words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, aligned with epochs"
 
-    def squared_norms(self, workload: Workload) -> Groups:
+    def squared_norms(self, workload: Workload) -> NodeGroups:
         early, late, changed = np.zeros((3, self.rounds_per_epoch))
         for start in range(0, workload.rounds, self.rounds_per_epoch):
             clips = workload.clips[start : start + self.rounds_per_epoch]
@@ -243,14 +253,14 @@ class AlignedDifferences(DifferenceTrees):
             else:
                 late[: len(held)] += clips**2 * held
                 changed[: len(held)] += self.difference**2 * held
-        return Groups(early, late, changed, self.residual_squared_norms(workload))
+        return NodeGroups(early, late, changed, self.residual_squared_norms(workload))
 
     def variance(self, workload: Workload) -> Floats:
         """By epochs: variances and covariance of the nodes' filtered noise n and of what earlier epochs left, c.
 
         The nodes of prefix p and those of the whole epoch overlap: there n and c are correlated.
         """
-        self.check(workload)
+        self.check_workload(workload)
         rounds_per_epoch, decay, stay = self.rounds_per_epoch, self.decay, 1.0 - self.mixing
         within = nodes.row_squared_norms(rounds_per_epoch, decay)
         place = np.arange(1, rounds_per_epoch + 1)
@@ -272,7 +282,7 @@ class AlignedDifferences(DifferenceTrees):
         return total + self.std_residual**2 * nodes.row_squared_norms(workload.rounds, decay)
 
     def memory_vectors(self, workload: Workload) -> int:
-        return max(sum(self._sizes(t)) for t in range(1, workload.rounds + 1))
+        return max(sum(self._state_sizes(t)) for t in range(1, workload.rounds + 1))
 
     def draws(self, t: int) -> int:
         return 1 + int(self.rounds_per_epoch > 1) + int(t > self.rounds_per_epoch)
@@ -282,7 +292,7 @@ class AlignedDifferences(DifferenceTrees):
 
         The bottom of the epoch's stack is what all earlier epochs left, decayed to the end of the last one.
         """
-        stacked, ringed, _ = self._sizes(t - 1)
+        stacked, ringed, _ = self._state_sizes(t - 1)
         stack, ring, within = state[:stacked], state[stacked : stacked + ringed], state[stacked + ringed :]
         vectors, residual = list(fresh), None
         if self.rounds_per_epoch > 1:
@@ -300,18 +310,20 @@ class AlignedDifferences(DifferenceTrees):
         after = (*stack, *(*ring, own)[-self.rounds_per_epoch :], *epoch)
         return noise if residual is None else noise + residual, after
 
-    def integer(self, workload: Workload) -> Factored:
+    def integer(self, workload: Workload) -> Factorization:
         if self.movement is not None:
             raise InputError(
                 "AlignedDifferences: bounds that rest on how far queries move are no bounds of integers; use "
                 "algorithm.difference_clip and algorithm.residual_clip"
             )
-        decay = rounded(self.decay)
+        decay = round_coefficient(self.decay)
         trees, workload = dataclasses.replace(self, decay=decay), dataclasses.replace(workload, decay=decay)
-        strategy = IntegerAligned(coefficient(decay), trees.rounds_per_epoch, *trees.stds)
-        return FactoredDifferences(strategy, trees, workload, level_spread(decay, workload), trees=trees)
+        strategy = IntegerAligned(to_coefficient(decay), trees.rounds_per_epoch, *trees.stds)
+        return DifferenceFactorization(
+            strategy, trees, workload, decay_rounding_factor(decay, workload), trees=trees
+        )
 
-    def _sizes(self, t: int) -> tuple[int, int, int]:
+    def _state_sizes(self, t: int) -> tuple[int, int, int]:
         """Vectors of each part of the state after round t."""
         return (
             t.bit_count() if self.rounds_per_epoch > 1 else 0,
@@ -321,10 +333,10 @@ class AlignedDifferences(DifferenceTrees):
 
 
 @dataclass(frozen=True)
-class FactoredDifferences(Factored):
+class DifferenceFactorization(Factorization):
     """Of increments whose parts are clipped apart: r, G and Δ, in the order of the fresh vectors."""
 
-    in_parts: ClassVar[bool] = True
+    has_parts: ClassVar[bool] = True
 
     trees: AlignedDifferences = dataclasses.field(kw_only=True)
 
@@ -335,9 +347,11 @@ class FactoredDifferences(Factored):
             *((self.trees.difference,) if t > self.trees.rounds_per_epoch else ()),
         )
 
-    def certified(self, lattice: Lattice) -> float:
+    def sensitivity_in_units(self, lattice: Lattice) -> float:
         difference, residual = (float(lattice.norm(clip)) for clip in (self.trees.difference, self.trees.residual))
-        return self._in_units(dataclasses.replace(self.trees, difference=difference, residual=residual), lattice)
+        return self._sensitivity_in_units(
+            dataclasses.replace(self.trees, difference=difference, residual=residual), lattice
+        )
 
 
 @dataclass(frozen=True)
@@ -362,44 +376,44 @@ class IntegerAligned(IntegerStrategy):
     def draws(self, t: int) -> int:
         return 1 + int(self.rounds_per_epoch > 1) + int(t > self.rounds_per_epoch)
 
-    def scales(self, t: int) -> tuple[float, ...]:
+    def noise_scales(self, t: int) -> tuple[float, ...]:
         return (
             *((self.std_residual,) if self.rounds_per_epoch > 1 else ()),
             *((self.std_early,) if t <= self.rounds_per_epoch else (self.std_late, self.std_difference)),
         )
 
-    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+    def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
         """A record is in every epoch's trees once."""
         early = min(rounds, self.rounds_per_epoch)
-        ((_, _, within),) = self._epoch_tree.groups(rounds, 1)
-        found = [Group(early, self.std_early, within)]
+        ((_, _, within),) = self._epoch_tree.noise_groups(rounds, 1)
+        found = [NoiseGroup(early, self.std_early, within)]
         if rounds > early:
-            found += [Group(rounds - early, std, within) for std in (self.std_late, self.std_difference)]
+            found += [NoiseGroup(rounds - early, std, within) for std in (self.std_late, self.std_difference)]
         if self.rounds_per_epoch > 1:
-            ((_, _, whole),) = self._residual_tree.groups(rounds, participations)
-            found.append(Group(rounds, self.std_residual, whole))
+            ((_, _, whole),) = self._residual_tree.noise_groups(rounds, participations)
+            found.append(NoiseGroup(rounds, self.std_residual, whole))
         return tuple(found)
 
-    def reach(self, loads: Sequence[Load]) -> Reach:
+    def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
         own = int(self.rounds_per_epoch > 1)
-        whole = self._residual_tree.reach([load[:1] for load in loads]) if own else Reach(0, 0)
-        gradients = self._epoch_tree.reach([load[own : own + 1] for load in loads])
-        changes = self._epoch_tree.reach([load[own + 1 :] or (0,) for load in loads])
-        return Reach(*(max(bounds) for bounds in zip(whole, gradients, changes, strict=True)))
+        whole = self._residual_tree.bound_integers([load[:1] for load in loads]) if own else IntegerBounds(0, 0)
+        gradients = self._epoch_tree.bound_integers([load[own : own + 1] for load in loads])
+        changes = self._epoch_tree.bound_integers([load[own + 1 :] or (0,) for load in loads])
+        return IntegerBounds(*(max(bounds) for bounds in zip(whole, gradients, changes, strict=True)))
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """The state holds the stacks of the three trees.
 
         Guarantee: r is taken as 0 in the first round of an epoch, where accounting charges nothing for it.
         """
-        parts, stacks = list(sums), self._stacks(state, t - 1)
+        parts, stacks = list(sums), self._unpack_stacks(state, t - 1)
         if self.rounds_per_epoch > 1 and (t - 1) % self.rounds_per_epoch == 0:
             parts[0] = np.zeros_like(parts[0])
         trees = (self._residual_tree, self._epoch_tree, self._epoch_tree)[int(self.rounds_per_epoch == 1) :]
         stepped = [tree.step(stack, t, part) for tree, stack, part in zip(trees, stacks, parts, strict=False)]
         return np.stack([node for node, _ in stepped]), tuple(v for _, stack in stepped for v in stack)
 
-    def _stacks(self, state: IntState, t: int) -> list[IntState]:
+    def _unpack_stacks(self, state: IntState, t: int) -> list[IntState]:
         """The parts of the state after round t, one for every tree: of r (if N > 1), of G and of Δ."""
         sizes = [self._residual_tree.state_length(t)] if self.rounds_per_epoch > 1 else []
         sizes += [

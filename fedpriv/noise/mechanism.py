@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise import series
-from fedpriv.noise.integers.strategies import IntegerStrategy, Lattice, participations_of
-from fedpriv.noise.series import Floats, Workload, per_period
-from fedpriv.participation.orders import Schedule
+from fedpriv.noise.integers.strategies import IntegerStrategy, Lattice, participations_per_record
+from fedpriv.noise.series import Floats, Workload, tile_periods
+from fedpriv.participation.orders import FixedOrder
 
 if TYPE_CHECKING:  # the algebra and the command line start without torch
     from torch import Tensor
 
 
-_STEPS = 1000
-_SETTLED = 1e-12
-_MOST_TIMES = 2000  # of one record: its inner products are the square of that
+_MAX_STEPS = 1000
+_SETTLED_CHANGE = 1e-12
+_MAX_PARTICIPATIONS = 2000  # of one record: its inner products are the square of that
 
-Inner = Callable[[NDArray[np.int64]], Floats]
+InnerProducts = Callable[[NDArray[np.int64]], Floats]
 """⟨C_i, C_j⟩ ≥ 0 of some rounds, counted from 0: (n,) -> (n, n)."""
 
 
@@ -42,10 +42,10 @@ class Columns(NamedTuple):
     """Facts about C that certificates need: squared column norms (T,), and inner products of columns."""
 
     squared_norms: Floats
-    inner: Inner
+    inner: InnerProducts
 
 
-def raised(columns: Columns, workload: Workload) -> Floats:
+def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
     """D_t by which the clips of `workload` can be multiplied at the same sensitivity; (T,).
 
     InputError where no such factors are known: sums that restart, participations in no fixed order, several passes
@@ -53,7 +53,7 @@ def raised(columns: Columns, workload: Workload) -> Floats:
     """
     if workload.period is not None:
         raise InputError('late_clip = "column": the sums restart, and no factors are known for them')
-    if workload.order.single_pass:
+    if workload.public_order.single_pass:
         return column_scale(columns.squared_norms, workload)
     return fixed_order_scale(columns.inner, workload)
 
@@ -65,13 +65,13 @@ def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
 
     Guarantee: the worst record costs what it cost without D, whatever the clips are.
     """
-    if not workload.order.single_pass:
+    if not workload.public_order.single_pass:
         raise InputError("column scale: records take part more than once; their scale is fixed_order_scale")
     squares = squared_norms if workload.equal_clips else workload.clips**2 * squared_norms
     return np.asarray(np.sqrt(np.max(squares) / squares), np.float64)
 
 
-def fixed_order_scale(inner: Inner, workload: Workload) -> Floats:
+def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
     """D for several passes in a fixed order with equal clips: of every record the largest Π D_t; (T,).
 
     Some factors are below 1: late clips are not only raised, clips are redistributed over a record's rounds.
@@ -79,10 +79,10 @@ def fixed_order_scale(inner: Inner, workload: Workload) -> Floats:
     Guarantee: every record costs what the worst one cost without D.
     """
     schedule, rounds = workload.schedule, workload.rounds
-    if not isinstance(schedule, Schedule) or not workload.equal_clips:
+    if not isinstance(schedule, FixedOrder) or not workload.equal_clips:
         raise InputError("column scale: several passes need a fixed order and the same clip in every round")
-    if rounds > _MOST_TIMES * schedule.rounds_per_epoch:
-        raise InputError(f"column scale: records take part more than {_MOST_TIMES} times")
+    if rounds > _MAX_PARTICIPATIONS * schedule.rounds_per_epoch:
+        raise InputError(f"column scale: records take part more than {_MAX_PARTICIPATIONS} times")
     own = [
         np.arange(place, rounds, schedule.rounds_per_epoch)
         for place in range(min(schedule.rounds_per_epoch, rounds))
@@ -91,17 +91,19 @@ def fixed_order_scale(inner: Inner, workload: Workload) -> Floats:
     squared_norm = max(float(np.sum(product)) for product in products)
     scale = np.empty(rounds)
     for held, product in zip(own, products, strict=True):
-        scale[held] = _of_record(product, squared_norm)
+        scale[held] = _record_scale(product, squared_norm)
     return scale
 
 
 def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
     """Of a lower-triangular Toeplitz C with these coefficients, 0 beyond their end, restarted with the sums."""
-    squared_norms = per_period(workload, lambda rounds: series.column_squared_norms(coefficients[:rounds], rounds))
+    squared_norms = tile_periods(
+        workload, lambda rounds: series.column_squared_norms(coefficients[:rounds], rounds)
+    )
     return Columns(squared_norms, toeplitz_inner(coefficients, workload.rounds, workload.period))
 
 
-def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) -> Inner:
+def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) -> InnerProducts:
     """Of a lower-triangular Toeplitz C with these coefficients, 0 beyond their end; `block` rounds per restart."""
     length = rounds if block is None else min(block, rounds)
     padded = np.zeros(length)
@@ -126,12 +128,12 @@ def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) 
     return inner
 
 
-def _of_record(inner: Floats, squared_norm: float) -> Floats:
+def _record_scale(inner: Floats, squared_norm: float) -> Floats:
     """1/D_i is proportional to Σ_j ⟨C_i, C_j⟩ D_j where Σ log D is the largest at one squared norm."""
     scale = np.ones(len(inner))
-    for _ in range(_STEPS):
+    for _ in range(_MAX_STEPS):
         following = np.sqrt(scale / (inner @ scale))
-        settled = np.max(np.abs(following / scale - 1.0)) <= _SETTLED
+        settled = np.max(np.abs(following / scale - 1.0)) <= _SETTLED_CHANGE
         scale = following
         if settled:
             break
@@ -151,7 +153,7 @@ class Sensitivity(NamedTuple):
     reason: str
 
 
-class Blocks(NamedTuple):
+class ColumnBlocks(NamedTuple):
     """The columns of a C whose columns each reach over few rounds."""
 
     bands: int
@@ -228,7 +230,7 @@ class Mechanism(Protocol):
         """`sensitivity` together with its certificate."""
         ...
 
-    def counted(self, workload: Workload) -> Sensitivity:
+    def charged_sensitivity(self, workload: Workload) -> Sensitivity:
         """`certified`, or less where that charges more than a record can move C s, as a paper's constants do."""
         return self.certified(workload)
 
@@ -240,7 +242,7 @@ class Mechanism(Protocol):
         """
         return self.certified(workload).value
 
-    def blocks(self, workload: Workload) -> Blocks | None:
+    def blocks(self, workload: Workload) -> ColumnBlocks | None:
         """The columns of C, where what an increment moves ends after a few rounds; None where it may not.
 
         Guarantee: increments of rounds that lie `bands` or more apart move disjoint blocks of C s, one whose
@@ -282,7 +284,7 @@ class Mechanism(Protocol):
         """
         ...
 
-    def integer(self, workload: Workload) -> "Factored":
+    def integer(self, workload: Workload) -> "Factorization":
         """C on integers, with B and the sensitivity of the same coefficients, for a workload in real units.
 
         Decays become multiples of 2^-31.  InputError for a mechanism whose claim is one about real-valued
@@ -293,7 +295,7 @@ class Mechanism(Protocol):
 
 
 @dataclass(frozen=True)
-class Factored:
+class Factorization:
     """A factorization A = B C with C on integers.
 
     `workload` has the clips in real units, and the decay that `strategy` has; `mechanism` supplies B and the
@@ -303,30 +305,30 @@ class Factored:
     strategy: IntegerStrategy
     mechanism: Mechanism
     workload: Workload
-    spread: Fraction = Fraction(1)
+    sensitivity_factor: Fraction = Fraction(1)
     """Factor of the sensitivity where the strategy's coefficients are the mechanism's only nearly."""
 
-    in_parts: ClassVar[bool] = False
+    has_parts: ClassVar[bool] = False
     """Whether an increment's parts are clipped apart, and a round takes a vector for each."""
 
     def part_clips(self, t: int) -> tuple[float, ...]:
         """The norm bound of one record in each vector of round t, in real units."""
         return (float(self.workload.clips[t - 1]),)
 
-    def stretch(self, t: int) -> float:
+    def increment_scale(self, t: int) -> float:
         """Factor of increments of round t, and of their clips, before they become integers."""
         return 1.0
 
-    def certified(self, lattice: Lattice) -> float:
+    def sensitivity_in_units(self, lattice: Lattice) -> float:
         """The sensitivity of C for integers of norm K_t under zero-out, in units."""
-        return self._in_units(self.mechanism, lattice)
+        return self._sensitivity_in_units(self.mechanism, lattice)
 
     @property
-    def participations(self) -> int:
+    def max_participations(self) -> int:
         """In how many rounds a record takes part at most."""
-        return participations_of(self.workload)
+        return participations_per_record(self.workload)
 
-    def _in_units(self, mechanism: Mechanism, lattice: Lattice) -> float:
+    def _sensitivity_in_units(self, mechanism: Mechanism, lattice: Lattice) -> float:
         norms = np.array([float(lattice.norm(clip)) for clip in self.workload.clips.tolist()])
         return mechanism.sensitivity(dataclasses.replace(self.workload, clips=norms))
 

@@ -32,9 +32,9 @@ from itertools import count, islice
 import numpy as np
 
 from fedpriv.noise import series
-from fedpriv.noise.mechanism import Columns, Inner, Sensitivity, toeplitz_columns
+from fedpriv.noise.mechanism import Columns, InnerProducts, Sensitivity, toeplitz_columns
 from fedpriv.noise.series import Floats, Workload
-from fedpriv.participation.orders import Separated
+from fedpriv.participation.orders import MinSeparation
 
 
 def record_squared_norms(workload: Workload, columns: Floats, within: Callable[[Floats, int], Floats]) -> Floats:
@@ -45,23 +45,23 @@ def record_squared_norms(workload: Workload, columns: Floats, within: Callable[[
     asked only where a record takes part more than once in a period.  Different periods have no column of C in
     common.
     """
-    if isinstance(workload.order, Separated):
+    if isinstance(workload.public_order, MinSeparation):
         raise TypeError("a separated participation has no order")
     single = workload.clips**2 * columns
-    if workload.order.single_pass:  # in phases too, whose empty rounds only add places nobody is in
+    if workload.public_order.single_pass:  # in phases too, whose empty rounds only add places nobody is in
         return single
-    rounds_per_epoch = min(workload.order.rounds_per_epoch, workload.rounds)
-    if rounds_per_epoch >= workload.block:
+    rounds_per_epoch = min(workload.public_order.rounds_per_epoch, workload.rounds)
+    if rounds_per_epoch >= workload.rounds_per_period:
         by_place = np.bincount(np.arange(workload.rounds) % rounds_per_epoch, single, rounds_per_epoch)
         return np.asarray(by_place, np.float64)
     squared_norms = np.zeros(rounds_per_epoch)
-    for start in range(0, workload.rounds, workload.block):
-        of_period = within(workload.clips[start : start + workload.block], rounds_per_epoch)
+    for start in range(0, workload.rounds, workload.rounds_per_period):
+        of_period = within(workload.clips[start : start + workload.rounds_per_period], rounds_per_epoch)
         squared_norms[(start + np.arange(len(of_period))) % rounds_per_epoch] += of_period
     return squared_norms
 
 
-def heaviest_pattern(weights: Floats, pattern: Separated) -> float:
+def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
     """The largest sum of weights ≥ 0 over the rounds of one allowed pattern.
 
     Dynamic programming over the last round of the pattern; for weights that never increase the earliest pattern
@@ -69,9 +69,9 @@ def heaviest_pattern(weights: Floats, pattern: Separated) -> float:
     """
     gap = pattern.min_separation
     if np.all(weights[1:] <= weights[:-1]):
-        return float(np.sum(weights[::gap][: pattern.most]))
+        return float(np.sum(weights[::gap][: pattern.max_rounds_per_record]))
     best = np.zeros(len(weights) + 1)  # best[i]: the heaviest pattern within the first i rounds
-    for _ in range(pattern.most):
+    for _ in range(pattern.max_rounds_per_record):
         with_last = weights.copy()
         with_last[gap:] += best[1 : max(1, len(weights) - gap + 1)]
         better = np.maximum.accumulate(np.concatenate([[0.0], with_last]))
@@ -81,23 +81,23 @@ def heaviest_pattern(weights: Floats, pattern: Separated) -> float:
     return float(best[-1])
 
 
-MOST_ROUNDS = 2000  # beyond, T² numbers are too much work for a few percent
-_MOST_STEPS = 400  # of a search: a choice
+MAX_ROUNDS = 2000  # beyond, T² numbers are too much work for a few percent
+_MAX_STEPS = 400  # of a search: a choice
 
 
-def tightened(found: Sensitivity, inner: Inner, workload: Workload) -> Sensitivity:
+def tighten_sensitivity(found: Sensitivity, inner: InnerProducts, workload: Workload) -> Sensitivity:
     """`found`, or what rows say where that is smaller: for a bound of separated participations.
 
     Guarantee: what is exact stays as it is, and a bound is replaced by a bound.
     """
     schedule = workload.schedule
-    if found.exact or not isinstance(schedule, Separated) or workload.rounds > MOST_ROUNDS:
+    if found.exact or not isinstance(schedule, MinSeparation) or workload.rounds > MAX_ROUNDS:
         return found
-    by_rows = of_rows(inner, workload, schedule)
+    by_rows = sensitivity_from_rows(inner, workload, schedule)
     return by_rows if by_rows.exact or by_rows.value < found.value else found
 
 
-def of_rows(inner: Inner, workload: Workload, pattern: Separated) -> Sensitivity:
+def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: MinSeparation) -> Sensitivity:
     """The smaller of both bounds, in the units of C s, for the inner products of the columns of C ≥ 0.
 
     Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where it says
@@ -112,7 +112,7 @@ def of_rows(inner: Inner, workload: Workload, pattern: Separated) -> Sensitivity
     return Sensitivity(math.sqrt(min(searched, by_rows)), False, words)
 
 
-def farthest_pattern(weights: Floats, pattern: Separated) -> tuple[float, bool]:
+def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bool]:
     """An upper bound of Σ_{i,j∈S} X_ij over the allowed patterns S, and whether one attains it; X = `weights` ≥ 0.
 
     A step fixes the latest rounds of S, one more than the step that it follows.  An earlier round i with at most k
@@ -127,7 +127,7 @@ def farthest_pattern(weights: Floats, pattern: Separated) -> tuple[float, bool]:
         len(weights),
     )  # earlier rounds come later here
     own, tail = np.diag(turned), np.zeros(rounds + gap)
-    alone = _alone(np.triu(turned, gap), own, pattern)
+    alone = _single_round_bounds(np.triu(turned, gap), own, pattern)
 
     def promises(cross: Floats, left: int) -> Floats:
         """For each round, what it and at most `left` - 1 after it can add."""
@@ -139,8 +139,8 @@ def farthest_pattern(weights: Floats, pattern: Separated) -> tuple[float, bool]:
 
     number, reached = count(), 0.0
     waiting = list[tuple[float, int, int, float, Floats, int]]()
-    start, value, cross, left = 0, 0.0, np.zeros(rounds), pattern.most
-    for _ in range(_MOST_STEPS):
+    start, value, cross, left = 0, 0.0, np.zeros(rounds), pattern.max_rounds_per_record
+    for _ in range(_MAX_STEPS):
         promised = value + promises(cross, left)
         for each in start + np.flatnonzero(promised[start:] >= reached):
             heapq.heappush(waiting, (-float(promised[each]), next(number), int(each), value, cross, left))
@@ -153,26 +153,26 @@ def farthest_pattern(weights: Floats, pattern: Separated) -> tuple[float, bool]:
     return -promise, False
 
 
-def _alone(later: Floats, own: Floats, pattern: Separated) -> list[Floats]:
+def _single_round_bounds(later: Floats, own: Floats, pattern: MinSeparation) -> list[Floats]:
     """For 0, 1, … rounds after each one: its own weight, and twice the heaviest pattern of those (in `later`)."""
     found = [own]
-    for heaviest in islice(_heaviest_of_few(later, pattern), pattern.most - 1):
+    for heaviest in islice(_heaviest_by_count(later, pattern), pattern.max_rounds_per_record - 1):
         found.append(own + 2.0 * heaviest)
         if np.array_equal(found[-1], found[-2]):
             break
     return found
 
 
-def heaviest_patterns(weights: Floats, pattern: Separated) -> Floats:
+def heaviest_patterns(weights: Floats, pattern: MinSeparation) -> Floats:
     """`participation.heaviest_pattern` of every row of `weights` ≥ 0; (n, T) -> (n,)."""
-    return list(_heaviest_of_few(weights, pattern))[-1]
+    return list(_heaviest_by_count(weights, pattern))[-1]
 
 
-def _heaviest_of_few(weights: Floats, pattern: Separated) -> Iterator[Floats]:
+def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floats]:
     """Those of at most 1, 2, … rounds."""
     gap, (rows, rounds) = pattern.min_separation, weights.shape
     best = np.zeros((rows, rounds + 1))  # best[:, i]: the heaviest pattern within the first i rounds
-    for _ in range(pattern.most):
+    for _ in range(pattern.max_rounds_per_record):
         with_last = weights.copy()
         with_last[:, gap:] += best[:, 1 : max(1, rounds - gap + 1)]
         best[:, 1:] = np.maximum.accumulate(with_last, axis=1)
@@ -185,27 +185,27 @@ def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
     Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a bound for separated
     participations.
     """
-    clips, order = workload.clips, workload.order
+    clips, order = workload.clips, workload.public_order
     if order.single_pass:
         worst = float(np.max(clips**2 * columns.squared_norms))
         return Sensitivity(math.sqrt(worst), True, "one participation: largest column norm")
-    if isinstance(order, Separated):
-        return of_rows(columns.inner, workload, order)
+    if isinstance(order, MinSeparation):
+        return sensitivity_from_rows(columns.inner, workload, order)
     own = (np.arange(place, workload.rounds, order.rounds_per_epoch) for place in range(order.rounds_per_epoch))
     worst = max(float(clips[held] @ columns.inner(held) @ clips[held]) for held in own if len(held))
     return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
 
 
-def of_series(workload: Workload, coefficients: Floats) -> Sensitivity:
+def sensitivity_from_series(workload: Workload, coefficients: Floats) -> Sensitivity:
     """`certified` for c_0 … up to the last that matters, at most `workload.block` of them."""
 
     def within(clips: Floats, rounds_per_epoch: int) -> Floats:
         return series.record_squared_norms(coefficients[: len(clips)], clips, rounds_per_epoch)
 
-    return certified(workload, lambda: coefficients, toeplitz_columns(coefficients, workload), within)
+    return certify_toeplitz(workload, lambda: coefficients, toeplitz_columns(coefficients, workload), within)
 
 
-def certified(
+def certify_toeplitz(
     workload: Workload,
     coefficients: Callable[[], Floats],
     columns: Columns,
@@ -217,23 +217,31 @@ def certified(
     norms of the records of a fixed order in one period.
     """
     squared_norms = workload.clips**2 * columns.squared_norms
-    if workload.order.single_pass:
+    if workload.public_order.single_pass:
         return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "one participation: largest column norm")
-    if isinstance(workload.order, Separated):
-        found = _separated(workload, workload.order, coefficients(), columns.squared_norms)
-        return tightened(found, columns.inner, workload)
+    if isinstance(workload.public_order, MinSeparation):
+        found = _certify_separated(workload, workload.public_order, coefficients(), columns.squared_norms)
+        return tighten_sensitivity(found, columns.inner, workload)
     if workload.period is None and workload.equal_clips:
-        return _earliest(
-            workload, coefficients(), columns.squared_norms, workload.order.rounds_per_epoch, workload.rounds
+        return _earliest_pattern(
+            workload,
+            coefficients(),
+            columns.squared_norms,
+            workload.public_order.rounds_per_epoch,
+            workload.rounds,
         )
     worst = float(np.max(record_squared_norms(workload, columns.squared_norms, within)))
     return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
 
 
-def _separated(workload: Workload, pattern: Separated, coefficients: Floats, columns: Floats) -> Sensitivity:
+def _certify_separated(
+    workload: Workload, pattern: MinSeparation, coefficients: Floats, columns: Floats
+) -> Sensitivity:
     squared_norms = workload.clips**2 * columns
     if workload.period is None:
-        earliest = _earliest(workload, coefficients, columns, pattern.min_separation, pattern.most)
+        earliest = _earliest_pattern(
+            workload, coefficients, columns, pattern.min_separation, pattern.max_rounds_per_record
+        )
         if workload.equal_clips:
             return earliest
         if len(coefficients) <= pattern.min_separation:
@@ -245,7 +253,7 @@ def _separated(workload: Workload, pattern: Separated, coefficients: Floats, col
     return Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
 
 
-def _earliest(
+def _earliest_pattern(
     workload: Workload, coefficients: Floats, columns: Floats, gap: int, max_participations: int
 ) -> Sensitivity:
     """The largest clip in rounds 1, 1 + gap, …, not more than may be: clip · ‖Σ_k C_{1 + k gap}‖.  O(T)."""

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.participation.orders import Participation, PublicOrder, Separated
+from fedpriv.participation.orders import MinSeparation, Participation, PublicOrder
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ class Workload:
     `Separated`.  With a `period` the sums restart from 0 in rounds 1, 1 + period, 1 + 2 period, ….
     """
 
-    schedule: Participation | Separated
+    schedule: Participation | MinSeparation
     decay: float
     clips: Floats
     period: int | None = None
@@ -65,9 +65,9 @@ class Workload:
         return self.schedule.rounds
 
     @property
-    def order(self) -> PublicOrder | Separated:
+    def public_order(self) -> PublicOrder | MinSeparation:
         """The participation, which certificates have to know; InputError if it is secret."""
-        if isinstance(self.schedule, PublicOrder | Separated):
+        if isinstance(self.schedule, PublicOrder | MinSeparation):
             return self.schedule
         raise InputError("a certificate needs to know in which rounds a record takes part: that is secret")
 
@@ -76,20 +76,20 @@ class Workload:
         return bool(np.all(self.clips == self.clips[0]))
 
     @property
-    def block(self) -> int:
+    def rounds_per_period(self) -> int:
         """Rounds between two restarts of the sums."""
         return self.rounds if self.period is None else min(self.period, self.rounds)
 
 
-def restarts(t: int, period: int | None) -> bool:
+def is_restart(t: int, period: int | None) -> bool:
     """Whether the sums start anew in round t."""
     return t == 1 or (period is not None and (t - 1) % period == 0)
 
 
-def per_period(workload: Workload, values: Callable[[int], Floats]) -> Floats:
+def tile_periods(workload: Workload, values: Callable[[int], Floats]) -> Floats:
     """`values(rounds)` of one period after the other, (T,): full periods are alike, the last may be shorter."""
-    full, rest = divmod(workload.rounds, workload.block)
-    return np.concatenate([np.tile(values(workload.block), full), *([values(rest)] if rest else [])])
+    full, rest = divmod(workload.rounds, workload.rounds_per_period)
+    return np.concatenate([np.tile(values(workload.rounds_per_period), full), *([values(rest)] if rest else [])])
 
 
 def geometric_sums(ratio: float, counts: Floats) -> Floats:
@@ -109,8 +109,8 @@ def powers(base: float, count: int) -> Floats:
     return powers[:count]
 
 
-_BLOCK = 1024
-_SETTLED = 16.0 * np.finfo(np.float64).eps
+_BLOCK_SIZE = 1024
+_SETTLED_CHANGE = 16.0 * np.finfo(np.float64).eps
 
 
 def square_root(decay: float, count: int) -> Floats:
@@ -126,14 +126,14 @@ def inverse(series: Floats, count: int) -> Floats:
     """
     memory = len(series) - 1
     result = np.zeros(memory + count)  # the zero history comes first
-    head = min(count, _BLOCK)
+    head = min(count, _BLOCK_SIZE)
     result[memory] = 1.0
     for t in range(memory + 1, memory + head):
         result[t] = -np.dot(series[:0:-1], result[t - memory : t])
     response = history_response(series, result[memory : memory + head])
     window = max(memory, head)
     for start in range(memory + head, memory + count, head):
-        if np.ptp(result[start - window : start]) <= _SETTLED * abs(result[start - 1]):
+        if np.ptp(result[start - window : start]) <= _SETTLED_CHANGE * abs(result[start - 1]):
             result[start:] = result[start - 1]  # from here on only rounding would move it
             break
         block = response @ result[start - memory : start][::-1]
@@ -219,7 +219,7 @@ def residues(over: Roots, under: Roots) -> Floats:
     return np.asarray(np.prod(np.subtract.outer(poles, zeros) / distance, axis=1), np.float64)
 
 
-def of_roots(over: Roots, under: Roots, count: int) -> Floats:
+def series_from_roots(over: Roots, under: Roots, count: int) -> Floats:
     """The first `count` ≥ 1 coefficients of Π (1 - under_j x) / Π (1 - over_i x).
 
     C is `of_roots(theta, phi, T)`, its inverse `of_roots(phi, theta, T)`.

@@ -14,7 +14,7 @@ import numpy as np
 from fedpriv.core.errors import RunError
 from fedpriv.core.replicates import Scalar
 from fedpriv.noise import tree as nodes
-from fedpriv.noise.differences import THREE_TREES, DifferenceTrees, Groups
+from fedpriv.noise.differences import THREE_TREES_DESCRIPTION, DifferenceTrees, NodeGroups
 from fedpriv.noise.mechanism import MechanismState
 from fedpriv.noise.series import Floats, Workload
 from fedpriv.noise.tree import BinaryTree, Node
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Tree = Literal["residual", "gradient", "difference"]
+TreeKind = Literal["residual", "gradient", "difference"]
 
 
-class _State(NamedTuple):
+class _SlidingState(NamedTuple):
     """After round t: the r tree's stack, the last N noises of prefixes and of windows, the nodes still needed."""
 
     stack: tuple["Tensor", ...]
@@ -44,9 +44,9 @@ class SlidingDifferences(DifferenceTrees):
     """
 
     name: ClassVar[str] = "sliding-differences"
-    words: ClassVar[str] = f"{THREE_TREES}, over sliding windows"
+    words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, over sliding windows"
 
-    def squared_norms(self, workload: Workload) -> Groups:
+    def squared_norms(self, workload: Workload) -> NodeGroups:
         ends_of = [
             (
                 level,
@@ -59,14 +59,14 @@ class SlidingDifferences(DifferenceTrees):
         early, late, changed = np.zeros((3, self.rounds_per_epoch))
         for level, ends, of_differences in ends_of:
             is_early = ends <= 2 * self.rounds_per_epoch
-            early += self._visits(ends[is_early], level, gradient)
-            late += self._visits(ends[~is_early], level, gradient)
-            changed += self._visits(of_differences, level, difference)
-        return Groups(early, late, changed, self.residual_squared_norms(workload))
+            early += self._node_squared_norms(ends[is_early], level, gradient)
+            late += self._node_squared_norms(ends[~is_early], level, gradient)
+            changed += self._node_squared_norms(of_differences, level, difference)
+        return NodeGroups(early, late, changed, self.residual_squared_norms(workload))
 
     def variance(self, workload: Workload) -> Floats:
         """(1-α)^{2q'N} of the base prefix, S² of the base window, S_i² of the others: as three moments."""
-        self.check(workload)
+        self.check_workload(workload)
         rounds, rounds_per_epoch, stay = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing
         over_epoch = self.decay**rounds_per_epoch
         gradient = nodes.window_variances(rounds, rounds_per_epoch, self.decay, self.std_early, self.std_late)
@@ -92,23 +92,23 @@ class SlidingDifferences(DifferenceTrees):
         return prefix + self.std_residual**2 * nodes.row_squared_norms(rounds, self.decay)
 
     def memory_vectors(self, workload: Workload) -> int:
-        return max(self._sizes(t)[-1] for t in range(1, workload.rounds + 1))
+        return max(self._part_ends(t)[-1] for t in range(1, workload.rounds + 1))
 
     def draws(self, t: int) -> int:
         return len(self.fresh_nodes(t))
 
-    def fresh_nodes(self, t: int) -> tuple[tuple[Tree, int], ...]:
+    def fresh_nodes(self, t: int) -> tuple[tuple[TreeKind, int], ...]:
         """Tree and level of the node that each fresh vector of round t belongs to."""
         lowest = (t & -t).bit_length() - 1
         levels = range(min(lowest + 1, self._levels))
-        found: list[tuple[Tree, int]] = [("residual", lowest)] if self.rounds_per_epoch > 1 else []
+        found: list[tuple[TreeKind, int]] = [("residual", lowest)] if self.rounds_per_epoch > 1 else []
         found += [("gradient", level) for level in levels]
         found += [("difference", level) for level in levels if t - (1 << level) >= self.rounds_per_epoch]
         return tuple(found)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         rounds_per_epoch, stay = self.rounds_per_epoch, 1.0 - self.mixing
-        before = self._unpacked(state, t - 1)
+        before = self._unpack_state(state, t - 1)
         std_gradient = self.std_early if t <= 2 * rounds_per_epoch else self.std_late
         gradient, difference, stack, residual = before.gradient, before.difference, before.stack, None
         for (tree, level), vector in zip(self.fresh_nodes(t), fresh, strict=True):
@@ -118,9 +118,9 @@ class SlidingDifferences(DifferenceTrees):
                 difference[level, t] = self.std_difference * vector
             else:
                 residual, stack = BinaryTree(self.decay).noise(stack, t, self.std_residual * vector)
-        prefix = window = self._sum(gradient, max(1, t - rounds_per_epoch + 1), t)
+        prefix = window = self._sum_nodes(gradient, max(1, t - rounds_per_epoch + 1), t)
         if t >= 2 * rounds_per_epoch:
-            change = self._sum(difference, t - rounds_per_epoch + 1, t)
+            change = self._sum_nodes(difference, t - rounds_per_epoch + 1, t)
             prefix = window = stay * (before.windows[0] + change) + self.mixing * window
         if t > rounds_per_epoch:
             prefix = window + self.decay**rounds_per_epoch * before.prefixes[0]
@@ -129,8 +129,8 @@ class SlidingDifferences(DifferenceTrees):
             *stack,
             *(*before.prefixes, prefix)[-rounds_per_epoch:],
             *(*before.windows, *ended)[-rounds_per_epoch:],
-            *(gradient[node] for node in self._alive(t, 1)),
-            *(difference[node] for node in self._alive(t, rounds_per_epoch + 1)),
+            *(gradient[node] for node in self._live_nodes(t, 1)),
+            *(difference[node] for node in self._live_nodes(t, rounds_per_epoch + 1)),
         )
         return prefix if residual is None else prefix + residual, after
 
@@ -138,17 +138,17 @@ class SlidingDifferences(DifferenceTrees):
     def _levels(self) -> int:
         return self.rounds_per_epoch.bit_length()
 
-    def _visits(self, ends: nodes.Ends, level: int, squares: Floats) -> Floats:
-        return nodes.visits(ends, level, self.rounds_per_epoch, self.decay, squares)
+    def _node_squared_norms(self, ends: nodes.Ends, level: int, squares: Floats) -> Floats:
+        return nodes.node_squared_norms(ends, level, self.rounds_per_epoch, self.decay, squares)
 
-    def _sum(self, of_nodes: Mapping[Node, "Tensor"], first: int, last: int) -> "Tensor":
+    def _sum_nodes(self, of_nodes: Mapping[Node, "Tensor"], first: int, last: int) -> "Tensor":
         earliest, *rest = nodes.cover(first, last)
         total = self.decay ** (last - earliest[1]) * of_nodes[earliest]
         for node in rest:
             total = total.add(of_nodes[node], alpha=self.decay ** (last - node[1]))
         return total
 
-    def _alive(self, t: int, first: int) -> Iterator[Node]:
+    def _live_nodes(self, t: int, first: int) -> Iterator[Node]:
         """Nodes that ended by round t and lie in the window of round t+1, none of them before round `first`."""
         start = max(first, t - self.rounds_per_epoch + 2)
         for level in range(self._levels):
@@ -156,22 +156,28 @@ class SlidingDifferences(DifferenceTrees):
             earliest = -(-(start - 1) // length) * length + length
             yield from ((level, end) for end in range(earliest, t + 1, length))
 
-    def _sizes(self, t: int) -> tuple[int, int, int, int, int]:
+    def _part_ends(self, t: int) -> tuple[int, int, int, int, int]:
         """Where each part of the state after round t ends."""
         stack = t.bit_count() if self.rounds_per_epoch > 1 else 0
         prefixes = stack + min(t, self.rounds_per_epoch)
         ended = prefixes + min(max(0, t - self.rounds_per_epoch + 1), self.rounds_per_epoch)
-        gradient = ended + len(list(self._alive(t, 1)))
-        return stack, prefixes, ended, gradient, gradient + len(list(self._alive(t, self.rounds_per_epoch + 1)))
+        gradient = ended + len(list(self._live_nodes(t, 1)))
+        return (
+            stack,
+            prefixes,
+            ended,
+            gradient,
+            gradient + len(list(self._live_nodes(t, self.rounds_per_epoch + 1))),
+        )
 
-    def _unpacked(self, state: MechanismState, t: int) -> _State:
-        stack, prefixes, ended, gradient, _ = self._sizes(t)
-        return _State(
+    def _unpack_state(self, state: MechanismState, t: int) -> _SlidingState:
+        stack, prefixes, ended, gradient, _ = self._part_ends(t)
+        return _SlidingState(
             state[:stack],
             state[stack:prefixes],
             state[prefixes:ended],
-            dict(zip(self._alive(t, 1), state[ended:gradient], strict=True)),
-            dict(zip(self._alive(t, self.rounds_per_epoch + 1), state[gradient:], strict=True)),
+            dict(zip(self._live_nodes(t, 1), state[ended:gradient], strict=True)),
+            dict(zip(self._live_nodes(t, self.rounds_per_epoch + 1), state[gradient:], strict=True)),
         )
 
 

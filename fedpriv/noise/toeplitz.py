@@ -36,19 +36,19 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as nonincreasing
 from fedpriv.noise import series
-from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, scaled, scaled_bound
-from fedpriv.noise.integers.strategies import Group, IntegerStrategy, IntState, Load, Reach
+from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints, scale_bound, scale_integers, to_coefficient
+from fedpriv.noise.integers.strategies import IntegerBounds, IntegerStrategy, IntState, LoadBounds, NoiseGroup
 from fedpriv.noise.mechanism import (
-    Blocks,
+    ColumnBlocks,
     Columns,
-    Factored,
+    Factorization,
     Mechanism,
     MechanismState,
     Sensitivity,
     check_matches,
     toeplitz_columns,
 )
-from fedpriv.noise.series import Floats, Workload, per_period, powers
+from fedpriv.noise.series import Floats, Workload, powers, tile_periods
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,25 +62,25 @@ class Toeplitz(Mechanism):
 
     decay: float
 
-    def strategy(self, count: int) -> Floats:
+    def strategy_series(self, count: int) -> Floats:
         """The coefficients of C that are not 0, at most `count`."""
         raise NotImplementedError
 
-    def rows(self, count: int) -> Floats:
+    def noise_row(self, count: int) -> Floats:
         """The first `count` coefficients of B = A C^-1."""
         raise NotImplementedError
 
-    def check(self, workload: Workload) -> None:
+    def check_workload(self, workload: Workload) -> None:
         """InputError for a workload that the mechanism does not factor."""
         check_matches(workload, self.decay, None)
 
     def certified(self, workload: Workload) -> Sensitivity:
-        self.check(workload)
-        return nonincreasing.of_series(workload, self.strategy(workload.rounds))
+        self.check_workload(workload)
+        return nonincreasing.sensitivity_from_series(workload, self.strategy_series(workload.rounds))
 
     def columns(self, workload: Workload) -> Columns:
-        self.check(workload)
-        return toeplitz_columns(self.strategy(workload.rounds), workload)
+        self.check_workload(workload)
+        return toeplitz_columns(self.strategy_series(workload.rounds), workload)
 
     @property
     def fresh_std(self) -> float:
@@ -88,16 +88,16 @@ class Toeplitz(Mechanism):
         return 1.0
 
     def variance(self, workload: Workload) -> Floats:
-        self.check(workload)
-        return np.cumsum(self.rows(workload.rounds) ** 2)
+        self.check_workload(workload)
+        return np.cumsum(self.noise_row(workload.rounds) ** 2)
 
     def noise_series(self, workload: Workload) -> Floats | None:
-        self.check(workload)
-        return self.rows(workload.rounds)
+        self.check_workload(workload)
+        return self.noise_row(workload.rounds)
 
 
-def _noise(
-    state: MechanismState, fresh: "Tensor", decay: float, weights: Sequence[float], *, of_rows: bool
+def _noise_step(
+    state: MechanismState, fresh: "Tensor", decay: float, weights: Sequence[float], *, keep_rows: bool
 ) -> tuple["Tensor", MechanismState]:
     """Row t of B z and the next state, which holds the last noise and `len(weights)` vectors, latest first.
 
@@ -111,11 +111,11 @@ def _noise(
     for weight, earlier in zip(weights, past, strict=False):
         row.add_(earlier, alpha=weight)
     noise = row.add(state[0], alpha=decay)
-    return noise, (noise, *(row if of_rows else fresh, *past)[: len(weights)])
+    return noise, (noise, *(row if keep_rows else fresh, *past)[: len(weights)])
 
 
-_COMPARED = (1, 8, 64)
-_MOST_VECTORS = 1_000_000  # beyond, a state of T vectors is no choice for anyone
+_COMPARED_BANDS = (1, 8, 64)
+_MAX_VECTORS = 1_000_000  # beyond, a state of T vectors is no choice for anyone
 
 
 class BandedOptions(BaseModel):
@@ -169,39 +169,39 @@ class BandedSquareRoot(_Banded):
     @classmethod
     def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
         """A few widths, and the square root itself, which would store T vectors: what memory can buy."""
-        several = [cls(workload.decay, bands) for bands in _COMPARED if bands < workload.rounds]
+        several = [cls(workload.decay, bands) for bands in _COMPARED_BANDS if bands < workload.rounds]
         found = {one.label: one for one in several}
-        if workload.rounds <= _MOST_VECTORS:
+        if workload.rounds <= _MAX_VECTORS:
             found["square root"] = cls(workload.decay, workload.rounds)
         return found
 
-    def blocks(self, workload: Workload) -> Blocks:
-        self.check(workload)
+    def blocks(self, workload: Workload) -> ColumnBlocks:
+        self.check_workload(workload)
         bands = min(self.bands, workload.rounds)
         squares = series.column_squared_norms(series.square_root(self.decay, bands), workload.rounds)
-        return Blocks(bands, np.sqrt(squares))
+        return ColumnBlocks(bands, np.sqrt(squares))
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state holds the last noise and the last bands - 1 rows of C^-1 z, latest first."""
-        return _noise(state, fresh, self.decay, self._weights, of_rows=True)
+        return _noise_step(state, fresh, self.decay, self._weights, keep_rows=True)
 
-    def strategy(self, count: int) -> Floats:
+    def strategy_series(self, count: int) -> Floats:
         return series.square_root(self.decay, min(self.bands, count))
 
-    def rows(self, count: int) -> Floats:
-        coefficients = self.strategy(count)
+    def noise_row(self, count: int) -> Floats:
+        coefficients = self.strategy_series(count)
         if self.bands >= count:
             return coefficients
         return series.inverse(np.convolve(coefficients, [1.0, -self.decay]), count)
 
-    def integer(self, workload: Workload) -> Factored:
+    def integer(self, workload: Workload) -> Factorization:
         exact = RoundedBanded(self.decay, min(self.bands, workload.rounds))
-        return Factored(IntegerBanded(exact.multiples[1:]), exact, workload)
+        return Factorization(IntegerBanded(exact.multiples[1:]), exact, workload)
 
     @cached_property
     def _weights(self) -> list[float]:
         """Of the last rows of C^-1 z in the next one."""
-        return list((-self.strategy(self.bands)[1:]).tolist())
+        return list((-self.strategy_series(self.bands)[1:]).tolist())
 
 
 @dataclass(frozen=True)
@@ -214,13 +214,13 @@ class RoundedBanded(BandedSquareRoot):
     @cached_property
     def multiples(self) -> tuple[int, ...]:
         """c_0, c_1, …, counted in 2^-31."""
-        return tuple(coefficient(value) for value in series.square_root(self.decay, self.bands).tolist())
+        return tuple(to_coefficient(value) for value in series.square_root(self.decay, self.bands).tolist())
 
-    def strategy(self, count: int) -> Floats:
-        return np.array(self.multiples[:count]) / ONE
+    def strategy_series(self, count: int) -> Floats:
+        return np.array(self.multiples[:count]) / COEFFICIENT_ONE
 
-    def rows(self, count: int) -> Floats:
-        return series.inverse(np.convolve(self.strategy(count), [1.0, -self.decay]), count)
+    def noise_row(self, count: int) -> Floats:
+        return series.inverse(np.convolve(self.strategy_series(count), [1.0, -self.decay]), count)
 
 
 @dataclass(frozen=True)
@@ -234,20 +234,21 @@ class IntegerBanded(IntegerStrategy):
 
     def __post_init__(self) -> None:
         falling = all(
-            after <= before for before, after in zip((ONE, *self.coefficients), self.coefficients, strict=False)
+            after <= before
+            for before, after in zip((COEFFICIENT_ONE, *self.coefficients), self.coefficients, strict=False)
         )
         if not falling or any(c < 0 for c in self.coefficients):
             raise InputError("coefficients of a banded strategy start with 1, never rise and are 0 or more")
 
-    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
-        return (Group(rounds, 1.0, Fraction(min(len(self.coefficients), rounds))),)
+    def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
+        return (NoiseGroup(rounds, 1.0, Fraction(min(len(self.coefficients), rounds))),)
 
-    def reach(self, loads: Sequence[Load]) -> Reach:
+    def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
         largest, past = 0, list[int]()
         for (load,) in loads:
-            largest = max(largest, load + sum(map(scaled_bound, past, self.coefficients)))
+            largest = max(largest, load + sum(map(scale_bound, past, self.coefficients)))
             past = [load, *past][: len(self.coefficients)]
-        return Reach(largest, largest)
+        return IntegerBounds(largest, largest)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """The state holds the last increments, latest first: one fewer than there are bands."""
@@ -255,11 +256,11 @@ class IntegerBanded(IntegerStrategy):
             return sums, ()
         total = sums.copy()
         for past, multiple in zip(state, self.coefficients, strict=False):
-            total += scaled(past, multiple)
+            total += scale_integers(past, multiple)
         return total, (sums, *state)[: len(self.coefficients)]
 
 
-_INVERSE_SQUARE_ROOT_COMPARED = 4
+_COMPARED_INVERSE_BANDS = 4
 _ROUNDING = 1e-12
 
 
@@ -278,22 +279,22 @@ class BandedInverseSquareRoot(_Banded):
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
-        one = cls(workload.decay, min(_INVERSE_SQUARE_ROOT_COMPARED, workload.rounds))
+        one = cls(workload.decay, min(_COMPARED_INVERSE_BANDS, workload.rounds))
         return {one.label: one}
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state holds the last noise and the last bands - 1 fresh vectors, latest first."""
-        return _noise(state, fresh, self.decay, self._inverse[1:], of_rows=False)
+        return _noise_step(state, fresh, self.decay, self._inverse_coefficients[1:], keep_rows=False)
 
-    def rows(self, count: int) -> Floats:
+    def noise_row(self, count: int) -> Floats:
         row = np.zeros(count)
-        for lag, weight in enumerate(self._inverse[:count]):
+        for lag, weight in enumerate(self._inverse_coefficients[:count]):
             row[lag:] += weight * powers(self.decay, count - lag)
         return row
 
-    def strategy(self, count: int) -> Floats:
+    def strategy_series(self, count: int) -> Floats:
         """InputError if the coefficients of C should ever increase: then the worst pattern is not known."""
-        coefficients = series.inverse(np.array(self._inverse[:count]), count)
+        coefficients = series.inverse(np.array(self._inverse_coefficients[:count]), count)
         highest = np.maximum.accumulate(np.abs(coefficients[::-1]))[::-1]  # the least series above it that falls
         if np.max(highest - coefficients) > _ROUNDING:
             raise InputError(
@@ -302,7 +303,7 @@ class BandedInverseSquareRoot(_Banded):
             )
         return highest
 
-    def integer(self, workload: Workload) -> Factored:
+    def integer(self, workload: Workload) -> Factorization:
         raise InputError(
             'mechanism = "bisr": only the inverse of its C has a few bands, so that C on integers would feed its '
             "own rounded outputs back, and how far neighbours round apart is not bounded here; use "
@@ -310,13 +311,13 @@ class BandedInverseSquareRoot(_Banded):
         )
 
     @cached_property
-    def _inverse(self) -> list[float]:
+    def _inverse_coefficients(self) -> list[float]:
         """The coefficients of C^-1."""
         lags = np.arange(1, self.bands, dtype=np.float64)
         return [1.0, *np.cumprod(self.decay * (lags - 1.5) / lags).tolist()]
 
 
-_MOST_PERIOD = 1024  # as many vectors are kept
+_MAX_PERIOD = 1024  # as many vectors are kept
 
 
 @dataclass(frozen=True)
@@ -337,24 +338,24 @@ class AnchoredSquareRoot(Mechanism):
     anchor: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.period <= _MOST_PERIOD:
-            raise InputError(f"period = {self.period}: from 1 to {_MOST_PERIOD} rounds, as many vectors are kept")
+        if not 1 <= self.period <= _MAX_PERIOD:
+            raise InputError(f"period = {self.period}: from 1 to {_MAX_PERIOD} rounds, as many vectors are kept")
         if not 0.0 < self.anchor < math.inf:
             raise InputError(f"anchor = {self.anchor}: a ratio of two noises is a finite number above 0")
 
     @classmethod
-    def fair(cls, period: int, anchor_clip: float, clip: float) -> Self:
+    def with_equal_cost(cls, period: int, anchor_clip: float, clip: float) -> Self:
         """Size the anchor so that its record costs what the first difference of a period costs."""
         plain = cls(period)
-        longest = plain._columns(period - 1)[0] if period > 1 else 1.0
+        longest = plain._column_norms(period - 1)[0] if period > 1 else 1.0
         return dataclasses.replace(plain, anchor=anchor_clip / (clip * float(longest)))
 
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, 1.0, self.period)
-        if not workload.order.single_pass:
+        if not workload.public_order.single_pass:
             raise InputError(f"mechanism = {self.name!r}: its certificate is for records that are read once")
-        moved = per_period(
-            workload, lambda rounds: np.concatenate([[1.0 / self.anchor], self._columns(rounds - 1)])
+        moved = tile_periods(
+            workload, lambda rounds: np.concatenate([[1.0 / self.anchor], self._column_norms(rounds - 1)])
         )
         worst = float(np.max(workload.clips * moved))
         return Sensitivity(worst, True, "one participation: an anchor's own noise, or the longest column")
@@ -365,13 +366,15 @@ class AnchoredSquareRoot(Mechanism):
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, 1.0, self.period)
-        rows = np.concatenate([[0.0], np.cumsum(self._inverse[: self.period - 1] ** 2)]) + self.anchor**2
-        return per_period(workload, lambda rounds: rows[:rounds])
+        rows = (
+            np.concatenate([[0.0], np.cumsum(self._inverse_coefficients[: self.period - 1] ** 2)]) + self.anchor**2
+        )
+        return tile_periods(workload, lambda rounds: rows[:rounds])
 
     @property
     def worst_variance(self) -> float:
         """Of the last round of a period."""
-        return self.anchor**2 + float(np.sum(self._inverse[: self.period - 1] ** 2))
+        return self.anchor**2 + float(np.sum(self._inverse_coefficients[: self.period - 1] ** 2))
 
     def memory_vectors(self, workload: Workload) -> int:
         return 1 + min(max(self.period - 1, 0), workload.rounds)
@@ -381,19 +384,19 @@ class AnchoredSquareRoot(Mechanism):
         if not state or (t - 1) % self.period == 0:
             noise = fresh * self.anchor
             return noise, (noise,)
-        changes, after = self._changes.noise(state[1:], t, fresh)
+        changes, after = self._change_noise.noise(state[1:], t, fresh)
         return state[0] + changes, (state[0], *after)
 
     @cached_property
-    def _changes(self) -> BandedSquareRoot:
+    def _change_noise(self) -> BandedSquareRoot:
         return BandedSquareRoot(1.0, max(1, self.period - 1))
 
     @cached_property
-    def _inverse(self) -> Floats:
+    def _inverse_coefficients(self) -> Floats:
         """B' = A C'^-1 is the square root itself."""
         return series.square_root(1.0, max(1, self.period - 1))
 
-    def _columns(self, rounds: int) -> Floats:
+    def _column_norms(self, rounds: int) -> Floats:
         """Norms of the columns of C' over so many rounds."""
         if rounds < 1:
             return np.zeros(0)

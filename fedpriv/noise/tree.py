@@ -31,31 +31,39 @@ from numpy.typing import NDArray
 
 from fedpriv.core.replicates import SHARED
 from fedpriv.noise import sensitivity as participation
-from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, rounded, scaled, scaled_bound, squarings
+from fedpriv.noise.integers.fixed_point import (
+    COEFFICIENT_ONE,
+    Ints,
+    repeated_squares,
+    round_coefficient,
+    scale_bound,
+    scale_integers,
+    to_coefficient,
+)
 from fedpriv.noise.integers.strategies import (
-    Group,
+    IntegerBounds,
     IntegerStrategy,
     IntState,
-    Load,
-    Reach,
+    LoadBounds,
+    NoiseGroup,
     check_decay,
-    participations_of,
+    participations_per_record,
 )
-from fedpriv.noise.mechanism import Columns, Factored, Mechanism, MechanismState, Sensitivity, check_matches
-from fedpriv.noise.sensitivity import tightened
-from fedpriv.noise.series import Floats, Workload, geometric_sums, per_period, powers, restarts
-from fedpriv.participation.orders import Separated
+from fedpriv.noise.mechanism import Columns, Factorization, Mechanism, MechanismState, Sensitivity, check_matches
+from fedpriv.noise.sensitivity import tighten_sensitivity
+from fedpriv.noise.series import Floats, Workload, geometric_sums, is_restart, powers, tile_periods
+from fedpriv.participation.orders import MinSeparation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def levels(rounds: int) -> int:
+def level_count(rounds: int) -> int:
     """Levels of the tree, ⌊log2 T⌋ + 1: also the number of nodes that hold round 1."""
     return rounds.bit_length()
 
 
-def column_squared_norms(rounds: int, decay: float, longest: int | None = None) -> Floats:
+def column_squared_norms(rounds: int, decay: float, max_length: int | None = None) -> Floats:
     """Squared norms of the columns of C: Σ decay^{2(z-i)} over released nodes [y, z] that hold round i; (T,).
 
     With decay = 1 this is the number of those nodes.  Nodes of more than `longest` rounds are left out.  Built by
@@ -63,10 +71,10 @@ def column_squared_norms(rounds: int, decay: float, longest: int | None = None) 
     O(T).
     """
     pieces, inside = list[Floats](), np.zeros(1)
-    decays = powers(decay**2, 1 << (levels(rounds) - 1))
-    for level in range(levels(rounds)):
+    decays = powers(decay**2, 1 << (level_count(rounds) - 1))
+    for level in range(level_count(rounds)):
         length = 1 << level
-        counted = inside + decays[:length][::-1] if longest is None or length <= longest else inside
+        counted = inside + decays[:length][::-1] if max_length is None or length <= max_length else inside
         if rounds & length:
             pieces.append(counted)
         if rounds >> level > 1:
@@ -74,7 +82,7 @@ def column_squared_norms(rounds: int, decay: float, longest: int | None = None) 
     return np.concatenate(pieces[::-1])
 
 
-def inner(rounds: int, block: int, decay: float) -> Callable[[NDArray[np.int64]], Floats]:
+def tree_inner_products(rounds: int, block: int, decay: float) -> Callable[[NDArray[np.int64]], Floats]:
     """⟨C_i, C_j⟩ of some rounds, counted from 0, (n,) -> (n, n), for trees that restart every `block` rounds.
 
     The sum over released nodes [y, z] that hold both i and j of decay^(z-i) decay^(z-j).
@@ -84,7 +92,7 @@ def inner(rounds: int, block: int, decay: float) -> Callable[[NDArray[np.int64]]
         start = held // block * block
         place, length = held - start, np.minimum(block, rounds - start)
         found = np.zeros((len(held), len(held)))
-        for level in range(levels(min(block, rounds))):
+        for level in range(level_count(min(block, rounds))):
             node = place >> level
             released = (node % 2 == 0) & ((node + 1) << level <= length)
             until = ((node + 1) << level) - 1 - place
@@ -99,7 +107,7 @@ def inner(rounds: int, block: int, decay: float) -> Callable[[NDArray[np.int64]]
 def row_squared_norms(rounds: int, decay: float) -> Floats:
     """Squared norms of the rows of B: the noise variance of every prefix at unit node variance; (T,).  O(T)."""
     squared_norms = np.zeros(1)
-    decays = powers(decay**2, 1 << (levels(rounds) - 1))
+    decays = powers(decay**2, 1 << (level_count(rounds) - 1))
     while len(squared_norms) <= rounds:
         squared_norms = np.concatenate([squared_norms, squared_norms + decays[: len(squared_norms)]])
     return squared_norms[1 : rounds + 1]
@@ -113,21 +121,21 @@ def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> 
     """
     rounds = len(clips)
     rounds_per_epoch = min(rounds_per_epoch, rounds)
-    once = clips**2 * column_squared_norms(rounds, decay, longest=rounds_per_epoch)
+    once = clips**2 * column_squared_norms(rounds, decay, max_length=rounds_per_epoch)
     squared_norms = np.asarray(
         np.bincount(np.arange(rounds) % rounds_per_epoch, once, rounds_per_epoch), np.float64
     )
     equal = bool(np.all(clips == clips[0]))
-    for length in (1 << level for level in range(rounds_per_epoch.bit_length(), levels(rounds))):
+    for length in (1 << level for level in range(rounds_per_epoch.bit_length(), level_count(rounds))):
         squared_norms += (
-            clips[0] ** 2 * _equal_level(rounds, length, rounds_per_epoch, decay)
+            clips[0] ** 2 * _equal_clip_squared_norms(rounds, length, rounds_per_epoch, decay)
             if equal
-            else _level(clips, length, rounds_per_epoch, decay)
+            else _level_squared_norms(clips, length, rounds_per_epoch, decay)
         )
     return squared_norms
 
 
-def _level(clips: Floats, length: int, rounds_per_epoch: int, decay: float) -> Floats:
+def _level_squared_norms(clips: Floats, length: int, rounds_per_epoch: int, decay: float) -> Floats:
     """Each record's squared norm in the released nodes of `length` rounds, more than an epoch; (N,)."""
     nodes = np.arange(0, len(clips) // length, 2)
     held = nodes[:, None] * length + np.arange(length)  # (nodes, length): the rounds of each, from 0
@@ -137,7 +145,7 @@ def _level(clips: Floats, length: int, rounds_per_epoch: int, decay: float) -> F
     return np.asarray(np.sum(sums.reshape(len(nodes), rounds_per_epoch) ** 2, axis=0))
 
 
-def _equal_level(rounds: int, length: int, rounds_per_epoch: int, decay: float) -> Floats:
+def _equal_clip_squared_norms(rounds: int, length: int, rounds_per_epoch: int, decay: float) -> Floats:
     """`_level` for clips of 1: what a node sees of a record depends on their distance modulo an epoch alone."""
     distance = np.arange(
         rounds_per_epoch, dtype=np.float64
@@ -166,7 +174,7 @@ def separated_squared_norm(
     """
     full, rest = divmod(rounds, block)
     total = 0.0
-    for level in range(levels(block)):
+    for level in range(level_count(block)):
         length = 1 << level
         visits = min(max_participations, -(-length // min_separation))
         weight = float(geometric_sums(decay**min_separation, np.array([float(visits)]))[0])
@@ -208,7 +216,7 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
     return np.asarray(ends[soonest <= latest], np.int64)
 
 
-def visits(ends: Ends, level: int, rounds_per_epoch: int, decay: float, squares: Floats) -> Floats:
+def node_squared_norms(ends: Ends, level: int, rounds_per_epoch: int, decay: float, squares: Floats) -> Floats:
     """Σ over nodes of at most N rounds of squares[t] decay^{2(z-t)} for the record in each place; (N,).
 
     Such a node holds a record at most once.  `squares` are the squared norms of an increment in every round, (T,).
@@ -261,9 +269,9 @@ class BinaryTree(Mechanism):
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, self.decay, self.period)
         columns = self.columns(workload)
-        if isinstance(workload.order, Separated):
-            found = self._separated(workload, workload.order, columns.squared_norms)
-            return tightened(found, columns.inner, workload)
+        if isinstance(workload.public_order, MinSeparation):
+            found = self._certify_separated(workload, workload.public_order, columns.squared_norms)
+            return tighten_sensitivity(found, columns.inner, workload)
 
         def within(clips: Floats, rounds_per_epoch: int) -> Floats:
             return record_squared_norms(clips, rounds_per_epoch, self.decay)
@@ -272,8 +280,8 @@ class BinaryTree(Mechanism):
         return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "released nodes that hold the record")
 
     def columns(self, workload: Workload) -> Columns:
-        products = inner(workload.rounds, workload.block, self.decay)
-        return Columns(per_period(workload, lambda rounds: column_squared_norms(rounds, self.decay)), products)
+        products = tree_inner_products(workload.rounds, workload.rounds_per_period, self.decay)
+        return Columns(tile_periods(workload, lambda rounds: column_squared_norms(rounds, self.decay)), products)
 
     @property
     def fresh_std(self) -> float:
@@ -282,10 +290,10 @@ class BinaryTree(Mechanism):
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.decay, self.period)
-        return per_period(workload, lambda rounds: row_squared_norms(rounds, self.decay))
+        return tile_periods(workload, lambda rounds: row_squared_norms(rounds, self.decay))
 
     def memory_vectors(self, workload: Workload) -> int:
-        return (workload.block + 1).bit_length() - 1
+        return (workload.rounds_per_period + 1).bit_length() - 1
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """The state holds the noise of the prefixes that end at the set bits of t, longest node first."""
@@ -299,18 +307,24 @@ class BinaryTree(Mechanism):
         noise = fresh.add(kept[-1], alpha=self.decay**length)
         return noise, (*kept, noise)
 
-    def integer(self, workload: Workload) -> Factored:
-        decay = rounded(self.decay)
+    def integer(self, workload: Workload) -> Factorization:
+        decay = round_coefficient(self.decay)
         workload = replace(workload, decay=decay)
-        strategy = IntegerTree(coefficient(decay), self.period)
-        return Factored(strategy, replace(self, decay=decay), workload, level_spread(decay, workload))
+        strategy = IntegerTree(to_coefficient(decay), self.period)
+        return Factorization(
+            strategy, replace(self, decay=decay), workload, decay_rounding_factor(decay, workload)
+        )
 
-    def _separated(self, workload: Workload, pattern: Separated, columns: Floats) -> Sensitivity:
+    def _certify_separated(self, workload: Workload, pattern: MinSeparation, columns: Floats) -> Sensitivity:
         if pattern.single_pass:
             worst = float(np.max(workload.clips**2 * columns))
             return Sensitivity(math.sqrt(worst), True, "one participation: its nodes")
         squared_norm = separated_squared_norm(
-            workload.rounds, workload.block, self.decay, pattern.most, pattern.min_separation
+            workload.rounds,
+            workload.rounds_per_period,
+            self.decay,
+            pattern.max_rounds_per_record,
+            pattern.min_separation,
         )
         bound = float(np.max(workload.clips)) * math.sqrt(squared_norm)
         return Sensitivity(bound, False, "counted level by level, as if every clip were the largest")
@@ -333,11 +347,11 @@ class PaperTree(BinaryTree):
             return exact
         return Sensitivity(charged, False, "the paper's count of nodes")
 
-    def counted(self, workload: Workload) -> Sensitivity:
+    def charged_sensitivity(self, workload: Workload) -> Sensitivity:
         return super().certified(workload)
 
 
-_LEVELS = 48
+_MAX_LEVELS = 48
 
 
 @dataclass(frozen=True)
@@ -355,50 +369,54 @@ class IntegerTree(IntegerStrategy):
     def __post_init__(self) -> None:
         check_decay(self.decay)
 
-    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+    def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
         block = rounds if self.period is None else min(self.period, rounds)
         levels = block.bit_length() - 1
-        return (Group(rounds, 1.0, Fraction(0 if self.decay in (0, ONE) else levels * participations)),)
+        return (
+            NoiseGroup(
+                rounds, 1.0, Fraction(0 if self.decay in (0, COEFFICIENT_ONE) else levels * participations)
+            ),
+        )
 
-    def reach(self, loads: Sequence[Load]) -> Reach:
+    def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
         stack, largest = list[int](), 0
         for t, (load,) in enumerate(loads, start=1):
-            if restarts(t, self.period):
+            if is_restart(t, self.period):
                 stack = []
             node = load
-            for level in range(_merged(self._place(t))):
-                node += scaled_bound(stack.pop(), self._decays[level])
+            for level in range(_merge_count(self._round_in_period(t))):
+                node += scale_bound(stack.pop(), self._decays[level])
             stack.append(node)
             largest = max(largest, node)
-        return Reach(largest, largest)
+        return IntegerBounds(largest, largest)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """The state holds the nodes of the set bits of t's place in its period, longest first."""
-        kept = [] if restarts(t, self.period) else list(state)
+        kept = [] if is_restart(t, self.period) else list(state)
         node = sums
-        for level in range(_merged(self._place(t))):
+        for level in range(_merge_count(self._round_in_period(t))):
             left, decay = kept.pop(), self._decays[level]
-            node = (left if decay == ONE else scaled(left, decay)) + node
+            node = (left if decay == COEFFICIENT_ONE else scale_integers(left, decay)) + node
         return node, (*kept, node)
 
     def state_length(self, t: int) -> int:
         """Number of vectors in the state after round t ≥ 0."""
-        return self._place(t).bit_count() if t else 0
+        return self._round_in_period(t).bit_count() if t else 0
 
-    def _place(self, t: int) -> int:
+    def _round_in_period(self, t: int) -> int:
         return t if self.period is None else (t - 1) % self.period + 1
 
     @cached_property
     def _decays(self) -> tuple[int, ...]:
-        return squarings(self.decay, _LEVELS)
+        return repeated_squares(self.decay, _MAX_LEVELS)
 
 
-def _merged(place: int) -> int:
+def _merge_count(place: int) -> int:
     """Level of the node that ends at `place`: the number of left halves that it merges."""
     return (place & -place).bit_length() - 1
 
 
-def level_spread(decay: float, workload: Workload) -> Fraction:
+def decay_rounding_factor(decay: float, workload: Workload) -> Fraction:
     """1 + 2^-28 √T · participations, rounded up, where a tree's decays are rounded level by level.
 
     With L = ⌊log2 T⌋ levels every entry of C is off by at most L 2^-32, in at most L + 1 nodes a participation,
@@ -406,4 +424,4 @@ def level_spread(decay: float, workload: Workload) -> Fraction:
     """
     if decay in (0.0, 1.0):
         return Fraction(1)
-    return 1 + Fraction((math.isqrt(workload.rounds) + 1) * participations_of(workload), 2**28)
+    return 1 + Fraction((math.isqrt(workload.rounds) + 1) * participations_per_record(workload), 2**28)

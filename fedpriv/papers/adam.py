@@ -106,14 +106,14 @@ class AdamWSettings(AdamSettings):
     )
 
 
-_SMALLEST = 1e-8
+_MIN_FLOOR = 1e-8
 """γ without noise: the constant of Kingma & Ba."""
 
 
-def _adam(settings: AdamSettings, problem: Problem, noise_std: float, weight_decay: float) -> Optimizer:
-    floor = max(noise_std, _SMALLEST) if settings.floor is None else settings.floor
+def _make_optimizer(settings: AdamSettings, problem: Problem, noise_std: float, weight_decay: float) -> Optimizer:
+    floor = max(noise_std, _MIN_FLOOR) if settings.floor is None else settings.floor
     subtracted = noise_std if settings.bias == "corrected" else 0.0
-    return settings.stepping(
+    return settings.schedule_steps(
         CorrectedAdam(settings.step, settings.first_decay, settings.second_decay, subtracted, floor, weight_decay),
         problem,
     )
@@ -128,7 +128,7 @@ DP_ADAM = Algorithm(
     settings=AdamSettings,
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
     mechanism=independent,
-    optimizer=lambda settings, problem, noise_std: _adam(settings, problem, noise_std, 0.0),
+    optimizer=lambda settings, problem, noise_std: _make_optimizer(settings, problem, noise_std, 0.0),
 )
 DP_ADAMW = Algorithm(
     name="dp-adamw",
@@ -137,5 +137,7 @@ DP_ADAMW = Algorithm(
     settings=AdamWSettings,
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
     mechanism=independent,
-    optimizer=lambda settings, problem, noise_std: _adam(settings, problem, noise_std, settings.weight_decay),
+    optimizer=lambda settings, problem, noise_std: _make_optimizer(
+        settings, problem, noise_std, settings.weight_decay
+    ),
 )

@@ -47,11 +47,11 @@ from fedpriv.loss.clipping import never_above
 from fedpriv.loss.estimators import Estimator, Round
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.mechanism import Mechanism, raised
-from fedpriv.noise.registry import ChosenName, MechanismOptions, chosen_mechanism, unfitted
+from fedpriv.noise.mechanism import Mechanism, clip_multipliers
+from fedpriv.noise.registry import ChosenName, MechanismOptions, make_mechanism, needs_fit
 from fedpriv.noise.series import Floats, Workload
 from fedpriv.noise.trust import RECORD, Unit
-from fedpriv.participation.orders import Participation, Schedule
+from fedpriv.participation.orders import FixedOrder, Participation
 
 
 class Optimizer(Protocol):
@@ -77,7 +77,7 @@ class Optimizer(Protocol):
         ...
 
 
-def stepped(point: Tensor, step: Scalar, direction: Tensor) -> Tensor:
+def take_step(point: Tensor, step: Scalar, direction: Tensor) -> Tensor:
     """point - step · direction, vectors (..., d), in one pass over memory."""
     return (
         torch.addcmul(point, step, direction, value=-1.0)
@@ -152,7 +152,7 @@ class Problem:
     @property
     def records(self) -> int:
         """n: records of all silos that are read."""
-        return self.batch * self.schedule.batches_held
+        return self.batch * self.schedule.batches_per_silo
 
 
 class Condition(NamedTuple):
@@ -184,7 +184,7 @@ class Prescription(NamedTuple):
 Arguments = ParamSpec("Arguments")
 
 
-def refused_in_words(
+def catch_refusal(
     formula: Callable[Concatenate[str, Arguments], Prescription],
 ) -> Callable[Concatenate[str, Arguments], Prescription]:
     """Make an InputError of `formula(theorem, …)` the refusal of a prescription without numbers."""
@@ -211,12 +211,12 @@ class ReleaseNumbers(NamedTuple):
     """Of the noise in what is released, per coordinate, in the mean over silos, (T,)."""
 
     @property
-    def of_sums(self) -> Floats:
+    def sum_errors(self) -> Floats:
         """s_t of running sums with decay 1: the sampling of all rounds so far, and the noise of this one; (T,)."""
         return np.asarray(np.sqrt(np.cumsum(self.clips**2) / self.batch + self.dimension * self.stds**2))
 
     @property
-    def of_gradients(self) -> Floats:
+    def gradient_errors(self) -> Floats:
         """s_t of what is released of one round's records alone; (T,)."""
         return np.asarray(np.sqrt(self.clips**2 / self.batch + self.dimension * self.stds**2))
 
@@ -249,7 +249,7 @@ class Algorithm:
     model: Callable[[Any, Objective], Objective] | None = None
     """How the scenario's model becomes one whose point holds more than its parameters: what silos are asked about,
     what is evaluated and published; the scenario's own if left out."""
-    schedule: Callable[[Any, Schedule], Participation] = lambda _settings, declared: declared
+    schedule: Callable[[Any, FixedOrder], Participation] = lambda _settings, declared: declared
     """Participation of the row at the scenario's rounds and places; the declared schedule itself if left out."""
     trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")
     """The trust settings under which the row's releases are all that anyone outside learns."""
@@ -266,7 +266,7 @@ class Algorithm:
     """Name of the GDP parameter in the paper; accepted as a key of [privacy] beside `mu`."""
 
 
-UNITS = ("clip", "step", "beta", "radius", "diameter")
+SCALE_SETTINGS = ("clip", "step", "beta", "radius", "diameter")
 """Settings that scale a run's numbers and leave its linear map alike."""
 
 
@@ -301,25 +301,25 @@ class NoiseSettings(Settings, MechanismOptions):
                 'algorithm.late_clip = "balanced" is free for a single pass in fixed order only: with epochs = 2 '
                 'the noise would grow by 17 %; use "same", or "column"'
             )
-        return tuple(raised(mechanism.columns(workload), workload).tolist())
+        return tuple(clip_multipliers(mechanism.columns(workload), workload).tolist())
 
     @property
-    def unfitted(self) -> bool:
+    def needs_fit(self) -> bool:
         """Whether numbers of the mechanism have to be fitted before a run."""
-        return unfitted(self.mechanism, self)
+        return needs_fit(self.mechanism, self)
 
-    def in_units(self) -> Self:
+    def with_unit_scale(self) -> Self:
         """The same with clip, step and sizes of 1, and a mechanism that stands in for one yet to be fitted."""
         ours = type(self).model_fields.keys()
-        units: dict[str, Any] = {name: 1.0 for name in UNITS if name in ours}
+        units: dict[str, Any] = {name: 1.0 for name in SCALE_SETTINGS if name in ours}
         if "parameters" in ours:
             units["parameters"] = "explicit"
         return self.model_copy(update=units | {"mechanism": IndependentGaussian.name, "late_clip": "same"})
 
 
-def chosen(settings: NoiseSettings, _problem: Problem, workload: Workload) -> Mechanism:
+def choose_mechanism(settings: NoiseSettings, _problem: Problem, workload: Workload) -> Mechanism:
     """The mechanism that a scenario names."""
-    return chosen_mechanism(settings.mechanism, workload, settings)
+    return make_mechanism(settings.mechanism, workload, settings)
 
 
 def independent(_settings: Settings, _problem: Problem, _workload: Workload) -> Mechanism:
@@ -327,7 +327,7 @@ def independent(_settings: Settings, _problem: Problem, _workload: Workload) -> 
     return IndependentGaussian()
 
 
-class Stepping(Optimizer, Protocol):
+class SteppingOptimizer(Optimizer, Protocol):
     """An optimizer, a frozen dataclass, that moves by `step` times something; where it stands knows no step."""
 
     @property
@@ -338,7 +338,7 @@ class Stepping(Optimizer, Protocol):
 class ScheduledSteps:
     """`inner`, whose step in round t is its own times `factors[t - 1]`."""
 
-    inner: Stepping
+    inner: SteppingOptimizer
     factors: tuple[float, ...]
 
     def start(self, initial: Tensor) -> Any:
@@ -349,7 +349,7 @@ class ScheduledSteps:
 
     def update(self, state: Any, released: Tensor, current: Round) -> Any:
         step = self.inner.step * self.factors[current.t - 1]
-        return cast(Stepping, dataclasses.replace(cast(Any, self.inner), step=step)).update(
+        return cast(SteppingOptimizer, dataclasses.replace(cast(Any, self.inner), step=step)).update(
             state, released, current
         )
 
@@ -418,22 +418,22 @@ class ScheduledSettings(Settings):
         return self
 
     @property
-    def steady(self) -> bool:
+    def has_steady_steps(self) -> bool:
         """Whether all steps are equal and the optimizer's own output is published, as theorems presume."""
         return self.warm_up is None and self.fading_average is None and self.step_schedule is None
 
-    def factors(self, rounds: int) -> tuple[float, ...]:
+    def step_factors(self, rounds: int) -> tuple[float, ...]:
         """η_t / η of all rounds."""
         warm = round((self.warm_up or 0.0) * rounds)
-        return tuple(min(1.0, t / max(1, warm)) * self._shape(t, rounds, warm) for t in range(1, rounds + 1))
+        return tuple(min(1.0, t / max(1, warm)) * self._step_factor(t, rounds, warm) for t in range(1, rounds + 1))
 
-    def _shape(self, t: int, rounds: int, warm: int) -> float:
+    def _step_factor(self, t: int, rounds: int, warm: int) -> float:
         if self.step_schedule == "cosine":
             return 0.5 + 0.5 * math.cos(math.pi * max(0, t - 1 - warm) / max(1, rounds - warm))
         return float((self.step_drop or 0.1) ** sum(t > share * rounds for share in self.step_drops or ()))
 
-    def stepping(self, optimizer: Stepping, problem: Problem) -> Optimizer:
+    def schedule_steps(self, optimizer: SteppingOptimizer, problem: Problem) -> Optimizer:
         """The optimizer with these steps and this mean; itself where the scenario gives none of the keys."""
-        factors = self.factors(problem.rounds)
+        factors = self.step_factors(problem.rounds)
         moved: Optimizer = optimizer if set(factors) == {1.0} else ScheduledSteps(optimizer, factors)
         return FadingAverage(moved, self.fading_average) if self.fading_average else moved

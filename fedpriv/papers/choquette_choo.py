@@ -56,7 +56,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import LinearWeights, PlainGradient, RecursiveGradient, Round, Weights
 from fedpriv.noise.series import Floats
-from fedpriv.noise.tree import levels
+from fedpriv.noise.tree import level_count
 from fedpriv.papers.base import (
     Algorithm,
     Bound,
@@ -67,18 +67,18 @@ from fedpriv.papers.base import (
     Problem,
     ReleaseNumbers,
     Settings,
-    chosen,
+    catch_refusal,
+    choose_mechanism,
     independent,
     project_to_ball,
-    refused_in_words,
 )
-from fedpriv.papers.sgd import ProjectedSGD, projected
+from fedpriv.papers.sgd import ProjectedSGD, projected_bound
 
 
 class NesterovState(NamedTuple):
     """The server's vectors between two rounds, each (..., d)."""
 
-    ask: Tensor
+    query_point: Tensor
     mirror: Tensor
     output: Tensor
 
@@ -95,22 +95,24 @@ class NesterovCoupling:
         return NesterovState(initial, initial, initial)
 
     def query(self, state: NesterovState) -> Tensor:
-        return state.ask
+        return state.query_point
 
     def update(self, state: NesterovState, released: Tensor, current: Round) -> NesterovState:
         step = released / (current.scale * self.beta)
-        mirror = project_to_ball(state.mirror - self.weights.at(current.t) * step, self.radius)
-        output = project_to_ball(state.ask - step, self.radius)
+        mirror = project_to_ball(state.mirror - self.weights.weight(current.t) * step, self.radius)
+        output = project_to_ball(state.query_point - step, self.radius)
         following = current.t + 1
         return NesterovState(
-            output.lerp(mirror, self.weights.at(following) / self.weights.total(following)), mirror, output
+            output.lerp(mirror, self.weights.weight(following) / self.weights.total(following)), mirror, output
         )
 
     def output(self, state: NesterovState) -> Tensor:
         return state.output
 
 
-def accelerated(errors: Floats, radius: float, smoothness: float, beta: float, *, fresh: bool = False) -> Bound:
+def accelerated_bound(
+    errors: Floats, radius: float, smoothness: float, beta: float, *, fresh: bool = False
+) -> Bound:
     """(β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T; `errors` are the s_t, (T,).
 
     `fresh` says that e_t has mean 0 whatever was released before: then nothing is lost on ⟨e_t, x* - z_t⟩.
@@ -178,16 +180,16 @@ class AcceleratedParameters:
         rounds = self.whole_rounds
         stds = self.sigma * np.sqrt(np.array([t.bit_count() for t in range(1, rounds + 1)]))
         released = ReleaseNumbers(self.whole_batch, self.problem.dimension, np.full(rounds, self.clip), stds)
-        return accelerated(released.of_sums, self.radius, self.problem.smoothness, self.beta).value
+        return accelerated_bound(released.sum_errors, self.radius, self.problem.smoothness, self.beta).value
 
 
-def realizable(problem: Problem, radius: float) -> AcceleratedParameters:
+def realizable_parameters(problem: Problem, radius: float) -> AcceleratedParameters:
     """T = c n^{1/4}, B = n^{3/4}/c, β = c² (L/R) max{1, √p/(ε√n)}, clip c L, with the factor c below."""
-    n, epsilon = problem.records, _epsilon("realizable", problem, radius)
+    n, epsilon = problem.records, _check_epsilon("realizable", problem, radius)
     factor = realizable_factor(n, problem.delta)
     noise_factor = math.sqrt(problem.dimension / n) / epsilon
     beta = factor**2 * problem.lipschitz / radius * max(1.0, noise_factor)
-    return _calibrated(
+    return _calibrate(
         "realizable",
         problem,
         radius,
@@ -207,19 +209,19 @@ def realizable_factor(examples: int, delta: float) -> float:
     return 4.0 * math.sqrt(2.0) * math.pow(math.log2(examples), 1.5) * spread
 
 
-def non_realizable(problem: Problem, radius: float) -> AcceleratedParameters:
+def non_realizable_parameters(problem: Problem, radius: float) -> AcceleratedParameters:
     """B = min{√n, ε n^{3/2}/√p}, T = n/B, β = (16 c + 8) L n^{3/2}/(R B²), clip (8 c + 4) L.
 
     c = M R / L, which the theorem treats as a constant.  Its second bound on B is divided by a polylogarithm that
     the paper leaves open, taken as 1 here, and carries a stray factor M, which is dropped: without it the two
     bounds meet at p = ε² n², the theorem's own limit, and B has no unit.
     """
-    n, epsilon = problem.records, _epsilon("non-realizable", problem, radius)
+    n, epsilon = problem.records, _check_epsilon("non-realizable", problem, radius)
     relative = problem.smoothness * radius / problem.lipschitz
     batch = min(math.sqrt(n), epsilon * n**1.5 / math.sqrt(problem.dimension))
     rounds = n / batch
     beta = (16.0 * relative + 8.0) * problem.lipschitz * n**1.5 / (radius * batch**2)
-    return _calibrated(
+    return _calibrate(
         "non-realizable",
         problem,
         radius,
@@ -237,7 +239,7 @@ def non_realizable(problem: Problem, radius: float) -> AcceleratedParameters:
     )
 
 
-def _epsilon(theorem: str, problem: Problem, radius: float) -> float:
+def _check_epsilon(theorem: str, problem: Problem, radius: float) -> float:
     """ε; InputError where the theorem cannot be evaluated at these numbers."""
     epsilon, n = problem.epsilon, problem.records
     if epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
@@ -254,7 +256,7 @@ def _epsilon(theorem: str, problem: Problem, radius: float) -> float:
     return epsilon
 
 
-def _calibrated(
+def _calibrate(
     theorem: str,
     problem: Problem,
     radius: float,
@@ -324,7 +326,7 @@ class AcceleratedSettings(NoiseSettings):
             raise ValueError('late_clip evens out round 1 as well: leave first_clip = "balanced" out')
         return self
 
-    def numbers(self, problem: Problem) -> tuple[float, float]:
+    def clip_and_beta(self, problem: Problem) -> tuple[float, float]:
         """C and β; InputError, with what the theorem asks for, where a theorem cannot be run as written."""
         if self.parameters == "explicit":
             assert self.clip is not None
@@ -339,11 +341,11 @@ class AcceleratedSettings(NoiseSettings):
         return asked.clip, asked.beta
 
 
-_THEOREMS = {"theorem-realizable": realizable, "theorem-non-realizable": non_realizable}
+_THEOREMS = {"theorem-realizable": realizable_parameters, "theorem-non-realizable": non_realizable_parameters}
 
 
-@refused_in_words
-def _prescription(name: str, problem: Problem, radius: float) -> Prescription:
+@catch_refusal
+def _prescribe(name: str, problem: Problem, radius: float) -> Prescription:
     asked = _THEOREMS[name](problem, radius)
     risk = asked.excess_risk() if asked.refusal is None and radius <= problem.convex_within else math.inf
     numbers = {
@@ -360,10 +362,10 @@ def _prescription(name: str, problem: Problem, radius: float) -> Prescription:
     return Prescription(name, numbers, asked.conditions, asked.assumption, asked.refusal)
 
 
-def _recursive(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
+def _make_estimator(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
     """Round 1 lies in ⌊log2 T⌋ + 1 released nodes, every other round in at most ⌊log2 T⌋."""
-    clip, _ = settings.numbers(problem)
-    most = levels(problem.rounds)
+    clip, _ = settings.clip_and_beta(problem)
+    most = level_count(problem.rounds)
     balanced = settings.first_clip == "balanced" and settings.mechanism == "tree" and most > 1
     return RecursiveGradient(clip=clip, first_clip=(math.sqrt((most - 1) / most) if balanced else 1.0) * clip)
 
@@ -374,16 +376,16 @@ ACCELERATED_DP_SRGD = Algorithm(
     source=f"{_PAPER}, Algorithm 1",
     settings=AcceleratedSettings,
     # Δ_t = t ∇f(x_t) - (t-1) ∇f(x_{t-1}), summed: S_t = S_{t-1} + Δ_t
-    estimator=_recursive,
+    estimator=_make_estimator,
     # the binary tree on every S_t
-    mechanism=chosen,
+    mechanism=choose_mechanism,
     # z, y and x: Nesterov's three sequences
     optimizer=lambda settings, problem, _noise_std: NesterovCoupling(
         settings.numbers(problem)[1], settings.radius
     ),
-    theorems=lambda settings, problem: tuple(_prescription(name, problem, settings.radius) for name in _THEOREMS),
-    excess_risk=lambda settings, problem, released: accelerated(
-        released.of_sums, settings.radius, problem.smoothness, settings.numbers(problem)[1]
+    theorems=lambda settings, problem: tuple(_prescribe(name, problem, settings.radius) for name in _THEOREMS),
+    excess_risk=lambda settings, problem, released: accelerated_bound(
+        released.sum_errors, settings.radius, problem.smoothness, settings.numbers(problem)[1]
     ),
     published="points",
 )
@@ -396,17 +398,17 @@ class UnacceleratedSettings(AcceleratedSettings):
     output: Literal["last", "average"] = Field("last", description="which iterate is published")
 
 
-def _unaccelerated_risk(
+def _unaccelerated_bound(
     settings: UnacceleratedSettings, problem: Problem, released: ReleaseNumbers
 ) -> Bound | None:
     """Of the average: sums are divided by their t, and so are their errors."""
     if settings.output != "average":
         return None
-    return projected(
-        released.of_sums / np.arange(1.0, problem.rounds + 1.0),
+    return projected_bound(
+        released.sum_errors / np.arange(1.0, problem.rounds + 1.0),
         settings.radius,
         problem.smoothness,
-        1.0 / settings.numbers(problem)[1],
+        1.0 / settings.clip_and_beta(problem)[1],
     )
 
 
@@ -415,13 +417,13 @@ UNACCELERATED_DP_SRGD = Algorithm(
     title="DP-SRGD without acceleration",
     source=f"{_PAPER}, section 4.3",
     settings=UnacceleratedSettings,
-    estimator=_recursive,
-    mechanism=chosen,
+    estimator=_make_estimator,
+    mechanism=choose_mechanism,
     # x_{t+1} = Π(x_t - S~_t / (t β))
     optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
         step=1.0 / settings.numbers(problem)[1], radius=settings.radius, averaged=settings.output == "average"
     ),
-    excess_risk=_unaccelerated_risk,
+    excess_risk=_unaccelerated_bound,
     published="points",
 )
 
@@ -442,8 +444,8 @@ ACCELERATED_INDEPENDENT = Algorithm(
     mechanism=independent,
     optimizer=lambda settings, _problem, _noise_std: NesterovCoupling(settings.beta, settings.radius),
     # the error of t g_t is t times that of g_t, and of mean 0 whatever was released before
-    excess_risk=lambda settings, problem, released: accelerated(
-        released.of_gradients * np.arange(1.0, problem.rounds + 1.0),
+    excess_risk=lambda settings, problem, released: accelerated_bound(
+        released.gradient_errors * np.arange(1.0, problem.rounds + 1.0),
         settings.radius,
         problem.smoothness,
         settings.beta,

@@ -62,7 +62,14 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED, Scalar
 from fedpriv.loss.estimators import LocalGradient, PlainGradient, Round
 from fedpriv.loss.objective import UNCLIPPED, Objective
-from fedpriv.loss.views import LARGEST, SMALLEST, LocalSteps, LocalTraining, QuantileClip, joint_clip
+from fedpriv.loss.views import (
+    MAX_ADAPTIVE_CLIP,
+    MIN_ADAPTIVE_CLIP,
+    LocalSteps,
+    LocalTraining,
+    QuantileClip,
+    joint_clip,
+)
 from fedpriv.papers.base import (
     Algorithm,
     Count,
@@ -72,11 +79,11 @@ from fedpriv.papers.base import (
     Problem,
     ScheduledSettings,
     Settings,
-    Stepping,
+    SteppingOptimizer,
     independent,
 )
 from fedpriv.papers.sgd import ProjectedSGD
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 
 
 class LocalStepsSettings(Settings):
@@ -105,22 +112,24 @@ class OptionalLocalSteps(Settings):
         return self
 
 
-def trained(settings: LocalStepsSettings, problem: Problem, objective: Objective) -> Objective:
+def add_local_steps(settings: LocalStepsSettings, problem: Problem, objective: Objective) -> Objective:
     """Replace gradients by the clients' own training; InputError unless units of several records are clipped."""
-    return _trained(objective, problem, settings.local_step, settings.local_steps, settings.local_batch)
+    return _with_local_steps(objective, problem, settings.local_step, settings.local_steps, settings.local_batch)
 
 
-def optionally_trained(settings: OptionalLocalSteps, problem: Problem, objective: Objective) -> Objective:
+def add_optional_local_steps(settings: OptionalLocalSteps, problem: Problem, objective: Objective) -> Objective:
     """Do the same, or keep the plain gradient where no local steps are given."""
     return (
         objective
         if settings.local_steps is None or settings.local_step is None
-        else _trained(objective, problem, settings.local_step, settings.local_steps, settings.local_batch)
+        else _with_local_steps(objective, problem, settings.local_step, settings.local_steps, settings.local_batch)
     )
 
 
-def _trained(objective: Objective, problem: Problem, step: float, steps: int, batch: int | None) -> Objective:
-    if problem.unit.records == 1:
+def _with_local_steps(
+    objective: Objective, problem: Problem, step: float, steps: int, batch: int | None
+) -> Objective:
+    if problem.unit.max_records == 1:
         raise InputError(
             "algorithm.local_steps: what trains and is clipped is a client with its records, and privacy.unit is "
             f'one {problem.unit.noun}; set privacy.unit = "client" and privacy.records of 2 or more'
@@ -132,7 +141,7 @@ class AveragingState(NamedTuple):
     """The server's vectors between two rounds, each (..., d)."""
 
     mean: Tensor
-    sent: Tensor
+    query_point: Tensor
 
 
 @dataclass(frozen=True)
@@ -146,11 +155,11 @@ class LocalAveraging:
         return AveragingState(initial, initial)
 
     def query(self, state: AveragingState) -> Tensor:
-        return state.sent
+        return state.query_point
 
     def update(self, state: AveragingState, released: Tensor, current: Round) -> AveragingState:
         mean = state.mean - self.step * released
-        return AveragingState(mean, mean if current.t % self.every == 0 else state.sent)
+        return AveragingState(mean, mean if current.t % self.every == 0 else state.query_point)
 
     def output(self, state: AveragingState) -> Tensor:
         return state.mean
@@ -164,7 +173,7 @@ class LocalSettings(Settings):
     )
 
 
-def _whole_averages(settings: LocalSettings, declared: Schedule) -> Schedule:
+def _check_whole_averages(settings: LocalSettings, declared: FixedOrder) -> FixedOrder:
     if declared.rounds % settings.local_steps:
         raise InputError(
             f"algorithm.local_steps = {settings.local_steps}: {declared.rounds} rounds, which are silos' steps, "
@@ -178,7 +187,7 @@ LOCAL_DP_SGD = Algorithm(
     title="Local DP-SGD",
     source="Abadi et al. (CCS 2016), Algorithm 1, as local training in McMahan et al. (2017), Algorithm 1",
     settings=LocalSettings,
-    schedule=_whole_averages,
+    schedule=_check_whole_averages,
     # noise is there before a silo's next step, so that only the silo itself can add it
     trusts=("untrusted",),
     estimator=lambda settings, _problem: LocalGradient(settings.clip, settings.step, settings.local_steps),
@@ -193,7 +202,7 @@ class AveragingSettings(Settings):
     local_epochs: Count = Field(1, description="local passes over a silo's records of the round")
 
 
-def _displacement(problem: Problem) -> PlainGradient:
+def _make_displacement(problem: Problem) -> PlainGradient:
     if problem.epsilon is not None:
         raise InputError(
             "algorithm.name = 'fedavg': what a silo's own training moves has no bound for one record, so that no "
@@ -207,7 +216,7 @@ FEDERATED_AVERAGING = Algorithm(
     title="Federated averaging",
     source="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data (2017)",
     settings=AveragingSettings,
-    estimator=lambda _settings, problem: _displacement(problem),
+    estimator=lambda _settings, problem: _make_displacement(problem),
     mechanism=independent,
     # a silo's increment is query - its trained model
     objective=lambda settings, _problem, objective: LocalTraining(
@@ -245,13 +254,13 @@ class FedAdagrad:
     def update(self, state: AdaptiveState, released: Tensor, current: Round) -> AdaptiveState:
         gradient = released / current.scale
         first = self.first_decay * state.first + (1.0 - self.first_decay) * gradient
-        second = self._second(state.second, gradient.square())
+        second = self._update_second(state.second, gradient.square())
         return AdaptiveState(state.iterate - self.step * first / (second.sqrt() + self.floor), first, second)
 
     def output(self, state: AdaptiveState) -> Tensor:
         return state.iterate
 
-    def _second(self, before: Tensor, square: Tensor) -> Tensor:
+    def _update_second(self, before: Tensor, square: Tensor) -> Tensor:
         """v_t from v_{t-1} and g_t²."""
         return before + square
 
@@ -263,7 +272,7 @@ class FedYogi(FedAdagrad):
     second_decay: Scalar
     """β₂."""
 
-    def _second(self, before: Tensor, square: Tensor) -> Tensor:
+    def _update_second(self, before: Tensor, square: Tensor) -> Tensor:
         return before - (1.0 - self.second_decay) * square * torch.sign(before - square)
 
 
@@ -274,7 +283,7 @@ class FedAdam(FedAdagrad):
     second_decay: Scalar
     """β₂."""
 
-    def _second(self, before: Tensor, square: Tensor) -> Tensor:
+    def _update_second(self, before: Tensor, square: Tensor) -> Tensor:
         return self.second_decay * before + (1.0 - self.second_decay) * square
 
 
@@ -308,13 +317,13 @@ class QuantileClipping:
         inner = self.inner.update(state.inner, moved * state.clip, current)
         fitting = 0.5 + told / (self.weight * current.scale)
         clip = state.clip * torch.exp(-self.rate * (fitting - self.quantile))
-        return QuantileState(inner, clip.clamp(SMALLEST, LARGEST))
+        return QuantileState(inner, clip.clamp(MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP))
 
     def output(self, state: QuantileState) -> Tensor:
         return self.inner.output(state.inner)
 
 
-_SHARE = 20.0
+_BIT_NOISE_DIVISOR = 20.0
 """The noise on the count is the noise multiplier times a cohort over this, as Andrew et al. 2021 advise."""
 
 
@@ -339,7 +348,7 @@ class CohortSettings(LocalStepsSettings, ScheduledSettings):
 
     def bit_weight(self, problem: Problem) -> float:
         """ρ: with it the noise on the share of clients that fit is z κ / 20 of a cohort."""
-        return _SHARE / problem.batch if self.clip_weight is None else self.clip_weight
+        return _BIT_NOISE_DIVISOR / problem.batch if self.clip_weight is None else self.clip_weight
 
 
 class FedAvgSettings(CohortSettings):
@@ -357,7 +366,7 @@ class FedAdamSettings(FedAdagradSettings):
     second_decay: Fraction = Field(0.99, description="β₂ of the squares")
 
 
-def _clipped(settings: CohortSettings, problem: Problem) -> PlainGradient:
+def _make_estimator(settings: CohortSettings, problem: Problem) -> PlainGradient:
     """A client's move, of norm at most C; with a bit beside it at most κ, in units of the clip of the moment."""
     return (
         PlainGradient(settings.clip)
@@ -366,8 +375,8 @@ def _clipped(settings: CohortSettings, problem: Problem) -> PlainGradient:
     )
 
 
-def _moves(settings: CohortSettings, problem: Problem, objective: Objective) -> Objective:
-    moved = trained(settings, problem, objective)
+def _make_objective(settings: CohortSettings, problem: Problem, objective: Objective) -> Objective:
+    moved = add_local_steps(settings, problem, objective)
     return (
         moved
         if settings.clip_quantile is None
@@ -375,7 +384,7 @@ def _moves(settings: CohortSettings, problem: Problem, objective: Objective) -> 
     )
 
 
-def _following(settings: CohortSettings, problem: Problem, inner: Optimizer) -> Optimizer:
+def _follow_quantile(settings: CohortSettings, problem: Problem, inner: Optimizer) -> Optimizer:
     """The server's optimizer, and the clip that it keeps beside it."""
     return (
         inner
@@ -384,8 +393,8 @@ def _following(settings: CohortSettings, problem: Problem, inner: Optimizer) -> 
     )
 
 
-def _row(
-    name: str, title: str, source: str, settings: type[CohortSettings], server: Callable[[Any], Stepping]
+def _make_row(
+    name: str, title: str, source: str, settings: type[CohortSettings], server: Callable[[Any], SteppingOptimizer]
 ) -> Algorithm:
     """Cohorts' clipped moves with fresh noise in every round; rows differ in the server's optimizer alone."""
     return Algorithm(
@@ -393,39 +402,39 @@ def _row(
         title=title,
         source=source,
         settings=settings,
-        estimator=_clipped,
+        estimator=_make_estimator,
         mechanism=independent,
-        objective=_moves,
-        optimizer=lambda settings, problem, _noise_std: _following(
-            settings, problem, settings.stepping(server(settings), problem)
+        objective=_make_objective,
+        optimizer=lambda settings, problem, _noise_std: _follow_quantile(
+            settings, problem, settings.schedule_steps(server(settings), problem)
         ),
     )
 
 
 _REDDI = "Reddi et al., Adaptive Federated Optimization (ICLR 2021), Algorithm 2"
 
-DP_FEDAVG = _row(
+DP_FEDAVG = _make_row(
     "dp-fedavg",
     "DP-FedAvg",
     "McMahan et al., Learning Differentially Private Recurrent Language Models (ICLR 2018), Algorithm 1",
     FedAvgSettings,
     lambda settings: ProjectedSGD(settings.step, math.inf, settings.momentum),
 )
-DP_FEDADAM = _row(
+DP_FEDADAM = _make_row(
     "dp-fedadam",
     "DP-FedAdam",
     _REDDI,
     FedAdamSettings,
     lambda settings: FedAdam(settings.step, settings.first_decay, settings.floor, settings.second_decay),
 )
-DP_FEDYOGI = _row(
+DP_FEDYOGI = _make_row(
     "dp-fedyogi",
     "DP-FedYogi",
     _REDDI,
     FedAdamSettings,
     lambda settings: FedYogi(settings.step, settings.first_decay, settings.floor, settings.second_decay),
 )
-DP_FEDADAGRAD = _row(
+DP_FEDADAGRAD = _make_row(
     "dp-fedadagrad",
     "DP-FedAdagrad",
     _REDDI,

@@ -23,8 +23,16 @@ from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import PlainGradient, Round
-from fedpriv.papers.base import Algorithm, Fraction, NoiseSettings, Positive, chosen, project_to_ball, stepped
-from fedpriv.papers.fedavg import OptionalLocalSteps, optionally_trained
+from fedpriv.papers.base import (
+    Algorithm,
+    Fraction,
+    NoiseSettings,
+    Positive,
+    choose_mechanism,
+    project_to_ball,
+    take_step,
+)
+from fedpriv.papers.fedavg import OptionalLocalSteps, add_optional_local_steps
 
 
 class LeaderState(NamedTuple):
@@ -52,7 +60,7 @@ class FollowTheRegularizedLeader:
     def update(self, state: LeaderState, released: Tensor, current: Round) -> LeaderState:
         velocity = self.momentum * state.velocity + released / current.scale
         return LeaderState(
-            state.initial, velocity, project_to_ball(stepped(state.initial, self.step, velocity), self.radius)
+            state.initial, velocity, project_to_ball(take_step(state.initial, self.step, velocity), self.radius)
         )
 
     def output(self, state: LeaderState) -> Tensor:
@@ -72,10 +80,10 @@ DP_FTRL = Algorithm(
     source="Kairouz et al., Practical and Private (Deep) Learning Without Sampling or Shuffling (ICML 2021)",
     settings=FtrlSettings,
     estimator=lambda settings, _problem: PlainGradient(settings.clip, decay=1.0),
-    mechanism=chosen,
+    mechanism=choose_mechanism,
     optimizer=lambda settings, _problem, _noise_std: FollowTheRegularizedLeader(
         settings.step, settings.radius, settings.momentum
     ),
-    objective=optionally_trained,
+    objective=add_optional_local_steps,
     published="points",
 )

@@ -41,7 +41,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.core.replicates import PER_REPLICATE, Scalar
 from fedpriv.loss.estimators import Round, VarianceReducedGradient
-from fedpriv.loss.goldstein import SeededDirections, Smoothed
+from fedpriv.loss.goldstein import RandomSmoothing, SeededDirections
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.diagonal import LeafGaussian
 from fedpriv.noise.toeplitz import AnchoredSquareRoot
@@ -53,25 +53,25 @@ from fedpriv.papers.base import (
     Prescription,
     Problem,
     Settings,
+    catch_refusal,
     project_to_ball,
-    refused_in_words,
-    stepped,
+    take_step,
 )
 from fedpriv.papers.kornowski_bounds import (
-    Nonsmooth,
-    Parameters,
+    GoldsteinParameters,
+    NonsmoothProblem,
     leaf_noise_ratio,
-    longest_window,
-    most_nodes,
+    max_nodes,
+    max_window,
     multi_pass_error,
     needed_directions,
     paper_window,
-    plan_multi,
-    plan_single,
+    plan_multi_pass,
+    plan_single_pass,
     printed_directions,
     single_pass_error,
 )
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 
 
 @dataclass(frozen=True)
@@ -85,28 +85,28 @@ class PublicChoices:
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
     rounds: int
     window: int
-    last: bool = False
+    publishes_last: bool = False
     """Whether always the last complete window is published; the theorems are about a random one."""
 
     def position(self, t: int, like: Tensor) -> Scalar:
         """s_t, shape (replicates, 1), or a number for one replicate."""
-        return _column(self._positions[:, t - 1], like)
+        return _as_column(self._positions[:, t - 1], like)
 
     def publishes(self, window: int, like: Tensor) -> Tensor:
         """Whether the `window`-th window (from 1) becomes the output, shape (replicates, 1) or ()."""
         return (
             torch.ones((), dtype=torch.bool, device=like.device)
-            if self.last
-            else torch.as_tensor(_column(window * self._lots[:, window - 1], like)) < 1.0
+            if self.publishes_last
+            else torch.as_tensor(_as_column(window * self._window_draws[:, window - 1], like)) < 1.0
         )
 
     @cached_property
     def _positions(self) -> NDArray[np.float64]:
-        return _uniform(self.seeds, "positions", self.rounds + 1)
+        return _draw_uniform(self.seeds, "positions", self.rounds + 1)
 
     @cached_property
-    def _lots(self) -> NDArray[np.float64]:
-        return _uniform(self.seeds, "windows", self.rounds // self.window)
+    def _window_draws(self) -> NDArray[np.float64]:
+        return _draw_uniform(self.seeds, "windows", self.rounds // self.window)
 
 
 class O2NCState(NamedTuple):
@@ -114,7 +114,7 @@ class O2NCState(NamedTuple):
 
     iterate: Tensor
     move: Tensor
-    ask: Tensor
+    query_point: Tensor
     window_sum: Tensor
     published: Tensor
 
@@ -137,16 +137,16 @@ class O2NC:
         return O2NCState(initial, still, initial, still, initial)
 
     def query(self, state: O2NCState) -> Tensor:
-        return state.ask
+        return state.query_point
 
     def update(self, state: O2NCState, released: Tensor, current: Round) -> O2NCState:
         window, t = self.choices.window, current.t
-        window_sum, published = state.window_sum + state.ask, state.published
+        window_sum, published = state.window_sum + state.query_point, state.published
         if t % window == 0:
             published = torch.where(self.choices.publishes(t // window, released), window_sum / window, published)
             window_sum = torch.zeros_like(window_sum)
         iterate = state.iterate + state.move
-        move = project_to_ball(stepped(state.move, self.step / current.scale, released), self.radius)
+        move = project_to_ball(take_step(state.move, self.step / current.scale, released), self.radius)
         return O2NCState(
             iterate, move, iterate + self.choices.position(t + 1, released) * move, window_sum, published
         )
@@ -156,16 +156,16 @@ class O2NC:
         return state.published
 
 
-def _uniform(seeds: Sequence[int], purpose: str, count: int) -> NDArray[np.float64]:
+def _draw_uniform(seeds: Sequence[int], purpose: str, count: int) -> NDArray[np.float64]:
     return np.stack([public_generator(seed, "o2nc", purpose).random(count) for seed in seeds])
 
 
-def _column(values: NDArray[np.float64], like: Tensor) -> Scalar:
+def _as_column(values: NDArray[np.float64], like: Tensor) -> Scalar:
     return float(values[0]) if len(values) == 1 else like.new_tensor(values).unsqueeze(-1)
 
 
 _PAPER = "Kornowski, Liu & Talwar, Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization"
-_TARGETS = 200
+_TARGET_COUNT = 200
 
 
 class GoldsteinSettings(Settings):
@@ -198,15 +198,15 @@ class GoldsteinSettings(Settings):
         """W."""
         if self.window == "paper":
             return paper_window(self.radius, self.smoothing)
-        return longest_window(self.radius, self.smoothing) if self.window == "longest" else self.window
+        return max_window(self.radius, self.smoothing) if self.window == "longest" else self.window
 
     @property
     def first_order(self) -> bool:
         return self.oracle == "first-order"
 
-    def nonsmooth(self, problem: Problem) -> Nonsmooth:
+    def make_nonsmooth_problem(self, problem: Problem) -> NonsmoothProblem:
         """The problem as the theory sees it, with C1 for the Lipschitz constant; the gap Φ is not known."""
-        return Nonsmooth(
+        return NonsmoothProblem(
             problem.dimension,
             self.anchor_clip,
             math.inf,
@@ -228,14 +228,17 @@ class SinglePassSettings(GoldsteinSettings):
     )
 
     @property
-    def anchored(self) -> AnchoredSquareRoot:
+    def anchored_noise(self) -> AnchoredSquareRoot:
         """The noise with an anchor's own: a record of an anchor costs what one of a difference costs."""
-        return AnchoredSquareRoot.fair(self.period, self.anchor_clip / self.anchor_batches, self.clip)
+        return AnchoredSquareRoot.with_equal_cost(self.period, self.anchor_clip / self.anchor_batches, self.clip)
 
 
-@refused_in_words
-def _prescribed(
-    name: str, problem: Problem, plan: Callable[[Nonsmooth, float], Parameters], settings: GoldsteinSettings
+@catch_refusal
+def _prescribe(
+    name: str,
+    problem: Problem,
+    plan: Callable[[NonsmoothProblem, float], GoldsteinParameters],
+    settings: GoldsteinSettings,
 ) -> Prescription:
     """The theorem's numbers, with its constants repaired, and the bound that it promises then."""
     if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
@@ -243,7 +246,9 @@ def _prescribed(
             f"{name} needs a guarantee, a loss with a known Lipschitz constant, and a bound on what it can "
             "fall by (--gap)"
         )
-    known = dataclasses.replace(settings.nonsmooth(problem), lipschitz=problem.lipschitz, gap=problem.gap)
+    known = dataclasses.replace(
+        settings.make_nonsmooth_problem(problem), lipschitz=problem.lipschitz, gap=problem.gap
+    )
     mu = mu_of(problem.epsilon, problem.delta)
     # the theory's noise is for replace-one, where a record moves twice as far
     asked = plan(known, mu if problem.relation == "replace-one" else 2.0 * mu)
@@ -271,25 +276,25 @@ def _prescribed(
 
 def _single_pass_theorem(settings: SinglePassSettings, problem: Problem) -> tuple[Prescription, ...]:
     name = "Theorem 6.1" if settings.first_order else "Theorem 3.1"
-    return (_prescribed(name, problem, lambda known, mu: plan_single(known, problem.records, mu), settings),)
+    return (_prescribe(name, problem, lambda known, mu: plan_single_pass(known, problem.records, mu), settings),)
 
 
 def _multi_pass_theorem(settings: GoldsteinSettings, problem: Problem) -> tuple[Prescription, ...]:
     """The target β for which the theorem's own numbers have the least bound: the paper leaves it open."""
 
-    def least(known: Nonsmooth, mu: float) -> Parameters:
-        targets = known.lipschitz * np.geomspace(1e-3, 4.0, _TARGETS)
-        plans = (plan_multi(known, problem.records, float(target), mu) for target in targets)
+    def least(known: NonsmoothProblem, mu: float) -> GoldsteinParameters:
+        targets = known.lipschitz * np.geomspace(1e-3, 4.0, _TARGET_COUNT)
+        plans = (plan_multi_pass(known, problem.records, float(target), mu) for target in targets)
         return min(plans, key=lambda plan: plan.bound)
 
-    return (_prescribed("Theorem 4.1", problem, least, settings),)
+    return (_prescribe("Theorem 4.1", problem, least, settings),)
 
 
-def _estimator(settings: GoldsteinSettings, _problem: Problem) -> VarianceReducedGradient:
+def _make_estimator(settings: GoldsteinSettings, _problem: Problem) -> VarianceReducedGradient:
     return VarianceReducedGradient(settings.anchor_clip, settings.clip, settings.period)
 
 
-def _one_pass(settings: SinglePassSettings, declared: Schedule) -> Schedule:
+def _make_one_pass_schedule(settings: SinglePassSettings, declared: FixedOrder) -> FixedOrder:
     if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
             "federation.epochs: goldstein-single-pass reads every record in one round, its differences would be "
@@ -297,10 +302,10 @@ def _one_pass(settings: SinglePassSettings, declared: Schedule) -> Schedule:
         )
     anchors = range(0, declared.rounds, settings.period)
     reads = (settings.anchor_batches if place in anchors else 1 for place in range(declared.rounds))
-    return Schedule(declared.rounds, declared.rounds_per_epoch, tuple(reads))
+    return FixedOrder(declared.rounds, declared.rounds_per_epoch, tuple(reads))
 
 
-def _all_records(_settings: GoldsteinSettings, declared: Schedule) -> Schedule:
+def _check_full_batches(_settings: GoldsteinSettings, declared: FixedOrder) -> FixedOrder:
     if declared.rounds_per_epoch != 1:
         raise InputError(
             "federation.epochs: goldstein-erm reads all of a silo's records in every round, nothing is proved for "
@@ -311,26 +316,36 @@ def _all_records(_settings: GoldsteinSettings, declared: Schedule) -> Schedule:
 
 def _single_pass_error(settings: SinglePassSettings, problem: Problem, noise_std: float) -> float:
     anchor_batch = settings.anchor_batches * problem.batch
-    worst = settings.anchored.worst_variance if settings.noise == "anchored" else most_nodes(settings.period)
+    worst = settings.anchored_noise.worst_variance if settings.noise == "anchored" else max_nodes(settings.period)
     std = noise_std * math.sqrt(worst)
     return single_pass_error(
-        settings.nonsmooth(problem), settings.radius, settings.period, anchor_batch, problem.batch, std
+        settings.make_nonsmooth_problem(problem),
+        settings.radius,
+        settings.period,
+        anchor_batch,
+        problem.batch,
+        std,
     )
 
 
 def _erm_error(settings: GoldsteinSettings, problem: Problem, noise_std: float) -> float:
-    anchor_std = _anchor_noise(settings, problem) * noise_std
+    anchor_std = _anchor_noise_ratio(settings, problem) * noise_std
     return multi_pass_error(
-        settings.nonsmooth(problem), settings.period, problem.batch, anchor_std, noise_std, settings.radius
+        settings.make_nonsmooth_problem(problem),
+        settings.period,
+        problem.batch,
+        anchor_std,
+        noise_std,
+        settings.radius,
     )
 
 
-def _anchor_noise(settings: GoldsteinSettings, problem: Problem) -> float:
+def _anchor_noise_ratio(settings: GoldsteinSettings, problem: Problem) -> float:
     """Ratio of an anchor's noise to a difference's: the least noise at a given price."""
     return leaf_noise_ratio(settings.anchor_clip, settings.clip, problem.rounds, settings.period)
 
 
-def _o2nc(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
+def _make_optimizer(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
     window, step = settings.window_rounds, settings.step
     if window > problem.rounds:
         raise InputError(f"algorithm.window: {window} rounds are averaged, and the run has {problem.rounds}")
@@ -339,23 +354,23 @@ def _o2nc(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
     return O2NC(
         step,
         settings.radius,
-        PublicChoices((problem.seed,), problem.rounds, window, last=settings.output == "last"),
+        PublicChoices((problem.seed,), problem.rounds, window, publishes_last=settings.output == "last"),
     )
 
 
-def _smoothed(settings: GoldsteinSettings, problem: Problem, objective: Objective) -> Smoothed:
+def _smooth_objective(settings: GoldsteinSettings, problem: Problem, objective: Objective) -> RandomSmoothing:
     if not settings.first_order and objective.initial().dtype == torch.float32:
         raise InputError(
             'run.dtype = "float32": a zeroth-order difference cancels four values of the loss; it needs "float64"'
         )
-    return Smoothed(
+    return RandomSmoothing(
         objective,
         settings.smoothing,
         "first" if settings.first_order else "zeroth",
         settings.directions,
-        anchor_directions=1 if settings.first_order else settings.directions,
-        shared=settings.shared_directions,
-        source=SeededDirections((problem.seed,)),
+        anchor_direction_count=1 if settings.first_order else settings.directions,
+        shares_directions=settings.shared_directions,
+        direction_source=SeededDirections((problem.seed,)),
     )
 
 
@@ -364,17 +379,17 @@ GOLDSTEIN_SINGLE_PASS = Algorithm(
     title="O2NC, variance reduction in one pass",
     source=f"{_PAPER}, Algorithms 2 and 3 (zeroth order) or 5 (first order)",
     settings=SinglePassSettings,
-    schedule=_one_pass,
+    schedule=_make_one_pass_schedule,
     # an anchor: g = mean E(z_t);  else g = g + mean [E(z_t) - E(z_{t-1})], E the estimate of ∇f_α of one record
-    estimator=_estimator,
+    estimator=_make_estimator,
     # one fresh tree a period on every g, unless an anchor has noise of its own
     mechanism=lambda settings, _problem, workload: (
-        settings.anchored if settings.noise == "anchored" else BinaryTree(workload.decay, workload.period)
+        settings.anchored_noise if settings.noise == "anchored" else BinaryTree(workload.decay, workload.period)
     ),
-    optimizer=lambda settings, problem, noise_std: _o2nc(
+    optimizer=lambda settings, problem, noise_std: _make_optimizer(
         settings, problem, _single_pass_error(settings, problem, noise_std)
     ),
-    objective=_smoothed,
+    objective=_smooth_objective,
     theorems=_single_pass_theorem,
 )
 
@@ -383,16 +398,16 @@ GOLDSTEIN_ERM = Algorithm(
     title="O2NC, variance reduction on all records",
     source=f"{_PAPER}, Algorithms 2 and 4",
     settings=GoldsteinSettings,
-    schedule=_all_records,
+    schedule=_check_full_batches,
     # as above, over all records in every round
-    estimator=_estimator,
+    estimator=_make_estimator,
     # Gaussian noise on every leaf: the noisy leaf is what is added to g
     mechanism=lambda settings, problem, workload: LeafGaussian(
-        workload.decay, workload.period, _anchor_noise(settings, problem)
+        workload.decay, workload.period, _anchor_noise_ratio(settings, problem)
     ),
-    optimizer=lambda settings, problem, noise_std: _o2nc(
+    optimizer=lambda settings, problem, noise_std: _make_optimizer(
         settings, problem, _erm_error(settings, problem, noise_std)
     ),
-    objective=_smoothed,
+    objective=_smooth_objective,
     theorems=_multi_pass_theorem,
 )

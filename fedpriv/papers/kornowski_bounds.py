@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedpriv.noise.tree import levels
+from fedpriv.noise.tree import level_count
 
 Order = Literal["exact", "first", "zeroth"]
 """What the oracle sees of a record: its smoothed gradient, gradients at random points, or values there."""
@@ -47,14 +47,14 @@ def paper_window(radius: float, smoothing: float) -> int:
     return max(1, _floor(smoothing / (4.0 * radius)))
 
 
-def longest_window(radius: float, smoothing: float) -> int:
+def max_window(radius: float, smoothing: float) -> int:
     """The largest W with ((W + 1)/2 - 1/W) D ≤ α: all the queries of a window are within α of their mean."""
     middle = 2.0 * smoothing / radius - 1.0
     return max(1, _floor((middle + math.sqrt(middle**2 + 8.0)) / 2.0))
 
 
 @dataclass(frozen=True)
-class Nonsmooth:
+class NonsmoothProblem:
     """The public numbers of a problem with L-Lipschitz losses, and how its oracle looks at a record."""
 
     dimension: int
@@ -62,9 +62,9 @@ class Nonsmooth:
     gap: float
     smoothing: float
     order: Order = "exact"
-    directions: int = 1
+    direction_count: int = 1
     """J: random directions a record and query."""
-    shared: bool = True
+    shares_directions: bool = True
     """Whether a difference looks at both of its queries along the same directions."""
 
     @property
@@ -78,7 +78,7 @@ class Nonsmooth:
 
     def anchor_energy(self) -> float:
         """A bound on the mean square of one record's estimate at an anchor."""
-        spread = direction_energy(self.dimension) / self.directions if self.order == "zeroth" else 0.0
+        spread = direction_energy(self.dimension) / self.direction_count if self.order == "zeroth" else 0.0
         return self.lipschitz**2 * (1.0 + spread)
 
     def difference_energy(self, radius: float) -> float:
@@ -93,21 +93,21 @@ class Nonsmooth:
         if self.order == "exact":
             return 0.0
         if self.order == "first":
-            return (4.0 if self.shared else 2.0) * self.lipschitz**2 / self.directions
+            return (4.0 if self.shares_directions else 2.0) * self.lipschitz**2 / self.direction_count
         energy = direction_energy(self.dimension)
-        if self.shared:
+        if self.shares_directions:
             moved = (2.0 * self.dimension * radius / self.smoothing) ** 2
-            return self.lipschitz**2 * min(moved, 4.0 * energy) / self.directions
-        return 2.0 * energy * self.lipschitz**2 / self.directions
+            return self.lipschitz**2 * min(moved, 4.0 * energy) / self.direction_count
+        return 2.0 * energy * self.lipschitz**2 / self.direction_count
 
 
-def most_nodes(period: int) -> int:
+def max_nodes(period: int) -> int:
     """In how many nodes of a period's tree a release can be at most."""
-    return levels(period + 1) - 1
+    return level_count(period + 1) - 1
 
 
 def single_pass_error(
-    problem: Nonsmooth, radius: float, period: int, anchor_batch: int, batch: int, std: float
+    problem: NonsmoothProblem, radius: float, period: int, anchor_batch: int, batch: int, std: float
 ) -> float:
     """G0 of the single-pass oracle without clipping; `std` is that of the noisiest release in the mean."""
     return math.sqrt(
@@ -118,7 +118,7 @@ def single_pass_error(
 
 
 def multi_pass_error(
-    problem: Nonsmooth,
+    problem: NonsmoothProblem,
     period: int,
     records: int,
     anchor_std: float,
@@ -134,7 +134,7 @@ def multi_pass_error(
     if problem.order == "first":
         at_anchor = problem.lipschitz**2
     elif problem.order == "zeroth":
-        at_anchor = problem.lipschitz**2 * direction_energy(problem.dimension) / problem.directions
+        at_anchor = problem.lipschitz**2 * direction_energy(problem.dimension) / problem.direction_count
     directions = at_anchor + (period - 1) * problem.direction_energy_of_differences(radius)
     return math.sqrt(directions / records + problem.dimension * (anchor_std**2 + (period - 1) * difference_std**2))
 
@@ -151,7 +151,7 @@ def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) 
 
 
 def explicit_bound(
-    problem: Nonsmooth, radius: float, window: int, windows: int, norm: float, error: float
+    problem: NonsmoothProblem, radius: float, window: int, windows: int, norm: float, error: float
 ) -> float:
     """(Φ + L α)/(D K W) + 2.5 G1/√W + 2 G0: Proposition 2.6 with its constants repaired; inf without a window."""
     if windows == 0:
@@ -165,7 +165,7 @@ def _floor(value: float) -> int:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class GoldsteinParameters:
     """Everything a run needs, and what the theory then says about its output.
 
     Noise is in units of the mean over the records of a round, for replace-one neighbours, a trusted server and
@@ -204,7 +204,7 @@ class Parameters:
         return self.anchor_batch * self.anchors + self.batch * (self.rounds - self.anchors)
 
 
-def printed_directions(problem: Nonsmooth, asked: "Parameters", delta: float) -> float:
+def printed_directions(problem: NonsmoothProblem, asked: "GoldsteinParameters", delta: float) -> float:
     """J of Theorem 3.1, 6.1 or 4.1 at its own parameters, with 1 for the constant that the paper leaves open.
 
     A single pass takes them for privacy, all records for utility; a clip needs neither.
@@ -219,7 +219,7 @@ def printed_directions(problem: Nonsmooth, asked: "Parameters", delta: float) ->
     return logarithm * ((d * asked.anchor_batch) ** 2 + d * asked.batch**2 * moved)
 
 
-def needed_directions(problem: Nonsmooth, radius: float, failure: float) -> float:
+def needed_directions(problem: NonsmoothProblem, radius: float, failure: float) -> float:
     """J for which a replaced record's estimates are as near their means as a theorem's sensitivity asks.
 
     Neighbours see the other records along the same directions: no batch size and no ln d.
@@ -229,9 +229,9 @@ def needed_directions(problem: Nonsmooth, radius: float, failure: float) -> floa
     return math.log(1.0 / failure) * (first if problem.order == "first" else problem.dimension + moved)
 
 
-def plan_single(
-    problem: Nonsmooth, records: int, mu: float, radius_factor: float = 1.0, period_factor: float = 1.0
-) -> Parameters:
+def plan_single_pass(
+    problem: NonsmoothProblem, records: int, mu: float, radius_factor: float = 1.0, period_factor: float = 1.0
+) -> GoldsteinParameters:
     """Theorems 3.1 and 6.1: one pass over `records`; mu = inf stands for no privacy."""
     dimension, lipschitz, gap, smoothing = problem.dimension, problem.lipschitz, problem.gap, problem.smoothing
     rounds = records // 2
@@ -247,18 +247,18 @@ def plan_single(
     while (excess := (period - 1) * -(-rounds // period) + rounds - records) > 0:
         rounds -= min(excess, (rounds - 1) % period) or 1  # differences first, then the anchor behind them
     anchor_clip, clip = lipschitz, problem.difference_clip(radius)
-    heights = levels(period), levels(period) - 1
+    heights = level_count(period), level_count(period) - 1
     node_std = 2.0 * max(anchor_clip / period * math.sqrt(heights[0]), clip * math.sqrt(heights[1])) / mu
-    worst_std = node_std * math.sqrt(most_nodes(period))
+    worst_std = node_std * math.sqrt(max_nodes(period))
     error = single_pass_error(problem, radius, period, period, 1, worst_std)
-    return _finished(
+    return _make_parameters(
         problem, rounds, radius, period, (period, 1), (anchor_clip, clip), (node_std, node_std), error
     )
 
 
-def plan_multi(
-    problem: Nonsmooth, records: int, target: float, mu: float, rounds_factor: float = 8.0
-) -> Parameters:
+def plan_multi_pass(
+    problem: NonsmoothProblem, records: int, target: float, mu: float, rounds_factor: float = 8.0
+) -> GoldsteinParameters:
     """Theorem 4.1 with D and T repaired: all of `records` in every round, `target` is β."""
     lipschitz, smoothing = problem.lipschitz, problem.smoothing
     radius = min(smoothing * target**2 / (4.0 * lipschitz**2), smoothing / 4.0)
@@ -272,10 +272,10 @@ def plan_multi(
     difference_std = 2.0 * math.sqrt(price) / (records * mu)
     stds = ratio * difference_std, difference_std
     error = multi_pass_error(problem, period, records, *stds, radius)
-    return _finished(problem, rounds, radius, period, (records, records), (anchor_clip, clip), stds, error)
+    return _make_parameters(problem, rounds, radius, period, (records, records), (anchor_clip, clip), stds, error)
 
 
-def printed_samples(problem: Nonsmooth, target: float, epsilon: float) -> dict[str, float]:
+def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) -> dict[str, float]:
     """Table 1: how many records each result asks for, without the constants and logarithms of its Ω~.
 
     For a Goldstein measure of at most `target` at radius 2 · `smoothing`; the multi-pass result is about the
@@ -295,21 +295,21 @@ def printed_samples(problem: Nonsmooth, target: float, epsilon: float) -> dict[s
     }
 
 
-def certified_samples(problem: Nonsmooth, target: float, mu: float) -> dict[str, float]:
+def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
     """How many records the explicit bounds need for the same, with every constant; inf beyond 10^18.
 
     Multi pass takes the best of 12 values of its own β, since the bound at β is above β.
     """
     nominal = [target * 0.7**power for power in range(12)]
     return {
-        "explicit bound, single pass": _fewest(lambda n: plan_single(problem, n, mu).bound, target),
-        "explicit bound, multi pass": _fewest(
-            lambda n: min(plan_multi(problem, n, beta, mu).bound for beta in nominal), target
+        "explicit bound, single pass": _find_min_records(lambda n: plan_single_pass(problem, n, mu).bound, target),
+        "explicit bound, multi pass": _find_min_records(
+            lambda n: min(plan_multi_pass(problem, n, beta, mu).bound for beta in nominal), target
         ),
     }
 
 
-def _fewest(bound: Callable[[int], float], target: float) -> float:
+def _find_min_records(bound: Callable[[int], float], target: float) -> float:
     """About the smallest n, to a hundredth, from which on the bound is at most the target."""
     high = 4
     while bound(high) > target:
@@ -323,8 +323,8 @@ def _fewest(bound: Callable[[int], float], target: float) -> float:
     return float(high)
 
 
-def _finished(
-    problem: Nonsmooth,
+def _make_parameters(
+    problem: NonsmoothProblem,
     rounds: int,
     radius: float,
     period: int,
@@ -332,9 +332,9 @@ def _finished(
     clips: tuple[float, float],
     stds: tuple[float, float],
     error: float,
-) -> Parameters:
+) -> GoldsteinParameters:
     window, norm = paper_window(radius, problem.smoothing), problem.lipschitz + error
-    return Parameters(
+    return GoldsteinParameters(
         rounds,
         radius,
         window,

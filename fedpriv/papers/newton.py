@@ -33,18 +33,18 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import SHARED, Scalar
-from fedpriv.loss.clipping import clipping, formed, upper_norm
+from fedpriv.loss.clipping import compute_clipping, upper_norm, vector_bounds
 from fedpriv.loss.estimators import PlainGradient, Round
 from fedpriv.loss.linear import LogisticRegression
-from fedpriv.loss.objective import UNCLIPPED, Batch, Evaluation, Increment, Objective, Query, Records, View
-from fedpriv.loss.ridge import Coefficient, Published, intervals
+from fedpriv.loss.objective import UNCLIPPED, Batch, Increment, ModelEvaluation, Objective, Query, Records, View
+from fedpriv.loss.ridge import Coefficient, MeanStatistics, make_intervals
 from fedpriv.papers.base import Algorithm, Positive, Settings, independent
 from fedpriv.participation.orders import Dependence
 
-MOST = 50
+MAX_PARAMETERS = 50
 """Parameters: so many give 1,325 numbers a release."""
-_CHUNK = 2**22
-_LEAST_ROUNDS = 2
+_CHUNK_VALUES = 2**22
+_MIN_ROUNDS = 2
 """Fewest rounds from which intervals cover."""
 
 
@@ -54,7 +54,7 @@ def _triangle(size: int) -> tuple[Tensor, Tensor, Tensor]:
     return rows, columns, torch.where(rows == columns, 1.0, math.sqrt(2.0)).double()
 
 
-def matrix(triangle: Tensor, size: int) -> Tensor:
+def symmetric_matrix(triangle: Tensor, size: int) -> Tensor:
     """The symmetric matrix (..., size, size) whose svec is `triangle`, in float64."""
     rows, columns, scale = (each.to(triangle.device) for each in _triangle(size))
     found = triangle.new_zeros(*triangle.shape[:-1], size, size, dtype=torch.float64)
@@ -89,17 +89,17 @@ class GradientAndHessian(View):
         return Dependence.RECORD
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         return self.base.dimension
 
     @property
     def dimension(self) -> int:
-        return self.parameters * (self.parameters + 3) // 2
+        return self.parameter_count * (self.parameter_count + 3) // 2
 
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.base.dtype)
 
-    def at(self, slots: object) -> Objective:
+    def for_batch(self, slots: object) -> Objective:
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
@@ -107,67 +107,67 @@ class GradientAndHessian(View):
         lead = np.broadcast_shapes(query.points[0].shape[:-1], records.features.shape[:-2])
         total = torch.zeros(*lead, self.dimension, dtype=weights.dtype, device=weights.device)
         clipped = torch.zeros(lead, dtype=torch.int64, device=weights.device)
-        rows = max(1, _CHUNK // (self.dimension * math.prod(lead)))
+        rows = max(1, _CHUNK_VALUES // (self.dimension * math.prod(lead)))
         for start in range(0, records.features.shape[-2], rows):
             part = slice(start, start + rows)
             some = Records(records.features[..., part, :], records.labels[..., part])
-            vectors, beyond = self._clipped(query, Batch(some, weights[..., part]), clip)
+            vectors, beyond = self._clip_increments(query, Batch(some, weights[..., part]), clip)
             total, clipped = total + vectors.sum(-2), clipped + beyond.sum(-1)
         return Increment(total, clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        return self._clipped(query, batch, clip)[0]
+        return self._clip_increments(query, batch, clip)[0]
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         return self.increment(Query((point,)), batch, UNCLIPPED).total
 
-    def _clipped(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
+    def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
         """Weights times clipped increments (..., B, d), and which records were clipped anywhere, (..., B)."""
         records, weights = batch
         slope, curvature = self._derivatives(query, records)
         z, one = records.features.to(weights.dtype), torch.ones_like(weights)
-        rows, columns, scale = (each.to(z.device) for each in _triangle(self.parameters))
+        rows, columns, scale = (each.to(z.device) for each in _triangle(self.parameter_count))
         outer = z[..., rows] * z[..., columns] * scale.to(z.dtype)
         parts, held, beyond = list[Tensor](), torch.ones_like(one, dtype=torch.bool), list[Tensor]()
         for vectors, most, factor in (
             (slope.to(z.dtype) * z, self.gradient_clip, 1.0),
             (curvature.to(z.dtype) * outer, self.curvature_clip, self.kappa),
         ):
-            found = clipping(formed(upper_norm(vectors)), one, most)
-            parts.append(found.only(vectors) * (factor * found.factor).unsqueeze(-1))
-            held = held if found.held is None else held & found.held
-            if found.beyond is not None:
-                beyond.append(found.beyond)
+            found = compute_clipping(vector_bounds(upper_norm(vectors)), one, most)
+            parts.append(found.zero_unrepresentable(vectors) * (factor * found.factor).unsqueeze(-1))
+            held = held if found.representable is None else held & found.representable
+            if found.is_clipped is not None:
+                beyond.append(found.is_clipped)
         both = torch.cat(parts, -1).where(held.unsqueeze(-1), 0.0)
-        found = clipping(formed(upper_norm(both)), weights, clip)
-        beyond += [] if found.beyond is None else [found.beyond]
+        found = compute_clipping(vector_bounds(upper_norm(both)), weights, clip)
+        beyond += [] if found.is_clipped is None else [found.is_clipped]
         cut = torch.zeros(both.shape[:-1], dtype=torch.bool, device=both.device)
         for each in beyond:
             cut = cut | each
-        return found.only(both) * found.factor.unsqueeze(-1), cut & (weights > 0.0)
+        return found.zero_unrepresentable(both) * found.factor.unsqueeze(-1), cut & (weights > 0.0)
 
     def _derivatives(self, query: Query, records: Records) -> tuple[Tensor, Tensor]:
         """First and second derivative of the loss by the score, combined as the query says, (..., B, 1)."""
         slope = curvature = torch.zeros((), dtype=records.features.dtype, device=records.features.device)
         for point, coefficient in zip(*query, strict=True):
-            scores = self.base.outputs(self._weights(point), records)
-            slope = slope + coefficient * self.base.loss.slope(scores, records.labels)
+            scores = self.base.outputs(self._model_weights(point), records)
+            slope = slope + coefficient * self.base.loss.output_gradient(scores, records.labels)
             curvature = curvature + coefficient * scores.sigmoid() * (-scores).sigmoid()
         return slope, curvature
 
-    def _weights(self, point: Tensor) -> Tensor:
-        return point[..., : self.parameters]
+    def _model_weights(self, point: Tensor) -> Tensor:
+        return point[..., : self.parameter_count]
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        return self.base.outputs(self._weights(point), records)
+        return self.base.outputs(self._model_weights(point), records)
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        return self.base.losses(self._weights(point), records)
+        return self.base.losses(self._model_weights(point), records)
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
-        return self.base.evaluate(self._weights(point), records)
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
+        return self.base.evaluate(self._model_weights(point), records)
 
-    def coefficients(self, point: Tensor, published: Published) -> list[Coefficient]:
+    def coefficients(self, point: Tensor, published: MeanStatistics) -> list[Coefficient]:
         """Every weight with its interval of 95 %, of the population's weights under the same penalty.
 
         With H = A₊ + λ I, σ the noise of a gradient and v_t that of A_t, the error of u_t has the second moment
@@ -178,14 +178,14 @@ class GradientAndHessian(View):
         after one round, whose step from 0 is not yet at the minimum: such intervals would cover about 77 %.
         """
         std, records, counted, rounds = published
-        if rounds < _LEAST_ROUNDS:
+        if rounds < _MIN_ROUNDS:
             raise InputError(
                 f"federation.rounds: {rounds} round of noisy-newton is one step from 0, whose intervals would "
-                f"cover far less than 95 %; take {_LEAST_ROUNDS} rounds or more"
+                f"cover far less than 95 %; take {_MIN_ROUNDS} rounds or more"
             )
-        size, penalty = self.parameters, self.penalty / counted
+        size, penalty = self.parameter_count, self.penalty / counted
         weights = point[:size].double().numpy()
-        values, vectors = np.linalg.eigh(matrix(point[size:] / counted, size).numpy())
+        values, vectors = np.linalg.eigh(symmetric_matrix(point[size:] / counted, size).numpy())
         held = (vectors * values.clip(0.0)) @ vectors.T
         inverse, eye = np.linalg.inv(held + penalty * np.eye(size)), np.eye(size)
         gradient, curvature = (std / counted) ** 2, (std / counted / self.kappa) ** 2
@@ -195,7 +195,7 @@ class GradientAndHessian(View):
             step = inverse @ (gradient * eye + spread / 2.0 * (np.trace(moment) * eye + moment)) @ inverse
             later = later + step if t > 1 else later
             moment = step if t <= 2 else later / (t - 1) ** 2
-        return intervals(weights, moment + inverse @ (held / records) @ inverse)
+        return make_intervals(weights, moment + inverse @ (held / records) @ inverse)
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class NoisyNewton:
         before = state[..., size:]
         pooled = before + 2.0 / (t + 1.0) * (mean[..., size:] / self.kappa - before)
         x = state[..., :size].double()
-        values, vectors = torch.linalg.eigh(matrix(pooled, size))
+        values, vectors = torch.linalg.eigh(symmetric_matrix(pooled, size))
         slope = mean[..., :size].double() + self.penalty * x
         along = (vectors.mT @ slope.unsqueeze(-1)).squeeze(-1) / (values.clamp(min=0.0) + self.penalty)
         return torch.cat(
@@ -245,15 +245,15 @@ def _kappa(settings: NewtonSettings) -> float:
     return settings.clip / settings.curvature_clip * math.sqrt(share / (1.0 - share))
 
 
-def _with_hessian(settings: NewtonSettings, objective: Objective) -> GradientAndHessian:
+def _add_hessian(settings: NewtonSettings, objective: Objective) -> GradientAndHessian:
     """InputError for a model of another kind, with a penalty of its own, or of too many parameters."""
     if type(objective) is not LogisticRegression:
         raise InputError("algorithm.name = 'noisy-newton': is of model.name = \"logistic-regression\"")
     if objective.penalty:
         raise InputError("model.penalty: noisy-newton's is the server's; give algorithm.penalty, and leave it out")
-    if objective.dimension > MOST:
+    if objective.dimension > MAX_PARAMETERS:
         raise InputError(
-            f"algorithm.name = 'noisy-newton': is for at most {MOST} parameters, and the model has "
+            f"algorithm.name = 'noisy-newton': is for at most {MAX_PARAMETERS} parameters, and the model has "
             f"{objective.dimension}; take 'dp-sgd'"
         )
     return GradientAndHessian(
@@ -267,7 +267,7 @@ NOISY_NEWTON = Algorithm(
     source="Avella-Medina, Bradshaw & Loh, Differentially Private Inference via Noisy Optimization (2023), with "
     "means of Hessians and iterates",
     settings=NewtonSettings,
-    model=_with_hessian,
+    model=_add_hessian,
     # the norm of both parts together
     estimator=lambda settings, _problem: PlainGradient(settings.clip / math.sqrt(1.0 - settings.curvature_share)),
     mechanism=independent,

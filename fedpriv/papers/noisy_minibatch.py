@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from fedpriv.accounting.gaussian import check_delta, check_positive
 from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import PlainGradient
-from fedpriv.papers.base import Algorithm, Condition, Prescription, Problem, independent, refused_in_words
-from fedpriv.papers.sgd import ProjectedSGD, StepSettings, averaged_risk
+from fedpriv.papers.base import Algorithm, Condition, Prescription, Problem, catch_refusal, independent
+from fedpriv.papers.sgd import ProjectedSGD, StepSettings, averaged_bound
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,29 @@ class NoisyMinibatch:
     conditions: tuple[Condition, ...]
 
 
-def by_moments(examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float) -> NoisyMinibatch:
+def parameters_by_moments(
+    examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float
+) -> NoisyMinibatch:
     """σ² = 8 L² R ln(1/δ)/(n² ε²), K = max(1, n √(ε/(4R))), for ε ≤ 2 ln(1/δ); n records in a silo."""
     _check(examples, rounds, epsilon, delta, lipschitz)
     log_term = math.log(1.0 / delta)
     sigma = lipschitz * math.sqrt(8.0 * rounds * log_term) / (examples * epsilon)
     smallest = examples * math.sqrt(epsilon / (4.0 * rounds))
-    return _setting(examples, rounds, sigma, smallest, Condition("ε ≤ 2 ln(1/δ)", epsilon, 2.0 * log_term))
+    return _make_parameters(examples, rounds, sigma, smallest, Condition("ε ≤ 2 ln(1/δ)", epsilon, 2.0 * log_term))
 
 
-def by_advanced_composition(
+def parameters_by_advanced_composition(
     examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float
 ) -> NoisyMinibatch:
     """σ² = 256 L² R ln(2.5RK/(δn)) ln(2/δ)/(n² ε²), K = max(1, nε/(4√(2R ln(2/δ)))), for ε ≤ 2 ln(2/δ)."""
     _check(examples, rounds, epsilon, delta, lipschitz)
     log_term = math.log(2.0 / delta)
     smallest = examples * epsilon / (4.0 * math.sqrt(2.0 * rounds * log_term))
-    composed = math.log(2.5 * rounds * _whole(smallest) / (delta * examples))
+    composed = math.log(2.5 * rounds * _round_batch(smallest) / (delta * examples))
     if composed <= 0.0:
         raise InputError(f"delta = {delta}: advanced composition needs delta below 2.5 R K / n")
     sigma = 16.0 * lipschitz * math.sqrt(rounds * composed * log_term) / (examples * epsilon)
-    return _setting(examples, rounds, sigma, smallest, Condition("ε ≤ 2 ln(2/δ)", epsilon, 2.0 * log_term))
+    return _make_parameters(examples, rounds, sigma, smallest, Condition("ε ≤ 2 ln(2/δ)", epsilon, 2.0 * log_term))
 
 
 def _check(examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float) -> None:
@@ -65,18 +67,20 @@ def _check(examples: int, rounds: int, epsilon: float, delta: float, lipschitz: 
     check_positive("lipschitz", lipschitz)
 
 
-def _whole(smallest: float) -> int:
+def _round_batch(smallest: float) -> int:
     """As the authors' programs round: down, and 1 at least."""
     return max(1, int(smallest))
 
 
-def _setting(examples: int, rounds: int, sigma: float, smallest: float, small: Condition) -> NoisyMinibatch:
-    batch = _whole(smallest)
+def _make_parameters(
+    examples: int, rounds: int, sigma: float, smallest: float, small: Condition
+) -> NoisyMinibatch:
+    batch = _round_batch(smallest)
     return NoisyMinibatch(rounds, batch, sigma, (small, Condition("K ≤ n", batch, examples)))
 
 
-@refused_in_words
-def _authors_number(
+@catch_refusal
+def _prescribe(
     name: str,
     formula: Callable[[int, int, float, float, float], NoisyMinibatch],
     clip: float,
@@ -107,8 +111,8 @@ NOISY_MINIBATCH = Algorithm(
     # w_{r+1} = Π_K(w_r - η (1/M) Σ_i g~_{r,i}), output the mean of the iterates
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(settings.step, settings.radius, averaged=True),
     theorems=lambda settings, problem: (
-        _authors_number("moments accountant", by_moments, settings.clip, problem),
-        _authors_number("advanced composition", by_advanced_composition, settings.clip, problem),
+        _prescribe("moments accountant", parameters_by_moments, settings.clip, problem),
+        _prescribe("advanced composition", parameters_by_advanced_composition, settings.clip, problem),
     ),
-    excess_risk=averaged_risk,
+    excess_risk=averaged_bound,
 )

@@ -17,7 +17,7 @@ from pydantic import Field
 from fedpriv.accounting.gaussian import check_positive
 from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import PowerWeights, RecursiveGradient
-from fedpriv.papers.base import Algorithm, NoiseSettings, Positive, Prescription, Problem, chosen
+from fedpriv.papers.base import Algorithm, NoiseSettings, Positive, Prescription, Problem, choose_mechanism
 from fedpriv.papers.reshef_levy import AnytimeSGD
 
 
@@ -37,7 +37,7 @@ class OnlineToBatchSettings(NoiseSettings):
     power: Annotated[int, Field(ge=1, le=8)] = Field(1, description="k: the weights are α_t = t^k")
 
 
-def _unclipped(settings: OnlineToBatchSettings, problem: Problem) -> tuple[Prescription, ...]:
+def _prescribe_clip(settings: OnlineToBatchSettings, problem: Problem) -> tuple[Prescription, ...]:
     """The clip at which nothing is clipped, where slope and smoothness hold in the ball; the rest is as it is."""
     name = "bound on increments"
     if settings.radius > problem.convex_within:
@@ -53,11 +53,11 @@ ONLINE_TO_BATCH = Algorithm(
     settings=OnlineToBatchSettings,
     # δ_t = t^k ∇f(x_t) - (t-1)^k ∇f(x_{t-1}), summed under the tree
     estimator=lambda settings, _problem: RecursiveGradient(
-        settings.clip, weights=PowerWeights(settings.power), growth=settings.power - 1
+        settings.clip, weights=PowerWeights(settings.power), clip_growth=settings.power - 1
     ),
-    mechanism=chosen,
+    mechanism=choose_mechanism,
     # online gradient descent on the sums, x_t the weighted average of its iterates
     optimizer=lambda settings, _problem, _noise_std: AnytimeSGD(settings.step, settings.radius),
-    theorems=_unclipped,
+    theorems=_prescribe_clip,
     published="points",
 )

@@ -50,13 +50,13 @@ from fedpriv.papers.base import (
     Problem,
     ReleaseNumbers,
     Settings,
+    catch_refusal,
     project_to_ball,
-    refused_in_words,
 )
-from fedpriv.participation.orders import Phases, Schedule
+from fedpriv.participation.orders import FixedOrder, Phases
 
 
-def phases_of(examples: int, batch: int = 1) -> Phases:
+def make_phases(examples: int, batch: int = 1) -> Phases:
     """⌊n/(2^i B)⌋ rounds of B examples in phase i, for as many phases as have one.
 
     InputError where not even the first phase has a round.
@@ -73,7 +73,7 @@ def phases_of(examples: int, batch: int = 1) -> Phases:
     return Phases(tuple(lengths))
 
 
-def shrink_of_phase(phase: int) -> float:
+def phase_step_factor(phase: int) -> float:
     """η_i/η = 1/4^i for phase i = 1, 2, …."""
     return math.pow(4.0, -phase)
 
@@ -81,9 +81,9 @@ def shrink_of_phase(phase: int) -> float:
 class PhasedState(NamedTuple):
     """The curator's vectors between two rounds, each (..., d)."""
 
-    start: Tensor
+    phase_start: Tensor
     iterate: Tensor
-    total: Tensor
+    iterate_sum: Tensor
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,19 @@ class PhasedSGD:
 
     def update(self, state: PhasedState, released: Tensor, current: Round) -> PhasedState:
         phase = self.phases.phase(current.t)
-        move = self.step * shrink_of_phase(phase) * released / current.scale
-        if self.phases.place(current.t) is not None:
+        move = self.step * phase_step_factor(phase) * released / current.scale
+        if self.phases.batch_index(current.t) is not None:
             return PhasedState(
-                state.start, project_to_ball(state.iterate - move, self.radius), state.total + state.iterate
+                state.phase_start,
+                project_to_ball(state.iterate - move, self.radius),
+                state.iterate_sum + state.iterate,
             )
-        average = state.total / self.phases.lengths[phase - 1]
+        average = state.iterate_sum / self.phases.lengths[phase - 1]
         start = project_to_ball(average - move, self.radius)
         return PhasedState(start, start, torch.zeros_like(start))
 
     def output(self, state: PhasedState) -> Tensor:
-        return state.start
+        return state.phase_start
 
 
 def suggested_step(examples: int, dimension: int, lipschitz: float, diameter: float, mu: float) -> float:
@@ -126,7 +128,7 @@ def suggested_step(examples: int, dimension: int, lipschitz: float, diameter: fl
 
 def step_conditions(step: float, smoothness: float) -> tuple[Condition, ...]:
     """The contraction, on which privacy rests: η_1 ≤ 2/smoothness."""
-    return (Condition("η/4 ≤ 2/smoothness", step * shrink_of_phase(1), 2.0 / smoothness),)
+    return (Condition("η/4 ≤ 2/smoothness", step * phase_step_factor(1), 2.0 / smoothness),)
 
 
 def phased_bound(
@@ -149,25 +151,27 @@ class PhasedSettings(Settings):
     radius: Positive = Field(description="radius of the ball the model stays in")
 
 
-def _one_pass_in_phases(declared: Schedule) -> Phases:
+def _make_schedule(declared: FixedOrder) -> Phases:
     if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
             "federation.epochs: phased-sgd reads every record once, in phases; leave epochs out, or run dp-sgd"
         )
-    return phases_of(declared.rounds_per_epoch)
+    return make_phases(declared.rounds_per_epoch)
 
 
-def _phases(problem: Problem) -> Phases:
+def _problem_phases(problem: Problem) -> Phases:
     assert isinstance(problem.schedule, Phases)  # the row's own `schedule` made it
     return problem.schedule
 
 
-def _phase_ends(settings: PhasedSettings, problem: Problem, _workload: Workload) -> PhaseEnds:
+def _make_mechanism(settings: PhasedSettings, problem: Problem, _workload: Workload) -> PhaseEnds:
     """Noise in the empty round that ends a phase, by contraction."""
-    return PhaseEnds(_phases(problem), settings.step * shrink_of_phase(1), problem.smoothness, problem.lipschitz)
+    return PhaseEnds(
+        _problem_phases(problem), settings.step * phase_step_factor(1), problem.smoothness, problem.lipschitz
+    )
 
 
-def _phased_clip(settings: PhasedSettings, problem: Problem) -> float:
+def _find_clip(settings: PhasedSettings, problem: Problem) -> float:
     """C; InputError where the contraction argument does not apply."""
     if not problem.convex:
         raise InputError(
@@ -177,12 +181,12 @@ def _phased_clip(settings: PhasedSettings, problem: Problem) -> float:
     return problem.lipschitz if settings.clip == "lipschitz" else settings.clip
 
 
-@refused_in_words
-def _phased_numbers(name: str, settings: PhasedSettings, problem: Problem) -> Prescription:
+@catch_refusal
+def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescription:
     """The paper's step for batches of one record, from memory of the paper; noise and rounds follow from it."""
     if problem.epsilon is None or not problem.convex:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex")
-    rounds = phases_of(problem.records).rounds
+    rounds = make_phases(problem.records).rounds
     mu = mu_of(problem.epsilon, problem.delta)
     apart = moved_by(problem.relation, 1.0, 1.0)
     step = suggested_step(
@@ -193,10 +197,10 @@ def _phased_numbers(name: str, settings: PhasedSettings, problem: Problem) -> Pr
     return Prescription(name, numbers, step_conditions(step, problem.smoothness))
 
 
-def _phased_risk(settings: PhasedSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
+def _compute_bound(settings: PhasedSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
     """Noise is released in the empty round that ends a phase, in units of the phase's step."""
-    lengths = _phases(problem).lengths
-    steps = [settings.step * shrink_of_phase(phase) for phase in range(1, len(lengths) + 1)]
+    lengths = _problem_phases(problem).lengths
+    steps = [settings.step * phase_step_factor(phase) for phase in range(1, len(lengths) + 1)]
     stds = released.stds[np.cumsum([length + 1 for length in lengths]) - 1]
     noises = [step * std * math.sqrt(problem.dimension) for step, std in zip(steps, stds.tolist(), strict=True)]
     return phased_bound(lengths, steps, noises, settings.radius, problem.lipschitz)
@@ -207,11 +211,13 @@ PHASED_SGD = Algorithm(
     title="Phased SGD",
     source="after Feldman, Koren & Talwar, Private Stochastic Convex Optimization (STOC 2020), section 4",
     settings=PhasedSettings,
-    schedule=lambda _settings, declared: _one_pass_in_phases(declared),
+    schedule=lambda _settings, declared: _make_schedule(declared),
     trusts=("curator",),
-    estimator=lambda settings, problem: PlainGradient(_phased_clip(settings, problem)),
-    mechanism=_phase_ends,
-    optimizer=lambda settings, problem, _noise_std: PhasedSGD(_phases(problem), settings.step, settings.radius),
-    theorems=lambda settings, problem: (_phased_numbers("section 4, experimental", settings, problem),),
-    excess_risk=_phased_risk,
+    estimator=lambda settings, problem: PlainGradient(_find_clip(settings, problem)),
+    mechanism=_make_mechanism,
+    optimizer=lambda settings, problem, _noise_std: PhasedSGD(
+        _problem_phases(problem), settings.step, settings.radius
+    ),
+    theorems=lambda settings, problem: (_prescribe("section 4, experimental", settings, problem),),
+    excess_risk=_compute_bound,
 )

@@ -47,20 +47,20 @@ from fedpriv.papers.base import (
     Positive,
     Prescription,
     Problem,
-    chosen,
+    catch_refusal,
+    choose_mechanism,
     project_to_ball,
-    refused_in_words,
-    stepped,
+    take_step,
 )
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 
 
 class AnytimeState(NamedTuple):
     """The server's vectors between two rounds, each (..., d)."""
 
     iterate: Tensor
-    ask: Tensor
-    answered: Tensor
+    query_point: Tensor
+    last_query: Tensor
 
 
 @dataclass(frozen=True)
@@ -72,26 +72,28 @@ class AnytimeSGD:
 
     step: Scalar
     radius: Scalar
-    following: bool = False
+    publishes_next: bool = False
     """Whether the point after the last round, x_{T+1}, is published in place of x_T."""
 
     def start(self, initial: Tensor) -> AnytimeState:
-        return AnytimeState(iterate=initial, ask=initial, answered=initial)
+        return AnytimeState(iterate=initial, query_point=initial, last_query=initial)
 
     def query(self, state: AnytimeState) -> Tensor:
-        return state.ask
+        return state.query_point
 
     def update(self, state: AnytimeState, released: Tensor, current: Round) -> AnytimeState:
-        iterate = project_to_ball(stepped(state.iterate, self.step, released), self.radius)
+        iterate = project_to_ball(take_step(state.iterate, self.step, released), self.radius)
         if current.next_share is None:
             raise InputError(
                 "AnytimeSGD averages iterates with the estimator's weights, and this estimator has none: take "
                 "RecursiveGradient, or give its Round a next_share"
             )
-        return AnytimeState(iterate, ask=state.ask.lerp(iterate, current.next_share), answered=state.ask)
+        return AnytimeState(
+            iterate, query_point=state.query_point.lerp(iterate, current.next_share), last_query=state.query_point
+        )
 
     def output(self, state: AnytimeState) -> Tensor:
-        return state.ask if self.following else state.answered
+        return state.query_point if self.publishes_next else state.last_query
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Mu2Settings(NoiseSettings):
     )
 
 
-def _clip(settings: Mu2Settings, problem: Problem) -> float:
+def _base_clip(settings: Mu2Settings, problem: Problem) -> float:
     """S = G + 2LD, or the G that rounds add to."""
     if settings.clip == "growing":
         return problem.lipschitz
@@ -163,13 +165,13 @@ def _clip(settings: Mu2Settings, problem: Problem) -> float:
     )
 
 
-def _estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradient:
+def _make_estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradient:
     """The increment of round t is g_t + (t-1)(g_t - g~_{t-1}), and (t-1) ‖x_t - x_{t-1}‖ ≤ 2D (t-1)/(t+1)."""
     moved = 2.0 * problem.smoothness * settings.diameter if settings.clip == "growing" else 0.0
-    return RecursiveGradient(_clip(settings, problem), moved=moved)
+    return RecursiveGradient(_base_clip(settings, problem), drift_clip=moved)
 
 
-def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
+def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     """η = min{ρ D √M / (2 S T √d), 1/(4 L T)} (untrusted), with M for √M if trusted.
 
     Both are D / (σ_mean √(T d)), where σ_mean = 2 S √T / (ρ √M) or 2 S √T / (ρ M) is the standard deviation of
@@ -186,13 +188,13 @@ def _step(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
     smooth = 1.0 / (4.0 * problem.smoothness * problem.rounds)
     if noise_std == 0.0:
         return smooth
-    rounds = Workload(Schedule(problem.rounds, problem.rounds), 1.0, np.ones(problem.rounds))
-    released_std = noise_std * math.sqrt(chosen(settings, problem, rounds).mean_variance(rounds))
+    rounds = Workload(FixedOrder(problem.rounds, problem.rounds), 1.0, np.ones(problem.rounds))
+    released_std = noise_std * math.sqrt(choose_mechanism(settings, problem, rounds).mean_variance(rounds))
     return min(settings.diameter / (released_std * math.sqrt(problem.rounds * problem.dimension)), smooth)
 
 
-@refused_in_words
-def _prescription(name: str, trusted: bool, settings: Mu2Settings, problem: Problem) -> Prescription:
+@catch_refusal
+def _prescribe(name: str, trusted: bool, settings: Mu2Settings, problem: Problem) -> Prescription:
     if problem.epsilon is None or settings.diameter / 2.0 > problem.convex_within:
         raise InputError(
             f"{name} needs a guarantee, and a loss that is convex, with a known slope and smoothness, in the "
@@ -219,19 +221,19 @@ DP_MU2_FL = Algorithm(
     source="Reshef & Levy, Private and Federated Stochastic Convex Optimization (ICML 2024), Algorithms 1 and 2",
     settings=Mu2Settings,
     # s_t = t g_t - (t-1) g~_{t-1}, summed: q_t = q_{t-1} + s_t
-    estimator=_estimator,
+    estimator=_make_estimator,
     # fresh noise on every q_t, unless the scenario asks for another mechanism
-    mechanism=chosen,
+    mechanism=choose_mechanism,
     # w_{t+1} = P_K(w_t - eta q~_t), x_{t+1} the weighted average of the w
     optimizer=lambda settings, problem, noise_std: AnytimeSGD(
-        step=_step(settings, problem, noise_std),
+        step=_step_length(settings, problem, noise_std),
         radius=settings.diameter / 2.0,
-        following=settings.output == "next",
+        publishes_next=settings.output == "next",
     ),
     # one record of each silo a round, each in one round
     theorems=lambda settings, problem: (
-        _prescription("Theorem 5.2 (untrusted server)", False, settings, problem),
-        _prescription("Theorem 6.2 (trusted server)", True, settings, problem),
+        _prescribe("Theorem 5.2 (untrusted server)", False, settings, problem),
+        _prescribe("Theorem 6.2 (trusted server)", True, settings, problem),
     ),
     published="points",
     name_of_mu="rho",

@@ -45,7 +45,7 @@ from fedpriv.papers.base import (
     Settings,
     independent,
     project_to_ball,
-    stepped,
+    take_step,
 )
 
 
@@ -79,7 +79,7 @@ class ProjectedSGD:
         gradient = released if current.scale == 1.0 else released / current.scale
         plain = isinstance(self.momentum, float) and self.momentum == 0.0
         velocity = gradient if plain else self.momentum * state.velocity + gradient
-        iterate = project_to_ball(stepped(state.iterate, self.step, velocity), self.radius)
+        iterate = project_to_ball(take_step(state.iterate, self.step, velocity), self.radius)
         average = state.average.lerp(iterate, 1.0 / current.t) if self.averaged else iterate
         if self.output_round is not None:
             average = torch.where(torch.as_tensor(current.t < self.output_round), iterate, state.average)
@@ -89,7 +89,9 @@ class ProjectedSGD:
         return state.iterate if self.output_round is None and not self.averaged else state.average
 
 
-def projected(errors: Floats, radius: float, smoothness: float, step: float, *, fresh: bool = False) -> Bound:
+def projected_bound(
+    errors: Floats, radius: float, smoothness: float, step: float, *, fresh: bool = False
+) -> Bound:
     """R²/(2ηT) + 2R mean(s_t), or R²/(2ηT) + mean(s_t²)/(2(1/η - M)) if `fresh`; of the mean of the iterates."""
     condition = Condition("M ≤ 1/η", smoothness, 1.0 / step)
     slack = 1.0 / step - smoothness
@@ -132,9 +134,11 @@ class SgdSettings(StepSettings, ScheduledSettings):
         )
 
 
-def averaged_risk(settings: StepSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
+def averaged_bound(settings: StepSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
     """Bound the excess risk of the average of the iterates."""
-    return projected(released.of_gradients, settings.radius, problem.smoothness, settings.step, fresh=True)
+    return projected_bound(
+        released.gradient_errors, settings.radius, problem.smoothness, settings.step, fresh=True
+    )
 
 
 DP_SGD = Algorithm(
@@ -144,7 +148,7 @@ DP_SGD = Algorithm(
     settings=SgdSettings,
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
     mechanism=independent,
-    optimizer=lambda settings, problem, _noise_std: settings.stepping(
+    optimizer=lambda settings, problem, _noise_std: settings.schedule_steps(
         ProjectedSGD(
             settings.step,
             settings.radius,
@@ -155,8 +159,8 @@ DP_SGD = Algorithm(
         problem,
     ),
     excess_risk=lambda settings, problem, released: (
-        averaged_risk(settings, problem, released)
-        if settings.output == "average" and not settings.momentum and settings.steady
+        averaged_bound(settings, problem, released)
+        if settings.output == "average" and not settings.momentum and settings.has_steady_steps
         else None
     ),
 )

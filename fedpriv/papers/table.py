@@ -4,7 +4,7 @@ A row says how the parts follow from the settings of the scenario's [algorithm] 
 The engines know no algorithm by name; a new one is a row here and, where a part is new, one small file.
 """
 
-from fedpriv.core.errors import InputError, own_or_close
+from fedpriv.core.errors import InputError, suggest_name_or_import
 from fedpriv.core.extensions import load_extensions
 from fedpriv.papers.adam import DP_ADAM, DP_ADAMW
 from fedpriv.papers.base import Algorithm, Positive, Problem, Settings
@@ -35,7 +35,7 @@ __all__ = [
     "Problem",
     "Settings",
     "add_algorithm",
-    "algorithm_named",
+    "find_algorithm",
 ]
 
 ALGORITHMS = {
@@ -85,13 +85,13 @@ def add_algorithm(row: Algorithm) -> None:
     ALGORITHMS[row.name] = row
 
 
-def algorithm_named(name: str) -> Algorithm:
+def find_algorithm(name: str) -> Algorithm:
     """A row by name, one's own included; InputError if there is none."""
     if name not in ALGORITHMS:
         load_extensions()
     if name not in ALGORITHMS:
         known = ", ".join(map(repr, ALGORITHMS))
         raise InputError(
-            f"algorithm.name = {name!r}: known algorithms are {known}{own_or_close(name, ALGORITHMS)}"
+            f"algorithm.name = {name!r}: known algorithms are {known}{suggest_name_or_import(name, ALGORITHMS)}"
         )
     return ALGORITHMS[name]

@@ -32,9 +32,9 @@ from torch import Tensor
 from fedpriv.accounting.gaussian import check_delta, check_positive, mu_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
-from fedpriv.core.replicates import Scalar, certain
+from fedpriv.core.replicates import Scalar, is_known_true
 from fedpriv.loss.estimators import PlainGradient, Round, SplitGradient
-from fedpriv.noise.differences import AlignedDifferences, Trees, calibrated, sized_by_the_paper
+from fedpriv.noise.differences import AlignedDifferences, Trees, calibrate_trees, size_by_paper
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
@@ -46,12 +46,12 @@ from fedpriv.papers.base import (
     Prescription,
     Problem,
     Settings,
-    chosen,
-    refused_in_words,
+    catch_refusal,
+    choose_mechanism,
 )
 
 _ROUNDING = 1.0 + 1e-6
-_OWN_ROUNDING = 1.0 + 5e-7  # half of it: the rest is for measurements in another order of sums
+_STEP_ROUNDING = 1.0 + 5e-7  # half of it: the rest is for measurements in another order of sums
 _ATTEMPTS = 8
 
 
@@ -64,7 +64,7 @@ class NormalizedState(NamedTuple):
     """The server's vectors between two rounds, each (..., d)."""
 
     iterate: Tensor
-    chosen: Tensor
+    output_iterate: Tensor
 
 
 @dataclass(frozen=True)
@@ -89,28 +89,28 @@ class NormalizedSGD:
     def update(self, state: NormalizedState, released: Tensor, current: Round) -> NormalizedState:
         wide = released.double()
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        iterate = _moved(state.iterate, wide / norm.where(norm > 0.0, 1.0), self.step)
+        iterate = _take_bounded_step(state.iterate, wide / norm.where(norm > 0.0, 1.0), self.step)
         return NormalizedState(
-            iterate, torch.where(torch.as_tensor(current.t < self.output_round), iterate, state.chosen)
+            iterate, torch.where(torch.as_tensor(current.t < self.output_round), iterate, state.output_iterate)
         )
 
     def output(self, state: NormalizedState) -> Tensor:
-        return state.chosen
+        return state.output_iterate
 
 
-def _moved(iterate: Tensor, direction: Tensor, step: Scalar) -> Tensor:
+def _take_bounded_step(iterate: Tensor, direction: Tensor, step: Scalar) -> Tensor:
     """iterate - step · direction, rounded to the iterate's type so that no step is longer than the bound.
 
     A rounded step that is too long is taken again, as much shorter; where rounding outweighs the step, so that
     this does not settle, every coordinate is rounded towards where it was.
     """
-    start, limit = iterate.double(), step * _OWN_ROUNDING
+    start, limit = iterate.double(), step * _STEP_ROUNDING
     move = step * direction
     for _ in range(_ATTEMPTS):
         moved = (start - move).to(iterate.dtype)
         length = torch.linalg.vector_norm(moved.double() - start, dim=-1, keepdim=True)
         over = length > limit
-        if certain(~over.any()):
+        if is_known_true(~over.any()):
             return moved
         move = torch.where(over, move * (limit / length), move)
     moved = (start - move).to(iterate.dtype)
@@ -134,7 +134,7 @@ def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False)
     InputError if ε > ln(1/δ): the paper prints the condition the other way round, and there the formula gives
     too little noise (at ε = 20, δ = 0.1 the true δ is 0.54).
     """
-    log = _log(epsilon, delta)
+    log = _log_inverse_delta(epsilon, delta)
     if epsilon > log:
         raise InputError(
             f"epsilon = {epsilon:g}: the paper's formula for the noise holds only up to ln(1/delta) = {log:.4g}"
@@ -147,7 +147,7 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
 
     InputError if there is no such T.
     """
-    spread = math.sqrt(dimension * _log(epsilon, delta))
+    spread = math.sqrt(dimension * _log_inverse_delta(epsilon, delta))
     budget = epsilon * records**2 / spread
     if budget < 2.0:
         raise InputError(f"{records} records are too few for Theorem 6 at epsilon = {epsilon:g}, d = {dimension}")
@@ -192,7 +192,7 @@ def tree_gradient_bound(
     `gap` is F(w_1) - inf F.
     """
     rounds = tree_parameters(records, dimension, epsilon, delta).rounds
-    spread, depth = math.sqrt(dimension * _log(epsilon, delta)), math.log2(rounds)
+    spread, depth = math.sqrt(dimension * _log_inverse_delta(epsilon, delta)), math.log2(rounds)
     return (
         (1.5 * gap + 12.0 * smoothness + 48.0 * lipschitz) * math.sqrt(depth * spread / (epsilon * records))
         + 6.0 * lipschitz / math.sqrt(records)
@@ -200,7 +200,7 @@ def tree_gradient_bound(
     )
 
 
-def _log(epsilon: float, delta: float) -> float:
+def _log_inverse_delta(epsilon: float, delta: float) -> float:
     """ln(1/δ), of arguments that were checked."""
     check_positive("epsilon", epsilon)
     return -math.log(check_delta(delta))
@@ -241,13 +241,13 @@ class MomentumSettings(Settings):
         )
 
 
-def _momentum(settings: MomentumSettings, problem: Problem) -> PlainGradient:
+def _make_estimator(settings: MomentumSettings, problem: Problem) -> PlainGradient:
     """m_t = (1 - α) m_{t-1} + α g_t, with increments α g_t clipped to norm α G; the last query is remembered."""
     alpha = settings.alpha_for(problem)
     return PlainGradient(alpha * settings.clip_for(problem), coefficient=alpha, decay=1.0 - alpha, memory=2)
 
 
-def _normalized(settings: MomentumSettings, problem: Problem, _noise_std: float) -> NormalizedSGD:
+def _make_optimizer(settings: MomentumSettings, problem: Problem, _noise_std: float) -> NormalizedSGD:
     """The random iterate w_U is chosen by public randomness: U depends on the seed and T alone."""
     chosen = math.inf
     if settings.output == "random":
@@ -275,19 +275,19 @@ class MomentumTreeSettings(MomentumSettings, NoiseSettings):
         return self
 
 
-def _tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
+def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
     decay, rounds_per_epoch = workload.decay, problem.schedule.rounds_per_epoch
     if settings.calibration == "exact":
-        return chosen(settings, problem, workload)
+        return choose_mechanism(settings, problem, workload)
     if decay > 1.0 - 1.0 / rounds_per_epoch + 1e-12:
         raise InputError(f'algorithm.calibration = "paper" needs alpha of at least 1/N = 1/{rounds_per_epoch}')
     count = paper_node_count(problem.rounds, rounds_per_epoch)
     return PaperTree(decay, least=2.0 * math.sqrt(count) * _sigma_mu(problem, reduced=False))
 
 
-def _theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
+def _prescribe_theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
     """With its bound on E‖∇F(w_U)‖ where G, L and what the loss can fall by are known."""
-    asked = _prescription(
+    asked = _prescribe(
         "Theorem 6", problem, partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)
     )
     known = (problem.gap, settings.clip_for(problem), problem.smoothness)
@@ -298,13 +298,13 @@ def _theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescripti
     return (asked._replace(numbers={**asked.numbers, "bound": bound}, assumption=assumption),)
 
 
-def _theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
+def _prescribe_theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
     name = "Theorem 9, whose rate is claimed, not proved"
-    return (_prescription(name, problem, partial(reduced_parameters, problem.records, problem.dimension)),)
+    return (_prescribe(name, problem, partial(reduced_parameters, problem.records, problem.dimension)),)
 
 
-@refused_in_words
-def _prescription(name: str, problem: Problem, formula: Callable[[float], TheoremParameters]) -> Prescription:
+@catch_refusal
+def _prescribe(name: str, problem: Problem, formula: Callable[[float], TheoremParameters]) -> Prescription:
     """The paper's T counts gradients of single records: batch 1, N = n."""
     if problem.epsilon is None:
         raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
@@ -319,12 +319,12 @@ MOMENTUM_TREE = Algorithm(
     source=f"{_PAPER}, Algorithm 1",
     settings=MomentumTreeSettings,
     # m_t = (1-α) m_{t-1} + α g_t
-    estimator=_momentum,
+    estimator=_make_estimator,
     # the binary tree on every m_t, nodes decaying by 1-α a round
-    mechanism=_tree,
+    mechanism=_make_tree,
     # w_{t+1} = w_t - η m^_t / ‖m^_t‖, on the mean over silos
-    optimizer=_normalized,
-    theorems=_theorem_6,
+    optimizer=_make_optimizer,
+    theorems=_prescribe_theorem_6,
     published="rows",
 )
 
@@ -347,7 +347,7 @@ class ReducedSettings(MomentumSettings):
             raise ValueError("differences between epochs need the same record in the same round of every epoch")
         return order
 
-    def differences_for(self, problem: Problem) -> tuple[float, float]:
+    def difference_clips_for(self, problem: Problem) -> tuple[float, float]:
         """Bounds on the change of α g_t from anchor to anchor (α L η N, at most 2αG), and in one round (α L η)."""
         alpha = self.alpha_for(problem)
         moved = movement_bound(self.step_for(problem)) * alpha * problem.smoothness
@@ -355,12 +355,12 @@ class ReducedSettings(MomentumSettings):
             return moved, moved  # refused: residuals have no bound then
         return min(moved * problem.schedule.rounds_per_epoch, 2.0 * alpha * self.clip_for(problem)), moved
 
-    def movement_for(self, problem: Problem) -> float | None:
+    def movement_bound_for(self, problem: Problem) -> float | None:
         return movement_bound(self.step_for(problem))
 
     def gamma_for(self, problem: Problem) -> float:
         if self.gamma == "balanced":
-            difference, _ = self.differences_for(problem)
+            difference, _ = self.difference_clips_for(problem)
             return min(0.5, difference / (self.alpha_for(problem) * self.clip_for(problem)))
         return (
             min(0.5, self.step_for(problem) * problem.schedule.rounds_per_epoch)
@@ -369,7 +369,7 @@ class ReducedSettings(MomentumSettings):
         )
 
 
-def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem, workload: Workload) -> Trees:
+def _make_trees(kind: type[Trees], settings: ReducedSettings, problem: Problem, workload: Workload) -> Trees:
     """Sized for T rounds: by exact counting, or as Algorithm 2 has it."""
     schedule = problem.schedule
     if schedule.secret:
@@ -377,14 +377,14 @@ def _trees(kind: type[Trees], settings: ReducedSettings, problem: Problem, workl
     trees = kind(
         schedule.rounds_per_epoch,
         settings.gamma_for(problem),
-        *settings.differences_for(problem),
-        settings.movement_for(problem),
+        *settings.difference_clips_for(problem),
+        settings.movement_bound_for(problem),
         decay=workload.decay,
     )
     return (
-        calibrated(trees, workload, settings.shares)
+        calibrate_trees(trees, workload, settings.shares)
         if settings.calibration == "exact"
-        else sized_by_the_paper(trees, workload, _sigma_mu(problem, reduced=True))
+        else size_by_paper(trees, workload, _sigma_mu(problem, reduced=True))
     )
 
 
@@ -394,12 +394,12 @@ MOMENTUM_TREE_REDUCED = Algorithm(
     source=f"{_PAPER}, Algorithm 2",
     settings=ReducedSettings,
     # α G_[1,t] + α r_[1,t], which in a fixed order is m_t = (1-α) m_{t-1} + α g_t
-    estimator=_momentum,
+    estimator=_make_estimator,
     # three trees, on G, Δ and r, and the reconstruction of their noise over windows of N rounds
-    mechanism=partial(_trees, SlidingDifferences),
+    mechanism=partial(_make_trees, SlidingDifferences),
     # w_{t+1} = w_t - η m^_t / ‖m^_t‖, so that queries move by η a round at most: what the noise rests on
-    optimizer=_normalized,
-    theorems=_theorem_9,
+    optimizer=_make_optimizer,
+    theorems=_prescribe_theorem_9,
 )
 
 
@@ -419,23 +419,23 @@ class AlignedSettings(ReducedSettings):
             raise ValueError("difference_clip and residual_clip go together: give both or none")
         return self
 
-    def differences_for(self, problem: Problem) -> tuple[float, float]:
+    def difference_clips_for(self, problem: Problem) -> tuple[float, float]:
         if self.difference_clip is None or self.residual_clip is None:
-            return super().differences_for(problem)
+            return super().difference_clips_for(problem)
         alpha = self.alpha_for(problem)
         return alpha * self.difference_clip, alpha * self.residual_clip
 
-    def movement_for(self, problem: Problem) -> float | None:
-        return super().movement_for(problem) if self.difference_clip is None else None
+    def movement_bound_for(self, problem: Problem) -> float | None:
+        return super().movement_bound_for(problem) if self.difference_clip is None else None
 
 
-def _clipped_in_parts(settings: AlignedSettings, problem: Problem) -> PlainGradient | SplitGradient:
-    plain = _momentum(settings, problem)
+def _make_split_estimator(settings: AlignedSettings, problem: Problem) -> PlainGradient | SplitGradient:
+    plain = _make_estimator(settings, problem)
     if settings.difference_clip is None:
         return plain
     return SplitGradient(
         plain.clip,
-        *settings.differences_for(problem),
+        *settings.difference_clips_for(problem),
         settings.gamma_for(problem),
         problem.schedule.rounds_per_epoch,
         plain.coefficient,
@@ -449,8 +449,8 @@ MOMENTUM_TREE_ALIGNED = Algorithm(
     source=f"after {_PAPER}, Algorithm 2; the alignment is not in the paper",
     settings=AlignedSettings,
     # as above, or u_t = (1-γ) (u_{t-N} + Δ_t) + γ G_t and q_t = (1-α) q_{t-1} + u_t + r_t with each part clipped
-    estimator=_clipped_in_parts,
+    estimator=_make_split_estimator,
     # three trees, those of G and Δ over the places of an epoch
-    mechanism=partial(_trees, AlignedDifferences),
-    optimizer=_normalized,
+    mechanism=partial(_make_trees, AlignedDifferences),
+    optimizer=_make_optimizer,
 )

@@ -37,10 +37,10 @@ from numpy.typing import NDArray
 from fedpriv.accounting.gaussian import Relation
 from fedpriv.accounting.guarantees import GaussianDP, Guarantee
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import KeyedCoins
+from fedpriv.core.random import SamplingRandomness
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.chain import Overlaps
+    from fedpriv.accounting.chain import FadingOverlaps
 
 
 class Dependence(enum.Flag):
@@ -65,14 +65,14 @@ class Dependence(enum.Flag):
     """Anything else, for a part that declares nothing."""
 
 
-OWN = Dependence.RECORD | Dependence.ROW | Dependence.ROUND | Dependence.SILO
+OWN_FACTS = Dependence.RECORD | Dependence.ROW | Dependence.ROUND | Dependence.SILO
 """Facts of the record, its silo and the round, independent of the other records that take part."""
-KNOWN = OWN | Dependence.POSITION
+PUBLIC_ORDER_FACTS = OWN_FACTS | Dependence.POSITION
 """Facts that are fixed where everybody knows which records take part."""
 UNDECLARED = ~Dependence(0)
 """Union of all facts, the dependence of a part that declares nothing."""
 
-_TEXTS = {
+_FACT_TEXTS = {
     Dependence.RECORD: "its content",
     Dependence.ROW: "its row in the silo",
     Dependence.ROUND: "the round",
@@ -111,7 +111,7 @@ def check_dependence(part: object, allowed_dependence: Dependence, limiting_part
         reason = (
             "facts that it does not declare (its attribute `dependence`)"
             if Dependence.UNKNOWN in excess
-            else ", ".join(text for fact, text in _TEXTS.items() if fact in excess)
+            else ", ".join(text for fact, text in _FACT_TEXTS.items() if fact in excess)
         )
         raise InputError(
             f"{limiting_part} does not go with {_name_of_cause(part, allowed_dependence)}, in which a record's "
@@ -134,7 +134,7 @@ class ParticipationKeys:
     min_separation: int | None = None
     max_participations: int | None = None
 
-    def without_timers(self, name: str) -> None:
+    def refuse_timers(self, name: str) -> None:
         """InputError for the keys of clients that come by themselves, which participation `name` has not."""
         for key in ("min_separation", "max_participations"):
             if (value := getattr(self, key)) is not None:
@@ -143,7 +143,7 @@ class ParticipationKeys:
                     f'"{name}" leave it out, or set sampling = "available"'
                 )
 
-    def without_groups(self, name: str) -> None:
+    def refuse_groups(self, name: str) -> None:
         """InputError for groups, which only secret participations have."""
         if self.groups != 1:
             raise InputError(
@@ -152,38 +152,38 @@ class ParticipationKeys:
             )
 
 
-Rows = slice | NDArray[np.int64]
+RowSelection = slice | NDArray[np.int64]
 """Rows of a silo's order; a slice reads without a copy."""
 
 
-def row_indices(rows: Rows) -> NDArray[np.int64]:
+def as_row_indices(rows: RowSelection) -> NDArray[np.int64]:
     """Row indices (B,) of what `Participation.rows` gave."""
     return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
-class Sums(Protocol):
+class ReleasedSums(Protocol):
     """The running sums that are released with noise, as accounting asks about them."""
 
     def sensitivity(self) -> float:
         """Distance that one record can move all that is released, where its rounds are public."""
         ...
 
-    def clip_apart(self, groups: int) -> float:
+    def block_displacement(self, groups: int) -> float:
         """Distance that one record, there or not, can move what is released of any one of its rounds.
 
         Its rounds lie `groups` or more apart.  InputError where what they move would overlap.
         """
         ...
 
-    def overlap(self, groups: int) -> tuple[float, float]:
+    def displacement_and_overlap(self, groups: int) -> tuple[float, float]:
         """That distance also where its rounds overlap, and by which share of its square two of them do at most."""
         ...
 
-    def fading(self, groups: int, bins: int) -> "Overlaps | None":
+    def fading_overlaps(self, groups: int, bins: int) -> "FadingOverlaps | None":
         """How overlaps of its rounds fade, `bins` an epoch, in parts of the square; None if unknown."""
         ...
 
-    def moved(self, distance: float) -> float:
+    def displacement(self, distance: float) -> float:
         """Such a distance with the record's weight and the neighbouring relation in it."""
         ...
 
@@ -200,9 +200,9 @@ class Participation(Protocol):
     """Name in a report."""
     secret: ClassVar[bool]
     """Whether only the silo that holds a record may know in which rounds it takes part."""
-    of_clients: ClassVar[bool]
+    client_initiated: ClassVar[bool]
     """Whether those who take part decide when: clients of a pool, and no records of a silo."""
-    allowed: ClassVar[Dependence]
+    allowed_dependence: ClassVar[Dependence]
     """Facts on which a record's increment may depend, for the guarantee to hold."""
 
     @classmethod
@@ -222,7 +222,7 @@ class Participation(Protocol):
         ...
 
     @property
-    def batches_held(self) -> int:
+    def batches_per_silo(self) -> int:
         """Number of batches that a silo holds."""
         ...
 
@@ -231,7 +231,7 @@ class Participation(Protocol):
         """Whether no record takes part twice."""
         ...
 
-    def first(self, rounds: int) -> Self:
+    def truncate(self, rounds: int) -> Self:
         """Participation in a run that stopped after so many rounds, for its accountant."""
         ...
 
@@ -239,35 +239,35 @@ class Participation(Protocol):
         """Number of batches of a silo that round t reads, expected if sampled; 0 in a round without records."""
         ...
 
-    def most_batches(self, t: int) -> int:
+    def max_batches(self, t: int) -> int:
         """Largest number of batches that it can read."""
         ...
 
-    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> Rows:
+    def select_rows(self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]) -> RowSelection:
         """The rows that round t reads of a silo's order, with `batch` records a batch; the silo's own `coins`."""
         ...
 
-    def guarantee(self, sums: Sums, std: float) -> Guarantee:
+    def guarantee(self, sums: ReleasedSums, std: float) -> Guarantee:
         """Guarantee to every record of `sums` with noise of standard deviation `std` > 0 on their fresh vectors.
 
         InputError for sums that cannot be accounted for.
         """
         ...
 
-    def distance(self, sums: Sums) -> float:
+    def distance(self, sums: ReleasedSums) -> float:
         """Distance that noise is measured by, before `sums.moved`; InputError if there is no such thing."""
         ...
 
     @property
-    def known(self) -> "Participation":
+    def public_order(self) -> "Participation":
         """Public order in which a record moves as much as it does for an observer who knows its rounds."""
         ...
 
-    def promised(self, mu: float, relation: Relation) -> Guarantee:
+    def guarantee_for_mu(self, mu: float, relation: Relation) -> Guarantee:
         """Guarantee to every record where one in the order `known` is promised `mu` > 0."""
         ...
 
-    def charged(self, sums: Sums, mu: float, delta: float) -> float:
+    def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
         """μ' so that noise of `sums.moved(distance)` / μ' gives what μ-GDP gives at δ."""
         ...
 
@@ -276,7 +276,7 @@ class Participation(Protocol):
         """Words of a report for what a record does."""
         ...
 
-    def as_data(self) -> dict[str, Any]:
+    def to_data(self) -> dict[str, Any]:
         """Plain data, from which `registry.participation_from` makes it again."""
         ...
 
@@ -286,12 +286,12 @@ class Participation(Protocol):
         ...
 
 
-class Plain:
+class PlainDataclass:
     """A frozen dataclass of numbers, text, and tuples of them, as plain data and back."""
 
     name: ClassVar[str]
 
-    def as_data(self) -> dict[str, Any]:
+    def to_data(self) -> dict[str, Any]:
         data: Any = self
         return {"name": self.name, **dataclasses.asdict(data)}
 
@@ -300,34 +300,34 @@ class Plain:
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
 
-class KnownRounds(Plain):
+class PublicRounds(PlainDataclass):
     """Rounds that are no secret.
 
     Guarantee: all that is released is exactly μ-GDP for every record, by how far one can move the whole stream.
     """
 
     secret: ClassVar[bool] = False
-    of_clients: ClassVar[bool] = False
-    allowed: ClassVar[Dependence] = KNOWN
+    client_initiated: ClassVar[bool] = False
+    allowed_dependence: ClassVar[Dependence] = PUBLIC_ORDER_FACTS
 
-    def guarantee(self, sums: Sums, std: float) -> GaussianDP:
-        return GaussianDP(sums.moved(self.distance(sums)) / std)
+    def guarantee(self, sums: ReleasedSums, std: float) -> GaussianDP:
+        return GaussianDP(sums.displacement(self.distance(sums)) / std)
 
-    def distance(self, sums: Sums) -> float:
+    def distance(self, sums: ReleasedSums) -> float:
         return sums.sensitivity()
 
     @property
-    def known(self) -> Self:
+    def public_order(self) -> Self:
         return self
 
-    def promised(self, mu: float, relation: Relation) -> GaussianDP:
+    def guarantee_for_mu(self, mu: float, relation: Relation) -> GaussianDP:
         return GaussianDP(mu)
 
-    def charged(self, sums: Sums, mu: float, delta: float) -> float:
+    def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
         return mu
 
 
-class PublicOrder(KnownRounds):
+class PublicOrder(PublicRounds):
     """Round t reads `batches(t)` of a silo's order."""
 
     if TYPE_CHECKING:  # fields of dataclasses, or properties: a dataclass would take these for defaults
@@ -339,7 +339,7 @@ class PublicOrder(KnownRounds):
         def rounds_per_epoch(self) -> int: ...
 
         @property
-        def batches_held(self) -> int: ...
+        def batches_per_silo(self) -> int: ...
 
         @property
         def single_pass(self) -> bool: ...
@@ -348,8 +348,8 @@ class PublicOrder(KnownRounds):
 
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> "Participation":
-        keys.without_groups("fixed")
-        keys.without_timers("fixed")
+        keys.refuse_groups("fixed")
+        keys.refuse_timers("fixed")
         return order
 
     def batches(self, t: int) -> range:
@@ -359,10 +359,10 @@ class PublicOrder(KnownRounds):
     def expected_batches(self, t: int) -> int:
         return len(self.batches(t))
 
-    def most_batches(self, t: int) -> int:
+    def max_batches(self, t: int) -> int:
         return len(self.batches(t))
 
-    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> slice:
+    def select_rows(self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]) -> slice:
         batches = self.batches(t)
         return slice(batches.start * batch, batches.stop * batch)
 
@@ -375,7 +375,7 @@ class PublicOrder(KnownRounds):
 
 
 @dataclass(frozen=True)
-class Schedule(PublicOrder):
+class FixedOrder(PublicOrder):
     """Fixed order: every silo reads its batches in order, `rounds` / `rounds_per_epoch` times over, one batch a
     round.
 
@@ -391,10 +391,12 @@ class Schedule(PublicOrder):
 
     rounds: int
     rounds_per_epoch: int
-    reads: tuple[int, ...] = ()
+    batch_counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.reads and not (len(self.reads) == self.rounds == self.rounds_per_epoch and min(self.reads) >= 1):
+        if self.batch_counts and not (
+            len(self.batch_counts) == self.rounds == self.rounds_per_epoch and min(self.batch_counts) >= 1
+        ):
             raise ValueError(
                 f"reads: {self.rounds} rounds of a single pass need as many numbers of batches, 1 or more"
             )
@@ -403,35 +405,35 @@ class Schedule(PublicOrder):
         """Batches of the silo's order, counted from 0, that round t (from 1) uses; they follow one another."""
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
-        if self.reads:
-            return range(self._before[t - 1], self._before[t])
+        if self.batch_counts:
+            return range(self._batch_offsets[t - 1], self._batch_offsets[t])
         place = (t - 1) % self.rounds_per_epoch
         return range(place, place + 1)
 
     @property
-    def batches_held(self) -> int:
+    def batches_per_silo(self) -> int:
         """Number of batches in a silo's order."""
-        return sum(self.reads) if self.reads else self.rounds_per_epoch
+        return sum(self.batch_counts) if self.batch_counts else self.rounds_per_epoch
 
     @property
     def single_pass(self) -> bool:
         return self.rounds_per_epoch >= self.rounds
 
-    def first(self, rounds: int) -> "Schedule":
+    def truncate(self, rounds: int) -> "FixedOrder":
         """Participation in a run that stopped after so many rounds, for its accountant: not how many batches."""
-        return Schedule(rounds, self.rounds_per_epoch)
+        return FixedOrder(rounds, self.rounds_per_epoch)
 
     @cached_property
-    def _before(self) -> list[int]:
-        return [0, *itertools.accumulate(self.reads)]
+    def _batch_offsets(self) -> list[int]:
+        return [0, *itertools.accumulate(self.batch_counts)]
 
-    def as_data(self) -> dict[str, Any]:
+    def to_data(self) -> dict[str, Any]:
         """Without `reads`, which no accountant asks for."""
         return {"name": self.name, "rounds": self.rounds, "rounds_per_epoch": self.rounds_per_epoch}
 
 
 @dataclass(frozen=True)
-class Separated:
+class MinSeparation:
     """Any participation of a record in at most `max_participations` of `rounds` rounds, at least
     `min_separation` rounds apart.
 
@@ -450,13 +452,13 @@ class Separated:
             )
 
     @property
-    def most(self) -> int:
+    def max_rounds_per_record(self) -> int:
         """Largest number of rounds of a record: `max_participations`, or fewer if the rounds do not suffice."""
         return min(self.max_participations, -(-self.rounds // self.min_separation))
 
     @property
     def single_pass(self) -> bool:
-        return self.most == 1
+        return self.max_rounds_per_record == 1
 
 
 @dataclass(frozen=True)
@@ -489,7 +491,7 @@ class Phases(PublicOrder):
     def single_pass(self) -> bool:
         return True
 
-    def first(self, rounds: int) -> "Phases":
+    def truncate(self, rounds: int) -> "Phases":
         """The whole schedule: a run that stopped early is charged for all of it."""
         if not 0 <= rounds <= self.rounds:
             raise ValueError(f"{rounds} rounds of {self.rounds}")
@@ -499,23 +501,23 @@ class Phases(PublicOrder):
         """The phase, from 1, that round t (from 1) belongs to; the empty round belongs to the phase it ends."""
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
-        return next(phase for phase, end in enumerate(self._ends, start=1) if t <= end)
+        return next(phase for phase, end in enumerate(self._empty_rounds, start=1) if t <= end)
 
-    def place(self, t: int) -> int | None:
+    def batch_index(self, t: int) -> int | None:
         """Batch of the silo's order, counted from 0, that round t uses; None in an empty round."""
-        return None if t in self._ends else t - self.phase(t)
+        return None if t in self._empty_rounds else t - self.phase(t)
 
     def batches(self, t: int) -> range:
         """As for a `Schedule`; none in an empty round."""
-        place = self.place(t)
+        place = self.batch_index(t)
         return range(0) if place is None else range(place, place + 1)
 
     @property
-    def batches_held(self) -> int:
+    def batches_per_silo(self) -> int:
         """Number of batches in a silo's order."""
         return self.rounds_per_epoch
 
     @property
-    def _ends(self) -> tuple[int, ...]:
+    def _empty_rounds(self) -> tuple[int, ...]:
         """The empty rounds."""
         return tuple(itertools.accumulate(length + 1 for length in self.lengths))

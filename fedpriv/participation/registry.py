@@ -22,17 +22,24 @@ from numpy.typing import NDArray
 from pydantic import PlainSerializer, WrapValidator
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.extensions import changed, load_extensions
-from fedpriv.core.random import KeyedCoins
-from fedpriv.participation.orders import KnownRounds, Participation, ParticipationKeys, Phases, Schedule, Separated
-from fedpriv.participation.secret import Allocation, Balanced, Poisson
+from fedpriv.core.extensions import load_extensions, note_table_change
+from fedpriv.core.random import SamplingRandomness
+from fedpriv.participation.orders import (
+    FixedOrder,
+    MinSeparation,
+    Participation,
+    ParticipationKeys,
+    Phases,
+    PublicRounds,
+)
+from fedpriv.participation.secret import BalancedSubsampling, PoissonSampling, RandomAllocation
 
 if TYPE_CHECKING:
     from fedpriv.participation.orders import Participation
 
 
 @dataclass(frozen=True)
-class DrawnOrder(KnownRounds, Separated):
+class DrawnOrder(PublicRounds, MinSeparation):
     """Rounds that a law draws for every record; a law of one's own is a subclass with `rounds_of`.
 
     Guarantee: accounting is that of `Separated`: it holds for every pattern of at most `max_participations`
@@ -48,12 +55,12 @@ class DrawnOrder(KnownRounds, Separated):
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
         """As often as the order reads a record, in any rounds, unless `keys` say otherwise."""
-        keys.without_groups(cls.name)
+        keys.refuse_groups(cls.name)
         passes = -(-order.rounds // order.rounds_per_epoch)
         most = passes if keys.max_participations is None else keys.max_participations
         return cls(order.rounds, most, keys.min_separation or 1, order.rounds_per_epoch)
 
-    def rounds_of(self, count: int, silo: int, coins: KeyedCoins) -> NDArray[np.int64]:
+    def rounds_of(self, count: int, silo: int, coins: SamplingRandomness) -> NDArray[np.int64]:
         """The rounds, from 1, of the rows 0 … count-1 of a silo's order; shape (count, n), and 0 for none.
 
         A pure function of its arguments, asked anew in every round.
@@ -61,36 +68,39 @@ class DrawnOrder(KnownRounds, Separated):
         raise NotImplementedError
 
     @property
-    def batches_held(self) -> int:
+    def batches_per_silo(self) -> int:
         return self.rounds_per_epoch
 
-    def first(self, rounds: int) -> Self:
+    def truncate(self, rounds: int) -> Self:
         """Participation in a run that stopped after so many rounds."""
         return dataclasses.replace(self, rounds=rounds)
 
     def expected_batches(self, t: int) -> int:
         return 1
 
-    def most_batches(self, t: int) -> int:
+    def max_batches(self, t: int) -> int:
         """Everyone can come at once."""
         return self.rounds_per_epoch
 
-    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
+    def select_rows(
+        self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]
+    ) -> NDArray[np.int64]:
         """RunError where a row's rounds are more, or closer together, than what is charged."""
         self.check_round(t)
-        count = self.batches_held * batch
+        count = self.batches_per_silo * batch
         found = np.sort(self.rounds_of(count, silo, coins()), axis=1)
         earlier, later = found[:, :-1], found[:, 1:]
         if (
             found.shape[0] != count
             or not np.issubdtype(found.dtype, np.integer)
             or np.any((found < 0) | (found > self.rounds))
-            or np.any(np.count_nonzero(found, axis=1) > self.most)
+            or np.any(np.count_nonzero(found, axis=1) > self.max_rounds_per_record)
             or np.any((earlier > 0) & (later - earlier < self.min_separation))
         ):
             raise RunError(
                 f'federation.sampling = "{self.name}": the rounds it draws are not what is charged, at most '
-                f"{self.most} of 1 … {self.rounds} for a record, {self.min_separation} or more apart"
+                f"{self.max_rounds_per_record} of 1 … {self.rounds} for a record, {self.min_separation} or more "
+                "apart"
             )
         return np.flatnonzero(np.any(found == t, axis=1))
 
@@ -101,12 +111,14 @@ class DrawnOrder(KnownRounds, Separated):
 
     @property
     def words(self) -> str:
-        apart = f"takes part at most {self.most} times, {self.min_separation} or more rounds apart"
-        return "takes part once" if self.most == 1 else apart
+        apart = (
+            f"takes part at most {self.max_rounds_per_record} times, {self.min_separation} or more rounds apart"
+        )
+        return "takes part once" if self.max_rounds_per_record == 1 else apart
 
 
 @dataclass(frozen=True)
-class Available(DrawnOrder):
+class ClientAvailability(DrawnOrder):
     """Every client keeps a timer: it may answer again `min_separation` rounds after it answered, and no more than
     `max_participations` times.  The server keeps nothing of any client.
 
@@ -119,7 +131,7 @@ class Available(DrawnOrder):
 
     name: ClassVar[str] = "available"
     title: ClassVar[str] = "availability with a minimum separation"
-    of_clients: ClassVar[bool] = True
+    client_initiated: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,7 +143,7 @@ class Available(DrawnOrder):
 
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
-        keys.without_groups(cls.name)
+        keys.refuse_groups(cls.name)
         if keys.min_separation is None:
             raise InputError(
                 'federation.min_separation: sampling = "available" needs it, the rounds between two answers of one'
@@ -140,17 +152,19 @@ class Available(DrawnOrder):
         wanted = most if keys.max_participations is None else min(most, keys.max_participations)
         return cls(order.rounds, wanted, keys.min_separation, order.rounds_per_epoch)
 
-    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
+    def select_rows(
+        self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]
+    ) -> NDArray[np.int64]:
         """Those who come in round t, without the other rounds: only the earlier ones of their residue count."""
         self.check_round(t)
-        drawn, count = coins(), self.batches_held * batch
+        drawn, count = coins(), self.batches_per_silo * batch
         gap, chance = self.min_separation, self.min_separation / self.rounds_per_epoch
         of_residue = drawn.numbers(count, gap, silo, 0) == t % gap
         before = np.zeros(count, np.int64)
         if self.max_participations < -(-t // gap):
             for earlier in range(t - gap, 0, -gap):
-                before += drawn.heads(count, chance, silo, earlier)
-        comes = drawn.heads(count, chance, silo, t)
+                before += drawn.bernoulli(count, chance, silo, earlier)
+        comes = drawn.bernoulli(count, chance, silo, t)
         return np.flatnonzero(of_residue & comes & (before < self.max_participations))
 
     @property
@@ -158,22 +172,27 @@ class Available(DrawnOrder):
         return f"{super().words}, when it is there"
 
 
-CHOSEN: Mapping[str, type[Participation]] = MappingProxyType(
-    {kind.name: kind for kind in (Schedule, Poisson, Allocation, Balanced, Available)}
+SELECTABLE_PARTICIPATIONS: Mapping[str, type[Participation]] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (FixedOrder, PoissonSampling, RandomAllocation, BalancedSubsampling, ClientAvailability)
+    }
 )
 """Those that a scenario names as `federation.sampling`."""
 
-PARTICIPATIONS: Mapping[str, type[Participation]] = MappingProxyType({**CHOSEN, Phases.name: Phases})
+PARTICIPATIONS: Mapping[str, type[Participation]] = MappingProxyType(
+    {**SELECTABLE_PARTICIPATIONS, Phases.name: Phases}
+)
 """fedpriv's own: read-only, so that an extension cannot replace one."""
 
-ADDED: dict[str, type[Participation]] = {}
+USER_PARTICIPATIONS: dict[str, type[Participation]] = {}
 """Those of others."""
 
-_OURS = (
+_FIXED_MEMBERS = (
     *("guarantee", "distance", "known", "promised", "charged", "secret", "allowed"),
     *("most", "single_pass", "first", "rows"),
 )
-_ADD_IT = "; for one of your own, name the file that adds it in FEDPRIV_IMPORT"
+_IMPORT_HINT = "; for one of your own, name the file that adds it in FEDPRIV_IMPORT"
 
 
 def add_participation(kind: type[DrawnOrder]) -> None:
@@ -198,7 +217,7 @@ def add_participation(kind: type[DrawnOrder]) -> None:
         )
     theirs = [
         member
-        for member in _OURS
+        for member in _FIXED_MEMBERS
         if inspect.getattr_static(kind, member) is not inspect.getattr_static(DrawnOrder, member)
     ]
     if theirs:
@@ -206,32 +225,35 @@ def add_participation(kind: type[DrawnOrder]) -> None:
             f"add_participation: {kind.__name__} has a {theirs[0]!r} of its own; what a run is charged is "
             "DrawnOrder's, and yours are rounds_of, from_schedule, title and words"
         )
-    ADDED[name] = kind
-    changed()
+    USER_PARTICIPATIONS[name] = kind
+    note_table_change()
 
 
-def sampling_named(name: str) -> type[Participation] | None:
+def lookup_sampling_class(name: str) -> type[Participation] | None:
     """The class of that name for `federation.sampling`; extensions are imported for a name that is not known."""
-    if name not in PARTICIPATIONS and name not in ADDED:
+    if name not in PARTICIPATIONS and name not in USER_PARTICIPATIONS:
         load_extensions()
-    return CHOSEN.get(name) or ADDED.get(name)
+    return SELECTABLE_PARTICIPATIONS.get(name) or USER_PARTICIPATIONS.get(name)
 
 
-def sampling_of(name: str) -> type[Participation]:
+def find_sampling_class(name: str) -> type[Participation]:
     """The class of that name; InputError if there is none."""
-    if (kind := sampling_named(name)) is None:
-        raise InputError(f"sampling = {name!r}: accepted are {', '.join(map(repr, (*CHOSEN, *ADDED)))}")
+    if (kind := lookup_sampling_class(name)) is None:
+        raise InputError(
+            f"sampling = {name!r}: accepted are "
+            f"{', '.join(map(repr, (*SELECTABLE_PARTICIPATIONS, *USER_PARTICIPATIONS)))}"
+        )
     return kind
 
 
-def sampled(name: str, order: Participation, keys: ParticipationKeys) -> Participation:
+def make_participation(name: str, order: Participation, keys: ParticipationKeys) -> Participation:
     """The participation that `name` makes of the declared `order`.
 
     InputError for one that `participation_from` would not give back, or that reads otherwise many records.
     """
-    kind = sampling_of(name)
+    kind = find_sampling_class(name)
     found = kind.from_schedule(order, keys)
-    if name in CHOSEN:
+    if name in SELECTABLE_PARTICIPATIONS:
         return found
     if type(found) is not kind:
         raise InputError(f'federation.sampling = "{name}": its from_schedule makes a {type(found).__name__}')
@@ -241,7 +263,7 @@ def sampled(name: str, order: Participation, keys: ParticipationKeys) -> Partici
             f"the scenario has {order.rounds} and {order.rounds_per_epoch}"
         )
     with suppress(TypeError):
-        if participation_from(json.loads(json.dumps(found.as_data()))) == found:
+        if participation_from_data(json.loads(json.dumps(found.to_data()))) == found:
             return found
     raise InputError(
         f'federation.sampling = "{name}": what it writes (as_data) is not what it is read as (from_data); its '
@@ -249,9 +271,9 @@ def sampled(name: str, order: Participation, keys: ParticipationKeys) -> Partici
     )
 
 
-def _added(name: Any, otherwise: Any) -> Any:
+def _accept_user_name(name: Any, otherwise: Any) -> Any:
     """One's own name as it is; `otherwise` says which ones fedpriv has."""
-    if isinstance(name, str) and name not in PARTICIPATIONS and sampling_named(name) is not None:
+    if isinstance(name, str) and name not in PARTICIPATIONS and lookup_sampling_class(name) is not None:
         return name
     return otherwise(name)
 
@@ -259,13 +281,15 @@ def _added(name: Any, otherwise: Any) -> Any:
 if TYPE_CHECKING:
     SamplingName = str
 else:
-    SamplingName = Annotated[Literal[tuple(CHOSEN)], WrapValidator(_added), PlainSerializer(str)]
+    SamplingName = Annotated[
+        Literal[tuple(SELECTABLE_PARTICIPATIONS)], WrapValidator(_accept_user_name), PlainSerializer(str)
+    ]
 
 
-def participation_from(data: Mapping[str, Any]) -> Participation:
+def participation_from_data(data: Mapping[str, Any]) -> Participation:
     """The participation that `Participation.as_data` wrote; InputError if there is none of that name."""
     settings = dict(data)
     name = settings.pop("name")
-    if (kind := PARTICIPATIONS.get(name) or sampling_named(name)) is None:
-        raise InputError(f"ledger: sampling {name!r} is none of {', '.join(PARTICIPATIONS)}{_ADD_IT}")
+    if (kind := PARTICIPATIONS.get(name) or lookup_sampling_class(name)) is None:
+        raise InputError(f"ledger: sampling {name!r} is none of {', '.join(PARTICIPATIONS)}{_IMPORT_HINT}")
     return kind.from_data(settings)

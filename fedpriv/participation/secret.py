@@ -11,23 +11,30 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.accounting.allocation import AllocatedGaussian, calibrated
-from fedpriv.accounting.budget import Capacity, capacity
-from fedpriv.accounting.chain import Overlaps
+from fedpriv.accounting.allocation import AllocatedGaussian, calibrate
+from fedpriv.accounting.budget import Capacity, find_capacity
+from fedpriv.accounting.chain import FadingOverlaps
 from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation, epsilon_of
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.accounting.poisson import calibrated as calibrated_poisson
+from fedpriv.accounting.poisson import calibrate as calibrated_poisson
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import KeyedCoins
-from fedpriv.participation.orders import OWN, Dependence, ParticipationKeys, Plain, Schedule, Sums
+from fedpriv.core.random import SamplingRandomness
+from fedpriv.participation.orders import (
+    OWN_FACTS,
+    Dependence,
+    FixedOrder,
+    ParticipationKeys,
+    PlainDataclass,
+    ReleasedSums,
+)
 
 if TYPE_CHECKING:
     from fedpriv.participation.orders import Participation
 
 
 @dataclass(frozen=True)
-class SecretOrder(Plain):
+class SecretOrder(PlainDataclass):
     """Every record takes part in rounds of its own, which a silo draws with its key and keeps.
 
     Records are in public *groups*: those of group j, the rows j, j + groups, … of a silo's order, take part in
@@ -39,8 +46,8 @@ class SecretOrder(Plain):
     """
 
     secret: ClassVar[bool] = True
-    of_clients: ClassVar[bool] = False
-    allowed: ClassVar[Dependence] = OWN
+    client_initiated: ClassVar[bool] = False
+    allowed_dependence: ClassVar[Dependence] = OWN_FACTS
     """A record that is drawn must move nothing of the others."""
 
     rounds: int
@@ -61,11 +68,11 @@ class SecretOrder(Plain):
 
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
-        keys.without_timers(cls.name)
+        keys.refuse_timers(cls.name)
         return cls(order.rounds, order.rounds_per_epoch, keys.groups)
 
     @property
-    def batches_held(self) -> int:
+    def batches_per_silo(self) -> int:
         """Number of expected batches that a silo holds."""
         return self.rounds_per_epoch
 
@@ -82,54 +89,54 @@ class SecretOrder(Plain):
     def expected_batches(self, t: int) -> int:
         return 1
 
-    def most_batches(self, t: int) -> int:
+    def max_batches(self, t: int) -> int:
         """All records of a group can meet in one round."""
         return self.bins
 
     def capacity(self, batch: int) -> Capacity:
         """Number of records that a round of a silo with this expected `batch` can hold: nearly always enough."""
-        return capacity(self.bins * batch, 1.0 / self.bins)
+        return find_capacity(self.bins * batch, 1.0 / self.bins)
 
-    def group(self, t: int) -> slice:
+    def group_rows(self, t: int) -> slice:
         """The rows of the records that can take part in round t (from 1)."""
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
         return slice((t - 1) % self.groups, None, self.groups)
 
-    def calibrated(self, epsilon: float, delta: float, relation: Relation) -> Sampled:
+    def calibrate(self, epsilon: float, delta: float, relation: Relation) -> Sampled:
         """Calibrate: about the least noise among all that is (ε, δ)-DP."""
         raise NotImplementedError
 
-    def promise(self, multiplier: float, relation: Relation) -> Sampled:
+    def guarantee_for_noise(self, multiplier: float, relation: Relation) -> Sampled:
         """Guarantee of noise of standard deviation `multiplier` clips."""
         raise NotImplementedError
 
-    def guarantee(self, sums: Sums, std: float) -> Sampled:
-        return self.promise(std / sums.moved(self.distance(sums)), sums.relation)
+    def guarantee(self, sums: ReleasedSums, std: float) -> Sampled:
+        return self.guarantee_for_noise(std / sums.displacement(self.distance(sums)), sums.relation)
 
     @property
-    def known(self) -> Schedule:
+    def public_order(self) -> FixedOrder:
         """Of one of its rounds: those of a record move disjoint blocks of what is released."""
-        return Schedule(self.rounds, self.rounds)
+        return FixedOrder(self.rounds, self.rounds)
 
-    def promised(self, mu: float, relation: Relation) -> Sampled:
+    def guarantee_for_mu(self, mu: float, relation: Relation) -> Sampled:
         """`mu` is what a record pays that is known to take part, under replace-one twice what its clip costs."""
-        return self.promise((1.0 - 1e-12) * RELATION_FACTOR[relation] / mu, relation)
+        return self.guarantee_for_noise((1.0 - 1e-12) * RELATION_FACTOR[relation] / mu, relation)
 
-    def distance(self, sums: Sums) -> float:
+    def distance(self, sums: ReleasedSums) -> float:
         """`sums.moved` of it is the clip of one record: the 2 of replace-one is in the accounting already."""
-        return sums.clip_apart(self.groups) / RELATION_FACTOR[sums.relation]
+        return sums.block_displacement(self.groups) / RELATION_FACTOR[sums.relation]
 
-    def charged(self, sums: Sums, mu: float, delta: float) -> float:
+    def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
         """For a record that is known to take part; a rounding to the safe side is in it."""
-        return (1.0 - 1e-12) / self._calibrated_for(sums, epsilon_of(mu, delta), delta).noise_multiplier
+        return (1.0 - 1e-12) / self._calibrate_sums(sums, epsilon_of(mu, delta), delta).noise_multiplier
 
-    def _calibrated_for(self, sums: Sums, epsilon: float, delta: float) -> Sampled:
-        return self.calibrated(epsilon, delta, sums.relation)
+    def _calibrate_sums(self, sums: ReleasedSums, epsilon: float, delta: float) -> Sampled:
+        return self.calibrate(epsilon, delta, sums.relation)
 
 
 @dataclass(frozen=True)
-class Allocation(SecretOrder):
+class RandomAllocation(SecretOrder):
     """Random allocation: in every epoch each record takes part in one round, drawn uniformly and kept secret.
 
     A silo's sum is divided by its public expected batch, never by the number drawn.
@@ -142,40 +149,44 @@ class Allocation(SecretOrder):
     name: ClassVar[str] = "allocation"
     title: ClassVar[str] = "random allocation"
 
-    def first(self, rounds: int) -> Self:
+    def truncate(self, rounds: int) -> Self:
         """The whole schedule: a record's round may come before or after the one in which a run stopped."""
         if not 0 <= rounds <= self.rounds:
             raise ValueError(f"{rounds} rounds of {self.rounds}")
         return self
 
-    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
+    def select_rows(
+        self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]
+    ) -> NDArray[np.int64]:
         epoch, place = divmod(t - 1, self.rounds_per_epoch)
-        count = self.batches_held * batch
+        count = self.batches_per_silo * batch
         bins = coins().numbers(count, self.bins, silo, epoch)
-        rows = np.arange(count)[self.group(t)]
+        rows = np.arange(count)[self.group_rows(t)]
         return np.asarray(rows[bins[rows] == place // self.groups])
 
-    def calibrated(self, epsilon: float, delta: float, relation: Relation) -> AllocatedGaussian:
-        return calibrated(epsilon, delta, self.bins, self.epochs, relation)
+    def calibrate(self, epsilon: float, delta: float, relation: Relation) -> AllocatedGaussian:
+        return calibrate(epsilon, delta, self.bins, self.epochs, relation)
 
-    def _calibrated_for(self, sums: Sums, epsilon: float, delta: float) -> AllocatedGaussian:
-        common = sums.overlap(self.groups)[1]
-        return calibrated(epsilon, delta, self.bins, self.epochs, sums.relation, common, self._fading(sums))
-
-    def promise(self, multiplier: float, relation: Relation) -> AllocatedGaussian:
-        return AllocatedGaussian(multiplier, self.bins, self.epochs, relation)
-
-    def guarantee(self, sums: Sums, std: float) -> AllocatedGaussian:
-        found, common = super().guarantee(sums, std), sums.overlap(self.groups)[1]
-        return AllocatedGaussian(
-            found.noise_multiplier, self.bins, self.epochs, sums.relation, common, self._fading(sums)
+    def _calibrate_sums(self, sums: ReleasedSums, epsilon: float, delta: float) -> AllocatedGaussian:
+        common = sums.displacement_and_overlap(self.groups)[1]
+        return calibrate(
+            epsilon, delta, self.bins, self.epochs, sums.relation, common, self._fading_overlaps(sums)
         )
 
-    def _fading(self, sums: Sums) -> Overlaps | None:
-        return sums.fading(self.groups, self.bins)
+    def guarantee_for_noise(self, multiplier: float, relation: Relation) -> AllocatedGaussian:
+        return AllocatedGaussian(multiplier, self.bins, self.epochs, relation)
 
-    def distance(self, sums: Sums) -> float:
-        return sums.overlap(self.groups)[0] / RELATION_FACTOR[sums.relation]
+    def guarantee(self, sums: ReleasedSums, std: float) -> AllocatedGaussian:
+        found, common = super().guarantee(sums, std), sums.displacement_and_overlap(self.groups)[1]
+        return AllocatedGaussian(
+            found.noise_multiplier, self.bins, self.epochs, sums.relation, common, self._fading_overlaps(sums)
+        )
+
+    def _fading_overlaps(self, sums: ReleasedSums) -> FadingOverlaps | None:
+        return sums.fading_overlaps(self.groups, self.bins)
+
+    def distance(self, sums: ReleasedSums) -> float:
+        return sums.displacement_and_overlap(self.groups)[0] / RELATION_FACTOR[sums.relation]
 
     @property
     def epochs(self) -> int:
@@ -190,7 +201,7 @@ class Allocation(SecretOrder):
 
 
 @dataclass(frozen=True)
-class Balanced(Allocation):
+class BalancedSubsampling(RandomAllocation):
     """Balanced iteration subsampling: each record takes part in k of the rounds, drawn uniformly and kept secret.
 
     k is the number of epochs, so that a record is read as often as in passes, but at any rounds of the run.
@@ -215,17 +226,19 @@ class Balanced(Allocation):
                 f"{self.rounds_per_epoch}, and a record takes part once an epoch on average"
             )
 
-    def _fading(self, sums: Sums) -> Overlaps | None:
+    def _fading_overlaps(self, sums: ReleasedSums) -> FadingOverlaps | None:
         """None: which rounds are one after the other in a part is drawn."""
         return None
 
-    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
-        count, last = self.batches_held * batch, self.rounds // self.groups - self.epochs
+    def select_rows(
+        self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]
+    ) -> NDArray[np.int64]:
+        count, last = self.batches_per_silo * batch, self.rounds // self.groups - self.epochs
         drawn, keyed = np.empty((self.epochs, count), np.int64), coins()
         for place in range(self.epochs):  # Floyd's: a draw that is there already gives the newest place
             among = keyed.numbers(count, last + place + 1, silo, place)
             drawn[place] = np.where((drawn[:place] == among).any(0), last + place, among)
-        rows = np.arange(count)[self.group(t)]
+        rows = np.arange(count)[self.group_rows(t)]
         return np.asarray(rows[(drawn[:, rows] == (t - 1) // self.groups).any(0)])
 
     @property
@@ -237,7 +250,7 @@ class Balanced(Allocation):
 
 
 @dataclass(frozen=True)
-class Poisson(SecretOrder):
+class PoissonSampling(SecretOrder):
     """Poisson sampling: in every round of its group each record takes part with probability `rate`.
 
     A silo's sum is divided by its public expected batch, never by the number drawn.
@@ -253,22 +266,24 @@ class Poisson(SecretOrder):
         """q: the probability with which a record takes part in a round of its group."""
         return 1.0 / self.bins
 
-    def first(self, rounds: int) -> Self:
+    def truncate(self, rounds: int) -> Self:
         """Participation in a run that stopped after so many rounds."""
         return type(self)(rounds, self.rounds_per_epoch, self.groups)
 
-    def rows(self, t: int, batch: int, silo: int, coins: Callable[[], KeyedCoins]) -> NDArray[np.int64]:
-        drawn = np.flatnonzero(coins().heads(self.batches_held * batch, self.rate, silo, t))
-        return drawn if self.groups == 1 else drawn[drawn % self.groups == self.group(t).start]
+    def select_rows(
+        self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]
+    ) -> NDArray[np.int64]:
+        drawn = np.flatnonzero(coins().bernoulli(self.batches_per_silo * batch, self.rate, silo, t))
+        return drawn if self.groups == 1 else drawn[drawn % self.groups == self.group_rows(t).start]
 
-    def calibrated(self, epsilon: float, delta: float, relation: Relation) -> PoissonGaussian:
-        return calibrated_poisson(epsilon, delta, self.rate, self._coins, relation)
+    def calibrate(self, epsilon: float, delta: float, relation: Relation) -> PoissonGaussian:
+        return calibrated_poisson(epsilon, delta, self.rate, self._sampling_rounds, relation)
 
-    def promise(self, multiplier: float, relation: Relation) -> PoissonGaussian:
-        return PoissonGaussian(multiplier, self.rate, self._coins, relation)
+    def guarantee_for_noise(self, multiplier: float, relation: Relation) -> PoissonGaussian:
+        return PoissonGaussian(multiplier, self.rate, self._sampling_rounds, relation)
 
     @property
-    def _coins(self) -> int:
+    def _sampling_rounds(self) -> int:
         """In how many rounds a coin is thrown for a record of the first group, which has the most."""
         return -(-self.rounds // self.groups)
 

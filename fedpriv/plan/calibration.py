@@ -30,12 +30,19 @@ from torch import Tensor
 from fedpriv.accounting.gaussian import APART
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER
-from fedpriv.loss.estimators import Estimator, Round, rounds_of
+from fedpriv.loss.estimators import Estimator, Round, make_rounds
 from fedpriv.loss.objective import Objective
-from fedpriv.noise.fitting.auto import fitted as fit
-from fedpriv.noise.fitting.cost import Response, most_queries, noise_cost_of, pulled_back, rows_response, spaced
-from fedpriv.noise.integers.plan import ExactPlan, ExactRun
-from fedpriv.noise.integers.plan import fitted as fitted_lattice
+from fedpriv.noise.fitting.auto import fit_named as fit
+from fedpriv.noise.fitting.cost import (
+    NoiseResponse,
+    apply_adjoint,
+    make_noise_cost,
+    max_queries,
+    rows_response,
+    spaced_indices,
+)
+from fedpriv.noise.integers.plan import ExactPlan, ExactRunInputs
+from fedpriv.noise.integers.plan import fit_lattice as fitted_lattice
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.registry import integer_form
 from fedpriv.noise.series import Floats, Workload
@@ -46,45 +53,47 @@ from fedpriv.plan.sums import RunningSums
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import AlgorithmSection, Cell
 
-_NO_RADIUS = 1e100
+_UNBOUNDED_RADIUS = 1e100
 """So large that no projection bites; finite, because the gradient of a projection on an infinite ball is nan."""
 
-_LINEAR_FOR = 4
+_LINEARITY_ROUNDS = 4
 _ROUNDING = 1e-9
 
 
-def response_of(
-    optimizer: Optimizer, round_of: Callable[[int], Round], rounds: int, queries: int | None = None
-) -> Response:
+def compute_response(
+    optimizer: Optimizer, make_round: Callable[[int], Round], rounds: int, max_points: int | None = None
+) -> NoiseResponse:
     """Weights in the output after `rounds` rounds, and in evenly spaced points of x_2 … x_T and the output.
 
     `round_of(t)` is the estimator's public record of round t.  `queries` bounds how many points are looked at;
     `most_queries` if left out.  InputError for an optimizer that is not linear in what is released.
     """
-    probe = _Published(optimizer, round_of, (False, True))
+    probe = _OptimizerStream(optimizer, make_round, (False, True))
     _check_linear(probe, rounds)
     points = rounds
     if rounds > 1:
-        (asked, _), (_, output) = _probed(probe, 2, 1.0).tolist()
+        (asked, _), (_, output) = _probe_stream(probe, 2, 1.0).tolist()
         points -= asked == output  # anytime SGD publishes x_T, which was asked at: it is one point, not two
-    chosen = spaced(points, most_queries(rounds) if queries is None else queries)
+    chosen = spaced_indices(points, max_queries(rounds) if max_points is None else max_points)
     weights = np.zeros((len(chosen) + 1, rounds))
     weights[np.arange(len(chosen)), chosen] = 1.0
     weights[-1, -1] = 1.0
     # The output stands in for the query that a further round would ask at.
-    pulled = pulled_back(_Published(optimizer, round_of, (*(chosen == rounds - 1).tolist(), True)), weights)
-    return Response(pulled[:-1], pulled[-1])
+    pulled = apply_adjoint(
+        _OptimizerStream(optimizer, make_round, (*(chosen == rounds - 1).tolist(), True)), weights
+    )
+    return NoiseResponse(pulled[:-1], pulled[-1])
 
 
-class _Published:
+class _OptimizerStream:
     """An optimizer as a stream: the answer of round t is the query of round t + 1, or in some rows the output."""
 
     def __init__(self, optimizer: Any, round_of: Callable[[int], Round], outputs: tuple[bool, ...]) -> None:
         bounded = any(field.name == "radius" for field in dataclasses.fields(optimizer))
-        self._optimizer = replace(optimizer, radius=_NO_RADIUS) if bounded else optimizer
-        self._round_of = round_of
-        self._outputs = torch.tensor(outputs).unsqueeze(-1)
-        self._kind = type(self._optimizer.start(torch.ones((1, 1), dtype=torch.float64)))
+        self._optimizer = replace(optimizer, radius=_UNBOUNDED_RADIUS) if bounded else optimizer
+        self._make_round = round_of
+        self._is_output = torch.tensor(outputs).unsqueeze(-1)
+        self._state_type = type(self._optimizer.start(torch.ones((1, 1), dtype=torch.float64)))
 
     def start(self, rows: int) -> tuple[Tensor, ...]:
         # from anywhere but 0, where a norm has no gradient
@@ -92,12 +101,12 @@ class _Published:
         return state
 
     def advance(self, state: tuple[Tensor, ...], t: int, given: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        after: Any = self._optimizer.update(self._kind(*state), given, self._round_of(t))
-        return after, torch.where(self._outputs, self._optimizer.output(after), self._optimizer.query(after))
+        after: Any = self._optimizer.update(self._state_type(*state), given, self._make_round(t))
+        return after, torch.where(self._is_output, self._optimizer.output(after), self._optimizer.query(after))
 
 
 @torch.no_grad()
-def _probed(stream: _Published, rounds: int, factor: float) -> Floats:
+def _probe_stream(stream: _OptimizerStream, rounds: int, factor: float) -> Floats:
     """Query and output after each of the first rounds, for inputs that are `factor` times fixed ones; (t, 2)."""
     state, answers = stream.start(2), []
     for t in range(1, rounds + 1):
@@ -106,18 +115,20 @@ def _probed(stream: _Published, rounds: int, factor: float) -> Floats:
     return np.array(answers)
 
 
-def _check_linear(stream: _Published, rounds: int) -> None:
+def _check_linear(stream: _OptimizerStream, rounds: int) -> None:
     """Whether twice the input moves every point twice as far, over the first rounds."""
-    still, once, twice = (_probed(stream, min(rounds, _LINEAR_FOR), factor) for factor in (0.0, 1.0, 2.0))
+    still, once, twice = (
+        _probe_stream(stream, min(rounds, _LINEARITY_ROUNDS), factor) for factor in (0.0, 1.0, 2.0)
+    )
     if not np.allclose(twice - still, 2.0 * (once - still), rtol=_ROUNDING, atol=_ROUNDING):
         raise InputError("the row's optimizer is not linear in what is released: noise cannot be fitted to it")
 
 
-_REPLACED = ("mechanism", "theta", "phi", "scale", "max_vectors", "bands", "noise_sizes")
+_FITTED_KEYS = ("mechanism", "theta", "phi", "scale", "max_vectors", "bands", "noise_sizes")
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedNoise:
     """What a fit found."""
 
     asked: str
@@ -131,47 +142,49 @@ class Fitted:
     seconds: float
     """How long the fit took."""
 
-    def as_data(self) -> dict[str, Any]:
+    def to_data(self) -> dict[str, Any]:
         """Plain data, from which `Fitted(**data)` makes it again."""
         return {**vars(self), "found": dict(self.found)}
 
     @property
-    def line(self) -> str:
+    def summary(self) -> str:
         """What was found, as a person reads it."""
         vectors = f"{self.vectors} vector{'' if self.vectors == 1 else 's'}"
         return f"noise fitted in {self.seconds:.1f} s: {self.label}, {vectors} of state"
 
 
-def fitted_scenario(
-    scenario: Scenario, known: Mapping[str, Fitted], told: Callable[[Fitted], None] = lambda _: None
-) -> tuple[Scenario, dict[str, Fitted]]:
+def fit_scenario_noise(
+    scenario: Scenario,
+    cached_fits: Mapping[str, FittedNoise],
+    on_fit: Callable[[FittedNoise], None] = lambda _: None,
+) -> tuple[Scenario, dict[str, FittedNoise]]:
     """The scenario with numbers in every cell, and its fits by what they were asked for.
 
     Those that are `known`, from a run that is resumed, are taken as they are; the others are `told` as they come.
     """
-    fits = dict[str, Fitted]()
+    fits = dict[str, FittedNoise]()
     points = []
     for point in scenario.points:
         cell = point.cell
-        if (asked := _asked(cell)) is not None:
+        if (asked := _fit_request(cell)) is not None:
             if asked not in fits:
-                fits[asked] = known.get(asked) or _fit(asked, cell)
-                if asked not in known:
-                    told(fits[asked])
-            cell = _with_numbers(cell, fits[asked])
+                fits[asked] = cached_fits.get(asked) or _fit_noise(asked, cell)
+                if asked not in cached_fits:
+                    on_fit(fits[asked])
+            cell = _apply_fit(cell, fits[asked])
         points.append(replace(point, cell=cell))
     return replace(scenario, points=points), fits
 
 
-def fitted(cell: Cell) -> Cell:
+def fit_cell_noise(cell: Cell) -> Cell:
     """The cell with numbers in the place of what is to be fitted; InputError where nothing can be."""
-    asked = _asked(cell)
-    return cell if asked is None else _with_numbers(cell, _fit(asked, cell))
+    asked = _fit_request(cell)
+    return cell if asked is None else _apply_fit(cell, _fit_noise(asked, cell))
 
 
 def response_and_workload(
     row: Algorithm, settings: NoiseSettings, schedule: Participation
-) -> tuple[Response, Workload]:
+) -> tuple[NoiseResponse, Workload]:
     """What a row's published points make of its released sums, and those sums, in units of its clip and steps.
 
     InputError for a row that nothing can be fitted to, and for rounds that nobody may know.
@@ -183,7 +196,7 @@ def response_and_workload(
             f'algorithm.mechanism: with federation.sampling = "{schedule.name}" nobody may know in which rounds a '
             "record takes part, and noise is fitted to such rounds; name another"
         )
-    units = settings.in_units()
+    units = settings.with_unit_scale()
     problem = Problem(dimension=1, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=schedule)
     estimator, rounds = row.estimator(units, problem), schedule.rounds
     clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
@@ -191,64 +204,64 @@ def response_and_workload(
     return (
         (rows_response(rounds), workload)
         if row.published == "rows"
-        else (response_of(row.optimizer(units, problem, 1.0), estimator.round, rounds), workload)
+        else (compute_response(row.optimizer(units, problem, 1.0), estimator.round, rounds), workload)
     )
 
 
-def _asked(cell: Cell) -> str | None:
+def _fit_request(cell: Cell) -> str | None:
     settings = cell.algorithm.settings
-    if not (isinstance(settings, NoiseSettings) and settings.unfitted):
+    if not (isinstance(settings, NoiseSettings) and settings.needs_fit):
         return None
-    plain = settings.in_units().model_dump(mode="json", exclude_defaults=True)
+    plain = settings.with_unit_scale().model_dump(mode="json", exclude_defaults=True)
     wanted = {"row": cell.algorithm.name, "mechanism": settings.mechanism, "late_clip": settings.late_clip}
-    return json.dumps({**plain, **wanted, "participation": cell.schedule.as_data()}, sort_keys=True)
+    return json.dumps({**plain, **wanted, "participation": cell.schedule.to_data()}, sort_keys=True)
 
 
-def _fit(asked: str, cell: Cell) -> Fitted:
+def _fit_noise(asked: str, cell: Cell) -> FittedNoise:
     settings, started = cell.algorithm.settings, time.perf_counter()
     assert isinstance(settings, NoiseSettings)
     with torch.inference_mode(False):  # in which Flower's apps ask; a response is read off by a backward pass
-        cost = noise_cost_of(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
+        cost = make_noise_cost(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
         best = fit(cost, settings.mechanism, settings, scalable=settings.late_clip == "same")
-    return Fitted(
+    return FittedNoise(
         asked,
         {"mechanism": best.mechanism.name, **best.mechanism.options()},
         best.name,
-        best.vectors,
+        best.vector_count,
         time.perf_counter() - started,
     )
 
 
-def _with_numbers(cell: Cell, fit: Fitted) -> Cell:
-    given = {key: value for key, value in cell.algorithm.model_dump().items() if key not in _REPLACED}
+def _apply_fit(cell: Cell, fit: FittedNoise) -> Cell:
+    given = {key: value for key, value in cell.algorithm.model_dump().items() if key not in _FITTED_KEYS}
     algorithm = AlgorithmSection.model_validate(given | dict(fit.found))
     _ = algorithm.settings
     return cell.model_copy(update={"algorithm": algorithm})
 
 
-SMALLEST_CLIP, LARGEST_CLIP = 2.0**-40, 2.0**40
+MIN_CLIP, MAX_CLIP = 2.0**-40, 2.0**40
 """`fedpriv.loss.clipping` holds between these."""
-_SMALLEST_SHARE = 2.0**-70  # of a record: float32 ends at 2^-126, and factors go down by a norm of 2^50
-_SMALLEST_STD, _LARGEST_STD = 2.0**-100, 2.0**100
-MOST_DEVIATIONS = 2.0**30
+_MIN_RECORD_CLIP = 2.0**-70  # of a record: float32 ends at 2^-126, and factors go down by a norm of 2^50
+_MIN_STD, _MAX_STD = 2.0**-100, 2.0**100
+MAX_DEVIATIONS = 2.0**30
 """The largest sum, in standard deviations of its noise: then 22 digits of float64 lie below one of them."""
 
 
-def check_clips(rounds: Iterable[Round], largest_batch: int, private: bool) -> None:
+def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) -> None:
     """InputError for a clip that increments cannot be held to; without noise it may be any large number.
 
     `largest_batch` is the most records of one silo in a round.
     """
     for current in rounds:
         for clip in current.clips:
-            if not SMALLEST_CLIP <= clip <= (LARGEST_CLIP if private else sys.float_info.max):
+            if not MIN_CLIP <= clip <= (MAX_CLIP if is_private else sys.float_info.max):
                 raise InputError(
                     f"algorithm: increments of round {current.t} would be clipped to norm {clip:.3g}; clips "
-                    f"between {SMALLEST_CLIP:.2g} and {LARGEST_CLIP:.2g} hold in floating point"
+                    f"between {MIN_CLIP:.2g} and {MAX_CLIP:.2g} hold in floating point"
                 )
-            if clip / largest_batch < _SMALLEST_SHARE:
+            if clip / max_batch_size < _MIN_RECORD_CLIP:
                 raise InputError(
-                    f"algorithm: a clip of {clip:.3g} over a batch of {largest_batch} records is too small for "
+                    f"algorithm: a clip of {clip:.3g} over a batch of {max_batch_size} records is too small for "
                     "floating point; use a larger clip or a smaller batch"
                 )
 
@@ -257,111 +270,113 @@ def check_noise(noise: Noise) -> None:
     """InputError for noise that floating point cannot draw or add."""
     for source in noise.sources:
         std = float(source.std)
-        if not _SMALLEST_STD <= std <= _LARGEST_STD:
+        if not _MIN_STD <= std <= _MAX_STD:
             raise InputError(
                 f"privacy: noise of standard deviation {std:.3g} is nothing that floating point can add; between "
-                f"{_SMALLEST_STD:.2g} and {_LARGEST_STD:.2g} it can"
+                f"{_MIN_STD:.2g} and {_MAX_STD:.2g} it can"
             )
 
 
-def check_sums(noise: Noise, largest_sum: float, fresh_std: float) -> None:
+def check_sums(noise: Noise, max_sum: float, fresh_std: float) -> None:
     """InputError for noise that would be lost in the rounding of what it is added to.
 
     `largest_sum` bounds the norm of that; `fresh_std` is how much of the noise is fresh in every release.
     """
     for source in noise.sources:
         fresh = float(source.std) * fresh_std
-        if not largest_sum <= MOST_DEVIATIONS * fresh:
+        if not max_sum <= MAX_DEVIATIONS * fresh:
             raise InputError(
-                f"privacy: sums of up to {largest_sum:.3g} would hide noise of standard deviation {fresh:.3g} in "
-                f"their rounding; at most {MOST_DEVIATIONS:.2g} standard deviations, so ask for more privacy"
+                f"privacy: sums of up to {max_sum:.3g} would hide noise of standard deviation {fresh:.3g} in "
+                f"their rounding; at most {MAX_DEVIATIONS:.2g} standard deviations, so ask for more privacy"
             )
 
 
-MOST_SLACK = 2.0**-60
+MAX_SLACK = 2.0**-60
 """Of a claim, in total variation: what reports call it."""
-_WITHIN = 2.0**22
+_MIN_CLIP_UNITS = 2.0**22
 """Units in a clip for each √d at least, where records are closer than 2 clips: `plan.ALLOWANCE` rests on it."""
-_SAFE = 1.0 - 2.0**-38
+_MU_MARGIN = 1.0 - 2.0**-38
 """Less than what rounding to the safe side adds to μ: what is recorded stays within what was asked for."""
 
 
-def exact_plan_of(
+def make_exact_plan(
     cell: Cell,
     objective: Objective,
     estimator: Estimator,
     mechanism: Mechanism,
     workload: Workload,
-    apart: float = APART,
+    increment_diameter: float = APART,
 ) -> ExactPlan:
     """InputError, naming the algorithm and the reason, for a run whose releases cannot be made of integers.
 
     Guarantee: the recorded μ is not above the cell's target, and the slack not above 2^-60.
     """
     name, schedule, trust = cell.algorithm.row.name, cell.schedule, cell.algorithm.trust_setting
-    targets = cell.targets
+    targets = cell.target_mus
     assert targets is not None  # of a run without noise nothing is exact
     sums = RunningSums(mechanism, workload, cell.privacy.relation, exact=True)
-    known = RunningSums(mechanism, replace(workload, schedule=schedule.known), sums.relation)
-    share = 1.0 if schedule.known is schedule else known.sensitivity() / schedule.distance(sums)
-    unit = cell.privacy.protected
+    known = RunningSums(mechanism, replace(workload, schedule=schedule.public_order), sums.relation)
+    share = 1.0 if schedule.public_order is schedule else known.sensitivity() / schedule.distance(sums)
+    unit = cell.privacy.protected_unit
 
     def of_one_silo(target: float) -> float:
         """What a unit's records in one silo may be charged, less what rounding adds."""
-        mu = schedule.charged(sums, target, cell.privacy.delta) * share
-        return (unit.of_one_silo(mu) if trust.releases(0) else mu / unit.shared) * _SAFE
+        mu = schedule.calibrated_mu(sums, target, cell.privacy.delta) * share
+        return (unit.mu_per_silo(mu) if trust.publishes_sums(0) else mu / unit.max_silos) * _MU_MARGIN
 
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
-    together = sum(sizes) if trust.releases(SERVER) else max(sizes)
-    owners = trust.owners_in_release(len(sizes))
+    together = sum(sizes) if trust.publishes_sums(SERVER) else max(sizes)
+    owners = trust.noise_sources_per_release(len(sizes))
     try:
         form = integer_form(mechanism, known.workload)
-        if (estimator.round(1).split is not None) != form.in_parts:
+        if (estimator.round(1).split is not None) != form.has_parts:
             raise InputError(f"{mechanism.name} noise on increments that are clipped in parts")
         exact = fitted_lattice(
-            ExactRun(
+            ExactRunInputs(
                 form,
-                tuple(together * schedule.most_batches(t) for t in rounds),
+                tuple(together * schedule.max_batches(t) for t in rounds),
                 objective.dimension,
                 cell.privacy.relation,
                 of_one_silo(min(targets)),
-                owners=owners,
-                word=cell.run.word if owners > 1 else 64,
-                apart=apart,
+                party_count=owners,
+                word_bits=cell.run.word if owners > 1 else 64,
+                increment_diameter=increment_diameter,
             )
         )
         if cell.privacy.shares:
             exact = exact.with_budgets(list(map(of_one_silo, targets)))
     except InputError as error:
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
-    if apart < APART and math.sqrt(objective.dimension) * _WITHIN > min(exact.norms(1)):
+    if increment_diameter < APART and math.sqrt(objective.dimension) * _MIN_CLIP_UNITS > min(exact.norms(1)):
         raise InputError(
             f"{name}: {objective.dimension} values of {min(exact.norms(1))} units are too coarse; ask for fewer "
             "cells, or take a longer word"
         )
-    if exact.claim.slack > MOST_SLACK / (2 if cell.budget.beside else 1):  # the other step has its own
+    if exact.claim.slack > MAX_SLACK / (2 if cell.budget.other_mu else 1):  # the other step has its own
         raise InputError(f"{name}: {schedule.rounds} rounds of {objective.dimension} values are too many")
     return exact
 
 
-def noise_of(exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...], weights: tuple[float, ...]) -> Noise:
+def make_exact_noise(
+    exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...], weights: tuple[float, ...]
+) -> Noise:
     """Every owner's noise in the units of the model; that in the mean follows from it."""
     unit = exact.lattice.unit
-    if trust.draws(SERVER):
+    if trust.adds_noise(SERVER):
         return Noise((NoiseSource(SERVER, unit * exact.claim.sigma / sum(batch_sizes), 1.0),))
     return Noise(
         tuple(
-            NoiseSource(silo, unit * exact.claim_of(silo).sigma / size, weight)
+            NoiseSource(silo, unit * exact.party_claim(silo).sigma / size, weight)
             for silo, (size, weight) in enumerate(zip(batch_sizes, weights, strict=True))
         )
     )
 
 
-Words = NDArray[np.uint64]
+EncodedMessage = NDArray[np.uint64]
 
-_LARGEST = 2.0**62
+_MAX_ENCODED = 2.0**62
 """Of one encoded value, in units; beyond what plans allow and noise can reach."""
-_ROOM = 2.0**48
+_MAX_GRID_UNITS = 2.0**48
 """The most units that records can contribute: then a silo's float64 holds digits of its noise below the grid."""
 
 
@@ -375,44 +390,44 @@ class Grid:
 
     unit: float
 
-    def encode(self, values: NDArray[np.float64]) -> Words:
+    def encode(self, values: NDArray[np.float64]) -> EncodedMessage:
         """`values` (d,) rounded to the grid, (d,); RunError for values that are not finite or absurdly large."""
         scaled = np.floor(values / self.unit + 0.5)  # halves go up: rounding and whole shifts must commute
-        if not np.all(np.abs(scaled) < _LARGEST):
+        if not np.all(np.abs(scaled) < _MAX_ENCODED):
             raise RunError("the release has values that are not finite, or outside of what can be added")
         return scaled.astype(np.int64).view(np.uint64)
 
-    def decode_sum(self, messages: Sequence[Words]) -> NDArray[np.float64]:
+    def decode_sum(self, messages: Sequence[EncodedMessage]) -> NDArray[np.float64]:
         """The sum (d,) of all silos' encoded messages, each (d,)."""
-        total: Words = np.zeros_like(messages[0])
+        total: EncodedMessage = np.zeros_like(messages[0])
         for message in messages:
             total += message  # unsigned: modulo 2^64
         return total.view(np.int64).astype(np.float64) * self.unit
 
 
-def grid_for(share: float, digits: int, largest: float) -> Grid:
+def make_grid(silo_std: float, digits: int, max_sum: float) -> Grid:
     """The grid for messages with noise of standard deviation `share` > 0 in every silo's part of the mean.
 
     Half of the `digits` binary digits in which noise is drawn lie above the unit and half below it: the rounding
     adds less than 2^-24 to the variance.  `largest` bounds every coordinate of the sum of all silos' vectors
     without noise; InputError where that does not fit.
     """
-    unit = 2.0 ** math.floor(math.log2(share) - digits // 2)
-    if largest > unit * _ROOM:
+    unit = 2.0 ** math.floor(math.log2(silo_std) - digits // 2)
+    if max_sum > unit * _MAX_GRID_UNITS:
         raise InputError(
-            f"secure aggregation: sums of up to {largest:.3g}, with noise of {share:.3g} in each silo, do "
+            f"secure aggregation: sums of up to {max_sum:.3g}, with noise of {silo_std:.3g} in each silo, do "
             'not fit on a grid; use run.dtype = "float32", fewer rounds or more noise'
         )
     return Grid(unit)
 
 
-def lattice_of(cell: Cell, schedule: Participation, estimator: Estimator, noise: Noise) -> Grid:
+def make_message_grid(cell: Cell, schedule: Participation, estimator: Estimator, noise: Noise) -> Grid:
     """The lattice for sums of masked messages; InputError for sums that do not fit."""
     share = min(source.weight * float(source.std) for source in noise.sources)
-    return grid_for(share, np.finfo(cell.run.dtype).nmant + 1, largest_sum(schedule, estimator))
+    return make_grid(share, np.finfo(cell.run.dtype).nmant + 1, max_running_sum(schedule, estimator))
 
 
-def workload_of(estimator: Estimator, schedule: Participation) -> Workload:
+def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
     """What the running sums of an estimator are made of, for a mean over one batch."""
     return Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
 
@@ -421,49 +436,49 @@ def batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, .
     """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
     return tuple(
         float(current.clip) / max(1, schedule.expected_batches(current.t))
-        for current in rounds_of(estimator, schedule.rounds)
+        for current in make_rounds(estimator, schedule.rounds)
     )
 
 
-def largest_sum(schedule: Participation, estimator: Estimator) -> float:
+def max_running_sum(schedule: Participation, estimator: Estimator) -> float:
     """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
     largest = total = 0.0
-    for current in rounds_of(estimator, schedule.rounds):
+    for current in make_rounds(estimator, schedule.rounds):
         # a round that reads k batches divides by k
-        most = schedule.most_batches(current.t) / max(1, schedule.expected_batches(current.t))
-        total = float(current.decay) * total + most * current.largest
+        most = schedule.max_batches(current.t) / max(1, schedule.expected_batches(current.t))
+        total = float(current.decay) * total + most * current.max_contribution
         largest = max(largest, total)
     return largest
 
 
-def float_noise_of(
+def calibrate_float_noise(
     cell: Cell,
     schedule: Participation,
     workload: Workload,
     mechanism: Mechanism,
     weights: tuple[float, ...],
-    apart: float = APART,
+    increment_diameter: float = APART,
 ) -> Noise:
     """The noise of every owner that reaches the cell's target; none if it has none.
 
     Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.  InputError
     for sampling that cannot be accounted for.
     """
-    target, relation, delta = cell.target, cell.privacy.relation, cell.privacy.delta
+    target, relation, delta = cell.target_mu, cell.privacy.relation, cell.privacy.delta
     if target is None:
         return Noise()
     sums = RunningSums(mechanism, workload, relation)
     distance = schedule.distance(sums)
     mus = None
     if cell.privacy.shares:
-        mus = [schedule.charged(sums, each, delta) for each in cell.targets or ()]
-    return cell.algorithm.trust_setting.noise(
+        mus = [schedule.calibrated_mu(sums, each, delta) for each in cell.target_mus or ()]
+    return cell.algorithm.trust_setting.calibrate_noise(
         distance,
         cell.batch_sizes,
         weights,
         relation,
-        schedule.charged(sums, target, delta),
-        cell.privacy.protected,
-        apart,
+        schedule.calibrated_mu(sums, target, delta),
+        cell.privacy.protected_unit,
+        increment_diameter,
         mus,
     )

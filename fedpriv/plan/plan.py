@@ -17,8 +17,8 @@ from fedpriv.accounting.gaussian import APART, Relation, epsilon_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.estimators import Estimator, RaisedClips, Round, rounds_of
-from fedpriv.loss.features import check_seen_whole
+from fedpriv.loss.estimators import Estimator, RaisedClips, Round, make_rounds
+from fedpriv.loss.features import check_augmentation_allowed
 from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, Objective, is_shipped
 from fedpriv.loss.ridge import RidgeStatistics
 from fedpriv.loss.rows import ColumnMoments
@@ -26,7 +26,7 @@ from fedpriv.loss.views import PerUnit
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.integers.plan import ExactPlan, IntegerRound
 from fedpriv.noise.mechanism import Mechanism
-from fedpriv.noise.registry import check_known
+from fedpriv.noise.registry import check_readable
 from fedpriv.noise.series import Workload
 from fedpriv.noise.trust import RECORD, Noise, Trust, Unit
 from fedpriv.papers.base import Bound, Optimizer, Problem, ReleaseNumbers
@@ -34,36 +34,36 @@ from fedpriv.participation.orders import Participation, PublicOrder, check_depen
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.plan.calibration import (
     Grid,
+    calibrate_float_noise,
     check_clips,
     check_noise,
     check_sums,
-    exact_plan_of,
-    float_noise_of,
-    largest_sum,
-    lattice_of,
-    noise_of,
-    workload_of,
+    make_exact_noise,
+    make_exact_plan,
+    make_message_grid,
+    make_workload,
+    max_running_sum,
 )
 from fedpriv.scenario.schema import Cell
 
 
-def check_gaps(cell: Cell, estimator: Estimator, mechanism: Mechanism) -> None:
+def check_absences(cell: Cell, estimator: Estimator, mechanism: Mechanism) -> None:
     """InputError for a run that is to go on without a silo, and cannot: see `survives_gaps`."""
-    if (key := cell.without_silos) is not None and not survives_gaps(estimator, mechanism):
+    if (key := cell.absence_key) is not None and not allows_absences(estimator, mechanism):
         raise InputError(
             f"{key}: {cell.algorithm.row.name} cannot go on without a silo: its sums restart, or are taken apart, "
             "or its silos step by themselves, or its privacy rests on how far queries move between rounds"
         )
 
 
-def survives_gaps(estimator: Estimator, mechanism: Mechanism) -> bool:
+def allows_absences(estimator: Estimator, mechanism: Mechanism) -> bool:
     """Whether a silo may skip rounds: its next increment then starts at the query that it answered last."""
     first = estimator.round(1)
     plain = estimator.period is None and first.split is None and first.local is None
     return plain and mechanism.movement is None and mechanism.draws(1) is None
 
 
-def problem_of(cell: Cell, objective: Objective) -> Problem:
+def make_problem(cell: Cell, objective: Objective) -> Problem:
     """The public numbers of a cell, from which its parameters follow."""
     return Problem(
         dimension=objective.dimension,
@@ -73,12 +73,12 @@ def problem_of(cell: Cell, objective: Objective) -> Problem:
         convex_within=objective.convex_within,
         batch=sum(cell.batch_sizes),
         schedule=cell.schedule,
-        epsilon=None if cell.target is None else epsilon_of(cell.target, cell.privacy.delta),
+        epsilon=None if cell.target_mu is None else epsilon_of(cell.target_mu, cell.privacy.delta),
         delta=cell.privacy.delta,
         seed=cell.seed,
         silos=len(cell.batch_sizes),
         relation=cell.privacy.relation,
-        unit=cell.privacy.protected,
+        unit=cell.privacy.protected_unit,
     )
 
 
@@ -89,17 +89,17 @@ class PlannedRound(NamedTuple):
     """Coefficients, clips and decay of the estimator."""
     next_decay: Scalar
     """Decay of the running sum in the next round, or 0 after the last."""
-    reads: range | None
+    batch_range: range | None
     """Batches of the silo's order that are read, or None if records are drawn one by one."""
-    batches: int
+    batch_count: int
     """Expected number of batches, or 1 in a round that reads none: increments are divided by it."""
-    vectors: int | None
+    noise_vector_count: int | None
     """Number of fresh noise vectors, or None for a single one that is not stacked."""
     message_length: int
     """Numbers of `Plan.message_dtype` in a silo's message."""
     stored_length: int
     """Numbers of `Plan.stored_dtype` that a server stores."""
-    integers: IntegerRound | None
+    integer_round: IntegerRound | None
     """Norms, shape and noise on the lattice, or None in floating point."""
 
 
@@ -125,13 +125,13 @@ class Plan:
     trust: Trust
     dtype: torch.dtype
     """Type of queries and models."""
-    integers: ExactPlan | None = None
+    exact_plan: ExactPlan | None = None
     """Lattice, sums and noise of releases that are integers, or None in floating point."""
     grid: Grid | None = None
     """Grid on which masked messages in floating point are added, or None without masks."""
     unit: Unit = RECORD
     """Row of a batch: what is clipped, and what batches and weights count."""
-    apart: float = APART
+    increment_diameter: float = APART
     """Largest distance of two increments, in clips (`apart_of`)."""
     model_length: int | None = None
     """Length of the model that an evaluation is of, or None in training."""
@@ -140,13 +140,13 @@ class Plan:
     """Length of a query: that of a release, or of the model that is evaluated."""
     masked: bool = field(init=False)
     """Whether the server gets the silos' messages in their sum alone."""
-    takes_slots: bool = field(init=False)
+    needs_batch_layout: bool = field(init=False)
     """Whether the objective has to be told the silos and rows of a round (`Objective.at`)."""
     max_batches: int = field(init=False)
     """Most batches that a silo reads in a round."""
     integers_at_server: bool = field(init=False)
     """Whether the server adds up integers, and not released vectors."""
-    adds_to_earlier: bool = field(init=False)
+    sends_round_sums: bool = field(init=False)
     """Whether a silo's message has this round's sums alone, which the server adds to earlier ones."""
     message_dtype: torch.dtype = field(init=False)
     """Type of a silo's message: bytes or words if masked, sums if the server adds the noise."""
@@ -156,8 +156,8 @@ class Plan:
     """Rounds 1, 2, …"""
 
     def __post_init__(self) -> None:
-        exact, trust = self.integers is not None, self.trust
-        masked, at_server = trust.masked and bool(self.noise.sources), exact and trust.releases(SERVER)
+        exact, trust = self.exact_plan is not None, self.trust
+        masked, at_server = trust.masked and bool(self.noise.sources), exact and trust.publishes_sums(SERVER)
         if masked:
             message_dtype = torch.uint8 if exact else torch.uint64
         elif float(self.noise.std_of(SERVER)):
@@ -167,10 +167,10 @@ class Plan:
         derived = {
             "query_length": self.objective.dimension if self.model_length is None else self.model_length,
             "masked": masked,
-            "max_batches": max(map(self.schedule.most_batches, range(1, self.schedule.rounds + 1))),
-            "takes_slots": getattr(type(self.objective), "at", None) is not Deterministic.at,
+            "max_batches": max(map(self.schedule.max_batches, range(1, self.schedule.rounds + 1))),
+            "needs_batch_layout": getattr(type(self.objective), "for_batch", None) is not Deterministic.for_batch,
             "integers_at_server": at_server,
-            "adds_to_earlier": exact and trust.draws(SERVER),
+            "sends_round_sums": exact and trust.adds_noise(SERVER),
             "message_dtype": message_dtype,
             "stored_dtype": torch.int64 if at_server else self.dtype,
         }
@@ -179,11 +179,11 @@ class Plan:
         object.__setattr__(self, "rounds", tuple(self._planned_rounds()))
 
     def _planned_rounds(self) -> Iterator[PlannedRound]:
-        schedule, exact, length = self.schedule, self.integers, self.objective.dimension
-        steps = rounds_of(self.estimator, schedule.rounds)
+        schedule, exact, length = self.schedule, self.exact_plan, self.objective.dimension
+        steps = make_rounds(self.estimator, schedule.rounds)
         for step, next_decay in zip(steps, [*(step.decay for step in steps[1:]), 0.0], strict=True):
             t, batches = step.t, max(1, schedule.expected_batches(step.t))
-            on_lattice = None if exact is None else exact.planned_round(t, batches)
+            on_lattice = None if exact is None else exact.plan_round(t, batches)
             vectors = self.mechanism.draws(t)
             assert on_lattice is None or len(on_lattice.norms) == (vectors or 1)
             stored = length * (len(on_lattice.norms) if on_lattice is not None and self.integers_at_server else 1)
@@ -193,46 +193,47 @@ class Plan:
                 schedule.batches(t) if isinstance(schedule, PublicOrder) else None,
                 batches,
                 vectors,
-                stored * (exact.run.word // 8 if exact is not None and self.masked else 1),
+                stored * (exact.inputs.word_bits // 8 if exact is not None and self.masked else 1),
                 stored,
                 on_lattice,
             )
 
     @property
-    def exact(self) -> ExactPlan:
+    def required_exact_plan(self) -> ExactPlan:
         """Lattice, sums and noise of integers.  ValueError for a plan in floating point."""
-        if self.integers is None:
+        if self.exact_plan is None:
             raise ValueError("floating point has no lattice of integers: plan_of(released=True)")
-        return self.integers
+        return self.exact_plan
 
     @property
-    def largest_clip(self) -> float:
+    def max_clip(self) -> float:
         """Largest clip of any round and part, as records meet it: not divided by the batches of a round."""
         return max(max(planned.step.clips) for planned in self.rounds)
 
-    def check_released(self) -> None:
+    def check_release_noise(self) -> None:
         """ValueError for a plan whose noise protects nobody."""
-        if self.noise.sources and self.integers is None:
+        if self.noise.sources and self.exact_plan is None:
             raise ValueError("noise that is really released needs a plan made for it: plan_of(released=True)")
 
-    def most_held(self, silo: int) -> int:
+    def record_capacity(self, silo: int) -> int:
         """Records that a round is made to hold; if secret, as nearly none exceeds: `prices` charges for others."""
         return (
-            self.schedule.capacity(self.batch_sizes[silo]).rows
+            self.schedule.capacity(self.batch_sizes[silo]).row_count
             if isinstance(self.schedule, SecretOrder)
             else self.batch_sizes[silo] * self.max_batches
         )
 
     @property
-    def beside(self) -> int:
+    def extra_values(self) -> int:
         """Values that exist at a time beside increments, of one replicate in the round that has the most."""
-        rows = sum(map(self.most_held, range(len(self.batch_sizes))))
+        rows = sum(map(self.record_capacity, range(len(self.batch_sizes))))
         return max(
-            self.objective.beside(points, rows) for points in {planned.step.gradients for planned in self.rounds}
+            self.objective.extra_values(points, rows)
+            for points in {planned.step.gradient_count for planned in self.rounds}
         )
 
 
-def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan:
+def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it.
 
     With `released`, noise is there to protect somebody, and what is released are integers, as in a simulation
@@ -241,35 +242,38 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `calibration`);
     InputError otherwise, for a silo's guard and for a simulation alike.
     """
-    check_scaled(cell)
+    check_scaling_known(cell)
     row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.trust_setting
     schedule = cell.schedule
     batch_sizes = cell.batch_sizes
-    weights = weights_of(cell)
-    problem = problem_of(cell, objective)
-    estimator, mechanism, workload = sums_of(cell, problem)
-    check_known(mechanism, workload, row.name)
-    check_gaps(cell, estimator, mechanism)
-    private = cell.target is not None
-    check_clips(rounds_of(estimator, schedule.rounds), max(batch_sizes), private)
-    relation, unit = cell.privacy.relation, cell.privacy.protected
-    check_seen_whole(objective, seen := row.objective(settings, problem, objective), row.name)
-    looked_at = _by_units(seen, unit)
+    weights = silo_weights(cell)
+    problem = make_problem(cell, objective)
+    estimator, mechanism, workload = make_uncalibrated_parts(cell, problem)
+    check_readable(mechanism, workload, row.name)
+    check_absences(cell, estimator, mechanism)
+    private = cell.target_mu is not None
+    check_clips(make_rounds(estimator, schedule.rounds), max(batch_sizes), private)
+    relation, unit = cell.privacy.relation, cell.privacy.protected_unit
+    check_augmentation_allowed(objective, seen := row.objective(settings, problem, objective), row.name)
+    looked_at = _view_by_unit(seen, unit)
     if private:
-        check_dependence(looked_at, schedule.allowed, f'federation.sampling = "{schedule.name}"')
+        check_dependence(looked_at, schedule.allowed_dependence, f'federation.sampling = "{schedule.name}"')
     exact, grid = None, None
-    apart = apart_of(looked_at, estimator, mechanism, schedule)
-    if _exactly(cell, released):
-        exact = exact_plan_of(cell, looked_at, estimator, mechanism, workload, apart)
-        mechanism, noise = exact.run.factored.mechanism, noise_of(exact, trust, batch_sizes, weights)
+    apart = find_increment_diameter(looked_at, estimator, mechanism, schedule)
+    if _uses_integers(cell, for_release):
+        exact = make_exact_plan(cell, looked_at, estimator, mechanism, workload, apart)
+        mechanism, noise = (
+            exact.inputs.factorization.mechanism,
+            make_exact_noise(exact, trust, batch_sizes, weights),
+        )
         check_noise(noise)
     else:
-        noise = float_noise_of(cell, schedule, workload, mechanism, weights, apart)
+        noise = calibrate_float_noise(cell, schedule, workload, mechanism, weights, apart)
         check_noise(noise)
         if noise.sources:
-            check_sums(noise, largest_sum(schedule, estimator), mechanism.fresh_std or 1.0)
+            check_sums(noise, max_running_sum(schedule, estimator), mechanism.fresh_std or 1.0)
             if trust.masked:
-                grid = lattice_of(cell, schedule, estimator, noise)
+                grid = make_message_grid(cell, schedule, estimator, noise)
     return Plan(
         schedule,
         batch_sizes,
@@ -289,25 +293,25 @@ def plan_of(cell: Cell, objective: Objective, *, released: bool = False) -> Plan
     )
 
 
-def sums_of(cell: Cell, problem: Problem) -> tuple[Estimator, Mechanism, Workload]:
+def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Mechanism, Workload]:
     """Estimator, mechanism and running sums of a cell's row, before any noise is calibrated."""
     row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
     estimator = row.estimator(settings, problem)
-    workload = workload_of(estimator, schedule)
+    workload = make_workload(estimator, schedule)
     mechanism = row.mechanism(settings, problem, workload)
     if (factors := settings.clip_factors(mechanism, workload)) is not None:
         estimator = RaisedClips(estimator, factors)
-        workload = workload_of(estimator, schedule)
+        workload = make_workload(estimator, schedule)
     return estimator, mechanism, workload
 
 
-def weights_of(cell: Cell) -> tuple[float, ...]:
+def silo_weights(cell: Cell) -> tuple[float, ...]:
     """p_i of every silo's mean, which sum to 1: by the records of a round, B_i / Σ B.
 
     Silos with budgets of their own are weighted by the inverse variance of their noise, (B_i μ_i)² / Σ (B μ)²: of
     all fixed weights these leave the least noise in the mean.  They are public, and fixed before round 1.
     """
-    sizes, mus = cell.batch_sizes, cell.targets
+    sizes, mus = cell.batch_sizes, cell.target_mus
     each = (
         [(size * mu) ** 2 for size, mu in zip(sizes, mus, strict=True)] if cell.privacy.shares and mus else sizes
     )
@@ -315,7 +319,7 @@ def weights_of(cell: Cell) -> tuple[float, ...]:
     return tuple(part / total for part in each)
 
 
-ALLOWANCE = 2.0**-20
+ROUNDING_ALLOWANCE = 2.0**-20
 """Relative, of `apart`: above every rounding of increments, on a lattice too.
 
 Let two increments be `a` ≥ 1 clips apart, and K = ⌊clip/u⌋ the clip in units u.  On the lattice they are (K + 1) a
@@ -328,7 +332,9 @@ so that all of this is below (1 + √d + 2^-30 K) / K < 2^-20 of a.  In float64 
 PROVED_DIAMETERS |= {ColumnMoments, RidgeStatistics}  # those of add-ons are added where they are defined
 
 
-def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, order: Participation) -> float:
+def find_increment_diameter(
+    objective: Objective, estimator: Estimator, mechanism: Mechanism, order: Participation
+) -> float:
     """The largest distance of two increments in clips, 2 unless a smaller one is proved.
 
     Guarantee: smaller than 2 only where all that is released is one round's sum of increments that are public
@@ -343,27 +349,27 @@ def apart_of(objective: Objective, estimator: Estimator, mechanism: Mechanism, o
     if not plain or not fresh or order.secret or order.rounds != 1:
         return APART
     diameter: float = cast(Any, base).diameter
-    return min(APART, max(1.0, diameter / float(first.clip)) * (1.0 + ALLOWANCE))
+    return min(APART, max(1.0, diameter / float(first.clip)) * (1.0 + ROUNDING_ALLOWANCE))
 
 
-def check_scaled(cell: Cell) -> None:
+def check_scaling_known(cell: Cell) -> None:
     """InputError for a cell whose records cannot be seen yet: its first step has not been taken."""
-    if cell.data.unscaled:
+    if cell.data.needs_first_step:
         raise InputError(
             "data.scale: means and deviations come from a first step, which `fedpriv run` takes; use it, or leave "
             "[data.scale] out"
         )
 
 
-def _by_units(objective: Objective, unit: Unit) -> Objective:
+def _view_by_unit(objective: Objective, unit: Unit) -> Objective:
     """The objective over rows that are units; InputError for one that takes rows for records."""
-    check_dependence(objective, unit.allowed, f'privacy.unit = "{unit.name}"')
-    return objective if unit.records == 1 else PerUnit(objective, unit.records)
+    check_dependence(objective, unit.allowed_dependence, f'privacy.unit = "{unit.name}"')
+    return objective if unit.max_records == 1 else PerUnit(objective, unit.max_records)
 
 
-def _exactly(cell: Cell, released: bool) -> bool:
+def _uses_integers(cell: Cell, released: bool) -> bool:
     """Whether the run's releases are integers; InputError for a simulation that asks so for none."""
-    private = cell.target is not None
+    private = cell.target_mu is not None
     if cell.run.arithmetic == "integers" and not private:
         raise InputError(
             'run.arithmetic = "integers": without noise there is no lattice to release on; give a privacy target, '
@@ -379,9 +385,9 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     read more than once or in secret, for silos with budgets and weights of their own, and for releases of
     integers, whose noise is of another form.
     """
-    problem = problem_of(cell, plan.objective)
+    problem = make_problem(cell, plan.objective)
     schedule = plan.schedule
-    if schedule.secret or not schedule.single_pass or plan.integers is not None or cell.privacy.shares:
+    if schedule.secret or not schedule.single_pass or plan.exact_plan is not None or cell.privacy.shares:
         return None
     radius = float(getattr(cell.algorithm.settings, "radius", math.inf))
     if not (radius <= problem.convex_within and math.isfinite(radius) and math.isfinite(problem.smoothness)):
@@ -407,15 +413,15 @@ class Absences:
     def __bool__(self) -> bool:
         return bool(self.rounds)
 
-    def away(self, t: int) -> frozenset[int]:
+    def absent_silos(self, t: int) -> frozenset[int]:
         """The silos that do not answer in round t."""
         return frozenset(silo for silo, rounds in self.rounds.items() if t in rounds)
 
 
-NOBODY = Absences({})
+NO_ABSENCES = Absences({})
 
 
-def absences_of(cell: Cell) -> Absences:
+def draw_absences(cell: Cell) -> Absences:
     """Draw the absences of a scenario, a function of its seed; the same for every engine."""
     federation, rounds = cell.federation, cell.schedule.rounds
     away: dict[int, set[int]] = {int(silo): set(given) for silo, given in federation.away.items()}

@@ -16,24 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.claims.ledger import as_data, from_data
-from fedpriv.claims.outcome import Finished, RunObserver
+from fedpriv.claims.ledger import stream_from_data, stream_to_data
+from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.core.errors import FedprivError, InputError, RunError
-from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
-from fedpriv.plan.calibration import fitted
-from fedpriv.protocol.messages import PROTOCOL
+from fedpriv.core.files import append_line, read_complete_lines, write_json, write_text, write_vector
+from fedpriv.plan.calibration import fit_cell_noise
+from fedpriv.protocol.messages import PROTOCOL_VERSION
 from fedpriv.scenario.load import Scenario, load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 
-_PROGRESS_EVERY = 0.5  # seconds
-_PLAIN = ("metrics", "fraction_clipped", "wall_seconds", "gradient_evaluations", "noise", "bytes_sent")
-_FILES = ("progress", "history.jsonl", "waiting.json", "failure.json", "outcome.json")
+_PROGRESS_SECONDS = 0.5  # seconds
+_PLAIN_FIELDS = ("metrics", "fraction_clipped", "wall_seconds", "gradient_evaluations", "noise", "bytes_sent")
+_FILE_NAMES = ("progress", "history.jsonl", "waiting.json", "failure.json", "outcome.json")
 
 
-def clear(folder: Path) -> None:
+def clear_reports(folder: Path) -> None:
     """Remove what an earlier attempt at the same run reported; RunError if that cannot be."""
-    with _written_to(folder):
-        for name in _FILES:
+    with _convert_write_errors(folder):
+        for name in _FILE_NAMES:
             (folder / name).unlink(missing_ok=True)
 
 
@@ -52,31 +52,33 @@ class FolderReporter(RunObserver):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._rounds, self._last = 0, 0.0
-        with _written_to(folder):
+        self._round_count, self._last_write = 0, 0.0
+        with _convert_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        clear(folder)
+        clear_reports(folder)
 
     def advanced(self, rounds: int) -> None:
-        self._rounds += rounds
-        if (now := time.monotonic()) - self._last > _PROGRESS_EVERY:
-            with _written_to(self._folder):
-                write_text(self._folder / "progress", str(self._rounds))
-            self._last = now
+        self._round_count += rounds
+        if (now := time.monotonic()) - self._last_write > _PROGRESS_SECONDS:
+            with _convert_write_errors(self._folder):
+                write_text(self._folder / "progress", str(self._round_count))
+            self._last_write = now
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        with _written_to(self._folder):
+        with _convert_write_errors(self._folder):
             append_line(self._folder / "history.jsonl", {"round": t, **metrics})
 
-    def finished(self, place: int, finished: Finished) -> None:
-        plain = {name: getattr(finished, name) for name in _PLAIN}
-        streams = {name: list(map(as_data, getattr(finished, name))) for name in ("releases", "evaluations")}
-        with _written_to(self._folder):
+    def finished(self, place: int, finished: CellOutcome) -> None:
+        plain = {name: getattr(finished, name) for name in _PLAIN_FIELDS}
+        streams = {
+            name: list(map(stream_to_data, getattr(finished, name))) for name in ("releases", "evaluations")
+        }
+        with _convert_write_errors(self._folder):
             write_vector(self._folder / "model.npy", finished.model)
             write_json(self._folder / "outcome.json", {**plain, **streams, "missed": finished.missed})
 
     def failed(self, error: FedprivError) -> None:
-        with _written_to(self._folder):
+        with _convert_write_errors(self._folder):
             write_json(self._folder / "failure.json", {"message": str(error), "exit_code": error.exit_code})
 
 
@@ -85,26 +87,26 @@ class FolderReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lines = 0
+        self._line_count = 0
 
-    def round(self) -> int:
+    def read_round(self) -> int:
         """The last round known to be finished."""
         try:
             return int((self._folder / "progress").read_text())
         except (FileNotFoundError, ValueError):
             return 0
 
-    def new_evaluations(self) -> Iterator[dict[str, Any]]:
+    def read_new_evaluations(self) -> Iterator[dict[str, Any]]:
         """Lines of the history that were not read before."""
         path = self._folder / "history.jsonl"
-        for line in whole_lines(path)[self._lines :]:
-            self._lines += 1
-            with _read_from(path, f", line {self._lines}"):
+        for line in read_complete_lines(path)[self._line_count :]:
+            self._line_count += 1
+            with _convert_read_errors(path, f", line {self._line_count}"):
                 evaluation = dict(json.loads(line))
                 evaluation["round"] = int(evaluation["round"])
             yield evaluation
 
-    def waiting(self) -> tuple[list[int], float] | None:
+    def read_waiting(self) -> tuple[list[int], float] | None:
         """The silos for which the server waits, and since when; None while it waits for nobody."""
         try:
             told = json.loads((self._folder / "waiting.json").read_text(encoding="utf-8"))
@@ -112,33 +114,33 @@ class FolderReader:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def result(self) -> Finished | None:
+    def read_result(self) -> CellOutcome | None:
         """The outcome once there is one; the server's own error if it failed."""
-        failure = self._json("failure.json")
+        failure = self._read_json("failure.json")
         if failure is not None:
-            with _read_from(self._folder / "failure.json"):
+            with _convert_read_errors(self._folder / "failure.json"):
                 message, exit_code = str(failure["message"]), int(failure["exit_code"])
             raise (InputError if exit_code == InputError.exit_code else RunError)(message)
-        outcome = self._json("outcome.json")
+        outcome = self._read_json("outcome.json")
         if outcome is None:
             return None
-        with _read_from(self._folder / "outcome.json"):
-            plain = {name: outcome[name] for name in _PLAIN}
+        with _convert_read_errors(self._folder / "outcome.json"):
+            plain = {name: outcome[name] for name in _PLAIN_FIELDS}
             missed = {int(silo): rounds for silo, rounds in outcome["missed"].items()}
-            releases = tuple(map(from_data, outcome["releases"]))
-            evaluations = tuple(map(from_data, outcome.get("evaluations", ())))
-        with _read_from(self._folder / "model.npy"):
+            releases = tuple(map(stream_from_data, outcome["releases"]))
+            evaluations = tuple(map(stream_from_data, outcome.get("evaluations", ())))
+        with _convert_read_errors(self._folder / "model.npy"):
             model = np.load(self._folder / "model.npy", allow_pickle=False)
-        return Finished(**plain, releases=releases, model=model, missed=missed, evaluations=evaluations)
+        return CellOutcome(**plain, releases=releases, model=model, missed=missed, evaluations=evaluations)
 
-    def _json(self, name: str) -> Any:
+    def _read_json(self, name: str) -> Any:
         path = self._folder / name
-        with _read_from(path):
+        with _convert_read_errors(path):
             return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 @contextmanager
-def _written_to(folder: Path) -> Iterator[None]:
+def _convert_write_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -146,7 +148,7 @@ def _written_to(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _read_from(path: Path, place: str = "") -> Iterator[None]:
+def _convert_read_errors(path: Path, place: str = "") -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
@@ -155,7 +157,7 @@ def _read_from(path: Path, place: str = "") -> Iterator[None]:
         raise RunError(f"{path}{place}: damaged ({error}); run it again with another --out") from None
 
 
-def run_config_of(cell: Cell, out: Path, run_token: str = "") -> dict[str, str | int]:
+def make_run_config(cell: Cell, out: Path, run_token: str = "") -> dict[str, str | int]:
     """The keys an engine submits: the resolved cell itself, and the folder for what the server writes.
 
     A deployment's `run_token` is the run's identity in the ledgers of silos and server, resumed or not; a
@@ -165,15 +167,15 @@ def run_config_of(cell: Cell, out: Path, run_token: str = "") -> dict[str, str |
         "scenario": "",
         "set": "",
         "cell": 0,
-        "cell-json": json.dumps(cell.canonical()),
+        "cell-json": json.dumps(cell.canonical_data()),
         "out": str(out),
         "run-token": run_token,
-        "protocol": PROTOCOL,
+        "protocol": PROTOCOL_VERSION,
         "fedpriv": version("fedpriv"),
     }
 
 
-def cell_of(run_config: Mapping[str, Any]) -> Cell:
+def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
     """The cell that a run configuration names.
 
     `cell-json` holds a resolved cell; otherwise it is that of `scenario_of_run`.  Noise that is to be fitted is
@@ -181,10 +183,10 @@ def cell_of(run_config: Mapping[str, Any]) -> Cell:
     """
     if run_config["cell-json"]:
         return resolve_cell(json.loads(str(run_config["cell-json"])), "cell-json")
-    return fitted(scenario_of_run(run_config).points[0].cell)
+    return fit_cell_noise(scenario_from_run_config(run_config).points[0].cell)
 
 
-def scenario_of_run(run_config: Mapping[str, Any]) -> Scenario:
+def scenario_from_run_config(run_config: Mapping[str, Any]) -> Scenario:
     """The scenario with one point that a person's run configuration names; InputError if there is no such.
 
     `scenario` is a path or the name of a shipped scenario, `set` overrides separated by spaces, `cell` the number
@@ -195,4 +197,4 @@ def scenario_of_run(run_config: Mapping[str, Any]) -> Scenario:
     chosen = int(run_config["cell"])
     if not 0 <= chosen < len(scenario.points):
         raise InputError(f"cell = {chosen}: {path} has cells 0 … {len(scenario.points) - 1}")
-    return scenario.alone(chosen)
+    return scenario.at_single_point(chosen)

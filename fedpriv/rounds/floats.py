@@ -28,22 +28,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.errors import RunError
-from fedpriv.core.random import LONGEST_AT_ONCE, SERVER, KeyedNormal, derive_key, integers_key, seed_key
-from fedpriv.loss.estimators import Round, Split
-from fedpriv.loss.objective import Batch, Increment, Objective, Records, Slots
-from fedpriv.plan.evaluation import EvaluationPlan, evaluation_plan_of, held_out_shares
+from fedpriv.core.random import MAX_VALUES_PER_DRAW, SERVER, KeyedNormal, derive_key, integer_noise_key, seed_key
+from fedpriv.loss.estimators import Round, SplitClipping
+from fedpriv.loss.objective import Batch, BatchLayout, Increment, Objective, Records
+from fedpriv.plan.evaluation import EvaluationPlan, make_evaluation_plan, test_records_of_silos
 from fedpriv.plan.plan import Plan, PlannedRound
-from fedpriv.plan.task import counting, task_of_cell
-from fedpriv.rounds.round import Part, Read, State, Summed, parts_of
+from fedpriv.plan.task import load_task, mask_absent_records
+from fedpriv.rounds.round import IncrementPart, RoundBatch, RoundState, RoundSums, increment_parts
 from fedpriv.scenario.schema import Cell
 
-_PIECE = 2**16
+_CHUNK = 2**16
 """Values of a mean that are computed at a time: all messages side by side are a copy of every one."""
-_ROUNDS_AHEAD = 16
-_VALUES_AHEAD = 2**26  # of noise that all silos together hold ahead, when one process simulates them
+_MAX_ROUNDS_PER_DRAW = 16
+_MAX_PREFETCHED_VALUES = 2**26  # of noise that all silos together hold ahead, when one process simulates them
 
 
-class Fresh(NamedTuple):
+class FreshNoise(NamedTuple):
     """Fresh vectors of a round, (..., d) or (..., draws, d); `amplitude` (..., 1) is a factor of B's row.
 
     Replicates can share unit noise, (1, d), since mechanisms are linear.
@@ -53,7 +53,7 @@ class Fresh(NamedTuple):
     amplitude: Tensor | None = None
 
 
-Draw = Callable[[int, int], Fresh | None]
+NoiseSampler = Callable[[int, int], FreshNoise | None]
 """(party, t) -> its fresh vectors of round t, or None if it adds no noise."""
 
 
@@ -65,45 +65,49 @@ class FloatSteps:
     """
 
     plan: Plan
-    draw: Draw = field(default=lambda party, t: None, repr=False)
+    sample_noise: NoiseSampler = field(default=lambda party, t: None, repr=False)
     objective: Objective | None = None
     """A silo's bounded view of the plan's objective, or None for the plan's own."""
 
-    def start(self, party: int) -> State:
+    def initial_state(self, party: int) -> RoundState:
         nothing = torch.zeros((), dtype=torch.float64).expand(self.plan.objective.dimension)  # takes no memory
-        return State(sums=(nothing,), hidden=self.plan.mechanism.start())
+        return RoundState(accumulator=(nothing,), mechanism_state=self.plan.mechanism.start())
 
-    def sums(self, state: State, planned: PlannedRound, query: Tensor, read: Read) -> Summed:
+    def sum_increments(
+        self, state: RoundState, planned: PlannedRound, query: Tensor, read: RoundBatch
+    ) -> RoundSums:
         """Return q_t, and the number of clipped records (...); see `absorb`."""
-        plan, (total,) = self.plan, state.sums
+        plan, (total,) = self.plan, state.accumulator
         objective = plan.objective if self.objective is None else self.objective
-        if plan.takes_slots:
-            objective = objective.at(Slots(planned.step.t, read.silos, read.rows))
+        if plan.needs_batch_layout:
+            objective = objective.for_batch(BatchLayout(planned.step.t, read.silo_sizes, read.row_indices))
         records = read.records if read.weights.shape[-1] else None
-        before = RunningSum(state.past, total)
-        (past, total), clipped = absorb(
+        before = RunningSum(state.past_vectors, total)
+        (past, total), clipped = update_running_sum(
             before, planned.step, query, objective, records, read.weights, plan.estimator.memory
         )
-        return Summed(total, past, clipped)
+        return RoundSums(total, past, clipped)
 
-    def nothing(self, state: State, t: int) -> Tensor:
-        return state.sums[0] * self.plan.rounds[t - 1].step.decay
+    def empty_sums(self, state: RoundState, t: int) -> Tensor:
+        return state.accumulator[0] * self.plan.rounds[t - 1].step.decay
 
-    def noisy(self, state: State, t: int, sums: Tensor, party: int, query: Tensor | None) -> tuple[Tensor, State]:
+    def add_noise(
+        self, state: RoundState, t: int, sums: Tensor, party: int, query: Tensor | None
+    ) -> tuple[Tensor, RoundState]:
         kept, decay = sums, self.plan.rounds[t - 1].next_decay
         if isinstance(decay, float) and decay == 0.0:
             kept = sums.new_zeros(()).expand_as(sums)  # takes no memory: nobody needs these sums again
-        if (fresh := self.draw(party, t)) is None:
-            return sums, State(t, state.past, (kept,), state.hidden)
-        row, hidden = self.plan.mechanism.noise(state.hidden, t, fresh.vectors)
+        if (fresh := self.sample_noise(party, t)) is None:
+            return sums, RoundState(t, state.past_vectors, (kept,), state.mechanism_state)
+        row, hidden = self.plan.mechanism.noise(state.mechanism_state, t, fresh.vectors)
         out, size = None if kept is sums else sums, fresh.amplitude
         noisy = torch.add(sums, row, out=out) if size is None else torch.addcmul(sums, size, row, out=out)
-        return noisy, State(t, state.past, (kept,), hidden)
+        return noisy, RoundState(t, state.past_vectors, (kept,), hidden)
 
-    def leaving(self, state: State, t: int, noisy: Tensor, party: int) -> tuple[Tensor, State]:
+    def release(self, state: RoundState, t: int, noisy: Tensor, party: int) -> tuple[Tensor, RoundState]:
         return noisy, state
 
-    def words(self, release: Tensor, t: int, party: int, mask: NDArray[np.uint64]) -> Tensor:
+    def encode_masked(self, release: Tensor, t: int, party: int, mask: NDArray[np.uint64]) -> Tensor:
         """Return p_i · release on the plan's grid, uint64 (d,)."""
         assert self.plan.grid is not None  # as wherever silos are to mask
         try:
@@ -112,15 +116,15 @@ class FloatSteps:
             raise RunError(f"silo {party}, round {t}: {error}") from None
         return torch.from_numpy(words + mask)
 
-    def added(self, messages: Sequence[Tensor], t: int) -> Tensor:
+    def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Return Σ_i p_i · release_i (d,)."""
         if (grid := self.plan.grid) is not None:
             return torch.from_numpy(grid.decode_sum([message.numpy() for message in messages]))
         mean = torch.empty_like(messages[0])
         weights = torch.tensor(self.plan.weights, dtype=mean.dtype)
-        for start in range(0, len(mean), _PIECE):
-            stop = start + _PIECE
-            parts = [message[start:stop] for message in messages] if len(mean) > _PIECE else messages
+        for start in range(0, len(mean), _CHUNK):
+            stop = start + _CHUNK
+            parts = [message[start:stop] for message in messages] if len(mean) > _CHUNK else messages
             torch.mv(torch.stack(tuple(parts)).mT, weights, out=mean[start:stop])
         return mean
 
@@ -134,11 +138,11 @@ class RunningSum(NamedTuple):
     The past is queries, latest first; for parts it is v_q, v_{q-1}, and then u of the last N rounds in order.
     """
 
-    past: tuple[Tensor, ...]
+    past_vectors: tuple[Tensor, ...]
     total: Tensor
 
 
-def empty_sum(like: Tensor) -> RunningSum:
+def initial_running_sum(like: Tensor) -> RunningSum:
     """Return the state before round 1: no query seen, q_0 = 0 with the shape and the type of `like`.
 
     A sum that is really released is float64, whatever type the queries have.
@@ -146,7 +150,7 @@ def empty_sum(like: Tensor) -> RunningSum:
     return RunningSum((), torch.zeros_like(like))
 
 
-def absorb(
+def update_running_sum(
     state: RunningSum,
     step: Round,
     query: Tensor,
@@ -167,21 +171,21 @@ def absorb(
     if weights.dtype != state.total.dtype:  # torch takes a while to see that there is nothing to do
         weights = weights.to(state.total.dtype)
     if step.split is not None:
-        return absorb_split(state, step, step.split, query, objective, records, weights)
-    (part, _, _), past = parts_of(step, query, state.past, memory)
+        return update_split_running_sum(state, step, step.split, query, objective, records, weights)
+    (part, _, _), past = increment_parts(step, query, state.past_vectors, memory)
     if records is None:
         return RunningSum(past, step.decay * state.total), query.new_zeros(query.shape[:-1], dtype=torch.int64)
     increment = objective.increment(part.query, Batch(records, weights), part.clip)
     total = increment.total  # made for this round alone
     if step.decay:
         total.add_(state.total, alpha=step.decay)
-    return RunningSum(past, total), increment.clipped
+    return RunningSum(past, total), increment.clipped_count
 
 
-def absorb_split(
+def update_split_running_sum(
     state: RunningSum,
     step: Round,
-    split: Split,
+    split: SplitClipping,
     query: Tensor,
     objective: Objective,
     records: Records | None,
@@ -196,10 +200,10 @@ def absorb_split(
     """
     epoch, place = divmod(step.t - 1, split.rounds_per_epoch)
     started = min(2, epoch + (place > 0))
-    anchors_before, ring = state.past[:started], state.past[started:]
-    (gradient, change, residual), anchors = parts_of(step, query, anchors_before, 1)
+    anchors_before, ring = state.past_vectors[:started], state.past_vectors[started:]
+    (gradient, change, residual), anchors = increment_parts(step, query, anchors_before, 1)
 
-    def increment(part: Part) -> Increment:
+    def increment(part: IncrementPart) -> Increment:
         if records is None:
             return Increment(torch.zeros_like(state.total), query.new_zeros(query.shape[:-1], dtype=torch.int64))
         return objective.increment(part.query, Batch(records, weights), part.clip)
@@ -208,11 +212,11 @@ def absorb_split(
     if change is not None:
         changed = increment(change)
         own = (1.0 - split.mixing) * (ring[0] + changed.total) + split.mixing * own
-        clipped = torch.maximum(clipped, changed.clipped)
+        clipped = torch.maximum(clipped, changed.clipped_count)
     added = own
     if residual is not None:
         since = increment(residual)
-        added, clipped = own + since.total, torch.maximum(clipped, since.clipped)
+        added, clipped = own + since.total, torch.maximum(clipped, since.clipped_count)
     kept = (*ring, own)[-split.rounds_per_epoch :]
     return RunningSum((*anchors, *kept), torch.add(added, state.total, alpha=step.decay)), clipped
 
@@ -220,61 +224,69 @@ def absorb_split(
 # Noise of a simulation
 
 
-class Seeded:
+class SeededNoise:
     """The noise that a simulation draws: each party's, as the plan scales it, from one source."""
 
     def __init__(self, plan: Plan, source: KeyedNormal, dtype: torch.dtype) -> None:
         self._plan, self._source = plan, source  # scaled and correlated in `dtype`
         self._dtype: np.dtype[Any] = np.dtype(str(dtype).removeprefix("torch."))
         self._stds = {party: float(std) for party, std, _ in plan.noise.sources}
-        self._ahead: dict[int, DrawAhead] = {}
+        self._prefetched: dict[int, PrefetchedNoise] = {}
 
-    def __call__(self, party: int, t: int) -> Fresh | None:
+    def __call__(self, party: int, t: int) -> FreshNoise | None:
         std = self._stds.get(party, 0.0)
         if not std:
             return None
         # Widened and multiplied in one call, piece by piece in the cache.
-        vectors, own = self._vectors(party, t)
-        return Fresh(torch.from_numpy(np.multiply(vectors, std, out=own, dtype=self._dtype)))
+        vectors, own = self._unit_vectors(party, t)
+        return FreshNoise(torch.from_numpy(np.multiply(vectors, std, out=own, dtype=self._dtype)))
 
-    def _vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
+    def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
         """Of variance 1, (d,), or (draws, d), and the same again if the caller may write into them."""
-        size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].vectors
+        size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:
-            return self._source.nodes(size, party, t, count), None
-        ahead = rounds_ahead(size, len(self._plan.batch_sizes))
+            return self._source.node_vectors(size, party, t, count), None
+        ahead = rounds_per_draw(size, len(self._plan.batch_sizes))
         if ahead == 1:  # piece by piece: no vector of the source's own type beside this one
             own = np.empty(size, dtype=self._dtype)
             return self._source.weighted_sum(size, [party], [1.0], t, out=own), own
-        if party not in self._ahead:
-            self._ahead[party] = DrawAhead(self._source, size, party, self._plan.schedule.rounds, ahead)
-        return self._ahead[party].vector(t), None
+        if party not in self._prefetched:
+            self._prefetched[party] = PrefetchedNoise(self._source, size, party, self._plan.schedule.rounds, ahead)
+        return self._prefetched[party].vector(t), None
 
 
-def rounds_ahead(size: int, silos: int) -> int:
+def rounds_per_draw(dimension: int, silo_count: int) -> int:
     """The rounds whose vectors a simulated silo draws at a time; 1 where it keeps none."""
-    most = 1 if size > LONGEST_AT_ONCE else _ROUNDS_AHEAD  # long ones are drawn in pieces, with no gain
-    return max(1, min(most, _VALUES_AHEAD // (size * silos)))
+    most = (
+        1 if dimension > MAX_VALUES_PER_DRAW else _MAX_ROUNDS_PER_DRAW
+    )  # long ones are drawn in pieces, with no gain
+    return max(1, min(most, _MAX_PREFETCHED_VALUES // (dimension * silo_count)))
 
 
-class DrawAhead:
+class PrefetchedNoise:
     """One party's vectors for rounds in order, drawn `ahead` at a time: a batch costs half of single draws.
 
     A cache: any round may be asked for, any number of times.  Round 1 is alone, for clocks that start after it.
     """
 
-    def __init__(self, source: KeyedNormal, size: int, party: int, rounds: int, ahead: int) -> None:
-        self._source, self._size, self._party, self._rounds, self._ahead = source, size, party, rounds, ahead
-        self._first = 0
-        self._drawn = np.empty((0, size), source.dtype)
+    def __init__(self, source: KeyedNormal, dimension: int, party: int, rounds: int, block_size: int) -> None:
+        self._source, self._dimension, self._party, self._rounds, self._block_size = (
+            source,
+            dimension,
+            party,
+            rounds,
+            block_size,
+        )
+        self._first_round = 0
+        self._block = np.empty((0, dimension), source.dtype)
 
     def vector(self, t: int) -> NDArray[np.floating]:
         """The vector of round t, shape (size,): do not write into it."""
-        if not self._first <= t < self._first + len(self._drawn):
-            rounds = range(t, 2 if t == 1 else max(t, min(t + self._ahead - 1, self._rounds)) + 1)
-            self._drawn = self._source.vectors(self._size, [self._party] * len(rounds), rounds)
-            self._first = t
-        vector: NDArray[np.floating] = self._drawn[t - self._first]
+        if not self._first_round <= t < self._first_round + len(self._block):
+            rounds = range(t, 2 if t == 1 else max(t, min(t + self._block_size - 1, self._rounds)) + 1)
+            self._block = self._source.vectors(self._dimension, [self._party] * len(rounds), rounds)
+            self._first_round = t
+        vector: NDArray[np.floating] = self._block[t - self._first_round]
         return vector
 
 
@@ -285,38 +297,49 @@ def evaluation_noise(cell: Cell) -> KeyedNormal:
 
 def evaluation_integers_key(cell: Cell) -> bytes:
     """As `evaluation_noise`, for evaluations whose releases are integers."""
-    return derive_key(integers_key(cell.seed), "evaluation")
+    return derive_key(integer_noise_key(cell.seed), "evaluation")
 
 
 @dataclass(frozen=True)
 class SimulatedEvaluation:
     """The evaluations of all silos of a simulation; in floating point `metrics` computes them at once."""
 
-    asked: EvaluationPlan
-    shares: list[Records]
+    evaluation_plan: EvaluationPlan
+    test_records: list[Records]
     noise: KeyedNormal
 
     @staticmethod
-    def of(cell: Cell) -> "SimulatedEvaluation | None":
+    def from_cell(cell: Cell) -> "SimulatedEvaluation | None":
         """None where silos do not evaluate."""
-        asked = evaluation_plan_of(cell, task_of_cell(cell).objective)
-        return None if asked is None else SimulatedEvaluation(asked, held_out_shares(cell), evaluation_noise(cell))
+        asked = make_evaluation_plan(cell, load_task(cell).objective)
+        return (
+            None
+            if asked is None
+            else SimulatedEvaluation(asked, test_records_of_silos(cell), evaluation_noise(cell))
+        )
 
     def metrics(self, place: int, model: Tensor) -> dict[str, float]:
         """Of evaluation number `place`, from 1, of `model` (d,)."""
         means = torch.stack(
-            [self._noisy(self._mean(model, own), silo, place) for silo, own in enumerate(self.shares)]
+            [
+                self._add_noise(self._mean_scores(model, own), silo, place)
+                for silo, own in enumerate(self.test_records)
+            ]
         )
-        if self.asked.apart:
-            return self.asked.metrics(means)
-        weights = torch.tensor(self.asked.plan.weights, dtype=means.dtype)
-        return self.asked.metrics(self._noisy(weights @ means, SERVER, place).unsqueeze(0))
+        if self.evaluation_plan.publishes_each_silo:
+            return self.evaluation_plan.metrics(means)
+        weights = torch.tensor(self.evaluation_plan.plan.weights, dtype=means.dtype)
+        return self.evaluation_plan.metrics(self._add_noise(weights @ means, SERVER, place).unsqueeze(0))
 
-    def _mean(self, model: Tensor, own: Records) -> Tensor:
+    def _mean_scores(self, model: Tensor, own: Records) -> Tensor:
         """Over all places, whether they count or not: a public denominator."""
-        records, there = counting(own)
-        return self.asked.scores.contributions(model, records).masked_fill(~there.unsqueeze(-1), 0.0).mean(0)
+        records, there = mask_absent_records(own)
+        return (
+            self.evaluation_plan.scores.contributions(model, records)
+            .masked_fill(~there.unsqueeze(-1), 0.0)
+            .mean(0)
+        )
 
-    def _noisy(self, mean: Tensor, owner: int, place: int) -> Tensor:
-        std = float(self.asked.plan.noise.std_of(owner))
+    def _add_noise(self, mean: Tensor, owner: int, place: int) -> Tensor:
+        std = float(self.evaluation_plan.plan.noise.std_of(owner))
         return mean + std * torch.from_numpy(self.noise.vector(len(mean), owner, place)).double() if std else mean

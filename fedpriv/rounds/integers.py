@@ -16,16 +16,22 @@ from torch import Tensor
 
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import SERVER
-from fedpriv.loss.objective import Slots
-from fedpriv.noise.integers.fixed_point import Ints, packed, sum_of
-from fedpriv.noise.integers.gaussian import START, KeyedIntegers, linked, linked_missed, round_noise
-from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.loss.objective import BatchLayout
+from fedpriv.noise.integers.fixed_point import Ints, pack_masked, unpack_sum
+from fedpriv.noise.integers.gaussian import (
+    INITIAL_QUERY_CHAIN,
+    KeyedDiscreteGaussian,
+    extend_missed_query_chain,
+    extend_query_chain,
+    round_noise,
+)
+from fedpriv.noise.integers.increments import sum_integer_increments
 from fedpriv.noise.integers.plan import IntegerRound
 from fedpriv.noise.integers.strategies import IntegerStrategy, IntState
 from fedpriv.noise.mechanism import Mechanism, MechanismState
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.plan.plan import Plan, PlannedRound
-from fedpriv.rounds.round import Part, Read, State, Summed, parts_of
+from fedpriv.rounds.round import IncrementPart, RoundBatch, RoundState, RoundSums, increment_parts
 
 
 @dataclass(frozen=True)
@@ -40,128 +46,154 @@ class IntegerSteps:
     plan: Plan
     key: bytes = field(repr=False)
 
-    def start(self, party: int) -> State:
+    def initial_state(self, party: int) -> RoundState:
         """Return C's state at a party that adds noise, and B's where running sums leave."""
         trust = self.plan.trust
-        sums = self._strategy.start() if trust.draws(party) else ()
-        return State(0, (), tensors(sums), self.plan.mechanism.start() if trust.releases(party) else (), START)
+        sums = self._strategy.initial_state() if trust.adds_noise(party) else ()
+        return RoundState(
+            0,
+            (),
+            as_tensors(sums),
+            self.plan.mechanism.start() if trust.publishes_sums(party) else (),
+            INITIAL_QUERY_CHAIN,
+        )
 
-    def sums(self, state: State, planned: PlannedRound, query: Tensor, read: Read) -> Summed:
+    def sum_increments(
+        self, state: RoundState, planned: PlannedRound, query: Tensor, read: RoundBatch
+    ) -> RoundSums:
         """Add the integers of one silo's records.
 
         Guarantee: one record moves the part of each vector by at most K under zero-out and 2 K under replace-one,
         whatever the query is; nothing but the sums depends on the records.
         """
-        ((silo, count),), step, plan = read.silos, planned.step, self.plan
+        ((silo, count),), step, plan = read.silo_sizes, planned.step, self.plan
         if not count and not plan.schedule.secret:  # a secret round that drew nobody is like any other
             read = read._replace(records=None)
-        parts, past = parts_of(step, query, state.past, plan.estimator.memory)
-        objective = plan.objective.at(Slots(step.t, read.silos, read.rows)) if plan.takes_slots else plan.objective
-        asked: list[Part | None] = [parts.gradient]
+        parts, past = increment_parts(step, query, state.past_vectors, plan.estimator.memory)
+        objective = (
+            plan.objective.for_batch(BatchLayout(step.t, read.silo_sizes, read.row_indices))
+            if plan.needs_batch_layout
+            else plan.objective
+        )
+        asked: list[IncrementPart | None] = [parts.gradient]
         if step.split is not None and step.split.rounds_per_epoch > 1:
             asked.insert(0, parts.residual)
         if parts.change is not None:
             asked.append(parts.change)
-        numbers, counts = self._numbers(step.t), (read.weights != 0.0).numpy()
+        numbers, counts = self._integer_round(step.t), (read.weights != 0.0).numpy()
         # Where it is secret who takes part, each round takes the time of so many records at least.
-        least = plan.most_held(silo) if isinstance(plan.schedule, SecretOrder) else 0
+        least = plan.record_capacity(silo) if isinstance(plan.schedule, SecretOrder) else 0
         sums = [
             np.zeros(objective.dimension, np.int64)
             if part is None
-            else integer_sum(
+            else sum_integer_increments(
                 *(objective, part.query, float(part.clip), read.records, norm, numbers.factor, least),
-                counts=counts,
-                rows=read.rows,
+                is_counted=counts,
+                row_indices=read.row_indices,
             )
             for part, norm in zip(asked, numbers.norms, strict=True)
         ]
-        return Summed(torch.from_numpy(sums[0] if planned.vectors is None else np.stack(sums)), past, None)
+        return RoundSums(
+            torch.from_numpy(sums[0] if planned.noise_vector_count is None else np.stack(sums)), past, None
+        )
 
-    def nothing(self, state: State, t: int) -> Tensor:
-        return torch.zeros(self._numbers(t).shape, dtype=torch.int64)
+    def empty_sums(self, state: RoundState, t: int) -> Tensor:
+        return torch.zeros(self._integer_round(t).shape, dtype=torch.int64)
 
-    def noisy(self, state: State, t: int, sums: Tensor, party: int, query: Tensor | None) -> tuple[Tensor, State]:
+    def add_noise(
+        self, state: RoundState, t: int, sums: Tensor, party: int, query: Tensor | None
+    ) -> tuple[Tensor, RoundState]:
         """Return y_t and C's next state, which is as secret as the records, or s_t itself without noise here."""
-        before = state.chain
-        chain = linked_missed(before) if query is None else linked(before, query.contiguous().numpy().data)
-        after = State(t, state.past, state.sums, state.hidden, chain)
+        before = state.query_chain
+        chain = (
+            extend_missed_query_chain(before)
+            if query is None
+            else extend_query_chain(before, query.contiguous().numpy().data)
+        )
+        after = RoundState(t, state.past_vectors, state.accumulator, state.mechanism_state, chain)
         if not self._adds_noise(party):
             return sums, after
         noise_of = partial(round_noise, self.key, party, t, chain)
-        held = tuple(vector.numpy() for vector in state.sums)
-        noisy, held = private_sums(self._strategy, self._sigmas(t, party), held, t, sums.numpy(), noise_of)
-        return torch.from_numpy(noisy), after._replace(sums=tensors(held))
+        held = tuple(vector.numpy() for vector in state.accumulator)
+        noisy, held = add_discrete_noise(self._strategy, self._sigmas(t, party), held, t, sums.numpy(), noise_of)
+        return torch.from_numpy(noisy), after._replace(accumulator=as_tensors(held))
 
-    def leaving(self, state: State, t: int, noisy: Tensor, party: int) -> tuple[Tensor, State]:
+    def release(self, state: RoundState, t: int, noisy: Tensor, party: int) -> tuple[Tensor, RoundState]:
         """Return (B y)_t over the public number of records of a batch, float64 (d,), or y_t as it is."""
-        if not self._releases(party):
+        if not self._releases_sums(party):
             return noisy, state
-        sizes, numbers = self.plan.batch_sizes, self._numbers(t)
+        sizes, numbers = self.plan.batch_sizes, self._integer_round(t)
         factor = numbers.unit / (sum(sizes) if party == SERVER else sizes[party])
         values = noisy.numpy().reshape(numbers.shape)
-        vector, hidden = leaving(self.plan.mechanism, numbers.scales, state.hidden, t, values, factor)
-        return vector, state._replace(hidden=hidden)
+        vector, hidden = release_running_sum(
+            self.plan.mechanism, numbers.noise_scales, state.mechanism_state, t, values, factor
+        )
+        return vector, state._replace(mechanism_state=hidden)
 
-    def words(self, release: Tensor, t: int, party: int, mask: NDArray[np.uint64]) -> Tensor:
+    def encode_masked(self, release: Tensor, t: int, party: int, mask: NDArray[np.uint64]) -> Tensor:
         """Return y_t modulo 2^w, uint8."""
-        masked = packed(release.numpy().reshape(-1), mask, self.plan.exact.run.word)
+        masked = pack_masked(release.numpy().reshape(-1), mask, self.plan.required_exact_plan.inputs.word_bits)
         return torch.frombuffer(bytearray(masked), dtype=torch.uint8)
 
-    def added(self, messages: Sequence[Tensor], t: int) -> Tensor:
+    def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Add masked messages, or exact sums at a server that is trusted with them."""
-        numbers = self._numbers(t)
+        numbers = self._integer_round(t)
         if self.plan.masked:
             words = [message.numpy().tobytes() for message in messages]
-            return torch.from_numpy(sum_of(words, self.plan.exact.run.word, numbers.shape))
+            return torch.from_numpy(
+                unpack_sum(words, self.plan.required_exact_plan.inputs.word_bits, numbers.shape)
+            )
         sums = [message.numpy().reshape(numbers.shape) for message in messages]
-        most = self.plan.schedule.most_batches(t)
+        most = self.plan.schedule.max_batches(t)
         bounds = [[size * most * norm for size in self.plan.batch_sizes] for norm in numbers.norms]
         try:
             if len(numbers.shape) == 1:
-                return torch.from_numpy(added(sums, bounds[0]))
-            parts = [added([of_silo[place] for of_silo in sums], bound) for place, bound in enumerate(bounds)]
+                return torch.from_numpy(add_exact_sums(sums, bounds[0]))
+            parts = [
+                add_exact_sums([of_silo[place] for of_silo in sums], bound) for place, bound in enumerate(bounds)
+            ]
         except RunError as error:
             raise RunError(f"round {t}, {error}") from None
         return torch.from_numpy(np.stack(parts))
 
-    def _numbers(self, t: int) -> IntegerRound:
-        numbers = self.plan.rounds[t - 1].integers
+    def _integer_round(self, t: int) -> IntegerRound:
+        numbers = self.plan.rounds[t - 1].integer_round
         assert numbers is not None  # as in every plan of integers
         return numbers
 
     def _sigmas(self, t: int, party: int) -> tuple[float, ...]:
         """Return the noise of every vector of round t, in units."""
-        numbers = self._numbers(t)
+        numbers = self._integer_round(t)
         if numbers.sigmas is not None:
             return numbers.sigmas
-        return tuple(map(self.plan.exact.claim_of(party).sigma_of, numbers.scales))
+        return tuple(map(self.plan.required_exact_plan.party_claim(party).sigma_of, numbers.noise_scales))
 
     def _adds_noise(self, party: int) -> bool:
-        return self.plan.adds_to_earlier == (party == SERVER)
+        return self.plan.sends_round_sums == (party == SERVER)
 
-    def _releases(self, party: int) -> bool:
+    def _releases_sums(self, party: int) -> bool:
         """Whether the noisy running sums leave this party, and not the integers that they are made of."""
         return self.plan.integers_at_server == (party == SERVER)
 
     @property
     def _strategy(self) -> IntegerStrategy:
-        exact = self.plan.integers
+        exact = self.plan.exact_plan
         assert exact is not None  # as in every plan of integers
-        return exact.run.factored.strategy
+        return exact.inputs.factorization.strategy
 
 
-def tensors(vectors: tuple[Ints, ...]) -> tuple[Tensor, ...]:
+def as_tensors(vectors: tuple[Ints, ...]) -> tuple[Tensor, ...]:
     """View the same memory as torch's."""
     return tuple(map(torch.from_numpy, vectors))
 
 
-def private_sums(
+def add_discrete_noise(
     strategy: IntegerStrategy,
     sigmas: Sequence[float],
     state: IntState,
     t: int,
     sums: Ints,
-    noise_of: Callable[[Ints], KeyedIntegers],
+    noise_of: Callable[[Ints], KeyedDiscreteGaussian],
 ) -> tuple[Ints, IntState]:
     """Return y_t, shaped like `sums` ((d,) or (vectors, d)), and the strategy's next state.
 
@@ -179,7 +211,7 @@ def private_sums(
     return noisy, state
 
 
-def leaving(
+def release_running_sum(
     mechanism: Mechanism, scales: Sequence[float], state: MechanismState, t: int, noisy: Ints, factor: float
 ) -> tuple[Tensor, MechanismState]:
     """Return `factor` · (B y)_t, float64 (d,), and B's next state.
@@ -194,7 +226,7 @@ def leaving(
     return torch.mul(row, factor, out=None if state else row), state  # a row that no state has is ours
 
 
-def added(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
+def add_exact_sums(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
     """Add the silos' exact sums at a server that is trusted with them.  RunError for one out of its bounds.
 
     `bounds[i]` is B_i K_t: no honest silo's sum is beyond it in any coordinate, and 64 bits hold what they add up

@@ -6,8 +6,8 @@ resolved.
 Imports: rooms from `papers` down.
 """
 
-from fedpriv.scenario.load import Point, Scenario, load_scenario, resolve_cell
-from fedpriv.scenario.published import Published
+from fedpriv.scenario.load import Scenario, SweepPoint, load_scenario, resolve_cell
+from fedpriv.scenario.published import PublishedValues
 from fedpriv.scenario.schema import Cell
 
-__all__ = ["Cell", "Point", "Published", "Scenario", "load_scenario", "resolve_cell"]
+__all__ = ["Cell", "PublishedValues", "Scenario", "SweepPoint", "load_scenario", "resolve_cell"]

@@ -9,12 +9,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fedpriv.core.errors import InputError, refuse
-from fedpriv.data.encode import SMALLEST, Scaling
-from fedpriv.data.named import schema_of
+from fedpriv.data.encode import MIN_DEVIATION, Scaling
+from fedpriv.data.named import find_schema
 from fedpriv.data.schema import TableSchema
 from fedpriv.noise.trust import RECORD, Unit
 from fedpriv.papers.base import Count, Positive
-from fedpriv.participation.registry import sampling_of
+from fedpriv.participation.registry import find_sampling_class
 from fedpriv.scenario.sections import FederationSection, Section
 
 Numbers = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Field(strict=False)]
@@ -34,7 +34,7 @@ class ScaleSection(Section):
     deviations: Numbers | None = Field(None, description="what the first step gave, beside `means`")
 
     @model_validator(mode="after")
-    def _both_or_none(self) -> Self:
+    def _check_both_given(self) -> Self:
         if (self.means is None) != (self.deviations is None):
             raise ValueError("means and deviations are given together")
         if self.means is None or self.deviations is None:
@@ -47,24 +47,25 @@ class ScaleSection(Section):
                 "means lie in -1 … 1, as columns do that public ranges scale": (
                     any(abs(mean) > 1.0 for mean in self.means)
                 ),
-                f"deviations lie in {SMALLEST:g} … 1, as those of columns in -1 … 1 do": (
-                    any(not SMALLEST <= deviation <= 1.0 for deviation in self.deviations)
+                f"deviations lie in {MIN_DEVIATION:g} … 1, as those of columns in -1 … 1 do": (
+                    any(not MIN_DEVIATION <= deviation <= 1.0 for deviation in self.deviations)
                 ),
             },
             ValueError,
         )
         return self
 
-    def scaling(self, schema: TableSchema) -> Scaling | None:
+    def make_scaling(self, schema: TableSchema) -> Scaling | None:
         """The map of the table's features; None before the first step, ValueError for numbers of other columns."""
         if self.means is None or self.deviations is None:
             return None
-        if len(self.means) != len(schema.numbers):
+        if len(self.means) != len(schema.number_features):
             raise ValueError(
-                f"data.scale has {len(self.means)} means, and the table has {len(schema.numbers)} columns of "
+                f"data.scale has {len(self.means)} means, and the table has {len(schema.number_features)} "
+                "columns of "
                 "numbers"
             )
-        return Scaling(schema.numbers, self.means, self.deviations)
+        return Scaling(schema.number_features, self.means, self.deviations)
 
 
 def check_first_step(federation: FederationSection, unit: Unit, without_silos: str | None) -> None:
@@ -72,7 +73,9 @@ def check_first_step(federation: FederationSection, unit: Unit, without_silos: s
     refuse(
         {
             f"data.scale: a first step composes with rounds that have a mu, and federation.sampling = "
-            f'"{federation.sampling}" has none; leave one of them out': (sampling_of(federation.sampling).secret),
+            f'"{federation.sampling}" has none; leave one of them out': (
+                find_sampling_class(federation.sampling).secret
+            ),
             f'data.scale: bounds what one record adds, and privacy.unit = "{unit.name}"; leave [data.scale] out': (
                 unit.name != RECORD.name
             ),
@@ -131,14 +134,14 @@ class DataSection(Section):
     )
 
     @model_validator(mode="after")
-    def _settings_of_the_partition(self) -> Self:
+    def _check_partition_keys(self) -> Self:
         for partition, key in PARTITION_KEYS.items():
             if (self.partition == partition) != (getattr(self, key) is not None):
                 raise ValueError(f'{key} is needed for partition = "{partition}", and only there')
         return self
 
     @model_validator(mode="after")
-    def _spared_records_move_no_other(self) -> Self:
+    def _check_spared_records(self) -> Self:
         if self.spared is not None and self.partition not in ("iid", "site"):
             raise ValueError(
                 f'spared = {self.spared:g} with partition = "{self.partition}": records are dealt out by their '
@@ -151,23 +154,23 @@ class DataSection(Section):
         return self
 
     @property
-    def redrawn(self) -> tuple[int | None, float | None]:
+    def split_and_spared(self) -> tuple[int | None, float | None]:
         """The split and the share of training records that is spared, None for what is as published."""
         return self.split, self.spared
 
     @property
     def table_schema(self) -> TableSchema | None:
         """Public schema of the table, given here or known for its name; None if the data are no table."""
-        return schema_of(self.name, self.table)
+        return find_schema(self.name, self.table)
 
     @property
     def scaling(self) -> Scaling | None:
         """The map of a table's features that the first step gave; None where there is none, or none yet."""
         schema = self.table_schema
-        return None if self.scale is None or schema is None else self.scale.scaling(schema)
+        return None if self.scale is None or schema is None else self.scale.make_scaling(schema)
 
     @property
-    def unscaled(self) -> bool:
+    def needs_first_step(self) -> bool:
         """Whether a first step is still to be taken."""
         return self.scale is not None and self.scale.means is None
 
@@ -186,9 +189,9 @@ class DataSection(Section):
                 "away, whatever the noise; replace them by what is known without them, and write public = true"
             )
         if self.scale is not None:
-            if schema is None or not schema.numbers:
+            if schema is None or not schema.number_features:
                 raise ValueError("data.scale: needs a table with a column of numbers, which has `range`")
-            self.scale.scaling(schema)
+            self.scale.make_scaling(schema)
         if self.partition != "site" and not per_silo:
             return
         key = 'data.partition = "site"' if self.partition == "site" else "run.per_silo"

@@ -25,26 +25,26 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import scenario_file
-from fedpriv.data.cells import is_table
+from fedpriv.core.files import find_scenario_file
+from fedpriv.data.cells import is_table_path
 from fedpriv.scenario.data import PARTITION_KEYS
-from fedpriv.scenario.messages import validated
+from fedpriv.scenario.messages import validate_section
 from fedpriv.scenario.published import (
     Growth,
-    Published,
-    Tuned,
-    assign,
-    changed,
-    changed_axes,
-    look_up,
-    parsed_assignment,
-    published_of,
-    scaling_of,
-    tuned_of,
+    PublishedValues,
+    Tuning,
+    assign_key,
+    find_changed_axes,
+    find_changed_keys,
+    look_up_key,
+    parse_assignment,
+    parse_growth,
+    parse_published,
+    parse_tuning,
 )
 from fedpriv.scenario.schema import AlgorithmSection, Cell, ModelSection
 
-TARGETS = ("mu", "rho", "zcdp", "epsilon")
+PRIVACY_TARGETS = ("mu", "rho", "zcdp", "epsilon")
 """The keys of [privacy] of which exactly one says how private a run is."""
 
 
@@ -54,9 +54,9 @@ class Overrides:
 
     axes: Mapping[str, Any]
     """The axes of the sweep; "seeds" as it was given."""
-    fixed: Mapping[str, Any]
+    fixed_values: Mapping[str, Any]
     """Keys that get one value."""
-    touched: frozenset[str]
+    overridden_keys: frozenset[str]
     """Every key that was overridden."""
 
 
@@ -69,42 +69,42 @@ def split_overrides(overrides: Iterable[str], swept: Mapping[str, Any]) -> Overr
     """
     axes, fixed, touched = dict(swept), dict[str, Any](), set[str]()
     for assignment in overrides:
-        key, value = parsed_assignment(assignment)
+        key, value = parse_assignment(assignment)
         key = key.removeprefix("sweep.")  # as it stands in the file
         if key != "seeds" and isinstance(value, list):
             if not value:
                 raise InputError(f"--set {assignment!r}: expected at least one value to sweep")
-            axes[key] = unique(value)
+            axes[key] = drop_duplicates(value)
             fixed.pop(key, None)
         elif key in axes or key == "seeds":
             axes[key] = value if key == "seeds" else [value]
         else:
             fixed[key] = value
         touched.add(key)
-    for key in excluded(touched, fixed.get("privacy.mode")):
+    for key in find_excluded_targets(touched, fixed.get("privacy.mode")):
         axes.pop(key, None)
     return Overrides(axes, fixed, frozenset(touched))
 
 
-def unique(values: list[Any]) -> list[Any]:
+def drop_duplicates(values: list[Any]) -> list[Any]:
     """Drop values that are there already: the same cell twice is no second seed."""
     return [each for place, each in enumerate(values) if each not in values[:place]]
 
 
-def excluded(given: Iterable[str], mode: Any = None) -> list[str]:
+def find_excluded_targets(given: Iterable[str], mode: Any = None) -> list[str]:
     """The privacy targets that give way to those that were `given`, or to a mode without noise."""
-    targets = [f"privacy.{name}" for name in TARGETS]
+    targets = [f"privacy.{name}" for name in PRIVACY_TARGETS]
     chosen = [key for key in targets if key in given]
     return [key for key in targets if key not in chosen] if chosen or mode == "none" else []
 
 
 def drop_superseded_keys(tree: dict[str, Any], given: Overrides) -> None:
     """Take out of a cell's tree what an override excludes: other privacy targets, settings of other partitions."""
-    for key in excluded(given.touched, given.fixed.get("privacy.mode")):
+    for key in find_excluded_targets(given.overridden_keys, given.fixed_values.get("privacy.mode")):
         tree.get("privacy", {}).pop(key.removeprefix("privacy."), None)
-    if "data.partition" in given.touched:
+    if "data.partition" in given.overridden_keys:
         for partition, key in PARTITION_KEYS.items():
-            if tree["data"]["partition"] != partition and f"data.{key}" not in given.touched:
+            if tree["data"]["partition"] != partition and f"data.{key}" not in given.overridden_keys:
                 tree["data"].pop(key, None)
 
 
@@ -118,20 +118,20 @@ class Rule(BaseModel):
 
     def apply(self, tree: dict[str, Any]) -> None:
         """Set the rule's keys in a cell's tree, if it holds there."""
-        if all(look_up(tree, key) in _values(wanted) for key, wanted in self.when.items()):
+        if all(look_up_key(tree, key) in _as_list(wanted) for key, wanted in self.when.items()):
             for key, value in self.set.items():
-                assign(tree, key, value)
+                assign_key(tree, key, value)
 
 
-def rules_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> list[Rule]:
+def parse_rules(given: Any, axes: Mapping[str, list[Any]], source: str) -> list[Rule]:
     """The rules of a file; InputError if one is malformed or names a value that its swept key never has."""
     if not isinstance(given, list):
         raise InputError(f"{source}: where = {given!r}: expected [[where]] tables with `when` and `set`")
     rules = []
     for place, entry in enumerate(given, start=1):
-        rule = validated(Rule, entry, source, f"where (number {place})")
+        rule = validate_section(Rule, entry, source, f"where (number {place})")
         for key, wanted in rule.when.items():
-            for value in _values(wanted):
+            for value in _as_list(wanted):
                 if key in axes and value not in axes[key]:
                     raise InputError(
                         f"{source}: where (number {place}): {key} is never {value!r}; "
@@ -143,15 +143,15 @@ def rules_of(given: Any, axes: Mapping[str, list[Any]], source: str) -> list[Rul
     return rules
 
 
-def _values(wanted: Any) -> list[Any]:
+def _as_list(wanted: Any) -> list[Any]:
     return wanted if isinstance(wanted, list) else [wanted]
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One run of a scenario: which swept values it has (dotted key -> value), and the resolved cell."""
 
-    swept: Mapping[str, Any]
+    swept_values: Mapping[str, Any]
     cell: Cell
 
 
@@ -163,16 +163,16 @@ class Scenario:
     title: str
     axes: Mapping[str, list[Any]]
     seeds: list[int]
-    points: list[Point]
-    published: Published | None
-    scaling: Growth | None = None
-    tuned: Tuned | None = None
+    points: list[SweepPoint]
+    published: PublishedValues | None
+    growth: Growth | None = None
+    tuning: Tuning | None = None
     """How its settings were chosen, where `fedpriv tune` wrote the file."""
 
-    def alone(self, place: int) -> "Scenario":
+    def at_single_point(self, place: int) -> "Scenario":
         """The scenario of its point at `place` only: its axes and seeds have one value each."""
         point = self.points[place]
-        axes = {key: [value] for key, value in point.swept.items()}
+        axes = {key: [value] for key, value in point.swept_values.items()}
         return dataclasses.replace(self, axes=axes, seeds=[point.cell.seed], points=[point])
 
 
@@ -181,7 +181,7 @@ def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
 
     `path` is a file or the name of a shipped scenario, as `scenario_file` finds it.
     """
-    return scenario_of(read_toml(scenario_file(path)), str(path), overrides)
+    return parse_scenario(read_toml(find_scenario_file(path)), str(path), overrides)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -190,13 +190,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a text file: {error}") from None
     except tomllib.TOMLDecodeError as error:
-        if is_table(path.name):
+        if is_table_path(path.name):
             made = f"fedpriv data inspect {path} --target COLUMN --out FOLDER"
             raise InputError(f"{path}: is a table, and no scenario; write one with: {made}") from None
         raise InputError(f"{path}: not valid TOML: {error}") from None
 
 
-def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> Scenario:
+def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> Scenario:
     """The scenario that a parsed TOML tree stands for; `source` names it in messages.
 
     Overriding a swept key narrows its axis to the value, or the list of values, given.
@@ -215,34 +215,37 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
             raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
     printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
     printed = copy.deepcopy(base)
-    published = published_of(paper, printed_axes, source, *layout)
-    scaling = scaling_of(base.pop("scaling", None), printed_axes, source)
-    tuned = tuned_of(base.pop("tuned", None), source)
-    rules = rules_of(base.pop("where", []), printed_axes, source)
+    published = parse_published(paper, printed_axes, source, *layout)
+    scaling = parse_growth(base.pop("scaling", None), printed_axes, source)
+    tuned = parse_tuning(base.pop("tuned", None), source)
+    rules = parse_rules(base.pop("where", []), printed_axes, source)
     given = split_overrides(
-        overrides, {key: unique(values) if isinstance(values, list) else values for key, values in sweep.items()}
+        overrides,
+        {key: drop_duplicates(values) if isinstance(values, list) else values for key, values in sweep.items()},
     )
     axes = dict(given.axes)
-    labels = {key: value for key, value in given.fixed.items() if key.startswith("label.")}
+    labels = {key: value for key, value in given.fixed_values.items() if key.startswith("label.")}
     for key, values in (labels | axes).items():
         given_values = values if isinstance(values, list) else [values]
         if any(isinstance(value, float) and not math.isfinite(value) for value in given_values):
             raise InputError(f"{source}: {key}: swept values and labels are finite numbers, texts or lists")
-    for key, value in given.fixed.items():
-        assign(base, key, value)
-    if published is not None and not {published.table.rows, published.table.columns} <= axes.keys():
+    for key, value in given.fixed_values.items():
+        assign_key(base, key, value)
+    if published is not None and not {published.tables.rows, published.tables.columns} <= axes.keys():
         published = None  # another privacy target took an axis away
     if published is not None or scaling is not None:
         added = {key: values for key, values in axes.items() if key != "seeds" and key not in printed_axes}
         alone = {key: values[0] if len(values) == 1 else values for key, values in added.items()}
-        other = changed(printed, {**given.fixed, **alone})  # no setting equals a list
+        other = find_changed_keys(printed, {**given.fixed_values, **alone})  # no setting equals a list
         other += [] if tuned is None else ["what `fedpriv tune` chose"]
         if published is not None:
-            published = published.without_values(other + changed_axes(printed_axes, axes, published))
-        scaling = scaling and scaling.beside(other)
-    seeds = _seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
+            published = published.without_values(other + find_changed_axes(printed_axes, axes, published))
+        scaling = scaling and scaling.without_theory_if(other)
+    seeds = _parse_seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
     points = [
-        Point(dict(zip(axes, values, strict=True)), _cell(base, axes, values, rules, given, seed, source))
+        SweepPoint(
+            dict(zip(axes, values, strict=True)), _resolve_point(base, axes, values, rules, given, seed, source)
+        )
         for values in itertools.product(*axes.values())
         for seed in seeds
     ]
@@ -252,10 +255,10 @@ def scenario_of(tree: Mapping[str, Any], source: str, overrides: Iterable[str] =
 
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
     """Validate one cell; InputError with one line if it cannot be run."""
-    cell = validated(Cell, tree, source)
+    cell = validate_section(Cell, tree, source)
     row = cell.algorithm.row
-    validated(row.settings, cell.algorithm.model_extra or {}, source, "algorithm", AlgorithmSection)
-    validated(cell.model.row.settings, cell.model.model_extra or {}, source, "model", ModelSection)
+    validate_section(row.settings, cell.algorithm.model_extra or {}, source, "algorithm", AlgorithmSection)
+    validate_section(cell.model.row.settings, cell.model.model_extra or {}, source, "model", ModelSection)
     if cell.algorithm.trust not in row.trusts:
         raise InputError(
             f"{source}: algorithm.trust = {cell.algorithm.trust!r}: {row.name} can be run with "
@@ -273,7 +276,7 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
     return cell
 
 
-def _cell(
+def _resolve_point(
     base: Mapping[str, Any],
     axes: Mapping[str, Any],
     values: tuple[Any, ...],
@@ -285,17 +288,17 @@ def _cell(
     """One cell: the file with the overrides, at a sweep point, with its rules, which overrides outrank."""
     tree = copy.deepcopy(dict(base))
     for key, value in zip(axes, values, strict=True):
-        assign(tree, key, value)
+        assign_key(tree, key, value)
     for rule in rules:
         rule.apply(tree)
-    for key, value in given.fixed.items():
-        assign(tree, key, value)
+    for key, value in given.fixed_values.items():
+        assign_key(tree, key, value)
     drop_superseded_keys(tree, given)
     tree["seed"] = seed
     return resolve_cell(tree, source)
 
 
-def _seeds(swept: Any, single: Any, source: str) -> list[int]:
+def _parse_seeds(swept: Any, single: Any, source: str) -> list[int]:
     """`sweep.seeds = 5` means seeds 0 … 4, a list exactly those; without it the one `seed` of the file."""
     if swept is None:
         if type(single) is int and single >= 0:

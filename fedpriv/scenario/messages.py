@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from fedpriv.core.errors import InputError
 
-_EXPECTED = {
+_EXPECTED_TYPES = {
     "int_type": "a whole number",
     "float_type": "a number",
     "string_type": 'a text in quotes, such as "mnist"',
@@ -20,12 +20,12 @@ _EXPECTED = {
 }
 
 
-Model = TypeVar("Model", bound=BaseModel)
+SectionModel = TypeVar("SectionModel", bound=BaseModel)
 
 
-def validated(
-    kind: type[Model], given: Any, source: str, section: str = "", beside: type[BaseModel] | None = None
-) -> Model:
+def validate_section(
+    kind: type[SectionModel], given: Any, source: str, section: str = "", beside: type[BaseModel] | None = None
+) -> SectionModel:
     """`given` as a section of that kind; InputError in one line, with its `source`, if it is malformed.
 
     `beside` has the keys of the section that are read elsewhere, for suggestions.
@@ -33,54 +33,54 @@ def validated(
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise InputError(f"{source}: {explain(error, kind, section, beside)}") from None
+        raise InputError(f"{source}: {format_validation_error(error, kind, section, beside)}") from None
 
 
-def explain(
+def format_validation_error(
     error: ValidationError, model: type[BaseModel], prefix: str = "", beside: type[BaseModel] | None = None
 ) -> str:
     """The first finding (of several keys, how many more) in one line; `prefix` is put before its key."""
     by_key: dict[str, list[ErrorDetails]] = {}
     for finding in error.errors(include_url=False):
-        by_key.setdefault(".".join(_path(finding)), []).append(finding)
+        by_key.setdefault(".".join(_key_path(finding)), []).append(finding)
     unknown = [key for key, findings in by_key.items() if findings[0]["type"] == "extra_forbidden"]
     first = unknown[0] if unknown else next(iter(by_key))  # what was mistyped, before what is missing without it
-    line = _line(by_key[first], model, prefix, beside)
+    line = _format_findings(by_key[first], model, prefix, beside)
     missing = {key for key, findings in by_key.items() if findings[0]["type"] == "missing"}
-    more = len(by_key) - 1 - len(_meant_by(by_key[first][0], model) & missing)
+    more = len(by_key) - 1 - len(_intended_keys(by_key[first][0], model) & missing)
     return f"{line} (and {more} more)" if more else line
 
 
-def _meant_by(finding: ErrorDetails, model: type[BaseModel]) -> set[str]:
+def _intended_keys(finding: ErrorDetails, model: type[BaseModel]) -> set[str]:
     """The key that an unknown one may have been meant for, which is then missing for that reason alone."""
-    path = _path(finding)
-    if finding["type"] != "extra_forbidden" or not (close := _close(path, model)[0]):
+    path = _key_path(finding)
+    if finding["type"] != "extra_forbidden" or not (close := _close_keys(path, model)[0]):
         return set()
     return {".".join([*path[:-1], close[0]])}
 
 
-def _path(finding: ErrorDetails) -> list[str]:
+def _key_path(finding: ErrorDetails) -> list[str]:
     return [str(part) for part in finding["loc"] if not _is_union_branch(part)]
 
 
-def _line(
+def _format_findings(
     findings: list[ErrorDetails], model: type[BaseModel], prefix: str, beside: type[BaseModel] | None
 ) -> str:
     """One line for all findings on one key: a key that admits several types has one for each."""
     first = findings[0]
-    path = _path(first)
+    path = _key_path(first)
     key = ".".join(filter(None, [prefix, *path]))
     kind = first["type"]
     if kind == "extra_forbidden":
-        return f"{key}: unknown key{_suggestion(path, model, beside)}"
+        return f"{key}: unknown key{_format_suggestion(path, model, beside)}"
     if kind == "missing":
-        return f"{key}: this key is missing{_description(path, model)}"
+        return f"{key}: this key is missing{_format_description(path, model)}"
     if kind == "value_error":
         return f"{key}: {first['ctx']['error']}" if key else str(first["ctx"]["error"])
-    return f"{key} = {first['input']!r}: expected {' or '.join(map(_expected, findings))}"
+    return f"{key} = {first['input']!r}: expected {' or '.join(map(_format_expectation, findings))}"
 
 
-def _expected(finding: ErrorDetails) -> str:
+def _format_expectation(finding: ErrorDetails) -> str:
     context: Mapping[str, Any] = finding.get("ctx", {})
     bounds = {
         "greater_than": ("gt", "a number above {:g}"),
@@ -93,7 +93,7 @@ def _expected(finding: ErrorDetails) -> str:
     if finding["type"] in bounds:
         name, text = bounds[finding["type"]]
         return text.format(context[name])
-    return _EXPECTED.get(finding["type"], finding["msg"])
+    return _EXPECTED_TYPES.get(finding["type"], finding["msg"])
 
 
 def _is_union_branch(part: str | int) -> bool:
@@ -105,7 +105,7 @@ def _is_union_branch(part: str | int) -> bool:
     )
 
 
-def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
+def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
     for part in path[:-1]:
         field = model.model_fields.get(part)
         annotation = field.annotation if field else None
@@ -115,15 +115,15 @@ def _section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
     return model
 
 
-def _close(
+def _close_keys(
     path: list[str], model: type[BaseModel], beside: type[BaseModel] | None = None
 ) -> tuple[list[str], list[str]]:
     """The known keys that an unknown one is close to, and all that are known."""
-    known = [*(beside.model_fields if beside is not None else ()), *_section(path, model).model_fields]
+    known = [*(beside.model_fields if beside is not None else ()), *_find_section(path, model).model_fields]
     if len(path) == 1:  # a key that belongs into a section
-        sections = list(_section(path, model).model_fields)
+        sections = list(_find_section(path, model).model_fields)
         known += [
-            f"{name}.{path[0]}" for name in sections if path[0] in _section([name, *path], model).model_fields
+            f"{name}.{path[0]}" for name in sections if path[0] in _find_section([name, *path], model).model_fields
         ]
     close = [key for key in known if key.endswith(f".{path[-1]}")] or difflib.get_close_matches(
         path[-1], known, n=1
@@ -131,17 +131,17 @@ def _close(
     return close, known
 
 
-def _suggestion(path: list[str], model: type[BaseModel], beside: type[BaseModel] | None) -> str:
-    close, known = _close(path, model, beside)
+def _format_suggestion(path: list[str], model: type[BaseModel], beside: type[BaseModel] | None) -> str:
+    close, known = _close_keys(path, model, beside)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known) or 'none'}"
 
 
-def _description(path: list[str], model: type[BaseModel]) -> str:
-    field = _section(path, model).model_fields.get(path[-1])
+def _format_description(path: list[str], model: type[BaseModel]) -> str:
+    field = _find_section(path, model).model_fields.get(path[-1])
     return f" ({field.description})" if field is not None and field.description else ""
 
 
-def enough_for(records: int, batches: int, batch: int) -> str:
+def format_fitting_batches(records: int, batches: int, batch: int) -> str:
     """Say what so many training records are enough for: fewer batches, or smaller ones; and by which keys."""
     fewer, smaller = records // batch, records // batches
     fitting = [f"{fewer} batches of {batch}"] * (fewer > 0) + [f"{batches} of {smaller}"] * (smaller > 0)

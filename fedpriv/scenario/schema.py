@@ -11,25 +11,25 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 from fedpriv.core.errors import refuse
 from fedpriv.core.random import SERVER, seed_key
 from fedpriv.loss.imported import is_import_path
-from fedpriv.loss.models import model_named
+from fedpriv.loss.models import find_model
 from fedpriv.loss.ridge import RIDGE_STATISTICS, check_one_release
 from fedpriv.loss.rows import Model, ModelSettings
-from fedpriv.noise.trust import CLIENT, USER, Trust, Unit, trust_named
+from fedpriv.noise.trust import CLIENT, USER, Trust, Unit, find_trust
 from fedpriv.papers.base import Algorithm, Settings
-from fedpriv.papers.table import algorithm_named
-from fedpriv.participation.orders import Participation, Schedule
-from fedpriv.participation.registry import sampled, sampling_of
+from fedpriv.papers.table import find_algorithm
+from fedpriv.participation.orders import FixedOrder, Participation
+from fedpriv.participation.registry import find_sampling_class, make_participation
 from fedpriv.scenario.data import DataSection, check_first_step
 from fedpriv.scenario.sections import (
-    Budget,
     DeploymentSection,
     EvaluationSection,
     FederationSection,
     PrivacySection,
+    RunBudget,
     RunSection,
     Section,
-    budget_of,
     check_measures,
+    split_budget,
 )
 
 
@@ -40,8 +40,8 @@ def check_absences(federation: FederationSection, key: str | None, trust: Trust)
     """
     if key is None:
         return
-    if trust.needs_all:
-        raise ValueError(f"{key} with algorithm.trust = {trust.name!r}: {trust.needs_all}")
+    if trust.why_no_absences:
+        raise ValueError(f"{key} with algorithm.trust = {trust.name!r}: {trust.why_no_absences}")
     for silo, rounds in federation.away.items():
         if not (silo.isascii() and silo.isdecimal() and str(int(silo)) == silo and int(silo) < federation.silos):
             raise ValueError(f"federation.away: {silo!r} is no silo; there are 0 to {federation.silos - 1}")
@@ -49,7 +49,7 @@ def check_absences(federation: FederationSection, key: str | None, trust: Trust)
             raise ValueError(f"federation.away: round {max(rounds)} of silo {silo}: there are {federation.rounds}")
 
 
-_OF_A_POOL = ("iid", "dirichlet", "shards")
+_POOL_PARTITIONS = ("iid", "dirichlet", "shards")
 """How records are spread over clients."""
 
 
@@ -57,10 +57,10 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
     """ValueError for a unit that the data or the federation do not have, or that cannot be accounted for."""
     if federation.clients is not None:
         _check_pool(unit, data, trust)
-    elif unit.name == CLIENT.name and secret and trust.no_cohorts:
+    elif unit.name == CLIENT.name and secret and trust.why_no_cohorts:
         raise ValueError(
             f'federation.sampling with privacy.unit = "client" and algorithm.trust = {trust.name!r}: '
-            f'{trust.no_cohorts}; use "trusted", or sampling = "fixed"'
+            f'{trust.why_no_cohorts}; use "trusted", or sampling = "fixed"'
         )
     elif unit.name == CLIENT.name and data.partition != "iid":
         raise ValueError(
@@ -72,11 +72,12 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
             'privacy.unit = "user": the data do not say whose a record is; needs a table with table.person': (
                 unit.name == USER.name and (schema is None or schema.person is None)
             ),
-            f"privacy.shared = {unit.shared}: there are {federation.silos} silos": (
-                unit.shared > federation.silos
+            f"privacy.shared = {unit.max_silos}: there are {federation.silos} silos": (
+                unit.max_silos > federation.silos
             ),
-            f"privacy.shared = {unit.shared}: persons in several silos are accounted for in public orders only; "
-            'use federation.sampling = "fixed"': (unit.shared > 1 and secret),
+            f"privacy.shared = {unit.max_silos}: persons in several silos are accounted for in public orders "
+            "only; "
+            'use federation.sampling = "fixed"': (unit.max_silos > 1 and secret),
         },
         ValueError,
     )
@@ -88,10 +89,10 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
         {
             f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is '
             'a client; set unit = "client" and records': (unit.name != CLIENT.name),
-            f'federation.clients with algorithm.trust = {trust.name!r}: {trust.no_cohorts}; use "trusted", or '
-            "make every client a silo, which answers in every round": (trust.no_cohorts),
+            f'federation.clients with algorithm.trust = {trust.name!r}: {trust.why_no_cohorts}; use "trusted", or '
+            "make every client a silo, which answers in every round": (trust.why_no_cohorts),
             f'data.partition = "{data.partition}": clients of a pool have no sites; use "iid", "dirichlet" or '
-            '"shards"': (data.partition not in _OF_A_POOL),
+            '"shards"': (data.partition not in _POOL_PARTITIONS),
         },
         ValueError,
     )
@@ -129,7 +130,7 @@ class ModelSection(BaseModel):
 
     @property
     def row(self) -> Model:
-        return model_named(self.name)
+        return find_model(self.name)
 
     @property
     def settings(self) -> ModelSettings:
@@ -137,23 +138,23 @@ class ModelSection(BaseModel):
         return self.row.settings.model_validate(self.model_extra or {})
 
     @property
-    def regression(self) -> bool:
+    def is_regression(self) -> bool:
         """Whether its labels are real numbers."""
         own = self.settings.regression
         return self.row.regression if own is None else own
 
     @property
-    def survival(self) -> bool:
+    def is_survival(self) -> bool:
         """Whether its labels are bins survived and events, and its outputs hazards."""
         return self.row.survival or (is_import_path(self.name) and self.settings.survival)
 
     @property
-    def classifies(self) -> bool:
+    def is_classification(self) -> bool:
         """Whether its predictions are right or wrong."""
-        return not self.regression and not self.survival
+        return not self.is_regression and not self.is_survival
 
     @property
-    def code(self) -> tuple[str, ...]:
+    def import_paths(self) -> tuple[str, ...]:
         """Import paths of code that is none of fedpriv's."""
         return (*((self.name,) if is_import_path(self.name) else ()), *self.settings.code)
 
@@ -162,7 +163,7 @@ def check_survival(model: ModelSection, data: DataSection) -> None:
     """ValueError for hazards of data without times, and for times with a model of classes."""
     schema = data.table_schema
     times = schema is not None and schema.survival is not None
-    if model.row.evaluated and model.survival != times:
+    if model.row.evaluated and model.is_survival != times:
         raise ValueError(
             f'model.name = "{model.name}": '
             + ("the table has survival; take hazard-regression" if times else "needs a table with survival")
@@ -183,11 +184,11 @@ class AlgorithmSection(BaseModel):
 
     @property
     def row(self) -> Algorithm:
-        return algorithm_named(self.name)
+        return find_algorithm(self.name)
 
     @property
     def trust_setting(self) -> Trust:
-        return trust_named(self.trust)
+        return find_trust(self.trust)
 
     @property
     def settings(self) -> Settings:
@@ -212,26 +213,26 @@ class Cell(Section):
     run: RunSection = RunSection()
     evaluation: EvaluationSection | None = None
     deployment: DeploymentSection = DeploymentSection()
-    _budget: Budget = PrivateAttr()
+    _budget: RunBudget = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
         """Give the cell its budget: here a run is composed, of a first step and rounds where it has both."""
         scale = self.data.scale
-        self._budget = budget_of(self.privacy.target, 0.0 if scale is None else scale.share)
+        self._budget = split_budget(self.privacy.target_mu, 0.0 if scale is None else scale.share)
 
     @model_validator(mode="after")
-    def _sections_fit(self) -> Self:
+    def _check_sections(self) -> Self:
         """Check what one section presumes of others; the first finding is told."""
-        federation, privacy, unit = self.federation, self.privacy, self.privacy.protected
-        trust, private = trust_named(self.algorithm.trust), self.privacy.mode != "none"
-        check_absences(federation, self.without_silos, trust)
-        check_units(unit, self.data, federation, sampling_of(federation.sampling).secret, trust)
-        trust.check_hidden(federation.silos, private)
+        federation, privacy, unit = self.federation, self.privacy, self.privacy.protected_unit
+        trust, private = find_trust(self.algorithm.trust), self.privacy.mode != "none"
+        check_absences(federation, self.absence_key, trust)
+        check_units(unit, self.data, federation, find_sampling_class(federation.sampling).secret, trust)
+        trust.check_masking(federation.silos, private)
         check_shares(privacy, self.data, federation, trust)
         per_silo = self.run.per_silo and self.evaluation is None
         self.data.check_table(federation.silos, private=private, per_silo=per_silo)
         if self.data.scale is not None:
-            check_first_step(federation, unit, self.without_silos)
+            check_first_step(federation, unit, self.absence_key)
         check_survival(self.model, self.data)
         if self.model.name == RIDGE_STATISTICS:
             keys = self.algorithm.settings.model_dump()
@@ -240,12 +241,14 @@ class Cell(Section):
         if self.evaluation is not None:
             if not self.model.row.evaluated:
                 raise ValueError("[evaluation]: there is no model to be evaluated; leave it out")
-            self.evaluation.check(federation.silos, trust, privacy)
-            check_measures(self.run, summed=trust.draws(SERVER) and self.evaluation.mu is not None)
+            self.evaluation.check_federation(federation.silos, trust, privacy)
+            check_measures(
+                self.run, only_sum_published=trust.adds_noise(SERVER) and self.evaluation.mu is not None
+            )
             refuse(
                 {
-                    f"{self.without_silos}: an evaluation needs all silos; leave out [evaluation]": (
-                        self.without_silos is not None
+                    f"{self.absence_key}: an evaluation needs all silos; leave out [evaluation]": (
+                        self.absence_key is not None
                     ),
                     "data.validation: training records that are held out are no silo's test records; leave it "
                     "out, or [evaluation]": (self.data.validation is not None),
@@ -255,7 +258,7 @@ class Cell(Section):
         return self
 
     @property
-    def without_silos(self) -> str | None:
+    def absence_key(self) -> str | None:
         """The key by which a run goes on without silos that do not answer; None if it ends there."""
         if self.deployment.missing == "continue":
             return 'deployment.missing = "continue"'
@@ -264,32 +267,32 @@ class Cell(Section):
         return "federation.away" if self.federation.away else None
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> RunBudget:
         """Budget of the rounds, and what is spent beside them."""
         return self._budget
 
     @property
-    def target(self) -> float | None:
+    def target_mu(self) -> float | None:
         """μ of the rounds; None when the run is not private."""
-        return self._budget.rounds
+        return self._budget.rounds_mu
 
     @property
-    def targets(self) -> tuple[float, ...] | None:
+    def target_mus(self) -> tuple[float, ...] | None:
         """μ of the rounds for the records of silo 0, 1, …; None when the run is not private."""
-        if (target := self.target) is None:
+        if (target := self.target_mu) is None:
             return None
         if not self.privacy.shares:
             return (target,) * len(self.batch_sizes)
-        shared = [self.privacy.target_of(silo) for silo in range(self.federation.silos)]
+        shared = [self.privacy.silo_target_mu(silo) for silo in range(self.federation.silos)]
         return tuple(mu for mu in shared if mu is not None)
 
-    def derived(
+    def derive_cell(
         self,
         privacy: PrivacySection,
         federation: FederationSection,
         algorithm: AlgorithmSection,
         *,
-        beside: float = 0.0,
+        other_mu: float = 0.0,
         data: DataSection | None = None,
         model: ModelSection | None = None,
         run: RunSection | None = None,
@@ -318,7 +321,7 @@ class Cell(Section):
                 **given,
             }
         )
-        cell._budget = Budget(privacy.target, beside)
+        cell._budget = RunBudget(privacy.target_mu, other_mu)
         return cell
 
     @property
@@ -332,20 +335,21 @@ class Cell(Section):
     def schedule(self) -> Participation:
         """Participation of the records, as the algorithm arranges it; InputError if it cannot."""
         federation = self.federation
-        declared = Schedule(federation.total_rounds, federation.rounds_per_epoch)
+        declared = FixedOrder(federation.total_rounds, federation.rounds_per_epoch)
         arranged = self.algorithm.row.schedule(self.algorithm.settings, declared)
         refuse(
             {
-                f"federation.samples: {self.algorithm.name} reads {arranged.batches_held} batches of every silo "
-                f"in {declared.batches_held} rounds, so samples does not say how many rounds there are: give "
+                f"federation.samples: {self.algorithm.name} reads {arranged.batches_per_silo} batches of every "
+                "silo "
+                f"in {declared.batches_per_silo} rounds, so samples does not say how many rounds there are: give "
                 "rounds and batch": (
-                    federation.samples is not None and arranged.batches_held > declared.batches_held
+                    federation.samples is not None and arranged.batches_per_silo > declared.batches_per_silo
                 ),
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
-                'of its own; use "fixed"': (arranged != declared and federation.sampling != Schedule.name),
+                'of its own; use "fixed"': (arranged != declared and federation.sampling != FixedOrder.name),
             }
         )
-        return sampled(federation.sampling, arranged, federation.participation_keys)
+        return make_participation(federation.sampling, arranged, federation.participation_keys)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -353,14 +357,14 @@ class Cell(Section):
         return self.federation.batch_sizes(self.seed)
 
     @property
-    def unread(self) -> int:
+    def unread_count(self) -> int:
         """Number of `federation.samples` that no silo holds, since every round reads equally many of each silo.
 
         With `size_skew` fewer than one pass has rounds; silos of equal size leave fewer than rounds · silos.
         """
         asked = self.federation.samples
-        return 0 if asked is None else asked - sum(self.batch_sizes) * self.schedule.batches_held
+        return 0 if asked is None else asked - sum(self.batch_sizes) * self.schedule.batches_per_silo
 
-    def canonical(self) -> dict[str, Any]:
+    def canonical_data(self) -> dict[str, Any]:
         """Plain data that identifies the run: what results.json stores and what engines pass on."""
         return self.model_dump(mode="json", exclude_none=True)

@@ -17,14 +17,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.renyi import mu_of_zcdp
 from fedpriv.core.errors import refuse
-from fedpriv.core.extensions import added
+from fedpriv.core.extensions import load_add_on_part
 from fedpriv.core.random import SERVER
 from fedpriv.data.partition import silo_sizes
 from fedpriv.loss.scores import Score
-from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, unit_named
+from fedpriv.noise.trust import RECORD, USER, Trust, Unit, UnitName, make_unit
 from fedpriv.papers.base import Count, Positive
 from fedpriv.participation.orders import ParticipationKeys
-from fedpriv.participation.registry import SamplingName, sampling_of
+from fedpriv.participation.registry import SamplingName, find_sampling_class
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 
@@ -101,17 +101,17 @@ class FederationSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_pool_is_one_silo(cls, given: Any) -> Any:
+    def _fill_pool_silo(cls, given: Any) -> Any:
         return {"silos": 1, **given} if isinstance(given, dict) and "clients" in given else given
 
     @model_validator(mode="after")
-    def _clients_are_one_pool(self) -> Self:
+    def _check_pool(self) -> Self:
         if (self.clients is None) != (self.cohort is None):
             raise ValueError(
                 "clients and cohort come together: how many there are, and how many answer in a round"
             )
         if self.clients is None or self.cohort is None:
-            if sampling_of(self.sampling).of_clients:
+            if find_sampling_class(self.sampling).client_initiated:
                 raise ValueError(f'sampling = "{self.sampling}" is of clients: give clients and cohort, not silos')
             return self
         other = {key: getattr(self, key) for key in ("samples", "batch", "batches", "size_skew")}
@@ -134,7 +134,7 @@ class FederationSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.clients is not None:
             return self
         least = self.silos * (self.batch or (1 if self.rounds is None else self.rounds_per_epoch))
@@ -204,13 +204,13 @@ class FederationSection(Section):
         return silo_sizes(self.samples // self.rounds_per_epoch, self.silos, self.size_skew, seed)
 
 
-_TOO_LARGE = 0.1  # δ from here on is refused
-_SAFE = 1.0 - 2.0**-48
+_MIN_USELESS_DELTA = 0.1  # δ from here on is refused
+_ROUND_DOWN = 1.0 - 2.0**-48
 """Less than what composing two steps rounds: together they stay within what was promised."""
 
 
 @dataclass(frozen=True)
-class Budget:
+class RunBudget:
     """Budget of a promise: for the rounds of a cell, and for what is spent beside them of the same records.
 
     | field | meaning |
@@ -223,15 +223,15 @@ class Budget:
     Guarantee: rounds² + beside² is at most the square of the promise.
     """
 
-    rounds: float | None
-    beside: float = 0.0
+    rounds_mu: float | None
+    other_mu: float = 0.0
 
 
-def budget_of(promise: float | None, share: float = 0.0) -> Budget:
+def split_budget(promise: float | None, share: float = 0.0) -> RunBudget:
     """The promise μ of a run whose other step takes the `share` of μ²; without one the rounds have all of it."""
     if promise is None or share == 0.0:
-        return Budget(promise)
-    return Budget(promise * math.sqrt(1.0 - share) * _SAFE, promise * math.sqrt(share) * _SAFE)
+        return RunBudget(promise)
+    return RunBudget(promise * math.sqrt(1.0 - share) * _ROUND_DOWN, promise * math.sqrt(share) * _ROUND_DOWN)
 
 
 class PrivacySection(Section):
@@ -260,7 +260,7 @@ class PrivacySection(Section):
     )
 
     @model_validator(mode="after")
-    def _one_target(self) -> Self:
+    def _check_one_target(self) -> Self:
         given = [name for name in ("mu", "rho", "zcdp", "epsilon") if getattr(self, name) is not None]
         if self.mode == "none" and given:
             raise ValueError(f'mode = "none" means no noise, so {given[0]} cannot be given with it')
@@ -271,7 +271,7 @@ class PrivacySection(Section):
         return self
 
     @model_validator(mode="after")
-    def _records_of_a_unit(self) -> Self:
+    def _check_records(self) -> Self:
         which = "of one person count at most" if self.unit == USER.name else "one client holds at most"
         refuse(
             {
@@ -289,7 +289,7 @@ class PrivacySection(Section):
         return self
 
     @model_validator(mode="after")
-    def _shares_are_of_a_target(self) -> Self:
+    def _check_shares(self) -> Self:
         largest = max(self.shares or (1.0,))
         refuse(
             {
@@ -308,8 +308,8 @@ class PrivacySection(Section):
 
     @field_validator("delta")
     @classmethod
-    def _delta_is_small(cls, delta: float) -> float:
-        if delta >= _TOO_LARGE:
+    def _check_delta(cls, delta: float) -> float:
+        if delta >= _MIN_USELESS_DELTA:
             raise ValueError(
                 f"publishing all records with probability {delta:g} would be allowed; take one far below 1/n for "
                 "the n records of the smallest silo, such as 1e-5"
@@ -317,19 +317,19 @@ class PrivacySection(Section):
         return delta
 
     @property
-    def protected(self) -> Unit:
-        return unit_named(self.unit, self.records or 1, self.shared)
+    def protected_unit(self) -> Unit:
+        return make_unit(self.unit, self.records or 1, self.shared)
 
     @property
-    def target(self) -> float | None:
+    def target_mu(self) -> float | None:
         """μ, or None when the run is not private; the largest of all silos'."""
-        return self._mu(1.0)
+        return self._mu_of_share(1.0)
 
-    def target_of(self, silo: int) -> float | None:
+    def silo_target_mu(self, silo: int) -> float | None:
         """μ of one silo's records: the whole target, or the silo's share of it."""
-        return self._mu(self.shares[silo] if self.shares else 1.0)
+        return self._mu_of_share(self.shares[silo] if self.shares else 1.0)
 
-    def _mu(self, share: float) -> float | None:
+    def _mu_of_share(self, share: float) -> float | None:
         if self.epsilon is not None:
             return mu_of(share * self.epsilon, self.delta)
         if self.zcdp is not None:
@@ -383,7 +383,7 @@ class DeploymentSection(Section):
     )
 
 
-_NO_SUM = {
+_WHY_NO_SUM = {
     "auc": "it ranks every record against all others",
     "balanced_accuracy": "how many records each class has would be a release of its own",
     "calibration_error": "it needs sums over the records of every bin of confidence",
@@ -395,8 +395,8 @@ _NO_SUM = {
 """Why a score of test records is no sum of bounded vectors, one a record."""
 
 
-def _curves(given: Any) -> Any:
-    return None if given is None else added("evaluation", "curves").model_validate(given)
+def _parse_curves(given: Any) -> Any:
+    return None if given is None else load_add_on_part("evaluation", "curves").model_validate(given)
 
 
 class EvaluationSection(Section):
@@ -417,35 +417,34 @@ class EvaluationSection(Section):
     loss_bound: Annotated[float, Field(ge=2.0**-40, le=2.0**40)] = Field(
         10.0, description="a test record's loss counts as this where it is larger: no one record is a mean's"
     )
-    curves: Annotated[Any, BeforeValidator(_curves)] = Field(
+    curves: Annotated[Any, BeforeValidator(_parse_curves)] = Field(
         None, description="AUC, sensitivity, specificity and calibration of two classes, with intervals, by groups"
     )
 
     @property
-    def norm(self) -> float:
+    def increment_norm(self) -> float:
         """Of what one test record adds to an evaluation of classes, at most."""
         return 0.5 * math.sqrt(2.0) if self.curves is None else self.curves.increment_norm
 
-    def of_silos(self, silos: int) -> tuple[int, ...]:
+    def records_per_silo(self, silos: int) -> tuple[int, ...]:
         """Test records of silo 0, 1, …"""
         return (self.records,) * silos if isinstance(self.records, int) else self.records
 
-    def check(self, silos: int, trust: Trust, privacy: PrivacySection) -> None:
+    def check_federation(self, silos: int, trust: Trust, privacy: PrivacySection) -> None:
         """ValueError for what silos cannot evaluate so, or not in private.
 
         Guarantee: a run with noise evaluates with noise wherever the server is not trusted.
         """
         refuse(
             {
-                f"evaluation.records has {len(self.of_silos(silos))} numbers, and there are {silos} silos": (
-                    len(self.of_silos(silos)) != silos
-                ),
+                f"evaluation.records has {len(self.records_per_silo(silos))} numbers, and there are {silos} "
+                "silos": (len(self.records_per_silo(silos)) != silos),
                 'evaluation.mu: privacy.mode = "none" means no noise, in evaluations too; leave it out': (
                     privacy.mode == "none" and self.mu is not None
                 ),
                 "evaluation.mu: this key is missing: under a server that is not trusted every evaluation is a "
                 "release of test records; say what all of them together may cost, such as mu = 1.0": (
-                    privacy.mode != "none" and self.mu is None and not trust.draws(SERVER)
+                    privacy.mode != "none" and self.mu is None and not trust.adds_noise(SERVER)
                 ),
                 f'evaluation: test records are protected one by one, and privacy.unit = "{privacy.unit}"; leave '
                 "the section out": (privacy.unit != RECORD.name),
@@ -454,12 +453,12 @@ class EvaluationSection(Section):
         )
 
 
-def check_measures(run: RunSection, *, summed: bool) -> None:
+def check_measures(run: RunSection, *, only_sum_published: bool) -> None:
     """ValueError for measures that silos' sums do not give; `summed`: only the sum over silos is published."""
     if run.metrics:
         raise ValueError(
             f"run.metrics: silos send sums of bounded vectors, one a test record, and {run.metrics[0]} is none: "
-            f"{_NO_SUM[run.metrics[0]]}; leave it out, or [evaluation]"
+            f"{_WHY_NO_SUM[run.metrics[0]]}; leave it out, or [evaluation]"
         )
     refuse(
         {
@@ -467,7 +466,7 @@ def check_measures(run: RunSection, *, summed: bool) -> None:
                 run.goldstein_radius is not None
             ),
             "run.per_silo: a trusted server adds the noise of evaluations to the sum over silos and publishes "
-            'that alone; leave it out, or take trust = "untrusted"': (run.per_silo and summed),
+            'that alone; leave it out, or take trust = "untrusted"': (run.per_silo and only_sum_published),
         },
         ValueError,
     )

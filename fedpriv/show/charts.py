@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.claims.claim import figure_words
-from fedpriv.claims.ledger import from_data
-from fedpriv.core.figures import lower_figure, upper_figure, with_spread
-from fedpriv.noise.registry import CHOSEN
+from fedpriv.claims.claim import format_figures
+from fedpriv.claims.ledger import stream_from_data
+from fedpriv.core.figures import format_lower, format_upper, format_with_spread
+from fedpriv.noise.registry import SELECTABLE_MECHANISMS
 from fedpriv.show.looks import (
     MAX_SERIES,
     Look,
@@ -41,7 +41,7 @@ from fedpriv.show.summary import (
     sweep_points,
 )
 from fedpriv.study.results import Results
-from fedpriv.study.setting import Setting, Table
+from fedpriv.study.setting import AccountingSetting, MechanismTable
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _make_metric_chart(
 def privacy_levels(results: Results) -> dict[str, float]:
     """The privacy of all cells by the text that is shown: rounding in an accountant makes no second value."""
     scale = privacy_key(results)
-    return {upper_figure(cell[scale], 3): cell[scale] for cell in results.cells if cell[scale] is not None}
+    return {format_upper(cell[scale], 3): cell[scale] for cell in results.cells if cell[scale] is not None}
 
 
 def privacy_key(results: Results) -> str:
@@ -220,11 +220,11 @@ def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, A
             continue
         level, words, found = (
             cells[0][scale],
-            figure_words(cells[0]),
+            format_figures(cells[0]),
             compare_with_published(results, metric, point),
         )
         if (mean := found.measured) is not None:
-            tip = f"{words}: {with_spread(mean.mean, mean.std, metric.digits)}"
+            tip = f"{words}: {format_with_spread(mean.mean, mean.std, metric.digits)}"
             measured.append(Mark(level, mean.mean, tip, mean.std or 0.0))
         if (value := found.published) is not None:
             published.append(Mark(level, value, f"{words}, published: {value:.{metric.published_digits}f}"))
@@ -244,7 +244,7 @@ def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric
         marks = []
         for t, of_round in sorted(group_by(lines, lambda line: line["round"]).items()):
             if (found := summarize(of_round, metric)) is not None:
-                tip = f"round {t}: {with_spread(found.mean, found.std, metric.digits)}"
+                tip = f"round {t}: {format_with_spread(found.mean, found.std, metric.digits)}"
                 place = t if equal else 100 * t / cells[0]["rounds"]
                 marks.append(Mark(place, found.mean, tip, found.std or 0.0))
         return Series(name, look, marks)
@@ -273,7 +273,9 @@ def _clipping_chart(results: Results) -> Chart | None:
         row, kind = describe_keys(results, point, others), kinds.index({key: point[key] for key in layout.kinds})
         if row in rows and (found := summarize(told, _CLIPPED_METRIC)):
             aside = 0.5 * (kind + 0.5) / len(kinds) - 0.25
-            tip = f"{row}{': ' if row else ''}{with_spread(found.mean, found.std, _CLIPPED_METRIC.digits)} %"
+            tip = (
+                f"{row}{': ' if row else ''}{format_with_spread(found.mean, found.std, _CLIPPED_METRIC.digits)} %"
+            )
             marks[kind].append(Mark(found.mean, rows.index(row) + aside, tip, found.std or 0.0))
     series = [
         Series(describe_keys(results, kind, layout.kinds) or "this run", nth_look(place), each, line=False)
@@ -294,7 +296,7 @@ def _clipping_chart(results: Results) -> Chart | None:
 class _UsedMechanism:
     """What is compared: a setting with clip norm and batch 1, a μ, and the mechanism that was used."""
 
-    setting: Setting
+    setting: AccountingSetting
     mu: float
     label: str
 
@@ -314,7 +316,7 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
     sums = "running sums" if setting.decay == 1.0 else f"sums with decay {setting.decay:.3g}"
     passes = f", {setting.epochs} epochs" if setting.epochs > 1 else ""
     note = (
-        f"From accounting, not from this run: {sums}, {upper_figure(question.mu, 3)}-GDP, {setting.relation} "
+        f"From accounting, not from this run: {sums}, {format_upper(question.mu, 3)}-GDP, {setting.relation} "
         f"neighbours{passes}; 1 is the clip norm over the batch size."
     )
     return [
@@ -324,14 +326,16 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
-    stream = from_data(cell["releases"][0])
-    if not isinstance(stream.mechanism, CHOSEN) or stream.decay == 0.0:  # nothing is summed: all add the same
+    stream = stream_from_data(cell["releases"][0])
+    if (
+        not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0
+    ):  # nothing is summed: all add the same
         return None
     once = stream.period is not None or stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
     if not once and rounds % stream.schedule.rounds_per_epoch:
         return None  # the last pass is cut, and the figure is of whole ones
-    setting = Setting(
+    setting = AccountingSetting(
         rounds=rounds,
         decay=stream.decay,
         silos=cell["silos"],
@@ -347,10 +351,10 @@ def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
     setting = question.setting
     lengths = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZON_COUNT).astype(int))
     horizons = [int(length) * setting.epochs for length in lengths]
-    costs = [replace(setting, rounds=rounds).compare(question.mu) for rounds in horizons]
+    costs = [replace(setting, rounds=rounds).compare_mechanisms(question.mu) for rounds in horizons]
     series = []
-    for place, name in enumerate(setting.compare(question.mu)):
-        along = [(t, cost[name].error) for t, cost in zip(horizons, costs, strict=True) if name in cost]
+    for place, name in enumerate(setting.compare_mechanisms(question.mu)):
+        along = [(t, cost[name].error_rms) for t, cost in zip(horizons, costs, strict=True) if name in cost]
         marks = [Mark(t, error, f"{t} rounds: {error:.4g}") for t, error in along]
         series.append(Series(_mechanism_label(name, question), nth_look(place), marks))
     return Chart(
@@ -368,13 +372,15 @@ def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
 def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
     """The noise after all rounds: in a silo's release, and in the mean over silos with either trust."""
     setting = question.setting
-    costs = {trust: replace(setting, trust=trust).compare(question.mu) for trust in ("untrusted", "trusted")}
+    costs = {
+        trust: replace(setting, trust=trust).compare_mechanisms(question.mu) for trust in ("untrusted", "trusted")
+    }
     views = {
         "a silo's release": ("untrusted", "error"),
         f"mean of {setting.silos}, untrusted": ("untrusted", "error_in_mean"),
         f"mean of {setting.silos}, trusted": ("trusted", "error_in_mean"),
     }
-    names = list(setting.compare(question.mu))
+    names = list(setting.compare_mechanisms(question.mu))
     series = []
     for place, name in enumerate(names):
         aside = 0.5 * (place + 0.5) / len(names) - 0.25
@@ -396,9 +402,9 @@ def _mechanism_label(name: str, question: _UsedMechanism) -> str:
     return f"{name}, this run" if name == question.label else name
 
 
-def make_comparison_chart(table: Table, title: str) -> Chart:
+def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
     """Mechanisms side by side, the smallest ratio on top."""
-    output = table.least.output is not None
+    output = table.lower_bound.output is not None
     lines = sorted(table.lines, key=lambda line: line.ratio.output or line.ratio.queries)
     queries = "in queries, root mean square" if output else "in running sums, root mean square"
     ratios = {"in the output": [line.ratio.output or 0.0 for line in lines]} if output else {}
@@ -415,14 +421,16 @@ def make_comparison_chart(table: Table, title: str) -> Chart:
         "",
         [Panel("", [*series, replace(bound, dots=False)])],
         log_x=True,
-        rows=[f"{line.name}{' (auto)' if line.chosen else ''}, {line.cost.memory} vectors" for line in lines],
+        rows=[
+            f"{line.name}{' (auto)' if line.is_auto else ''}, {line.cost.memory_vectors} vectors" for line in lines
+        ],
     )
 
 
 def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None:
     """Missed records against false alarms: the errors of the best test that looks for one record."""
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
-    mus = sorted({float(upper_figure(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})
+    mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})
     seen = [mu for mu in mus if _NORMAL.cdf(-mu / 2) >= _MIN_VISIBLE_ERROR]
     if not seen and audit is None:
         return None
@@ -431,16 +439,16 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
     series = [Series("blind guessing", replace(shade(5), dash=1), ends, dots=False)]
     for place, mu in enumerate(shown):
         curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _tradeoff_points(mu)]
-        series.append(Series(f"μ = {upper_figure(mu)}", level_look(place, len(shown)), curve))
+        series.append(Series(f"μ = {format_upper(mu)}", level_look(place, len(shown)), curve))
     if audit is not None:
         at = _NORMAL.cdf(-audit.mu / 2)
-        found = f"at least μ = {lower_figure(audit.mu, 3)} with confidence {audit.confidence:g}"
-        tip = f"{found}, claimed {upper_figure(audit.claimed_mu, 6)}"
+        found = f"at least μ = {format_lower(audit.mu, 3)} with confidence {audit.confidence:g}"
+        tip = f"{found}, claimed {format_upper(audit.claimed_mu, 6)}"
         series.append(Series("audit", replace(shade(1), marker=3), [Mark(at, at, tip)], line=False, hollow=True))
     notes = ["No test on everything that is released lies below the curve of its μ."]
     if audit is not None:
         notes.append("An audit's point is where its test would balance both errors.")
-    if hidden := [upper_figure(mu) for mu in mus if mu not in seen]:
+    if hidden := [format_upper(mu) for mu in mus if mu not in seen]:
         notes.append(f"Left out because their curves lie on the axes: μ = {', '.join(hidden)}.")
     if len(seen) > len(shown):
         notes.append(f"{len(seen) - len(shown)} curves between these are left out.")

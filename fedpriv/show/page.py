@@ -20,13 +20,13 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from fedpriv.claims.claim import GUESSES
-from fedpriv.claims.entries import events_of, read_ledger
+from fedpriv.claims.claim import PROTECTION_LEVELS
+from fedpriv.claims.entries import make_event_data, read_ledger
 from fedpriv.core.errors import InputError, suggestion
-from fedpriv.core.figures import lower_figure, upper_figure
+from fedpriv.core.figures import format_lower, format_upper
 from fedpriv.core.files import write_json, write_text
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.scenario.published import dotted
+from fedpriv.scenario.published import flatten_keys
 from fedpriv.show.charts import Chart, Mark, Panel, Series, make_charts
 from fedpriv.show.looks import DASHES, Look, Scale, format_tick
 from fedpriv.show.statement import NOT_PROTECTED, load_audit, make_statements
@@ -40,7 +40,7 @@ from fedpriv.show.summary import (
 )
 from fedpriv.show.table import make_tables
 from fedpriv.show.verdict import RUN_COUNTS, describe_run, epsilon_of_repeated_runs, list_party_views
-from fedpriv.study.results import Results, engines_of, read_claims, read_history
+from fedpriv.study.results import Results, describe_engines, read_claims, read_history
 
 WIDTH, HEIGHT = 560, 350
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 14, 52
@@ -281,7 +281,7 @@ def _make_run_entity(results: Results, files: list[Entity]) -> Entity:
     return {
         "@id": "#run",
         "@type": "CreateAction",
-        "name": f"fedpriv run of {results.name}, engine {engines_of(results)}",
+        "name": f"fedpriv run of {results.name}, engine {describe_engines(results)}",
         "description": f"{results.rerun or 'fedpriv.run in a program'}; data: {', '.join(data) or 'none yet'}",
         "startTime": _iso_date(results),
         "actionStatus": {"@id": f"http://schema.org/{'Completed' if results.complete else 'Active'}ActionStatus"},
@@ -309,7 +309,7 @@ def _make_link(entity: Entity) -> dict[str, str]:
 
 
 EXPORTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "dp-accounting": ("dp-events.json", lambda folder: list(map(events_of, read_ledger(folder)))),
+    "dp-accounting": ("dp-events.json", lambda folder: list(map(make_event_data, read_ledger(folder)))),
     "ro-crate": (CRATE_FILE, make_crate),
 }
 """The file of each form, and the function that makes plain data from a run's folder."""
@@ -327,7 +327,7 @@ def export_run(folder: Path, form: str) -> Path:
     return folder / name
 
 
-_GUESS_SCALE = ", ".join(f"{word} up to {100 * most:g} %" for most, word in GUESSES)
+_GUESS_SCALE = ", ".join(f"{word} up to {100 * most:g} %" for most, word in PROTECTION_LEVELS)
 
 GLOSSARY: tuple[tuple[str, str], ...] = (
     ("record", "What one line of a silo's data says: the unit whose presence or content is protected."),
@@ -424,7 +424,7 @@ def _prevent_breaks(text: str) -> str:
 @cache
 def _compile_template(template: str) -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"leakage": upper_figure, "shown": lower_figure}
+    environment.filters |= {"leakage": format_upper, "shown": format_lower}
     return environment.from_string(template)
 
 
@@ -452,7 +452,7 @@ def _run_facts(results: Results) -> list[tuple[str, str]]:
         ),
         ("seeds", ", ".join(map(str, results.seeds))),
         ("cells", f"{len(results.cells)}, computed in {seconds:.1f} s"),
-        ("engine", engines_of(results)),
+        ("engine", describe_engines(results)),
     ]
 
 
@@ -473,7 +473,7 @@ def _setting_lines(results: Results) -> list[tuple[str, str]]:
     """Dotted keys of all cells' scenarios with their value, or their values where they differ."""
     found: dict[str, dict[str, None]] = {}
     for cell in results.cells:
-        for key, value in dotted(cell["scenario"]):
+        for key, value in flatten_keys(cell["scenario"]):
             found.setdefault(key, {})[format_value(value)] = None
     return [(key, ", ".join(values)) for key, values in found.items() if key not in ("name", "title", "seed")]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_bytes
-from fedpriv.noise.trust import trust_named
+from fedpriv.noise.trust import find_trust
 from fedpriv.show.charts import Chart, Panel, Series, make_charts
 from fedpriv.show.looks import DASHES, Look, format_tick
 from fedpriv.show.statement import load_audit
@@ -105,7 +105,7 @@ def plot_title(results: Results) -> str:
     """What was run, how often, and what a reader has to know before any figure."""
     fixed = format_point(results, {key: values[0] for key, values in results.axes.items() if len(values) == 1})
     trusts = {cell["trust"] for cell in results.cells}
-    trust = trust_named(trusts.pop()).title if len(trusts) == 1 and "algorithm.trust" not in results.axes else ""
+    trust = find_trust(trusts.pop()).title if len(trusts) == 1 and "algorithm.trust" not in results.axes else ""
     spread = f"mean ± standard deviation over {len(results.seeds)} seeds" if len(results.seeds) > 1 else "one seed"
     lines = [results.title or results.name, fixed, trust], [spread, describe_state(results)]
     return "\n".join(", ".join(filter(None, parts)) for parts in lines)

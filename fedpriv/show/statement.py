@@ -12,27 +12,27 @@ from typing import Any
 from fedpriv.accounting.gaussian import compose
 from fedpriv.accounting.guarantees import Guarantee
 from fedpriv.claims.claim import (
-    ELSEWHERE,
-    STEP_ELSEWHERE,
+    EXTERNAL_PARTY,
+    EXTERNAL_STEP_NOTE,
     PrivacyClaim,
-    claim_of_data,
-    evaluation_words,
-    of_each_silo_of,
+    compute_claim_from_data,
+    describe_evaluation,
+    describe_silo_budgets_of_cells,
 )
-from fedpriv.claims.ledger import FIRST_STEP, ROUNDS, ReleaseStream, from_data
+from fedpriv.claims.ledger import FIRST_STEP, ROUNDS, ReleaseStream, stream_from_data
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import (
-    counted,
-    delta_figure,
-    epsilon_figure,
-    lower_figure,
-    upper_figure,
-    upper_percent,
-    upper_range,
+    format_count,
+    format_lower,
+    format_upper,
+    format_upper_delta,
+    format_upper_epsilon,
+    format_upper_percent,
+    format_upper_range,
 )
 from fedpriv.core.files import write_json
 from fedpriv.core.random import SERVER
-from fedpriv.noise.trust import RECORD, Trust, trust_named
+from fedpriv.noise.trust import RECORD, Trust, find_trust
 from fedpriv.show.summary import describe_tuning, group_by, list_caveats
 from fedpriv.study.results import Results, read_results
 
@@ -131,14 +131,14 @@ def make_statements(results: Results) -> list[Statement]:
 def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
     """What all real releases under one relation cost a record that takes part in each; nothing for one or none."""
     claims = [
-        claim_of_data(cell["releases"])
+        compute_claim_from_data(cell["releases"])
         for cell in cells
         if cell["noise"] == "release" and cell["relation"] == relation
     ]
     mus = [claim.guarantee.mu for claim in claims if claim and claim.guarantee.mu is not None]
     return (
         f" Every figure is of one run. A record that takes part in these {len(mus)} runs is protected by all of "
-        f"them together only: μ = {upper_figure(compose(mus))}, and runs elsewhere come on top."
+        f"them together only: μ = {format_upper(compose(mus))}, and runs elsewhere come on top."
         if len(mus) > 1
         else ""
     )
@@ -146,19 +146,21 @@ def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> 
 
 def _make_statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequence[str]) -> Statement:
     first, delta = cells[0], cells[0]["delta"]
-    streams = [list(map(from_data, cell["releases"])) for cell in cells]
+    streams = [list(map(stream_from_data, cell["releases"])) for cell in cells]
     released, unit = list(itertools.chain(*streams)), streams[0][0].unit
-    claims = [claim_of_data(cell["releases"]) for cell in cells]
+    claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
     known = [claim for claim in claims if claim is not None]
     worst = max(known, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
-    counted = {(claim.guarantee.mu, claim.sentence("counted", delta)) for claim in known if claim.counted}
-    trust = trust_named(first["trust"])
+    counted = {
+        (claim.guarantee.mu, claim.format_sentence("counted", delta)) for claim in known if claim.mu_by_counting
+    }
+    trust = find_trust(first["trust"])
     return Statement(
         private=bool(known) and None not in claims,
         note=known[0].guarantee.note if known else "",
         trust=first["trust"],
         protection=trust.protection_of(unit),
-        unit=unit.words,
+        unit=unit.description,
         hidden=_HIDDEN_FACTS[first["relation"]].format(unit=unit.noun),
         relation=first["relation"],
         noise=_noise_note(first["noise"], trust) + (together if first["noise"] == "release" else ""),
@@ -172,31 +174,35 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], together: str, choice: S
         attained=all(claim is not None and claim.attained for claim in claims),
         levels=sorted({_make_level(claim, delta) for claim in known}, key=lambda level: level.sort_key),
         caveats=list_caveats(cells),
-        evaluations=sorted({evaluation_words(told, delta) for cell in cells if (told := cell.get("evaluation"))}),
+        evaluations=sorted(
+            {describe_evaluation(told, delta) for cell in cells if (told := cell.get("evaluation"))}
+        ),
         loss_assumptions=sorted(set(map(loss_assumption, released))),
         assumptions=[
-            unit.presumes,
-            *([silos] if (silos := of_each_silo_of(cells)) else []),
-            *([worst.sentence("several", delta)] if worst and unit.name == RECORD.name else []),
+            unit.assumptions,
+            *([silos] if (silos := describe_silo_budgets_of_cells(cells)) else []),
+            *([worst.format_sentence("several", delta)] if worst and unit.name == RECORD.name else []),
             *(sentence for _, sentence in sorted(counted)),
             _SCHEDULE_ASSUMPTION.format(unit=unit.noun),
             *choice,
             *_step_notes(released),
-            *([min(known, key=lambda claim: claim.exact).sentence("arithmetic", delta)] if known else []),
+            *([min(known, key=lambda claim: claim.exact).format_sentence("arithmetic", delta)] if known else []),
         ],
     )
 
 
 def _step_notes(released: Sequence[ReleaseStream]) -> list[str]:
     """That figures are of several steps together, and of which."""
-    owners = {stream.owner for stream in released if stream.step == FIRST_STEP}
-    return [_COMPOSITION_NOTE] * bool(owners - {ELSEWHERE}) + [STEP_ELSEWHERE] * (ELSEWHERE in owners)
+    owners = {stream.party_name for stream in released if stream.step == FIRST_STEP}
+    return [_COMPOSITION_NOTE] * bool(owners - {EXTERNAL_PARTY}) + [EXTERNAL_STEP_NOTE] * (
+        EXTERNAL_PARTY in owners
+    )
 
 
 def _noise_note(kind: str, trust: Trust) -> str:
     """Who could recompute the noise; nothing where there is none."""
     if kind == "release":
-        return _SERVER_NOISE if trust.draws(SERVER) else _SILO_NOISE
+        return _SERVER_NOISE if trust.adds_noise(SERVER) else _SILO_NOISE
     return _SEEDED_NOISE if kind == "simulation" else ""
 
 
@@ -207,16 +213,16 @@ def loss_assumption(stream: ReleaseStream) -> str:
 
 def _make_level(claim: PrivacyClaim[Guarantee], delta: float) -> ProtectionLevel:
     figures = claim.guarantee.figures(delta)
-    mu, zcdp = ("none" if (value := figures[name]) is None else upper_figure(value) for name in ("mu", "zcdp"))
+    mu, zcdp = ("none" if (value := figures[name]) is None else format_upper(value) for name in ("mu", "zcdp"))
     epsilon = claim.guarantee.epsilon_of(delta)
-    paper = "none" if (value := figures["epsilon_paper"]) is None else epsilon_figure(value)
+    paper = "none" if (value := figures["epsilon_paper"]) is None else format_upper_epsilon(value)
     return ProtectionLevel(
         mu,
         zcdp,
-        epsilon_figure(epsilon),
+        format_upper_epsilon(epsilon),
         paper,
-        delta_figure(delta),
-        attacker=upper_percent(claim.guarantee.best_guess),
+        format_upper_delta(delta),
+        attacker=format_upper_percent(claim.guarantee.best_guess),
         sort_key=epsilon,
     )
 
@@ -235,16 +241,16 @@ def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
 
 def _describe_noise(stream: ReleaseStream, units: str = "") -> str:
     """Who releases what, how often, with which noise, in which `units`."""
-    owner = stream.owner if stream.step == ROUNDS else f"{stream.owner}, {_FIRST_STEP}"
-    if stream.owner == ELSEWHERE:
-        return f"{owner}: charged with μ = {upper_figure(stream.mu)}, not released here"
-    releases = counted(stream.schedule.rounds, "release")
+    owner = stream.party_name if stream.step == ROUNDS else f"{stream.party_name}, {_FIRST_STEP}"
+    if stream.party_name == EXTERNAL_PARTY:
+        return f"{owner}: charged with μ = {format_upper(stream.mu)}, not released here"
+    releases = format_count(stream.schedule.rounds, "release")
     if stream.std == 0.0:
         return f"{owner}: {releases} without noise"
     return (
-        f"{owner}: {stream.mechanism.words}, fresh vectors of standard deviation {lower_figure(stream.std, 5)} a "
+        f"{owner}: {stream.mechanism.words}, fresh vectors of standard deviation {format_lower(stream.std, 5)} a "
         f"coordinate; {releases}; each {stream.unit.noun} {stream.schedule.words}, its increment clipped to norm "
-        f"{upper_range(stream.clips, 5)}{units}"
+        f"{format_upper_range(stream.clips, 5)}{units}"
     )
 
 

@@ -12,15 +12,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedpriv.accounting.selection import Selection
-from fedpriv.claims.claim import REAL, STEP_ELSEWHERE, charged_elsewhere, evaluation_words, sentence_of_cells
-from fedpriv.claims.entries import differing_words
-from fedpriv.claims.ledger import from_data
-from fedpriv.core.figures import caveats, count_range, delta_figure, upper_range
+from fedpriv.accounting.selection import PrivateSelection
+from fedpriv.claims.claim import (
+    EXTERNAL_STEP_NOTE,
+    REAL_ASSUMPTIONS,
+    describe_cells,
+    describe_evaluation,
+    has_external_first_step,
+)
+from fedpriv.claims.entries import format_differing_cells
+from fedpriv.claims.ledger import stream_from_data
+from fedpriv.core.figures import format_count_range, format_upper_delta, format_upper_range, privacy_caveats
 from fedpriv.data.public import PUBLIC_TABLES
-from fedpriv.loss.scores import MEAN, WORST
+from fedpriv.loss.scores import MEAN_SUFFIX, WORST_SUFFIX
 from fedpriv.noise.trust import CLIENT, RECORD
-from fedpriv.study.results import Results, engines_of
+from fedpriv.study.results import Results, describe_engines
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ METRICS = (
 """Losses as they are; accuracies are stored as shares and printed, as papers do, in percent."""
 
 
-_SILO_LABELS = {MEAN: "mean of silos", WORST: "worst silo"}
+_SILO_LABELS = {MEAN_SUFFIX: "mean of silos", WORST_SUFFIX: "worst silo"}
 
 
 def find_metric(key: str) -> Metric | None:
@@ -165,7 +171,7 @@ def describe_state(results: Results) -> str:
 
 def describe_differing(results: Results) -> str:
     """ "DIFFERS: …" where results.json claims something else than was released, or nothing."""
-    return f"DIFFERS: {differing_words(results.differs)}" if results.differs else ""
+    return f"DIFFERS: {format_differing_cells(results.differs)}" if results.differs else ""
 
 
 def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | None:
@@ -235,7 +241,7 @@ _MAX_LISTED = 10  # missing points that are named; the tables show the others
 
 
 def published_metrics(results: Results) -> list[Metric]:
-    shown = results.published.table.shown if results.published else ()
+    shown = results.published.tables.table_metrics if results.published else ()
     return [metric for metric in run_metrics(results) if metric.key in shown]
 
 
@@ -274,7 +280,7 @@ def describe_measurement(results: Results) -> str:
         _unread_note(results),
         describe_no_better_points(results),
     )
-    return " ".join([f"{seeds}; engine {engines_of(results)}{worst}.", *filter(None, notes)])
+    return " ".join([f"{seeds}; engine {describe_engines(results)}{worst}.", *filter(None, notes)])
 
 
 _MAX_LISTED_POINTS = 3
@@ -340,7 +346,7 @@ def _class_count(data: Mapping[str, Any]) -> int:
 
 def _withheld_note(results: Results) -> str:
     """Why no published values are shown, where a scenario has some."""
-    withheld = results.published.withheld if results.published else ()
+    withheld = results.published.withheld_keys if results.published else ()
     return f"Published values are for other settings and not shown: {', '.join(withheld)}." if withheld else ""
 
 
@@ -359,7 +365,8 @@ def _unread_note(results: Results) -> str:
     """That samples were asked for which no round reads."""
     left = [cell["unread"] for cell in results.cells if cell.get("unread")]
     return (
-        f"Of the samples asked for {count_range(left)} are never read: they do not fill a round of every silo."
+        f"Of the samples asked for {format_count_range(left)} are never read: they do not fill a round of every "
+        "silo."
         if left
         else ""
     )
@@ -375,9 +382,13 @@ def privacy_lines(results: Results) -> list[str]:
             *map(cell.get, ("participation", "holds")),
         ),
     )
-    tests = {evaluation_words(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))}
-    elsewhere = [STEP_ELSEWHERE] if any(charged_elsewhere(cell["releases"]) for cell in results.cells) else []
-    said = [line for cells in groups.values() for line in (sentence_of_cells(cells), *list_caveats(cells))]
+    tests = {
+        describe_evaluation(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))
+    }
+    elsewhere = (
+        [EXTERNAL_STEP_NOTE] if any(has_external_first_step(cell["releases"]) for cell in results.cells) else []
+    )
+    said = [line for cells in groups.values() for line in (describe_cells(cells), *list_caveats(cells))]
     return [*said, *elsewhere, *sorted(tests), *describe_tuning(results)]
 
 
@@ -387,15 +398,15 @@ def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     if not private:
         return []
     sizes = [size for cell in private if (size := _unit_count(cell)) is not None]
-    noun = from_data(private[0]["releases"][0]).unit.noun
-    released = any(cell.get("holds") not in (None, REAL) for cell in private)
+    noun = stream_from_data(private[0]["releases"][0]).unit.noun
+    released = any(cell.get("holds") not in (None, REAL_ASSUMPTIONS) for cell in private)
     worst = max(cell["epsilon"] for cell in private)
-    return caveats(worst, private[0]["delta"], max(sizes, default=None), noun, slack=released)
+    return privacy_caveats(worst, private[0]["delta"], max(sizes, default=None), noun, slack=released)
 
 
 def _unit_count(cell: Mapping[str, Any]) -> int | None:
     """How many units the smallest silo has, or the pool of clients; None where that is not public."""
-    unit = from_data(cell["releases"][0]).unit
+    unit = stream_from_data(cell["releases"][0]).unit
     if unit.name == CLIENT.name:
         return cell.get("clients")
     return cell.get("smallest_silo") if unit.name == RECORD.name else None
@@ -406,10 +417,10 @@ def describe_tuning(results: Results) -> list[str]:
 
     Guarantee: the figures are recomputed from the law of the choice and the releases of every cell.
     """
-    tuned = results.tuned
+    tuned = results.tuning
     if tuned is None or not (private := [cell for cell in results.cells if cell["epsilon"] is not None]):
         return []
-    law, how = tuned.number_of_runs, f"by {tuned.metric} on {tuned.held_out} training records"
+    law, how = tuned.run_count_distribution, f"by {tuned.metric} on {tuned.held_out} training records"
     if law is None:
         return [
             f"Settings were chosen by fedpriv tune: {tuned.settings} for every row, {how}. These figures do not "
@@ -417,15 +428,17 @@ def describe_tuning(results: Results) -> list[str]:
         ]
     costs: list[tuple[float, float]] = []
     for cell in private:
-        row = tuned.row_of(cell["scenario"])
+        row = tuned.find_choice(cell["scenario"])
         if row is None or row.mu is None or cell["mu"] is None:
             return ["Settings of some cells were not chosen by fedpriv tune, or their cost is not known."]
-        choice, both = (Selection(row.mu, law, then).epsilon_of(cell["delta"]) for then in (0.0, cell["mu"]))
+        choice, both = (
+            PrivateSelection(row.mu, law, then).epsilon_of(cell["delta"]) for then in (0.0, cell["mu"])
+        )
         costs.append((choice, both))
-    delta = f"delta = {delta_figure(private[0]['delta'])}"
-    alone, together = (upper_range([pair[place] for pair in costs]) for place in (0, 1))
+    delta = f"delta = {format_upper_delta(private[0]['delta'])}"
+    alone, together = (format_upper_range([pair[place] for pair in costs]) for place in (0, 1))
     return [
-        f"Settings were chosen privately by fedpriv tune: the best of {law.words}, {how}. The choice of one "
+        f"Settings were chosen privately by fedpriv tune: the best of {law.description}, {how}. The choice of one "
         f"row costs ε = {alone} at {delta}, the choice and a run of the row together ε = {together} "
         "(Papernot & Steinke 2022)."
     ]

@@ -23,10 +23,10 @@ from typing import Any, Literal
 import numpy as np
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.extensions import all_added
-from fedpriv.core.figures import delta_figure, epsilon_figure, upper_figure, with_spread
+from fedpriv.core.extensions import load_add_on_parts
+from fedpriv.core.figures import format_upper, format_upper_delta, format_upper_epsilon, format_with_spread
 from fedpriv.core.files import write_text
-from fedpriv.scenario.published import Growth, Paper
+from fedpriv.scenario.published import Growth, PublishedTables
 from fedpriv.show.summary import (
     Metric,
     axis_points,
@@ -88,13 +88,13 @@ def write_table(folder: Path) -> str:
 
 def make_tables(results: Results) -> list[TextTable]:
     """A table of the paper's form for each metric it has and each value of other axes, or one of all points."""
-    if results.scaling is not None:
-        return [_scaling_table(results, results.scaling)]
+    if results.growth is not None:
+        return [_scaling_table(results, results.growth)]
     shown = published_metrics(results)
-    added_rows = [rows(results) for rows in all_added("rows").values()]
+    added_rows = [rows(results) for rows in load_add_on_parts("rows").values()]
     if results.published is None or not shown:
         return [_point_table(results, added_rows), *_silo_tables(results), *_addon_tables(results)]
-    paper = results.published.table
+    paper = results.published.tables
     others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
     grids = [
         _grid_table(results, paper, metric, fixed, added_rows) for metric in shown for fixed in axis_points(others)
@@ -118,7 +118,7 @@ def _silo_tables(results: Results) -> list[TextTable]:
 
 
 def _addon_tables(results: Results) -> list[TextTable]:
-    return [TextTable(*table) for tables in all_added("tables").values() for table in tables(results)]
+    return [TextTable(*table) for tables in load_add_on_parts("tables").values() for table in tables(results)]
 
 
 def _scaling_table(results: Results, scaling: Growth) -> TextTable:
@@ -133,7 +133,11 @@ def _scaling_table(results: Results, scaling: Growth) -> TextTable:
 
 
 def _grid_table(
-    results: Results, paper: Paper, metric: Metric, fixed: Mapping[str, Any], added_rows: Sequence[ExtraRow]
+    results: Results,
+    paper: PublishedTables,
+    metric: Metric,
+    fixed: Mapping[str, Any],
+    added_rows: Sequence[ExtraRow],
 ) -> TextTable:
     names, columns = short_names(results.axes), results.axes[paper.columns]
     along = [{**fixed, paper.columns: column} for column in columns]
@@ -160,7 +164,7 @@ def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -
     comparison = compare_with_published(results, metric, point)
     measured, text, known = comparison.measured, "missing", []
     if measured is not None:
-        text = with_spread(measured.mean, measured.std, metric.digits)
+        text = format_with_spread(measured.mean, measured.std, metric.digits)
         if measured.seeds < len(results.seeds):
             text += f" ({measured.seeds} of {len(results.seeds)} seeds)"
     if comparison.published is not None:
@@ -192,13 +196,15 @@ def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, 
     if not (cells := cells_at_point(results, point)):
         return row
     first, private = cells[0], cells[0]["epsilon"] is not None
-    mu = "none" if first["mu"] is None else upper_figure(first["mu"])
+    mu = "none" if first["mu"] is None else format_upper(first["mu"])
     told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
     return row | {
         "silos": str(first["silos"]),
         "rounds": str(first["rounds"]),
         "μ": mu if private else "no noise",
-        "ε at δ": f"{epsilon_figure(first['epsilon'])} at {delta_figure(first['delta'])}" if private else "none",
+        "ε at δ": f"{format_upper_epsilon(first['epsilon'])} at {format_upper_delta(first['delta'])}"
+        if private
+        else "none",
         "gradients": f"{first['gradient_evaluations']:,}",
         "sent by a silo (MB)": f"{first['bytes_sent'] / 1e6:.3g}",
         "clipped (%)": f"{100.0 * statistics.fmean(told):.2f}" if told else "not told",
@@ -365,4 +371,4 @@ def _format_exponent(found: ExponentFit | None) -> str:
     if found is None:
         return "too few"
     width = None if math.isinf(found.half_width) else found.half_width
-    return f"{with_spread(found.exponent, width, 2)} ({found.size_count} sizes)"
+    return f"{format_with_spread(found.exponent, width, 2)} ({found.size_count} sizes)"

@@ -12,14 +12,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpriv.accounting.gaussian import compose, epsilon_of
-from fedpriv.claims.claim import guess_sentence
-from fedpriv.claims.ledger import from_data
+from fedpriv.claims.claim import describe_guess
+from fedpriv.claims.ledger import stream_from_data
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import count_range, epsilon_figure, epsilon_words, upper_figure, with_spread
+from fedpriv.core.figures import (
+    format_count_range,
+    format_epsilon_delta,
+    format_upper,
+    format_upper_epsilon,
+    format_with_spread,
+)
 from fedpriv.core.random import SERVER
-from fedpriv.noise.trust import CLIENT, RECORD, USER, trust_named
+from fedpriv.noise.trust import CLIENT, RECORD, USER, find_trust
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.scenario.published import dotted
+from fedpriv.scenario.published import flatten_keys
 from fedpriv.show.summary import (
     METRICS,
     Metric,
@@ -78,16 +84,18 @@ def _describe_training(results: Results) -> str:
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
     first = results.cells[0]["scenario"]
     trained = f"{first['model']['name']} on {first['data']['name']}"
-    rounds = count_range(cell["rounds"] for cell in results.cells)
+    rounds = format_count_range(cell["rounds"] for cell in results.cells)
     return f"{algorithms} trained {trained}: {_describe_participants(results)}, {rounds} rounds."
 
 
 def _describe_participants(results: Results) -> str:
     """How many silos, or clients, and of those how many in a round."""
     if all("clients" in cell for cell in results.cells):
-        clients, cohorts = (count_range(cell[key] for cell in results.cells) for key in ("clients", "batch"))
+        clients, cohorts = (
+            format_count_range(cell[key] for cell in results.cells) for key in ("clients", "batch")
+        )
         return f"{clients} clients, cohorts of {cohorts}"
-    silos = count_range(cell["silos"] for cell in results.cells)
+    silos = format_count_range(cell["silos"] for cell in results.cells)
     return f"{silos} {'silo' if silos == '1' else 'silos'}"
 
 
@@ -136,10 +144,10 @@ def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | Non
     private = [each for each in results.cells if each["epsilon"] is not None]
     by_mu = len({each["delta"] for each in private}) > 1 and all(each["mu"] is not None for each in private)
     return Strength(
-        trust_named(cell["trust"]).trust_level,
-        _UNIT_NAMES.index(from_data(cell["releases"][0]).unit.name),
+        find_trust(cell["trust"]).trust_level,
+        _UNIT_NAMES.index(stream_from_data(cell["releases"][0]).unit.name),
         ("replace-one", "zero-out").index(cell["relation"]),
-        float(upper_figure(cell["mu"] if by_mu else cell["epsilon"], 6)),
+        float(format_upper(cell["mu"] if by_mu else cell["epsilon"], 6)),
         0.0 if by_mu else cell["delta"],
     )
 
@@ -148,12 +156,12 @@ def _describe_privacy(results: Results) -> str:
     mus = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     unit = " or ".join(dict.fromkeys(cell["unit"] for cell in results.cells))
     if any(cell["epsilon"] is None for cell in results.cells):
-        return " ".join([*([guess_sentence(unit, mus)] if mus else []), "A cell without noise protects nothing."])
+        return " ".join([*([describe_guess(unit, mus)] if mus else []), "A cell without noise protects nothing."])
     if len(mus) < len(results.cells):
         epsilons = [cell["epsilon"] for cell in results.cells]
-        worst = epsilon_words(max(epsilons), max(cell["delta"] for cell in results.cells))
+        worst = format_epsilon_delta(max(epsilons), max(cell["delta"] for cell in results.cells))
         return f"Privacy: at most {worst}, for {unit}."
-    return guess_sentence(unit, mus)
+    return describe_guess(unit, mus)
 
 
 def list_party_views(results: Results) -> list[PartyView]:
@@ -165,9 +173,9 @@ def list_party_views(results: Results) -> list[PartyView]:
 
 
 def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list[PartyView]:
-    trust = trust_named(name)
+    trust = find_trust(name)
     shares = [round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell]
-    own = f"its own records ({count_range(shares)} on average)" if shares else "its own records"
+    own = f"its own records ({format_count_range(shares)} on average)" if shares else "its own records"
     released = all(cell["noise"] == "release" for cell in cells)
     key = "the key of its noise" if released else "noise from the scenario's seed"
     if all("clients" in cell for cell in cells):
@@ -178,14 +186,14 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
             PartyView(f"the server ({name})", f"the test records, {key}", "what each client sends, without noise"),
             PartyView("everyone else", "nothing", "the models that are published"),
         ]
-    if trust.draws(SERVER):
+    if trust.adds_noise(SERVER):
         silo, seen = own, "every silo's sum without noise"
-    elif trust.releases(0):
+    elif trust.publishes_sums(0):
         silo, seen = f"{own}, {key}", "every silo's releases, noise included"
     else:
         silo = f"{own}, {key}, the keys of its masks"
         seen = "masked messages, and their sum with the noise of all silos"
-    server = f"the test records, {key}" if trust.draws(SERVER) else "the test records"
+    server = f"the test records, {key}" if trust.adds_noise(SERVER) else "the test records"
     return [
         PartyView(f"each silo ({name})", silo, "the model of every round"),
         PartyView(f"the server ({name})", server, seen),
@@ -196,10 +204,10 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
 def epsilon_of_repeated_runs(results: Results) -> list[list[str]]:
     """ε of several runs with the same records, for every μ of the run: μ, then ε for each of `RUN_COUNTS`."""
     private = [cell for cell in results.cells if cell["mu"] is not None]
-    known = sorted({(float(upper_figure(cell["mu"])), cell["delta"]) for cell in private})
+    known = sorted({(float(format_upper(cell["mu"])), cell["delta"]) for cell in private})
     shown = known if len(known) <= _MAX_LEVELS else [*known[: _MAX_LEVELS // 2], *known[-_MAX_LEVELS // 2 :]]
     return [
-        [upper_figure(mu), *(epsilon_figure(epsilon_of(compose([mu] * runs), delta)) for runs in RUN_COUNTS)]
+        [format_upper(mu), *(format_upper_epsilon(epsilon_of(compose([mu] * runs), delta)) for runs in RUN_COUNTS)]
         for mu, delta in shown
     ]
 
@@ -220,7 +228,7 @@ def _format_mean(results: Results, point: Mapping[str, Any], metric: Metric) -> 
 
 def _describe_point(results: Results, point: Mapping[str, Any]) -> str:
     cell = cells_at_point(results, point)[0]
-    epsilon = "" if cell["epsilon"] is None else epsilon_words(cell["epsilon"], cell["delta"])
+    epsilon = "" if cell["epsilon"] is None else format_epsilon_delta(cell["epsilon"], cell["delta"])
     told = {
         key: value
         for key, value in point.items()
@@ -282,12 +290,14 @@ def _score_pairs(
 def _format_pairs(pairs: Sequence[tuple[float, float]], metric: Metric) -> list[str]:
     mean, deviation = mean_and_deviation([second - first for first, second in pairs])
     error = None if deviation is None else deviation / math.sqrt(len(pairs))
-    means = (with_spread(mean_and_deviation(each)[0], None, metric.digits) for each in zip(*pairs, strict=True))
-    return [str(len(pairs)), *means, with_spread(mean, error, metric.digits, signed=True)]
+    means = (
+        format_with_spread(mean_and_deviation(each)[0], None, metric.digits) for each in zip(*pairs, strict=True)
+    )
+    return [str(len(pairs)), *means, format_with_spread(mean, error, metric.digits, signed=True)]
 
 
 def _setting_differences(one: Results, other: Results) -> list[tuple[str, str, str]]:
-    first, second = (dict(dotted(results.cells[0]["scenario"])) for results in (one, other))
+    first, second = (dict(flatten_keys(results.cells[0]["scenario"])) for results in (one, other))
     swept = {*one.axes, *other.axes}
     return [
         (key, format_value(first.get(key, "not set")), format_value(second.get(key, "not set")))

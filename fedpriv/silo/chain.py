@@ -25,82 +25,84 @@ from typing import NamedTuple
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import sync_folder
 
-OPENED, ASKED, ANSWERED, OVER = range(4)
+RUN_OPENED, QUERY_RECORDED, REPLY_RECORDED, RUN_ENDED = range(4)
 
 
-class Entry(NamedTuple):
+class ChainEntry(NamedTuple):
     """What a commit adds, in the order in which entries of one commit are chained."""
 
     kind: int
     digest: bytes
 
 
-def origin(name: str, shard: bytes) -> bytes:
+def first_head(name: str, fingerprint: bytes) -> bytes:
     """The head before the first commit of a ledger, by the name it was begun with and its records' fingerprint."""
-    return _digest(b"fedpriv ledger", name.encode(), shard)
+    return _digest(b"fedpriv ledger", name.encode(), fingerprint)
 
 
-def linked(head: bytes, number: int, entries: Iterable[Entry]) -> bytes:
+def next_head(head: bytes, number: int, entries: Iterable[ChainEntry]) -> bytes:
     """The head after commit `number`."""
     added = (bytes([entry.kind]) + entry.digest for entry in sorted(entries))
     return _digest(b"commit", head, str(number).encode(), *added)
 
 
-def opened(run_id: str, cell: str, mu: float, slack: float, seal: bytes) -> Entry:
+def opening_entry(run_id: str, cell: str, mu: float, slack: float, seal: bytes) -> ChainEntry:
     numbers = (repr(mu).encode(), repr(slack).encode())
-    return Entry(OPENED, _digest(b"opened", run_id.encode(), cell.encode(), *numbers, seal))
+    return ChainEntry(RUN_OPENED, _digest(b"opened", run_id.encode(), cell.encode(), *numbers, seal))
 
 
-def asked(run_id: str, t: int, query: bytes) -> Entry:
-    return Entry(ASKED, _digest(b"asked", run_id.encode(), str(t).encode(), query))
+def query_entry(run_id: str, t: int, query: bytes) -> ChainEntry:
+    return ChainEntry(QUERY_RECORDED, _digest(b"asked", run_id.encode(), str(t).encode(), query))
 
 
-def answered(run_id: str, t: int, replied: bytes, after: bytes) -> Entry:
-    return Entry(ANSWERED, _digest(b"answered", run_id.encode(), str(t).encode(), replied, after))
+def reply_entry(run_id: str, t: int, reply_digest: bytes, state_digest: bytes) -> ChainEntry:
+    return ChainEntry(
+        REPLY_RECORDED, _digest(b"answered", run_id.encode(), str(t).encode(), reply_digest, state_digest)
+    )
 
 
-def over(run_id: str) -> Entry:
-    return Entry(OVER, _digest(b"over", run_id.encode()))
+def ending_entry(run_id: str) -> ChainEntry:
+    return ChainEntry(RUN_ENDED, _digest(b"over", run_id.encode()))
 
 
-def seal_of(key: bytes) -> bytes:
+def make_seal(key: bytes) -> bytes:
     """A digest of a run's key, which outlives it."""
     return _digest(b"key", key)
 
 
 def is_seal_of(seal: bytes, key: bytes) -> bool:
     """Whether it is the seal of a run with this key, as it was opened or once the chain has another origin."""
-    return seal in (seal_of(key), _second_seal_of(key))
+    return seal in (make_seal(key), _make_second_seal(key))
 
 
-def resealed(seal: bytes, run_key: bytes | None, key: bytes) -> bytes:
+def reseal(seal: bytes, run_key: bytes | None, key: bytes) -> bytes:
     """The seal of a run once the chain has another origin: no head from before can be given again.
 
     Of a run under way it follows from the run's own key alone, which is wiped with the run; without that key from
     the seal before, under the `key` of the records.
     """
-    return hmac.digest(key, b"seal" + seal, "sha256") if run_key is None else _second_seal_of(run_key)
+    return hmac.digest(key, b"seal" + seal, "sha256") if run_key is None else _make_second_seal(run_key)
 
 
-def _second_seal_of(key: bytes) -> bytes:
+def _make_second_seal(key: bytes) -> bytes:
     return _digest(b"key, in a chain of another origin", key)
 
 
-def converted(name: str) -> str:
+def converted_name(name: str) -> str:
     """The name of a ledger once its chain has another origin, whose heads are no heads of the old name."""
     return _digest(b"converted", name.encode()).hex()[:32]
 
 
-def blind_of(key: bytes, t: int) -> bytes:
+def derive_blind(key: bytes, t: int) -> bytes:
     """The key of the digest of round t's reply: kept and wiped with it."""
     return hmac.digest(key, b"reply %d" % t, "sha256")
 
 
-def replied(blind: bytes, reply: bytes) -> bytes:
+def digest_reply(blind: bytes, reply: bytes) -> bytes:
     return hmac.digest(blind, reply, "sha256")
 
 
-def after(key: bytes, state: bytes | None) -> bytes:
+def digest_state(key: bytes, state: bytes | None) -> bytes:
     """A digest of the state after a round, b"" where nobody needs one."""
     return b"" if state is None else hmac.digest(hmac.digest(key, b"state", "sha256"), state, "sha256")
 
@@ -109,7 +111,7 @@ def _digest(*parts: bytes) -> bytes:
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
 
 
-_TITLE = "fedpriv ledger mark 2"
+_MARK_TITLE = "fedpriv ledger mark 2"
 
 
 class Commit(NamedTuple):
@@ -119,58 +121,58 @@ class Commit(NamedTuple):
     head: bytes
 
 
-class Reading(NamedTuple):
+class MarkContent(NamedTuple):
     """What a mark says: whose it is, the last commit that is done, and the one after it that may be."""
 
-    ledger: str
-    done: Commit
-    begun: Commit
-    whole: str = ""
+    ledger_name: str
+    last_commit: Commit
+    pending_commit: Commit
+    file_digest: str = ""
     """SHA-256 of the ledger's file, while no run is under way."""
 
     @property
-    def content(self) -> bytes:
+    def file_bytes(self) -> bytes:
         """The file: a line each, and a check of all."""
-        commits = (f"{commit.number} {commit.head.hex()}" for commit in (self.done, self.begun))
-        lines = "\n".join((_TITLE, self.ledger, *commits, self.whole or "-", ""))
+        commits = (f"{commit.number} {commit.head.hex()}" for commit in (self.last_commit, self.pending_commit))
+        lines = "\n".join((_MARK_TITLE, self.ledger_name, *commits, self.file_digest or "-", ""))
         return f"{lines}{hashlib.sha256(lines.encode()).hexdigest()}\n".encode()
 
 
-class Mark:
+class RollbackMark:
     """The file; OSError where the disk refuses."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self) -> Reading:
+    def read(self) -> MarkContent:
         """InputError if it is not there, is no mark, or is not byte for byte what was written."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
-            raise self._unusable("no such mark of the ledger") from None
+            raise self._unusable_error("no such mark of the ledger") from None
         except OSError as error:
-            raise self._unusable(f"cannot be read as a ledger's mark: {error}") from None
+            raise self._unusable_error(f"cannot be read as a ledger's mark: {error}") from None
         try:
             _, ledger, done, begun, whole, _ = content.decode("ascii").split("\n", 5)
-            reading = Reading(ledger, _commit(done), _commit(begun), "" if whole == "-" else whole)
+            reading = MarkContent(ledger, _parse_commit(done), _parse_commit(begun), "" if whole == "-" else whole)
         except ValueError:
-            raise self._unusable("is no mark of a ledger of this version, or is damaged") from None
-        if reading.content != content:
-            raise self._unusable("is damaged, its check does not match")
+            raise self._unusable_error("is no mark of a ledger of this version, or is damaged") from None
+        if reading.file_bytes != content:
+            raise self._unusable_error("is damaged, its check does not match")
         return reading
 
-    def write(self, reading: Reading) -> None:
+    def write(self, content: MarkContent) -> None:
         """On the disk, whole or not at all, when this returns."""
         draft = self.path.with_name(self.path.name + ".new")
         draft.unlink(missing_ok=True)  # whoever made it: a link would lead elsewhere
         with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(reading.content)
+            file.write(content.file_bytes)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self.path)
         sync_folder(self.path.parent)
 
-    def _unusable(self, what: str) -> InputError:
+    def _unusable_error(self, what: str) -> InputError:
         return InputError(
             f"{self.path}: {what}; without it nobody knows whether the ledger is an older copy, so nothing is "
             "released: move the ledger into a folder of its own, and `fedpriv silo restore POLICY FOLDER` begins "
@@ -178,6 +180,6 @@ class Mark:
         )
 
 
-def _commit(line: str) -> Commit:
+def _parse_commit(line: str) -> Commit:
     number, head = line.split(" ")
     return Commit(int(number), bytes.fromhex(head))

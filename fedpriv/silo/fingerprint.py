@@ -13,14 +13,14 @@ import secrets
 import sqlite3
 from pathlib import Path
 
-from fedpriv.core.errors import InputError, printable
-from fedpriv.core.files import OWN
+from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.files import PRIVATE_MODE
 from fedpriv.silo import chain
-from fedpriv.silo.chain import Commit, Mark, Reading
+from fedpriv.silo.chain import Commit, MarkContent, RollbackMark
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Policy
-from fedpriv.silo.rows import begin_tables, connected, digest_of
-from fedpriv.silo.shard import Shard, key_check, made_key, read_key
+from fedpriv.silo.rows import connect_database, create_tables, file_digest
+from fedpriv.silo.shard import Shard, key_check, load_or_create_key, read_key
 
 _log = logging.getLogger("fedpriv.guard")
 
@@ -31,12 +31,12 @@ def begin_ledger(policy: Policy, shard: Shard) -> None:
     Raises:
         InputError: There is a ledger, or the rollback mark of a former one.
     """
-    for path in (policy.ledger, policy.marked):
+    for path in (policy.ledger, policy.mark_path):
         if path.exists():
             raise InputError(
                 f"{path} exists: a ledger is begun once; what it says was released cannot be forgotten"
             )
-    create_ledger(policy.ledger, policy.marked, shard.fingerprint(made_key(policy.shard_key)))
+    create_ledger(policy.ledger, policy.mark_path, shard.fingerprint(load_or_create_key(policy.shard_key)))
 
 
 def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
@@ -46,16 +46,16 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
         InputError: `path` exists, or cannot be written.
     """
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, OWN))
-        database = connected(path)
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE_MODE))
+        database = connect_database(path)
         ledger_name = secrets.token_hex(16)
-        begin_tables(database)
-        first_commit = Commit(0, chain.origin(ledger_name, fingerprint))
+        create_tables(database)
+        first_commit = Commit(0, chain.first_head(ledger_name, fingerprint))
         database.execute(
             "INSERT INTO about VALUES (?, ?, ?, ?, ?)", (ledger_name, ledger_name, fingerprint, *first_commit)
         )
         database.close()
-        Mark(mark).write(Reading(ledger_name, first_commit, first_commit, digest_of(path)))
+        RollbackMark(mark).write(MarkContent(ledger_name, first_commit, first_commit, file_digest(path)))
     except (OSError, sqlite3.Error) as error:
         raise InputError(f"{path}: cannot be made a ledger: {error}") from None
 
@@ -69,16 +69,16 @@ def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     Guarantee: a key is made only for a ledger without a key, so that no other records get a fingerprint unnoticed.
     """
     if not ledger.is_keyed():
-        _convert(policy, ledger, shard)
+        _convert_ledger(policy, ledger, shard)
     key = read_key(policy.shard_key)
-    if not is_key_of(key, ledger.shard):
+    if not is_key_of(key, ledger.fingerprint):
         raise InputError(
             f"{policy.shard_key}: is not the key that {policy.ledger} was begun with, so nobody knows whether "
             "these are its records: put that key back, or move the ledger into a folder of its own, and `fedpriv "
             "silo restore POLICY FOLDER` begins again from it with this key, with the budget counted as spent"
         )
-    if ledger.shard != shard.fingerprint(key):
-        raise _other_records(policy)
+    if ledger.fingerprint != shard.fingerprint(key):
+        raise _other_records_error(policy)
 
 
 def is_key_of(key: bytes, fingerprint: bytes) -> bool:
@@ -86,22 +86,22 @@ def is_key_of(key: bytes, fingerprint: bytes) -> bool:
     return fingerprint.startswith(key_check(key))
 
 
-def _convert(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
-    with ledger.alone():
+def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
+    with ledger.lock():
         if ledger.is_keyed():  # by another process meanwhile
             return
-        if ledger.shard != shard.digest:
-            raise _other_records(policy)
-        key = made_key(policy.shard_key)
-        unprotected = _unprotected(ledger)
+        if ledger.fingerprint != shard.content_digest:
+            raise _other_records_error(policy)
+        key = load_or_create_key(policy.shard_key)
+        unprotected = _unprotected_runs(ledger)
         with ledger.transaction():
-            ledger.bind(shard.fingerprint(key), key, dict.fromkeys(unprotected, math.inf))
+            ledger.bind_records(shard.fingerprint(key), key, dict.fromkeys(unprotected, math.inf))
         ledger.tidy()
     for run_id in unprotected:
         _log.warning(
             "the run %s had copies of records in a secret order, of which fedpriv 0.3.0 promised too much: it is "
             "charged as a run without noise, so that no new run fits the budget",
-            printable(repr(run_id), 60),
+            sanitize_line(repr(run_id), 60),
         )
     _log.warning(
         "%s has the digest of its records no more, but a fingerprint under the key in %s; backups that fedpriv "
@@ -111,19 +111,19 @@ def _convert(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     )
 
 
-def _unprotected(ledger: SiloLedger) -> list[str]:
+def _unprotected_runs(ledger: SiloLedger) -> list[str]:
     """Names of the runs whose claim by fedpriv 0.3.0 was false: model.augment in a secret order, which has slack.
 
     Whoever was drawn moved the copies of all records behind; no bound on that is less than all of their clips.
     """
     return [
         row.run_id
-        for row in ledger.overview()
+        for row in ledger.list_runs()
         if row.slack and json.loads(row.cell).get("model", {}).get("augment")
     ]
 
 
-def _other_records(policy: Policy) -> InputError:
+def _other_records_error(policy: Policy) -> InputError:
     return InputError(
         f"{policy.shard}: these are not the records, in the order, that {policy.ledger} was begun for; what was "
         "released of those is no account of these"

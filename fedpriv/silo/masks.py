@@ -36,8 +36,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import derive_key
-from fedpriv.core.signed import bytes_of, private_key, public_key
-from fedpriv.plan.calibration import Words
+from fedpriv.core.signed import parse_public_key, read_file_bytes, read_private_key
+from fedpriv.plan.calibration import EncodedMessage
 
 KEY_BYTES = 32
 """Of a public key."""
@@ -59,41 +59,45 @@ class Masker:
         """`secret`: 32 bytes that nobody else has, for this run and silo alone; `scenario`: its digest."""
         self._private, self._number = X25519PrivateKey.from_private_bytes(secret), number
         self._scenario = scenario
-        self._agreed: tuple[bytes, list[bytes | None]] | None = None
+        self._cached_keys: tuple[bytes, list[bytes | None]] | None = None
 
     @property
-    def public(self) -> bytes:
+    def public_key(self) -> bytes:
         return self._private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
-    def agree(self, keys: bytes, silos: int) -> list[bytes | None]:
+    def agree_keys(self, public_keys: bytes, silos: int) -> list[bytes | None]:
         """The key shared with each silo, None in the own place, given the public keys of silo 0, 1, … in a row.
 
         RunError unless they are `silos` different ones and this silo's own is in its place.
         """
-        if self._agreed is None or self._agreed[0] != keys:
-            self._agreed = (keys, self._agree(keys, silos))
-        return self._agreed[1]
+        if self._cached_keys is None or self._cached_keys[0] != public_keys:
+            self._cached_keys = (public_keys, self._derive_shared_keys(public_keys, silos))
+        return self._cached_keys[1]
 
-    def mask(self, keys: bytes, silos: int, t: int, size: int, chain: bytes = b"") -> Words:
+    def mask(
+        self, public_keys: bytes, silos: int, t: int, length: int, query_chain: bytes = b""
+    ) -> EncodedMessage:
         """What is added to this silo's words (size,) of round t after the queries in `chain`; see `agree`."""
-        total, nothing = np.zeros(size, np.uint64), bytes(8 * size)
-        for other, key in enumerate(self.agree(keys, silos)):
+        total, nothing = np.zeros(length, np.uint64), bytes(8 * length)
+        for other, key in enumerate(self.agree_keys(public_keys, silos)):
             if key is not None:
-                once = derive_key(key, "mask of a round", str(t), chain.hex())
+                once = derive_key(key, "mask of a round", str(t), query_chain.hex())
                 stream = Cipher(algorithms.AES(once), modes.CTR(bytes(16))).encryptor().update(nothing)
                 added = np.add if other > self._number else np.subtract
                 added(total, np.frombuffer(stream, "<u8"), out=total)
         return total
 
-    def _agree(self, keys: bytes, silos: int) -> list[bytes | None]:
+    def _derive_shared_keys(self, keys: bytes, silos: int) -> list[bytes | None]:
         public = [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
         if len(keys) != silos * KEY_BYTES or len(set(public)) != silos:
             raise RunError(f"silo {self._number}: expected {silos} different public keys of {KEY_BYTES} bytes")
-        if public[self._number] != self.public:
+        if public[self._number] != self.public_key:
             raise RunError(f"silo {self._number}: the server relays another public key as this silo's")
-        return [None if other == self._number else self._shared(key) for other, key in enumerate(public)]
+        return [
+            None if other == self._number else self._derive_shared_key(key) for other, key in enumerate(public)
+        ]
 
-    def _shared(self, other: bytes) -> bytes:
+    def _derive_shared_key(self, other: bytes) -> bytes:
         try:
             if (
                 int.from_bytes(other, "little") >= _PRIME
@@ -102,13 +106,13 @@ class Masker:
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(other))
         except ValueError:  # a point of low order
             raise RunError(f"silo {self._number}: a public key that was relayed is none") from None
-        pair = b"".join(sorted((self.public, other)))
+        pair = b"".join(sorted((self.public_key, other)))
         return HKDF(
             hashes.SHA256(), KEY_BYTES, salt=None, info=b"fedpriv pairwise mask" + pair + self._scenario
         ).derive(secret)
 
 
-CARD_BYTES = KEY_BYTES + 64
+SIGNED_KEY_BYTES = KEY_BYTES + 64
 
 
 @dataclass(frozen=True)
@@ -116,27 +120,33 @@ class Identity:
     """Silo `number`'s own signing key, and every silo's public one, if it has them."""
 
     number: int
-    own: Ed25519PrivateKey | None
+    signing_key: Ed25519PrivateKey | None
     peers: tuple[Ed25519PublicKey, ...]
 
-    def card(self, run: str, scenario: bytes, public: bytes) -> bytes:
+    def sign_key(self, run: str, scenario: bytes, public: bytes) -> bytes:
         """This silo's public key for a run of the scenario with this digest, signed."""
-        signed = bytes(64) if self.own is None else self.own.sign(_statement(run, scenario, self.number, public))
+        signed = (
+            bytes(64)
+            if self.signing_key is None
+            else self.signing_key.sign(_key_statement(run, scenario, self.number, public))
+        )
         return public + signed
 
-    def keys(self, run: str, scenario: bytes, cards: bytes, silos: int) -> bytes:
+    def verify_keys(self, run: str, scenario: bytes, signed_keys: bytes, silos: int) -> bytes:
         """The public keys of silo 0, 1, … in a row, from their cards in a row.
 
         Guarantee: with `peers`, every key was signed by its silo for this run and scenario; RunError otherwise.
         """
-        if len(cards) != silos * CARD_BYTES:
-            raise RunError(f"silo {self.number}: expected {silos} signed public keys of {CARD_BYTES} bytes")
+        if len(signed_keys) != silos * SIGNED_KEY_BYTES:
+            raise RunError(f"silo {self.number}: expected {silos} signed public keys of {SIGNED_KEY_BYTES} bytes")
         if self.peers and len(self.peers) != silos:
             raise RunError(f"silo {self.number} knows {len(self.peers)} silos, and the scenario has {silos}")
-        split = [cards[start : start + CARD_BYTES] for start in range(0, len(cards), CARD_BYTES)]
+        split = [
+            signed_keys[start : start + SIGNED_KEY_BYTES] for start in range(0, len(signed_keys), SIGNED_KEY_BYTES)
+        ]
         for silo, (peer, card) in enumerate(zip(self.peers, split, strict=bool(self.peers))):
             try:
-                peer.verify(card[KEY_BYTES:], _statement(run, scenario, silo, card[:KEY_BYTES]))
+                peer.verify(card[KEY_BYTES:], _key_statement(run, scenario, silo, card[:KEY_BYTES]))
             except InvalidSignature:
                 raise RunError(
                     f"silo {self.number}: the public key relayed as silo {silo}'s is not signed by it for "
@@ -145,18 +155,18 @@ class Identity:
         return b"".join(card[:KEY_BYTES] for card in split)
 
 
-def identity_of(number: int, own: Path | None, peers: Path | None) -> Identity:
+def load_identity(number: int, own: Path | None, peers: Path | None) -> Identity:
     """The identity in files as `ssh-keygen -t ed25519` writes them; InputError if one cannot be used.
 
     `own` is the private key, without a passphrase, mode 0600; `peers` has one public key a line, silo 0 first.
 
     Guarantee: no silo stands for two, and `own` is what the others know this silo by.
     """
-    lines = [] if peers is None else [line for line in bytes_of(peers).splitlines() if line.strip()]
+    lines = [] if peers is None else [line for line in read_file_bytes(peers).splitlines() if line.strip()]
     if peers is not None and not lines:
         raise InputError(f"{peers}: expected a public key for each silo, silo 0 first")
-    key = None if own is None else private_key(own)
-    known = [public_key(line, f"{peers}, line {place}") for place, line in enumerate(lines, start=1)]
+    key = None if own is None else read_private_key(own)
+    known = [parse_public_key(line, f"{peers}, line {place}") for place, line in enumerate(lines, start=1)]
     raw = [each.public_bytes_raw() for each in known]
     for silo, content in enumerate(raw):
         if (first := raw.index(content)) < silo:
@@ -166,6 +176,6 @@ def identity_of(number: int, own: Path | None, peers: Path | None) -> Identity:
     return Identity(number, key, tuple(known))
 
 
-def _statement(run: str, scenario: bytes, silo: int, public: bytes) -> bytes:
+def _key_statement(run: str, scenario: bytes, silo: int, public: bytes) -> bytes:
     parts = b"fedpriv masks", run.encode(), scenario, silo.to_bytes(8, "big"), public
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)

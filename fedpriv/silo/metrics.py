@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 from fedpriv.core.errors import InputError
 
-_PATIENCE = 5.0
+_PATIENCE_SECONDS = 5.0
 """Seconds that a request may take to come; others wait for it."""
 
 
-_WAITING = 8
+_MAX_WAITING_CONNECTIONS = 8
 """Connections that wait to be accepted."""
 
 
-class Figure(NamedTuple):
+class ServiceMetric(NamedTuple):
     """A number with its name; figures of one name differ in their labels."""
 
     name: str
@@ -34,32 +34,32 @@ class Figure(NamedTuple):
     labels: Mapping[str, str] = {}
 
 
-def exposition(figures: Iterable[Figure]) -> str:
+def format_metrics(metrics: Iterable[ServiceMetric]) -> str:
     """The figures in the text format; those of one name follow each other."""
-    by_name: dict[str, list[Figure]] = {}
-    for figure in figures:
+    by_name: dict[str, list[ServiceMetric]] = {}
+    for figure in metrics:
         by_name.setdefault(figure.name, []).append(figure)
     lines = []
     for name, group in by_name.items():
         kind = "counter" if name.endswith("_total") else "gauge"  # by the format's own convention of names
         lines += [f"# HELP {name} {group[0].help}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{_labels(each.labels)} {_number(each.value)}" for each in group]
+        lines += [f"{name}{_format_labels(each.labels)} {_format_number(each.value)}" for each in group]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _labels(labels: Mapping[str, str]) -> str:
+def _format_labels(labels: Mapping[str, str]) -> str:
     escaped = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
     pairs = ",".join(f'{name}="{value.translate(escaped)}"' for name, value in labels.items())
     return f"{{{pairs}}}" if pairs else ""
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     if math.isfinite(value):
         return repr(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
-def somebody_listens(path: Path) -> bool:
+def is_listening(path: Path) -> bool:
     """Whether a service answers on the Unix socket `path`; not where one that was killed has left it."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1.0)
@@ -72,7 +72,7 @@ def somebody_listens(path: Path) -> bool:
     return True
 
 
-def private_socket(path: Path, option: str) -> socket.socket:
+def open_private_socket(path: Path, option: str) -> socket.socket:
     """A Unix socket at `path`, of mode 0600 from the start, on which connections wait to be accepted.
 
     Guarantee: what is there stays as it is, unless it is the socket of a service that has ended; of two services
@@ -88,14 +88,14 @@ def private_socket(path: Path, option: str) -> socket.socket:
             stack.callback(os.close, folder)
             fcntl.flock(folder, fcntl.LOCK_EX)
             if path.is_socket() and not path.is_symlink():
-                if somebody_listens(path):
+                if is_listening(path):
                     raise InputError(
                         f"{option} {path}: a service answers there already; end it before you start another"
                     )
                 path.unlink()
             stack.callback(os.umask, os.umask(0o177))
             bound.bind(str(path))
-            bound.listen(_WAITING)
+            bound.listen(_MAX_WAITING_CONNECTIONS)
     except (OSError, InputError) as error:
         bound.close()
         if isinstance(error, InputError):
@@ -107,7 +107,7 @@ def private_socket(path: Path, option: str) -> socket.socket:
 
 
 @contextmanager
-def metrics_served(place: str | None, figures: Callable[[], Iterable[Figure]]) -> Iterator[None]:
+def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[ServiceMetric]]) -> Iterator[None]:
     """Answer GET /metrics at `place` with what `figures` says then; nothing is opened for None.
 
     `place` is a port's number, for 127.0.0.1, or the path of a socket to be made; InputError for another, or one
@@ -115,17 +115,17 @@ def metrics_served(place: str | None, figures: Callable[[], Iterable[Figure]]) -
 
     Guarantee: no other machine is answered.
     """
-    if place is None:
+    if address is None:
         yield
         return
-    bound = _bound(place)
+    bound = _open_socket(address)
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = _PATIENCE
+        timeout = _PATIENCE_SECONDS
 
         def do_GET(self) -> None:
             known = self.path.partition("?")[0] == "/metrics"
-            content = exposition(figures()).encode() if known else b"only /metrics is here\n"
+            content = format_metrics(collect_metrics()).encode() if known else b"only /metrics is here\n"
             self.send_response(200 if known else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
@@ -145,24 +145,24 @@ def metrics_served(place: str | None, figures: Callable[[], Iterable[Figure]]) -
     server = Server(("", 0), Handler, bind_and_activate=False)
     server.socket.close()
     server.socket = bound
-    bound.listen(_WAITING)
+    bound.listen(_MAX_WAITING_CONNECTIONS)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield
     finally:
         server.shutdown()
         server.server_close()
-        if not place.isdigit():
-            Path(place).unlink(missing_ok=True)
+        if not address.isdigit():
+            Path(address).unlink(missing_ok=True)
 
 
-def _bound(place: str) -> socket.socket:
+def _open_socket(place: str) -> socket.socket:
     if not place.isdigit():
         if ":" in place and "/" not in place:
             raise InputError(
                 f"--metrics {place}: expected a port's number, for this machine only, or the path of a socket"
             )
-        return private_socket(Path(place), "--metrics")
+        return open_private_socket(Path(place), "--metrics")
     try:
         return socket.create_server(("127.0.0.1", int(place)))
     except (OSError, OverflowError) as error:

@@ -20,14 +20,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedpriv.accounting.budget import ApproximateGDP, Price, slack_of
-from fedpriv.accounting.curves import LEAST_DELTA
+from fedpriv.accounting.budget import ApproximateGDP, Price, overflow_slack
+from fedpriv.accounting.curves import MIN_DELTA
 from fedpriv.accounting.guarantees import Guarantee
-from fedpriv.claims.ledger import ReleaseStream, releases_of, stream_of
+from fedpriv.claims.ledger import ReleaseStream, make_release_streams, make_silo_stream
 from fedpriv.core.errors import InputError, refuse
-from fedpriv.core.extensions import ADDED, added, all_added, import_module
-from fedpriv.core.figures import upper_figure
-from fedpriv.data.cells import is_table
+from fedpriv.core.extensions import ADD_ON_PARTS, import_module, load_add_on_part, load_add_on_parts
+from fedpriv.core.figures import format_upper
+from fedpriv.data.cells import is_table_path
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.imported import is_import_path
 from fedpriv.loss.models import MODELS
@@ -35,24 +35,24 @@ from fedpriv.noise.trust import TRUSTED, Trust, UnitName
 from fedpriv.papers.base import Positive
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.secret import SecretOrder
-from fedpriv.plan.calibration import LARGEST_CLIP, SMALLEST_CLIP
+from fedpriv.plan.calibration import MAX_CLIP, MIN_CLIP
 from fedpriv.plan.plan import Plan
-from fedpriv.scenario.messages import explain
+from fedpriv.scenario.messages import format_validation_error
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.memory import DEFAULT, MemorySize
-from fedpriv.silo.shard import Shard, key_beside, load_shard, load_table_shard
+from fedpriv.silo.memory import DEFAULT_MEMORY, MemorySize
+from fedpriv.silo.shard import Shard, key_path, load_shard, load_table_shard
 
 
 @dataclass(frozen=True)
-class Cost:
+class PriceCurve:
     """Guarantee of a run, from which its price at any slack follows."""
 
     guarantee: Guarantee | None
     """Guarantee of the charged stream, or None without noise."""
-    overflow: float = 0.0
+    overflow_slack: float = 0.0
     """Share of the slack for rounds that draw more records than a batch can hold."""
 
-    def at(self, slack: float) -> Price:
+    def price_at(self, slack: float) -> Price:
         """Return the price at a slack, or None for a run without noise, which exceeds every budget.
 
         A guarantee that is a μ needs no slack and ignores it.  InputError if another one needs more slack.
@@ -61,20 +61,21 @@ class Cost:
             return None
         if self.guarantee.mu is not None:
             return self.guarantee.charge(0.0)
-        if not (rest := (slack - self.overflow) * (1.0 - 1e-12)) >= LEAST_DELTA:
+        if not (rest := (slack - self.overflow_slack) * (1.0 - 1e-12)) >= MIN_DELTA:
             raise InputError(
-                f"allow.slack_per_run = {slack:g}: a run of this length needs {upper_figure(self.overflow, 2)} of "
-                f"it for rounds that draw very many records, and {LEAST_DELTA:g} on top"
+                f"allow.slack_per_run = {slack:g}: a run of this length needs "
+                f"{format_upper(self.overflow_slack, 2)} of "
+                f"it for rounds that draw very many records, and {MIN_DELTA:g} on top"
             )
-        return ApproximateGDP(_mu_of(self.guarantee, rest), slack)
+        return ApproximateGDP(_mu_at_slack(self.guarantee, rest), slack)
 
 
 @lru_cache(maxsize=64)
-def _mu_of(guarantee: Guarantee, slack: float) -> float:
+def _mu_at_slack(guarantee: Guarantee, slack: float) -> float:
     return guarantee.charge(slack).mu
 
 
-def priced_stream(plan: Plan, silo: int, trust: Trust, allowed_trust: Trust) -> ReleaseStream:
+def charged_stream(plan: Plan, silo: int, trust: Trust, allowed_trust: Trust) -> ReleaseStream:
     """Return the stream for which a silo is charged.
 
     Args:
@@ -86,32 +87,36 @@ def priced_stream(plan: Plan, silo: int, trust: Trust, allowed_trust: Trust) -> 
     Returns:
         The silo's own messages, or the release made of all silos' messages if the silo trusts whoever makes it.
     """
-    if trust.charged_alone(allowed_trust):
-        return stream_of(plan, silo, plan.schedule.rounds)
-    (stream,) = releases_of(plan, plan.schedule.rounds)  # a server's noisy means, or sums of masked messages
+    if trust.charges_own_messages(allowed_trust):
+        return make_silo_stream(plan, silo, plan.schedule.rounds)
+    (stream,) = make_release_streams(
+        plan, plan.schedule.rounds
+    )  # a server's noisy means, or sums of masked messages
     return stream
 
 
-def cost_of(plan: Plan, guarantee: Guarantee | None, silo: int) -> Cost:
+def price_curve(plan: Plan, guarantee: Guarantee | None, silo: int) -> PriceCurve:
     """Return the cost of one silo's part in a plan whose charged stream has `guarantee`."""
     participation = plan.schedule
     if guarantee is None or not isinstance(participation, SecretOrder):
-        return Cost(guarantee)
-    return Cost(guarantee, slack_of(participation.capacity(plan.batch_sizes[silo]), participation.rounds))
+        return PriceCurve(guarantee)
+    return PriceCurve(
+        guarantee, overflow_slack(participation.capacity(plan.batch_sizes[silo]), participation.rounds)
+    )
 
 
-def prices_of(plan: Plan, silo: int, slack: float) -> list[Price]:
+def possible_prices(plan: Plan, silo: int, slack: float) -> list[Price]:
     """Return the possible prices of a silo's part in a plan at a slack.
 
     The first is that of the silo's own messages.  If the run has one release for all silos, its price follows.
     """
-    releases = releases_of(plan, plan.schedule.rounds)
-    streams = [stream_of(plan, silo, plan.schedule.rounds), *(releases if len(releases) == 1 else ())]
-    return [cost_of(plan, stream.guarantee, silo).at(slack) for stream in streams]
+    releases = make_release_streams(plan, plan.schedule.rounds)
+    streams = [make_silo_stream(plan, silo, plan.schedule.rounds), *(releases if len(releases) == 1 else ())]
+    return [price_curve(plan, stream.guarantee, silo).price_at(slack) for stream in streams]
 
 
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_MOST_LINKS = 40
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MAX_LINKS = 40
 """On the way to a file, as Linux follows them."""
 
 
@@ -125,19 +130,21 @@ def check_writers(files: Iterable[Path]) -> None:
     can replace what a guard starts from; and a group that may write a folder further up, as some systems have it.
     """
     for file in files:
-        for each, parent in _places(file):
+        for each, parent in _folders_on_path(file):
             try:
                 mode = each.stat().st_mode
             except OSError:  # whoever reads it says so
                 continue
-            if mode & (stat.S_IWOTH if parent else _OTHERS) and not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
+            if mode & (stat.S_IWOTH if parent else _OTHERS_MAY_WRITE) and not (
+                stat.S_ISDIR(mode) and mode & stat.S_ISVTX
+            ):
                 raise InputError(
                     f"{each}: mode {stat.S_IMODE(mode):04o}, not only its owner may write it, and so change what "
                     f"this silo allows or releases; chmod go-w {each}"
                 )
 
 
-def _places(file: Path) -> Iterator[tuple[Path, bool]]:
+def _folders_on_path(file: Path) -> Iterator[tuple[Path, bool]]:
     """The file that a path leads to and every folder on the way, and whether it is further up than what decides.
 
     The folder of the file decides, and so does that of every link on the way: there the link can be exchanged.
@@ -150,7 +157,7 @@ def _places(file: Path) -> Iterator[tuple[Path, bool]]:
             here = here.parent
             continue
         decides.setdefault(here, False)
-        if os.path.islink(here / name) and (links := links + 1) <= _MOST_LINKS:
+        if os.path.islink(here / name) and (links := links + 1) <= _MAX_LINKS:
             decides[here] = True
             target = (here / name).readlink()
             here = Path("/") if target.is_absolute() else here
@@ -173,7 +180,7 @@ def check_readers(file: Path) -> None:
 
 
 @contextmanager
-def private() -> Iterator[None]:
+def private_umask() -> Iterator[None]:
     """Files that are made inside are their owner's alone, whatever the umask is."""
     before = os.umask(0o077)
     try:
@@ -182,22 +189,22 @@ def private() -> Iterator[None]:
         os.umask(before)
 
 
-def own_folder(path: Path, mode: int = 0o755) -> None:
+def make_own_folder(path: Path, mode: int = 0o755) -> None:
     """Make a folder and those above it that are not there: nobody else may write them, whatever the umask is."""
     if not path.is_dir():
-        own_folder(path.parent)
+        make_own_folder(path.parent)
         path.mkdir(mode, exist_ok=True)
 
 
-def keep_to_owner(path: Path) -> None:
+def revoke_write_access(path: Path) -> None:
     """Take the right to write from group and others, whatever the umask was when `path` was made."""
-    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_OTHERS)
+    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_OTHERS_MAY_WRITE)
 
 
 SLACK_PER_RUN = 1e-8
 
 
-class Allowed(BaseModel):
+class RunLimits(BaseModel):
     """[allow]: bounds on every run that is answered, and on all of them together."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -209,11 +216,11 @@ class Allowed(BaseModel):
     )
     relation: Literal["replace-one", "zero-out"] = Field(description="the neighbouring relation of `budget`")
     unit: UnitName = Field("record", description="whose privacy `budget` is: runs of another unit are refused")
-    clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
+    clip: Annotated[float, Field(ge=MIN_CLIP, le=MAX_CLIP)] = Field(
         description="the largest norm bound on one record's increment, and on each part that is clipped for itself"
     )
-    least_clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = Field(
-        SMALLEST_CLIP, description="the smallest such bound: a clip next to nothing asks arithmetic for too much"
+    least_clip: Annotated[float, Field(ge=MIN_CLIP, le=MAX_CLIP)] = Field(
+        MIN_CLIP, description="the smallest such bound: a clip next to nothing asks arithmetic for too much"
     )
     rounds: Annotated[int, Field(ge=1)] = Field(description="the most rounds of one run")
     budget: Positive = Field(description="mu (Gaussian DP) over the lifetime of the shard, all runs composed")
@@ -222,7 +229,7 @@ class Allowed(BaseModel):
         description="the probability with which `budget` may fail, over the lifetime of the shard, all runs added "
         "up: runs whose records take part in secret need some (1e-6, say), and 0 refuses them",
     )
-    slack_per_run: Annotated[float, Field(ge=LEAST_DELTA, lt=1.0)] = Field(
+    slack_per_run: Annotated[float, Field(ge=MIN_DELTA, lt=1.0)] = Field(
         SLACK_PER_RUN, description="how much of `slack` each such run uses up: a smaller one makes it cost more mu"
     )
     silos: Annotated[int, Field(ge=2)] | None = Field(
@@ -231,7 +238,7 @@ class Allowed(BaseModel):
     query: Positive = Field(2.0**40, description="the largest absolute value of a query's coordinates")
     dimension: Annotated[int, Field(ge=1)] = Field(2**20, description="the most parameters of a model")
     memory: MemorySize = Field(
-        DEFAULT,
+        DEFAULT_MEMORY,
         description="what all runs together may take, beyond the program (about 300 MiB) and the records: the "
         "container's limit has to be above the sum of the three",
     )
@@ -269,13 +276,13 @@ class Allowed(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _clips_in_order(self) -> Self:
+    def _check_clips(self) -> Self:
         if self.least_clip > self.clip:
             raise ValueError(f"least_clip = {self.least_clip:g} is above clip = {self.clip:g}: no run has both")
         return self
 
 
-class Evaluated(BaseModel):
+class EvaluationLimits(BaseModel):
     """[evaluation]: bounds on evaluations, which read the silo's own test records and nothing else.
 
     What [allow] says of trust, relation, queries, models and time holds for them too.
@@ -325,18 +332,18 @@ class Policy(BaseModel):
         None, description="every silo's public key, one a line, silo 0 first: masks are agreed on with these only"
     )
     group: str | None = Field(None, description="the Unix group that may ask: the SuperNode's user is in it")
-    allow: Allowed
-    evaluation: Evaluated | None = Field(
+    allow: RunLimits
+    evaluation: EvaluationLimits | None = Field(
         None, description="what may be asked about the silo's test records; without it nothing is"
     )
 
     @model_validator(mode="after")
-    def _described(self) -> Self:
+    def _check_table(self) -> Self:
         """A silo's own words on how its records are read: a scenario that has others is refused."""
         refuse(
             {
                 f"shard = {str(self.shard)!r}: a .csv or .parquet file needs [table], and no other has it": (
-                    is_table(self.shard.name) != (self.table is not None)
+                    is_table_path(self.shard.name) != (self.table is not None)
                 ),
                 "classes: give how many there are, 0 for real numbers; with [table] leave it out": (
                     (self.table is None) == (self.classes is None)
@@ -352,7 +359,7 @@ class Policy(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _shares_of_a_known_number(self) -> Self:
+    def _check_share_count(self) -> Self:
         """A share of the noise is 1/√M of it: with a server's own M it could be next to nothing."""
         if self.allow.trust == "secure-aggregation" and self.allow.silos is None and self.peers is None:
             raise ValueError(
@@ -376,11 +383,13 @@ class Policy(BaseModel):
             InputError: a module fails, none of them adds a row that is listed, or an add-on is not there.
         """
         allow = self.allow
-        for name in filter(partial(getattr, allow), ADDED["model"]):  # a key of [allow] has an add-on's name
+        for name in filter(
+            partial(getattr, allow), ADD_ON_PARTS["model"]
+        ):  # a key of [allow] has an add-on's name
             for kind in ("model", "guard"):
-                added(kind, name)
+                load_add_on_part(kind, name)
         if self.evaluation is not None:
-            all_added("evaluation")  # as far as they are there: loss and accuracy need none
+            load_add_on_parts("evaluation")  # as far as they are there: loss and accuracy need none
         for module in allow.extensions:
             import_module(module, "allow.extensions")
         for key, names, table in (
@@ -397,7 +406,7 @@ class Policy(BaseModel):
         return load_shard(self.shard, self.class_count)
 
     @property
-    def for_tests(self) -> "Policy | None":
+    def test_policy(self) -> "Policy | None":
         """The policy by which evaluations are answered, with a ledger of its own; None if none are.
 
         Guarantee: training and evaluation share no budget, no ledger and no record.
@@ -405,7 +414,7 @@ class Policy(BaseModel):
         if (asked := self.evaluation) is None:
             return None
         allow = {"budget": asked.budget, "runs": asked.runs, "slack": 0.0}
-        allow |= {"clip": LARGEST_CLIP, "least_clip": SMALLEST_CLIP}  # the program's own, none of a scenario
+        allow |= {"clip": MAX_CLIP, "least_clip": MIN_CLIP}  # the program's own, none of a scenario
         ledger, mark = (
             path and path.with_name(f"{path.stem}-tests{path.suffix}") for path in (self.ledger, self.mark)
         )
@@ -413,14 +422,14 @@ class Policy(BaseModel):
         return self.model_copy(update=given)
 
     @property
-    def marked(self) -> Path:
+    def mark_path(self) -> Path:
         """Where the ledger's mark is."""
         return self.mark or self.ledger.with_name(self.ledger.name + ".mark")
 
     @property
     def shard_key(self) -> Path:
         """Path of the key of the records' fingerprint."""
-        return key_beside(self.shard)
+        return key_path(self.shard)
 
 
 def read_policy(path: Path) -> Policy:
@@ -442,20 +451,20 @@ def read_policy(path: Path) -> Policy:
     try:
         policy = Policy.model_validate(tree)
     except ValidationError as error:
-        raise InputError(f"{path}: {explain(error, Policy)}") from None
+        raise InputError(f"{path}: {format_validation_error(error, Policy)}") from None
     here = path.resolve().parent
     files = ("shard", "ledger", "mark", "socket", "identity", "peers")
     given = {name: here / getattr(policy, name) for name in files if getattr(policy, name) is not None}
     found = policy.model_copy(update=given)
-    relied_on = [found.shard, found.shard_key, found.ledger, found.marked, found.identity, found.peers]
-    if (tests := found.for_tests) is not None:
-        relied_on += [tests.ledger, tests.marked]
+    relied_on = [found.shard, found.shard_key, found.ledger, found.mark_path, found.identity, found.peers]
+    if (tests := found.test_policy) is not None:
+        relied_on += [tests.ledger, tests.mark_path]
     check_writers(file for file in relied_on if file is not None)
     check_readers(found.shard)
     return found
 
 
-def unaccountable(cell: Cell) -> str | None:
+def why_unaccountable(cell: Cell) -> str | None:
     """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
     reasons = {
         f"trust = {cell.algorithm.trust!r} broadcasts what is not private": (
@@ -469,7 +478,7 @@ def unaccountable(cell: Cell) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def presuming(plan: Plan) -> str | None:
+def why_assumption_refused(plan: Plan) -> str | None:
     """Why no policy allows a plan whose sensitivity presumes more of the loss than that increments are clipped."""
     if plan.mechanism.assumption is None:
         return None
@@ -480,7 +489,7 @@ def presuming(plan: Plan) -> str | None:
     )
 
 
-_EXAMPLES: dict[str, object] = {
+_EXAMPLE_VALUES: dict[str, object] = {
     "silo": 0,
     "shard": "shard.npz",
     "classes": 10,
@@ -499,29 +508,31 @@ def write_template(path: Path) -> None:
     """Write a policy file to be edited; InputError if there is a file."""
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(template())
-        keep_to_owner(path)
+            file.write(format_template())
+        revoke_write_access(path)
     except FileExistsError:
         raise InputError(f"{path} exists; a template is written to a new file") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error}") from None
 
 
-def template() -> str:
+def format_template() -> str:
     """Keys that have to be chosen have an example, the others are commented out at their default."""
-    evaluated = "".join(f"# {line}\n" for line in ["[evaluation]", *_section(Evaluated).splitlines()])
-    return f"{_section(Policy)}\n[allow]\n{_section(Allowed)}\n{evaluated}"
+    evaluated = "".join(
+        f"# {line}\n" for line in ["[evaluation]", *_format_section(EvaluationLimits).splitlines()]
+    )
+    return f"{_format_section(Policy)}\n[allow]\n{_format_section(RunLimits)}\n{evaluated}"
 
 
-def _section(model: type[BaseModel]) -> str:
+def _format_section(model: type[BaseModel]) -> str:
     lines: list[str] = []
     for name, field in model.model_fields.items():
         if name in ("allow", "evaluation"):
             continue
         lines += textwrap.wrap(field.description or "", _WIDTH, initial_indent="# ", subsequent_indent="# ")
         lines.append(
-            f"{name} = {json.dumps(_EXAMPLES[name])}  # choose"
-            if name in _EXAMPLES
+            f"{name} = {json.dumps(_EXAMPLE_VALUES[name])}  # choose"
+            if name in _EXAMPLE_VALUES
             else f"# {name} = {'(none)' if field.default is None else json.dumps(field.default)}"
         )
     return "\n".join(lines) + "\n"

@@ -55,19 +55,19 @@ _TABLES = (
 )""",
     "CREATE INDEX told ON answers (answered)",
 )
-UNKEYED, LEDGER = 2, 3
+UNKEYED_VERSION, LEDGER_VERSION = 2, 3
 """PRAGMA user_version of a ledger of fedpriv 0.3.0, whose fingerprint is under no key, and of one of today."""
-BACKUP = 100
+BACKUP_OFFSET = 100
 """What user_version of a copy without keys and replies is beyond that of its ledger."""
-_HOT = bytes.fromhex("d9d505f920a163d7")
+_HOT_JOURNAL_HEADER = bytes.fromhex("d9d505f920a163d7")
 """What a journal begins with that SQLite has not done with: of a commit that is being made, or was cut short."""
-LAST_REPLIES = 8
+MAX_RUNS_WITH_REPLY = 8
 """Runs that ended last, whose last reply is kept."""
-_SLICE = 64
+_DROP_BATCH_SIZE = 64
 """Replies that are dropped in one go: what SQLite's journal holds of them."""
 
 
-class Run(NamedTuple):
+class RunRow(NamedTuple):
     """A run that was opened: its scenario as canonical JSON, its price, and its key and state while it lasts."""
 
     cell: str
@@ -80,22 +80,22 @@ class Run(NamedTuple):
 class AnswerRow(NamedTuple):
     """A round that was asked: the digest of its query, the bytes that were replied, and whether any were."""
 
-    query: bytes
+    query_digest: bytes
     reply: bytes | None
     """None before there is one, and when it is not kept any more."""
-    answered: bool
+    is_answered: bool
 
 
-class About(NamedTuple):
+class LedgerHeader(NamedTuple):
     """The first row of a ledger."""
 
-    name: str
-    shard: bytes
-    begun_as: str
+    ledger_name: str
+    fingerprint: bytes
+    original_name: str
     commit: Commit
 
 
-def connected(path: Path) -> sqlite3.Connection:
+def connect_database(path: Path) -> sqlite3.Connection:
     """The database, with what the guarantees need."""
     database = sqlite3.connect(path, isolation_level=None)
     for setting in ("synchronous = FULL", "secure_delete = ON", "journal_mode = PERSIST", "temp_store = MEMORY"):
@@ -103,20 +103,20 @@ def connected(path: Path) -> sqlite3.Connection:
     return database
 
 
-def begin_tables(database: sqlite3.Connection, schema: str = "main", version: int = LEDGER) -> None:
+def create_tables(database: sqlite3.Connection, schema: str = "main", version: int = LEDGER_VERSION) -> None:
     """Make the empty tables of a ledger."""
     for table in _TABLES:
         database.execute(table.replace("TABLE ", f"TABLE {schema}.").replace("INDEX ", f"INDEX {schema}."))
     database.execute(f"PRAGMA {schema}.user_version = {version}")
 
 
-def about_of(database: sqlite3.Connection) -> About:
+def read_header(database: sqlite3.Connection) -> LedgerHeader:
     """TypeError or ValueError where there is no such row."""
     name, begun_as, shard, *commit = database.execute("SELECT * FROM about").fetchone()
-    return About(name, shard, begun_as, Commit(*commit))
+    return LedgerHeader(name, shard, begun_as, Commit(*commit))
 
 
-def last_state(database: sqlite3.Connection, run_id: str) -> bytes:
+def last_state_digest(database: sqlite3.Connection, run_id: str) -> bytes:
     """The digest of the state after the last round that was answered; b"" before the first."""
     found = database.execute(
         "SELECT after FROM answers WHERE run_id = ? AND answered IS NOT NULL ORDER BY t DESC LIMIT 1", (run_id,)
@@ -129,22 +129,25 @@ def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
 
     The rows of a copy are `keyless`.
     """
-    confirm(database.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
+    require(database.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
     written = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
-    confirm(written == [(table,) for table in _TABLES])
-    entries, heads = _entries_of(database, keyless=keyless)
-    about = about_of(database)
-    head = chain.origin(about.begun_as, about.shard)
+    require(written == [(table,) for table in _TABLES])
+    entries, heads = _collect_entries(database, keyless=keyless)
+    about = read_header(database)
+    head = chain.first_head(about.original_name, about.fingerprint)
     for number in range(1, about.commit.number + 1):
         if number in heads:
             made, kept = heads[number]
-            confirm(chain.linked(head, number, [made]) == kept)
-        head = chain.linked(head, number, entries.pop(number))
-    confirm(not entries and head == about.commit.head)
+            require(chain.next_head(head, number, [made]) == kept)
+        head = chain.next_head(head, number, entries.pop(number))
+    require(not entries and head == about.commit.head)
 
 
 def bind_rows(
-    database: sqlite3.Connection, shard: bytes, key: bytes, prices: Mapping[str, float] = MappingProxyType({})
+    database: sqlite3.Connection,
+    fingerprint: bytes,
+    key: bytes,
+    new_mus: Mapping[str, float] = MappingProxyType({}),
 ) -> bytes:
     """Chain the commits of checked rows again, from this fingerprint under this key; the last head.
 
@@ -155,56 +158,62 @@ def bind_rows(
     """
     of_runs = "SELECT run_id, cell, mu, slack, seal, key FROM runs"
     for run_id, cell, charged, slack, seal, own in database.execute(of_runs).fetchall():
-        other, mu = chain.resealed(seal, own, key), prices.get(run_id, charged)
-        entry = chain.opened(run_id, cell, mu, slack, other).digest
+        other, mu = chain.reseal(seal, own, key), new_mus.get(run_id, charged)
+        entry = chain.opening_entry(run_id, cell, mu, slack, other).digest
         changed = "UPDATE runs SET mu = ?, seal = ?, entry = ? WHERE run_id = ?"
         database.execute(changed, (mu, other, entry, run_id))
-    entries, heads = _entries_of(database, keyless=True)
-    about = about_of(database)
-    head = chain.origin(about.begun_as, shard)
+    entries, heads = _collect_entries(database, keyless=True)
+    about = read_header(database)
+    head = chain.first_head(about.original_name, fingerprint)
     for number in range(1, about.commit.number + 1):
         if number in heads:
-            after = chain.linked(head, number, [heads[number][0]])
+            after = chain.next_head(head, number, [heads[number][0]])
             database.execute("UPDATE answers SET head = ? WHERE answered = ?", (after, number))
-        head = chain.linked(head, number, entries[number])
-    database.execute("UPDATE about SET name = ?, shard = ?, head = ?", (chain.converted(about.name), shard, head))
+        head = chain.next_head(head, number, entries[number])
+    database.execute(
+        "UPDATE about SET name = ?, shard = ?, head = ?",
+        (chain.converted_name(about.ledger_name), fingerprint, head),
+    )
     return head
 
 
-def _entries_of(
+def _collect_entries(
     database: sqlite3.Connection, *, keyless: bool
-) -> tuple[dict[int, list[chain.Entry]], dict[int, tuple[chain.Entry, bytes]]]:
+) -> tuple[dict[int, list[chain.ChainEntry]], dict[int, tuple[chain.ChainEntry, bytes]]]:
     """The entries of every commit, and of those with an answer that entry and the head that is stored with it."""
-    entries = defaultdict[int, list[chain.Entry]](list)
+    entries = defaultdict[int, list[chain.ChainEntry]](list)
     for run_id, cell, mu, slack, opened, over, seal, entry, key, state in database.execute("SELECT * FROM runs"):
-        made = chain.opened(run_id, cell, mu, slack, seal)
-        confirm(made.digest == entry)
+        made = chain.opening_entry(run_id, cell, mu, slack, seal)
+        require(made.digest == entry)
         entries[opened].append(made)
         if over is not None:
-            confirm(key is None and state is None)
-            entries[over].append(chain.over(run_id))
+            require(key is None and state is None)
+            entries[over].append(chain.ending_entry(run_id))
         elif not keyless:
-            confirm(chain.is_seal_of(seal, key) and chain.after(key, state) == last_state(database, run_id))
-    heads = dict[int, tuple[chain.Entry, bytes]]()
+            require(
+                chain.is_seal_of(seal, key)
+                and chain.digest_state(key, state) == last_state_digest(database, run_id)
+            )
+    heads = dict[int, tuple[chain.ChainEntry, bytes]]()
     for run_id, t, query, asked, answered, replied, after, head, blind, reply in database.execute(
         "SELECT * FROM answers"
     ):
-        entries[asked].append(chain.asked(run_id, t, query))
+        entries[asked].append(chain.query_entry(run_id, t, query))
         if answered is None:
-            confirm((replied, after, head, blind, reply) == (None,) * 5)
+            require((replied, after, head, blind, reply) == (None,) * 5)
             continue
-        confirm((reply is None and blind is None) or chain.replied(blind, reply) == replied)
-        heads[answered] = made, _ = chain.answered(run_id, t, replied, after), head
+        require((reply is None and blind is None) or chain.digest_reply(blind, reply) == replied)
+        heads[answered] = made, _ = chain.reply_entry(run_id, t, replied, after), head
         entries[answered].append(made)
     return entries, heads
 
 
 def drop_replies(database: sqlite3.Connection) -> bool:
     """Drop some of the replies that are not asked for again; False if there are none."""
-    return bool(database.execute(_DROP, (LAST_REPLIES, _SLICE)).rowcount)
+    return bool(database.execute(_DROP_REPLIES, (MAX_RUNS_WITH_REPLY, _DROP_BATCH_SIZE)).rowcount)
 
 
-_DROP = """
+_DROP_REPLIES = """
 UPDATE answers SET reply = NULL, blind = NULL WHERE rowid IN (
     SELECT answers.rowid FROM answers JOIN runs USING (run_id)
     WHERE reply IS NOT NULL AND over IS NOT NULL AND (
@@ -214,11 +223,11 @@ UPDATE answers SET reply = NULL, blind = NULL WHERE rowid IN (
 )"""
 
 
-def without_secrets(database: sqlite3.Connection) -> bytes:
+def copy_without_secrets(database: sqlite3.Connection) -> bytes:
     """The file of a copy without keys, states and replies, which are not even read."""
     database.execute("ATTACH ':memory:' AS copy")
     try:
-        begin_tables(database, "copy", LEDGER + BACKUP)
+        create_tables(database, "copy", LEDGER_VERSION + BACKUP_OFFSET)
         for table, columns, wiped in (
             ("about", "name, begun_as, shard, commits, head", ""),
             ("runs", "run_id, cell, mu, slack, opened, over, seal, entry", ", NULL, NULL"),
@@ -240,7 +249,7 @@ def wipe_journal(ledger: Path) -> bool:
     journal = ledger.with_name(ledger.name + "-journal")
     if journal.exists():
         with journal.open("r+b") as file:
-            if file.read(len(_HOT)) == _HOT:
+            if file.read(len(_HOT_JOURNAL_HEADER)) == _HOT_JOURNAL_HEADER:
                 return False
             file.seek(0)
             file.write(bytes(os.fstat(file.fileno()).st_size))
@@ -249,13 +258,13 @@ def wipe_journal(ledger: Path) -> bool:
     return True
 
 
-def confirm(holds: bool) -> None:
+def require(holds: bool) -> None:
     """ValueError unless it holds."""
     if not holds:
         raise ValueError
 
 
-def digest_of(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """Of the whole file; ends the locks that SQLite has on it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

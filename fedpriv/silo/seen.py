@@ -17,21 +17,21 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from fedpriv.accounting.budget import LifetimeBudget
-from fedpriv.core.errors import printable
-from fedpriv.core.figures import lower_figure, upper_figure
-from fedpriv.core.logs import facts
-from fedpriv.silo.admission import Charge, spent, together
+from fedpriv.core.errors import sanitize_line
+from fedpriv.core.figures import format_lower, format_upper
+from fedpriv.core.logs import log_fields
+from fedpriv.silo.admission import Charge, compose_prices, price_charges
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.metrics import Figure
-from fedpriv.silo.policy import Allowed
+from fedpriv.silo.metrics import ServiceMetric
+from fedpriv.silo.policy import RunLimits
 
 _log = logging.getLogger("fedpriv.guard")
-_IN_FULL = 100
-_THEN_EVERY = 1000
-_LONGEST = 300
+_FULL_LOG_COUNT = 100
+_LOG_INTERVAL = 1000
+_MAX_REASON_LENGTH = 300
 
 
-class Amount(NamedTuple):
+class BudgetAmount(NamedTuple):
     """Of a budget."""
 
     mu: float
@@ -39,92 +39,100 @@ class Amount(NamedTuple):
     slack: float
 
 
-class Standing(NamedTuple):
+class BudgetStatus(NamedTuple):
     """A ledger's account of its policy's budget: all of it, spent, left for one more run, and runs."""
 
-    budget: Amount
-    spent: Amount
-    left: Amount
-    runs: int
-    open: int
+    budget: BudgetAmount
+    charge: BudgetAmount
+    remaining: BudgetAmount
+    run_count: int
+    open_run_count: int
 
 
-def standing_of(ledger: SiloLedger, allow: Allowed) -> Standing:
+def budget_status(ledger: SiloLedger, allow: RunLimits) -> BudgetStatus:
     """From all that the ledger has charged, for the neighbours that the policy has."""
     charges = ledger.charges()
-    prices = spent(charges, allow.relation, allow.unit)
-    total, left = together(prices), LifetimeBudget(allow.budget, allow.slack).left(prices)
-    return Standing(
-        Amount(allow.budget, allow.slack),
-        Amount(math.inf, sum(each.slack for each in charges)) if total is None else Amount(total.mu, total.slack),
-        Amount(0.0, 0.0) if left is None else Amount(left.mu, left.slack),
+    prices = price_charges(charges, allow.relation, allow.unit)
+    total, left = compose_prices(prices), LifetimeBudget(allow.budget, allow.slack).remaining(prices)
+    return BudgetStatus(
+        BudgetAmount(allow.budget, allow.slack),
+        BudgetAmount(math.inf, sum(each.slack for each in charges))
+        if total is None
+        else BudgetAmount(total.mu, total.slack),
+        BudgetAmount(0.0, 0.0) if left is None else BudgetAmount(left.mu, left.slack),
         len(charges),
-        ledger.open_runs(),
+        ledger.count_open_runs(),
     )
 
 
-def tell_opened(run: str, charged: Charge, left: Amount) -> None:
+def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
     """Log a run that was opened, called once its charge is on file."""
-    scenario = json.loads(charged.cell)["name"]
-    with_slack = f" and slack {upper_figure(charged.slack, 3)}" if charged.slack else ""
+    scenario = json.loads(charge.cell)["name"]
+    with_slack = f" and slack {format_upper(charge.slack, 3)}" if charge.slack else ""
     _log.info(
         "opened for scenario %s: charged mu = %s%s, left for one more run %s",
-        printable(repr(scenario), 60),
-        upper_figure(charged.mu, 6),
+        sanitize_line(repr(scenario), 60),
+        format_upper(charge.mu, 6),
         with_slack,
-        lower_figure(left.mu, 6),
-        extra=facts(printable(run, 40), event="opened"),
+        format_lower(remaining.mu, 6),
+        extra=log_fields(sanitize_line(run, 40), event="opened"),
     )
 
 
-class Events:
+class GuardEvents:
     """Counts and logs what a guard's process does: the first hundred refusals, then every thousandth.
 
     Whoever asks for ever fills no disk: a round is told once, however often it is asked for.
     """
 
     def __init__(self) -> None:
-        self._count = Counter[str]()
-        self._last: dict[tuple[str, bool], int] = {}
-        self._at, self._version = 0.0, version("fedpriv")
+        self._counts = Counter[str]()
+        self._last_rounds: dict[tuple[str, bool], int] = {}
+        self._last_answer_time, self._version = 0.0, version("fedpriv")
 
-    def answered(self, run: str, t: int, *, tests: bool) -> None:
+    def record_answer(self, run: str, t: int, *, is_evaluation: bool) -> None:
         """Called after the answer is in the ledger, and so for runs that a budget was charged for."""
-        if t > self._last.get((run, tests), 0):
-            self._last[run, tests] = t
-            self._count["evaluations" if tests else "rounds"] += 1
-            self._at = time.time()
-            words = "an evaluation" if tests else "a round"
-            _log.info("answered %s", words, extra=facts(printable(run, 40), t, "answered"))
+        if t > self._last_rounds.get((run, is_evaluation), 0):
+            self._last_rounds[run, is_evaluation] = t
+            self._counts["evaluations" if is_evaluation else "rounds"] += 1
+            self._last_answer_time = time.time()
+            words = "an evaluation" if is_evaluation else "a round"
+            _log.info("answered %s", words, extra=log_fields(sanitize_line(run, 40), t, "answered"))
         else:
-            self._count["repeated"] += 1
+            self._counts["repeated"] += 1
 
-    def refused(self, run: str, reason: str) -> None:
-        count = self._count["refused"] = self._count["refused"] + 1
-        if count <= _IN_FULL or count % _THEN_EVERY == 0:
-            named, said = printable(run, 40), printable(reason, _LONGEST)
-            _log.warning("refusal %d, run %s: %s", count, named, said, extra=facts(named, event="refused"))
+    def record_refusal(self, run: str, reason: str) -> None:
+        count = self._counts["refused"] = self._counts["refused"] + 1
+        if count <= _FULL_LOG_COUNT or count % _LOG_INTERVAL == 0:
+            named, said = sanitize_line(run, 40), sanitize_line(reason, _MAX_REASON_LENGTH)
+            _log.warning("refusal %d, run %s: %s", count, named, said, extra=log_fields(named, event="refused"))
 
-    def failed(self) -> None:
-        self._count["failed"] += 1
+    def record_failure(self) -> None:
+        self._counts["failed"] += 1
 
-    def figures(self, silo: int, standings: Mapping[str, Standing]) -> list[Figure]:
+    def metrics(self, silo: int, statuses: Mapping[str, BudgetStatus]) -> list[ServiceMetric]:
         """As they are now; `standings` by whose records: of training, or of tests."""
-        count, who = self._count, {"silo": str(silo), "version": self._version}
+        count, who = self._counts, {"silo": str(silo), "version": self._version}
         found = [
-            Figure("info", "The guard's silo and version.", 1, who),
-            Figure("answered_total", "Rounds answered, each once.", count["rounds"], {"records": "training"}),
-            Figure("answered_total", "", count["evaluations"], {"records": "tests"}),
-            Figure("repeated_total", "Rounds asked for again: they get the same bytes.", count["repeated"]),
-            Figure("refused_total", "Requests refused; the log has reasons.", count["refused"]),
-            Figure("failed_total", "Requests on which the guard failed; the log says why.", count["failed"]),
-            Figure(
-                "last_answer_seconds", "When a round was answered, since 1970; 0 if never.", math.floor(self._at)
+            ServiceMetric("info", "The guard's silo and version.", 1, who),
+            ServiceMetric(
+                "answered_total", "Rounds answered, each once.", count["rounds"], {"records": "training"}
+            ),
+            ServiceMetric("answered_total", "", count["evaluations"], {"records": "tests"}),
+            ServiceMetric("repeated_total", "Rounds asked for again: they get the same bytes.", count["repeated"]),
+            ServiceMetric("refused_total", "Requests refused; the log has reasons.", count["refused"]),
+            ServiceMetric(
+                "failed_total", "Requests on which the guard failed; the log says why.", count["failed"]
+            ),
+            ServiceMetric(
+                "last_answer_seconds",
+                "When a round was answered, since 1970; 0 if never.",
+                math.floor(self._last_answer_time),
             ),
         ]
-        for records, (budget, used, left, runs, underway) in standings.items():
+        for records, (budget, used, left, runs, underway) in statuses.items():
             found += [
-                Figure(name, words, value, {"records": records})
+                ServiceMetric(name, words, value, {"records": records})
                 for name, words, value in (
                     ("runs", "Runs that were ever opened, and charged.", runs),
                     ("runs_open", "Runs under way.", underway),

@@ -28,19 +28,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import make_secret
-from fedpriv.data.encode import Encoded
-from fedpriv.data.layout import inputs_of
-from fedpriv.data.own import check_records, with_inputs
-from fedpriv.data.partition import Part, Table, counted, of_persons, roster, secret_order
+from fedpriv.core.files import create_secret_file
+from fedpriv.data.encode import EncodedTable
+from fedpriv.data.layout import describe_inputs
+from fedpriv.data.own import check_records, combine_named_inputs
+from fedpriv.data.partition import (
+    SplitRows,
+    UnitTable,
+    counted_mask,
+    group_by_person,
+    index_persons,
+    secret_permutation,
+)
 from fedpriv.data.schema import TableSchema
-from fedpriv.data.tables import load_silo
+from fedpriv.data.tables import load_silo_table
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import RECORD, USER, Unit
-from fedpriv.plan.task import ModelInputs, rows_of
+from fedpriv.plan.task import ModelInputs, group_records
 from fedpriv.scenario.schema import Cell
 
-_BYTES = 32
+_KEY_BYTES = 32
 _REMEDY = (
     "so nobody knows whether these are the records that a ledger is for, and nothing is released: put the key "
     "back from where copies of the records are, or move the ledger into a folder of its own, and `fedpriv silo "
@@ -48,7 +55,7 @@ _REMEDY = (
 )
 
 
-def key_beside(shard: Path) -> Path:
+def key_path(shard: Path) -> Path:
     """Return the path of the key of the records in the file `shard`."""
     return shard.with_name(shard.name + ".key")
 
@@ -61,36 +68,36 @@ def read_key(path: Path) -> bytes:
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            mode, key = os.fstat(file.fileno()).st_mode, file.read(_BYTES + 1)
+            mode, key = os.fstat(file.fileno()).st_mode, file.read(_KEY_BYTES + 1)
     except FileNotFoundError:
         raise InputError(f"{path}: there is no key of the records, {_REMEDY}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read as the key of the records: {error.strerror}") from None
     if stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(f"{path}: others can read this key of the records; chmod 600 {path}")
-    if not stat.S_ISREG(mode) or len(key) != _BYTES:
-        raise InputError(f"{path}: is no key of the records, which has {_BYTES} bytes, {_REMEDY}")
+    if not stat.S_ISREG(mode) or len(key) != _KEY_BYTES:
+        raise InputError(f"{path}: is no key of the records, which has {_KEY_BYTES} bytes, {_REMEDY}")
     return key
 
 
-def made_key(path: Path) -> bytes:
+def load_or_create_key(path: Path) -> bytes:
     """Read the key at `path`, after making one if there is none.
 
     A key is written whole or not at all.
     """
     if not path.exists():
         try:
-            make_secret(path, _BYTES)
+            create_secret_file(path, _KEY_BYTES)
         except OSError as error:
             raise InputError(
                 f"{path}: the key of the records cannot be made here ({error.strerror}); make it once, as their "
-                f"owner: (umask 077; head -c {_BYTES} /dev/urandom > {shlex.quote(str(path))})"
+                f"owner: (umask 077; head -c {_KEY_BYTES} /dev/urandom > {shlex.quote(str(path))})"
             ) from None
     return read_key(path)
 
 
-_MOST_VALUES = 2**26
-_MOST_FILLED = 16
+_MAX_VALUES = 2**26
+_MAX_PADDED_RECORDS = 16
 """Units are filled up to the most records that one can have: to so many values, or so many records a person."""
 
 
@@ -110,24 +117,24 @@ class Shard:
     """The raw cells of a table (n, columns), of which `images` are made."""
 
     @cached_property
-    def people(self) -> int:
+    def person_count(self) -> int:
         """How many persons the records are of."""
-        return 0 if self.persons is None else len(roster(self.persons)[0])
+        return 0 if self.persons is None else len(index_persons(self.persons)[0])
 
-    def count(self, unit: Unit) -> int:
+    def unit_count(self, unit: Unit) -> int:
         """How many units have a place, whether they count or not; InputError as for `units`."""
-        self._check(unit)
-        return len(self.labels) if unit.name == RECORD.name else self.people
+        self._check_unit(unit)
+        return len(self.labels) if unit.name == RECORD.name else self.person_count
 
     def fingerprint(self, key: bytes) -> bytes:
         """Return 64 bytes: a check of `key`, and which records there are, in which order, under that key.
 
         Guarantee: without the key it says nothing of the records, if HMAC-SHA256 is a pseudorandom function.
         """
-        return key_check(key) + hmac.digest(key, b"fedpriv records" + self.digest, "sha256")
+        return key_check(key) + hmac.digest(key, b"fedpriv records" + self.content_digest, "sha256")
 
     @cached_property
-    def digest(self) -> bytes:
+    def content_digest(self) -> bytes:
         """SHA-256 of the arrays, by which whoever knows all records but one can try the last: for no file."""
         digest = hashlib.sha256()
         for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
@@ -136,13 +143,13 @@ class Shard:
             digest.update(np.ascontiguousarray(values).data)
         return digest.digest()
 
-    def seen(self, cell: Cell) -> Records:
+    def model_records(self, cell: Cell) -> Records:
         """Features and labels as the cell's model sees them, a row for each of its units."""
-        records = ModelInputs.of(cell).records(self.given(cell), self.labels)
-        units = self.units(cell.privacy.protected)
-        return records if units is None else rows_of(records, units)
+        records = ModelInputs.from_cell(cell).make_records(self.model_inputs(cell), self.labels)
+        units = self.rows_by_unit(cell.privacy.protected_unit)
+        return records if units is None else group_records(records, units)
 
-    def given(self, cell: Cell) -> NDArray[Any]:
+    def model_inputs(self, cell: Cell) -> NDArray[Any]:
         """What the cell's model takes: images, or a table's raw cells; InputError where there are none."""
         if not cell.model.row.of_cells:
             return self.images
@@ -150,19 +157,19 @@ class Shard:
             raise InputError(f"model.name = {cell.model.name!r}: is of a table, and these records are none")
         return self.cells
 
-    def units(self, unit: Unit) -> Table | None:
+    def rows_by_unit(self, unit: Unit) -> UnitTable | None:
         """Which records make up each unit of a run; None where units are records.
 
         InputError for units that these records do not tell, and for a bound on their records, which a server
         chooses, that would take more memory than so many persons are worth.
         """
-        self._check(unit)
+        self._check_unit(unit)
         if unit.name == RECORD.name:
             return None
         assert self.persons is not None
-        return of_persons(self.persons, unit.records, counted(self.labels))
+        return group_by_person(self.persons, unit.max_records, counted_mask(self.labels))
 
-    def _check(self, unit: Unit) -> None:
+    def _check_unit(self, unit: Unit) -> None:
         """Guarantee: a refusal depends on the number of persons and on shapes, on nobody's number of records."""
         if unit.name == RECORD.name:
             return
@@ -173,10 +180,11 @@ class Shard:
                 "unit = 'user': this silo's records do not say whose they are; give `persons` in the .npz file, "
                 "or table.person"
             )
-        values = self.people * unit.records * sum(each.size for each in inputs_of(self.images))
-        if unit.records > _MOST_FILLED and values > _MOST_VALUES:
+        values = self.person_count * unit.max_records * sum(each.size for each in describe_inputs(self.images))
+        if unit.max_records > _MAX_PADDED_RECORDS and values > _MAX_VALUES:
             raise InputError(
-                f"privacy.records = {unit.records}: {self.people} persons filled up to so many records each are "
+                f"privacy.records = {unit.max_records}: {self.person_count} persons filled up to so many records "
+                "each are "
                 "more than a silo computes with; take a smaller bound"
             )
 
@@ -199,31 +207,31 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
         raise InputError(f"{path}: no such file; it is to hold the silo's records") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: expected an .npz file of arrays, without objects ({error})") from None
-    held_out = _part(arrays, test, classes, path) if f"{test}labels" in arrays else None
-    return _part(arrays, "", classes, path, held_out)
+    held_out = _parse_split(arrays, test, classes, path) if f"{test}labels" in arrays else None
+    return _parse_split(arrays, "", classes, path, held_out)
 
 
 def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
     """Read and check a silo's own table; InputError, in one line, if it does not keep to `schema`."""
-    encoded = load_silo(path, schema, silo)
-    train, test = encoded.places.train, encoded.places.test
-    if not train.counts.any():
+    encoded = load_silo_table(path, schema, silo)
+    train, test = encoded.split.train, encoded.split.test
+    if not train.is_counted.any():
         raise InputError(f"{path}: has no training records; look at table.split and table.test_share")
-    held_out = _fixed(_placed(encoded, test)) if test.counts.any() else None
-    return _fixed(dataclasses.replace(_placed(encoded, train), test=held_out))
+    held_out = _freeze(_shard_of_split(encoded, test)) if test.is_counted.any() else None
+    return _freeze(dataclasses.replace(_shard_of_split(encoded, train), test=held_out))
 
 
-def _placed(encoded: Encoded, part: Part) -> Shard:
+def _shard_of_split(encoded: EncodedTable, part: SplitRows) -> Shard:
     """The places of one part, zeros where a row does not count."""
-    persons = None if encoded.persons is None else encoded.persons[part.rows]
-    features, labels = part.taken(encoded.features, encoded.labels)
-    return Shard(features, labels, persons=persons, cells=part.taken(encoded.cells, encoded.labels)[0])
+    persons = None if encoded.persons is None else encoded.persons[part.row_indices]
+    features, labels = part.take(encoded.features, encoded.labels)
+    return Shard(features, labels, persons=persons, cells=part.take(encoded.raw_cells, encoded.labels)[0])
 
 
-def _part(
+def _parse_split(
     arrays: Mapping[str, NDArray[Any]], prefix: str, classes: int, path: Path, test: Shard | None = None
 ) -> Shard:
-    arrays = with_inputs(arrays, f"{prefix}features", str(path))
+    arrays = combine_named_inputs(arrays, f"{prefix}features", str(path))
     found = [name for name in (f"{prefix}images", f"{prefix}features") if name in arrays]
     if len(found) != 1 or f"{prefix}labels" not in arrays:
         raise InputError(
@@ -239,11 +247,11 @@ def _part(
     counts = arrays.get(f"{prefix}counts", np.ones(len(labels), np.bool_))
     if counts.shape != labels.shape[:1] or counts.dtype != np.bool_:
         raise InputError(f"{path}: `{prefix}counts` needs true or false for each of {len(labels)} records")
-    features, labels = Part(np.arange(len(labels)), counts).taken(values, labels)
-    return _fixed(Shard(features, labels, test, persons=persons))
+    features, labels = SplitRows(np.arange(len(labels)), counts).take(values, labels)
+    return _freeze(Shard(features, labels, test, persons=persons))
 
 
-def _fixed(shard: Shard) -> Shard:
+def _freeze(shard: Shard) -> Shard:
     """What was fingerprinted is what is read."""
     for values in (shard.images, shard.labels, shard.persons, shard.cells):
         if values is not None:
@@ -251,26 +259,26 @@ def _fixed(shard: Shard) -> Shard:
     return shard
 
 
-_KEPT = 4
+_MAX_CACHED = 4
 Kept = TypeVar("Kept")
 
 
-def kept(things: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
+def get_or_build(cache: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
     """`things[name]`, built if it is not there; the oldest of too many is let go."""
-    if name not in things:
-        things[name] = build()
-        while len(things) > _KEPT:
-            del things[next(iter(things))]
-    return things[name]
+    if name not in cache:
+        cache[name] = build()
+        while len(cache) > _MAX_CACHED:
+            del cache[next(iter(cache))]
+    return cache[name]
 
 
-class Views:
+class ShardViews:
     """One shard, for any scenario."""
 
     def __init__(self, shard: Shard) -> None:
-        self._shard, self._seen = shard, dict[str, Records]()
+        self._shard, self._cached_records = shard, dict[str, Records]()
 
-    def blank(self, cell: Cell) -> Records:
+    def blank_record(self, cell: Cell) -> Records:
         """One record of zeros in place of all.
 
         InputError for a model that does not take records of this shape, and for units that these do not tell.
@@ -278,25 +286,31 @@ class Views:
         Guarantee: features and labels of the records are not looked at, only how many persons they are of.
         """
         shard, persons = self._shard, self._shard.persons
-        shard.count(cell.privacy.protected)
+        shard.unit_count(cell.privacy.protected_unit)
         image, label = np.zeros_like(shard.images[:1]), np.zeros_like(shard.labels[:1])
         cells = None if shard.cells is None else np.zeros_like(shard.cells[:1])
-        return Shard(image, label, persons=None if persons is None else persons[:1], cells=cells).seen(cell)
+        return Shard(image, label, persons=None if persons is None else persons[:1], cells=cells).model_records(
+            cell
+        )
 
     def records(self, cell: Cell) -> Records:
         """All records, each by itself and by public constants alone."""
-        model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected.as_data()
+        model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected_unit.to_data()
         name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
-        return kept(self._seen, name, lambda: self._shard.seen(cell))
+        return get_or_build(self._cached_records, name, lambda: self._shard.model_records(cell))
 
     def order(self, cell: Cell, key: bytes) -> Tensor | None:
         """The person read at each place in the run of this key, (persons,); None where rows have the places.
 
         Guarantee: names place nobody, see `secret_order`.
         """
-        unit = cell.privacy.protected
-        return torch.from_numpy(secret_order(key, self._shard.count(unit))) if unit.name == USER.name else None
+        unit = cell.privacy.protected_unit
+        return (
+            torch.from_numpy(secret_permutation(key, self._shard.unit_count(unit)))
+            if unit.name == USER.name
+            else None
+        )
 
     def clear(self) -> None:
         """Keep no rows for models: they are made again."""
-        self._seen.clear()
+        self._cached_records.clear()

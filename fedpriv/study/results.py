@@ -21,33 +21,33 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from fedpriv.claims.entries import check_copies, differing_words, entry_of
-from fedpriv.claims.outcome import Finished, RunObserver
-from fedpriv.core.errors import InputError, RunError, printable
-from fedpriv.core.files import append_line, whole_lines, write_json, write_text, write_vector
+from fedpriv.claims.entries import check_copies, format_differing_cells, make_entry
+from fedpriv.claims.outcome import CellOutcome, RunObserver
+from fedpriv.core.errors import InputError, RunError, sanitize_line
+from fedpriv.core.files import append_line, read_complete_lines, write_json, write_text, write_vector
 from fedpriv.engines.table import CellGrouping
-from fedpriv.plan.calibration import Fitted
+from fedpriv.plan.calibration import FittedNoise
 from fedpriv.scenario.load import Scenario, resolve_cell
-from fedpriv.scenario.messages import validated
-from fedpriv.scenario.published import Growth, Published, Tuned
+from fedpriv.scenario.messages import validate_section
+from fedpriv.scenario.published import Growth, PublishedValues, Tuning
 from fedpriv.study.stored import (
     CellRecord,
-    Named,
+    NamedSection,
+    batch_ranges,
     check_axes,
     check_cell,
-    checkpoints_of,
-    in_batches,
-    places_of,
-    record_of,
-    refusal,
-    seed_batches,
-    versions,
+    extend_seed_batches,
+    find_checkpoints,
+    make_cell_record,
+    order_by_batch,
+    other_run_error,
+    program_versions,
 )
 
 FORMAT = 1
-_LONGEST_TITLE = 1000
+_MAX_TITLE_LENGTH = 1000
 """Characters of a title that are shown."""
-_JOURNAL = "cells.jsonl"
+_JOURNAL_FILE = "cells.jsonl"
 _REWRITE_SECONDS = 1.0  # a sweep of thousands of cells would else spend its time on writing them again and again
 
 
@@ -61,24 +61,27 @@ class Results:
     complete: bool
     axes: Mapping[str, list[Any]]
     seeds: list[int]
-    published: Published | None
+    published: PublishedValues | None
     cells: list[Mapping[str, Any]]
     versions: Mapping[str, str]
     rerun: str | None
     """The command that runs the same again; None for a run of a program's own."""
-    scaling: Growth | None = None
-    tuned: Tuned | None = None
+    growth: Growth | None = None
+    tuning: Tuning | None = None
     date: str = ""
     """When the run began, UTC."""
-    added: tuple[list[int], ...] = ()
+    added_seeds: tuple[list[int], ...] = ()
     """Which of the seeds later starts added, start by start; none in a run that had all from the beginning."""
     differs: tuple[int, ...] = ()
     """Cells whose record claims another privacy than their releases give, where claims were recomputed."""
 
     @property
-    def starts(self) -> list[list[int]]:
+    def seed_batches(self) -> list[list[int]]:
         """The seeds of every start of the run."""
-        return [[seed for seed in self.seeds if not any(seed in start for start in self.added)], *self.added]
+        return [
+            [seed for seed in self.seeds if not any(seed in start for start in self.added_seeds)],
+            *self.added_seeds,
+        ]
 
 
 class RunFolder(RunObserver):
@@ -92,8 +95,8 @@ class RunFolder(RunObserver):
         *,
         resume: bool,
         rerun: str | None = None,
-        fits: Mapping[str, Fitted] | None = None,
-        groups: CellGrouping | None = None,
+        fits: Mapping[str, FittedNoise] | None = None,
+        group_cells: CellGrouping | None = None,
     ) -> None:
         """InputError if the folder holds results of another run, or of any run without `resume`.
 
@@ -109,49 +112,49 @@ class RunFolder(RunObserver):
         self._fits = fits or {}
         self.scenario = scenario  # with its points at the places that their cells have in this folder
         self._engine, self._rerun = engine, rerun
-        self._starts = [scenario.seeds]
+        self._seed_batches = [scenario.seeds]
         self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        self._cells: dict[int, dict[str, Any]] = {}
-        check_free(path, resume=resume)
-        if (path / "results.json").exists() and _has_begun(path):
-            self._cells = self._finished_before(groups)
+        self._records: dict[int, dict[str, Any]] = {}
+        check_no_results(path, resume=resume)
+        if (path / "results.json").exists() and _has_progress(path):
+            self._records = self._load_finished(group_cells)
         path.mkdir(parents=True, exist_ok=True)
         self._drop_unfinished_history()
-        self._write()
+        self._write_results()
 
     @property
-    def missing_together(self) -> list[list[int]]:
+    def missing_by_batch(self) -> list[list[int]]:
         """`missing`, start by start: what an engine is given at once, so that it rounds as it did then."""
         return [
             missing
-            for places in places_of(self.scenario, self._starts)
-            if (missing := [place for place in places if place not in self._cells])
+            for places in batch_ranges(self.scenario, self._seed_batches)
+            if (missing := [place for place in places if place not in self._records])
         ]
 
     @property
-    def missing(self) -> list[int]:
+    def missing_indices(self) -> list[int]:
         """The places of the scenario's points that are not finished yet."""
-        return [place for place in range(len(self.scenario.points)) if place not in self._cells]
+        return [place for place in range(len(self.scenario.points)) if place not in self._records]
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         point = self.scenario.points[place]
-        line = {"cell": place, **point.swept, "seed": point.cell.seed, "round": t, **metrics}
+        line = {"cell": place, **point.swept_values, "seed": point.cell.seed, "round": t, **metrics}
         append_line(self.path / "history.jsonl", line)
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         """Add a cell; a run that is killed right after this has lost nothing of it."""
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
-        record = {**record_of(place, self.scenario.points[place], finished, self._engine), "model": model}
-        append_line(self.path / _JOURNAL, record, allow_nan=False)
-        self._cells[place] = record
-        if not self.missing or time.monotonic() - self._written > _REWRITE_SECONDS:
-            self._write()
+        record = {**make_cell_record(place, self.scenario.points[place], finished, self._engine), "model": model}
+        append_line(self.path / _JOURNAL_FILE, record, allow_nan=False)
+        self._records[place] = record
+        if not self.missing_indices or time.monotonic() - self._write_time > _REWRITE_SECONDS:
+            self._write_results()
 
     def ended(self) -> None:
-        self._write()
+        self._write_results()
 
-    def _write(self) -> None:
+    def _write_results(self) -> None:
         """Rewrite results.json, after which the journal has nothing of its own."""
         scenario = self.scenario
         write_json(
@@ -161,26 +164,26 @@ class RunFolder(RunObserver):
                 "scenario": {"name": scenario.name, "title": scenario.title},
                 "axes": dict(scenario.axes),
                 "seeds": scenario.seeds,
-                **({"added_seeds": self._starts[1:]} if self._starts[1:] else {}),
-                "published": scenario.published and scenario.published.as_data(),
-                "scaling": scenario.scaling and scenario.scaling.model_dump(),
-                **({} if scenario.tuned is None else {"tuned": scenario.tuned.model_dump(mode="json")}),
+                **({"added_seeds": self._seed_batches[1:]} if self._seed_batches[1:] else {}),
+                "published": scenario.published and scenario.published.to_data(),
+                "scaling": scenario.growth and scenario.growth.model_dump(),
+                **({} if scenario.tuning is None else {"tuned": scenario.tuning.model_dump(mode="json")}),
                 "engine": self._engine,
-                "versions": versions(),
+                "versions": program_versions(),
                 "rerun": self._rerun,
                 "date": self._date,
-                "complete": not self.missing,
-                "fits": [fit.as_data() for fit in self._fits.values()],
-                "cells": [self._cells[place] for place in sorted(self._cells)],
+                "complete": not self.missing_indices,
+                "fits": [fit.to_data() for fit in self._fits.values()],
+                "cells": [self._records[place] for place in sorted(self._records)],
             },
         )
-        (self.path / _JOURNAL).unlink(missing_ok=True)
-        self._written = time.monotonic()
+        (self.path / _JOURNAL_FILE).unlink(missing_ok=True)
+        self._write_time = time.monotonic()
 
-    def _finished_before(self, groups: CellGrouping | None) -> dict[int, dict[str, Any]]:
+    def _load_finished(self, groups: CellGrouping | None) -> dict[int, dict[str, Any]]:
         before, path = read_results(self.path), self.path
         check_copies(path, before.versions, before.cells)
-        self._take_place_of(before)
+        self._continue_run(before)
         found = {  # a cell without its model is run again
             cell["cell"]: dict(cell) for cell in before.cells if (path / cell["model"]).exists()
         }
@@ -189,7 +192,7 @@ class RunFolder(RunObserver):
         if groups is None:
             return found
         again = set[int]()
-        for places in places_of(self.scenario, self._starts):
+        for places in batch_ranges(self.scenario, self._seed_batches):
             there = found.keys() & set(places)
             if there and len(there) < len(places):
                 together = groups([self.scenario.points[place].cell for place in places])
@@ -197,14 +200,16 @@ class RunFolder(RunObserver):
                 again.update(*(group for group in members if not there >= group))
         return {place: record for place, record in found.items() if place not in again}
 
-    def _take_place_of(self, before: Results) -> None:
+    def _continue_run(self, before: Results) -> None:
         """Go on as the run that was here, with the seeds that are added to it; InputError if this is another."""
         path, scenario = self.path, self.scenario
         check_axes(path, before.axes, scenario.axes)
-        if before.tuned != scenario.tuned:
-            raise refusal(path, "its [tuned], what choosing its settings cost, differs from this scenario's")
-        self._starts = seed_batches(path, before.starts, scenario.seeds)
-        self.scenario = in_batches(scenario, self._starts)
+        if before.tuning != scenario.tuning:
+            raise other_run_error(
+                path, "its [tuned], what choosing its settings cost, differs from this scenario's"
+            )
+        self._seed_batches = extend_seed_batches(path, before.seed_batches, scenario.seeds)
+        self.scenario = order_by_batch(scenario, self._seed_batches)
         if self.scenario.seeds == before.seeds:  # else the command of before runs fewer
             self._rerun = before.rerun or self._rerun
         self._date = before.date
@@ -212,11 +217,13 @@ class RunFolder(RunObserver):
     def _drop_unfinished_history(self) -> None:
         """A cell that is run again must not appear twice in the history."""
         path = self.path / "history.jsonl"
-        kept = [line for line in (read_history(self.path) if path.exists() else ()) if line["cell"] in self._cells]
+        kept = [
+            line for line in (read_history(self.path) if path.exists() else ()) if line["cell"] in self._records
+        ]
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-class _Printed(BaseModel):
+class _StoredPublished(BaseModel):
     """Where a paper's values stand; its table is checked when it is read."""
 
     row_values: list[Any]
@@ -224,12 +231,12 @@ class _Printed(BaseModel):
     withheld: list[str] = []
 
 
-class _Stored(BaseModel):
+class _StoredResults(BaseModel):
     """What every reader of a results.json relies on; `Results` has the rest of it, too."""
 
     model_config = ConfigDict(strict=True)
 
-    scenario: Named
+    scenario: NamedSection
     engine: str
     complete: bool
     axes: dict[str, list[Any]]
@@ -238,11 +245,11 @@ class _Stored(BaseModel):
     versions: dict[str, str]
     rerun: str | None
     date: str
-    published: _Printed | None
+    published: _StoredPublished | None
     cells: list[CellRecord]
 
     @model_validator(mode="after")
-    def _of_the_sweep(self) -> Self:
+    def _check_points(self) -> Self:
         """Every cell says where it stands in the sweep."""
         for cell in self.cells:
             if unsaid := self.axes.keys() - cell.point.keys():
@@ -257,24 +264,27 @@ def read_results(folder: Path) -> Results:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
             raise InputError(f"{path}: format {tree['format']}, this version of fedpriv reads format {FORMAT}")
-        found = {cell["cell"]: cell for cell in (*tree["cells"], *map(json.loads, whole_lines(folder / _JOURNAL)))}
+        found = {
+            cell["cell"]: cell
+            for cell in (*tree["cells"], *map(json.loads, read_complete_lines(folder / _JOURNAL_FILE)))
+        }
         cells = [found[place] for place in sorted(found)]  # with those that were finished after it was written
-        validated(_Stored, {**tree, "cells": cells}, f"{path}: not a results file of fedpriv")
+        validate_section(_StoredResults, {**tree, "cells": cells}, f"{path}: not a results file of fedpriv")
         return Results(
             name=tree["scenario"]["name"],
-            title=printable(tree["scenario"]["title"], _LONGEST_TITLE),
+            title=sanitize_line(tree["scenario"]["title"], _MAX_TITLE_LENGTH),
             engine=tree["engine"],
             complete=tree["complete"],
             axes=tree["axes"],
             seeds=tree["seeds"],
-            published=Published.from_data(tree["published"]) if tree["published"] else None,
+            published=PublishedValues.from_data(tree["published"]) if tree["published"] else None,
             cells=cells,
-            scaling=Growth.model_validate(tree["scaling"]) if tree["scaling"] else None,
-            tuned=Tuned.model_validate(tree["tuned"]) if tree.get("tuned") else None,
+            growth=Growth.model_validate(tree["scaling"]) if tree["scaling"] else None,
+            tuning=Tuning.model_validate(tree["tuned"]) if tree.get("tuned") else None,
             versions=tree["versions"],
             rerun=tree["rerun"],
             date=tree["date"],
-            added=tuple(tree.get("added_seeds", ())),
+            added_seeds=tuple(tree.get("added_seeds", ())),
         )
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder}: no results.json there; give a folder that `fedpriv run` wrote") from None
@@ -282,19 +292,19 @@ def read_results(folder: Path) -> Results:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
 
 
-def fits_of(folder: Path) -> dict[str, Fitted]:
+def read_fits(folder: Path) -> dict[str, FittedNoise]:
     """The fits of a run that is to be resumed, by what they were asked for; none if there is no run yet."""
     path = folder / "results.json"
     if not path.exists():
         return {}
     try:
-        fits = [Fitted(**fit) for fit in json.loads(path.read_text(encoding="utf-8")).get("fits", [])]
+        fits = [FittedNoise(**fit) for fit in json.loads(path.read_text(encoding="utf-8")).get("fits", [])]
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: not a results file of fedpriv ({type(error).__name__}: {error})") from None
     return {fit.asked: fit for fit in fits}
 
 
-def engines_of(results: Results) -> str:
+def describe_engines(results: Results) -> str:
     """Engines that computed the cells: a run can be resumed on another one."""
     return ", ".join(dict.fromkeys(str(cell["engine"]) for cell in results.cells)) or results.engine
 
@@ -304,7 +314,7 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
     path = folder / "history.jsonl"
     if not path.exists():
         raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
-    for number, line in enumerate(whole_lines(path), start=1):
+    for number, line in enumerate(read_complete_lines(path), start=1):
         try:
             evaluation = json.loads(line)
             _ = evaluation["cell"], evaluation["round"]
@@ -313,17 +323,17 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
         yield evaluation
 
 
-def check_free(path: Path, *, resume: bool) -> None:
+def check_no_results(path: Path, *, resume: bool) -> None:
     """InputError for a folder that holds results, unless they are to be resumed."""
-    if not resume and (path / "results.json").exists() and _has_begun(path):
+    if not resume and (path / "results.json").exists() and _has_progress(path):
         raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
 
 
-def _has_begun(folder: Path) -> bool:
+def _has_progress(folder: Path) -> bool:
     """Whether a run there got as far as an evaluation or a checkpoint: one that could not start leaves nothing."""
     history = folder / "history.jsonl"
     return bool(
-        read_results(folder).cells or (history.exists() and history.stat().st_size > 0) or checkpoints_of(folder)
+        read_results(folder).cells or (history.exists() and history.stat().st_size > 0) or find_checkpoints(folder)
     )
 
 
@@ -336,9 +346,9 @@ def read_claims(folder: Path) -> Results:
     stored = read_results(folder)
     check_copies(folder, stored.versions, stored.cells)
     try:
-        entries = list(map(entry_of, stored.cells))
+        entries = list(map(make_entry, stored.cells))
         differs = tuple(each.cell for each in entries if not each.agrees)
-        return replace(stored, cells=[entry.recomputed for entry in entries], differs=differs)
+        return replace(stored, cells=[entry.recomputed_record for entry in entries], differs=differs)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
 
@@ -346,4 +356,4 @@ def read_claims(folder: Path) -> Results:
 def check_claims(folder: Path, results: Results) -> None:
     """RunError, exit code 1, for a folder that claims something else than it released: after it was shown."""
     if results.differs:
-        raise RunError(f"{folder}: {differing_words(results.differs)}")
+        raise RunError(f"{folder}: {format_differing_cells(results.differs)}")

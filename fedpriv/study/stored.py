@@ -19,18 +19,18 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedpriv.accounting.gaussian import epsilon_of
-from fedpriv.claims.claim import claim_of, evaluation_data, figures_of, with_other_step
-from fedpriv.claims.ledger import ReleaseStream, as_data
-from fedpriv.claims.outcome import Finished, RunObserver, digest_of
-from fedpriv.core.errors import InputError, printable
-from fedpriv.core.figures import delta_figure, upper_figure
-from fedpriv.core.files import OWN, write_bytes
+from fedpriv.claims.claim import add_external_first_step, claim_figures, compute_claim, evaluation_to_data
+from fedpriv.claims.ledger import ReleaseStream, stream_to_data
+from fedpriv.claims.outcome import CellOutcome, RunObserver, cell_digest
+from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.figures import format_upper, format_upper_delta
+from fedpriv.core.files import PRIVATE_MODE, write_bytes
 from fedpriv.engines.vectorized.checkpoints import Checkpoints, read_header
-from fedpriv.scenario.load import Point, Scenario
+from fedpriv.scenario.load import Scenario, SweepPoint
 from fedpriv.scenario.schema import Cell
 
 
-def versions() -> dict[str, str]:
+def program_versions() -> dict[str, str]:
     """Versions of the programs that compute the results."""
     return {
         "python": platform.python_version(),
@@ -39,58 +39,58 @@ def versions() -> dict[str, str]:
     }
 
 
-def privacy_of(
+def privacy_data(
     cell: Cell, releases: Sequence[ReleaseStream], noise: Literal["simulation", "release"] = "simulation"
 ) -> dict[str, Any]:
     """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for.
 
     A first step that the cell's budget has, and its ledger has not, is charged as one elsewhere.
     """
-    releases = with_other_step(releases, cell.budget.beside)
-    claim, delta = claim_of(releases), cell.privacy.delta
-    figures = figures_of(claim, delta)
+    releases = add_external_first_step(releases, cell.budget.other_mu)
+    claim, delta = compute_claim(releases), cell.privacy.delta
+    figures = claim_figures(claim, delta)
     return {
         "trust": cell.algorithm.trust,
         "relation": cell.privacy.relation,
-        "unit": cell.privacy.protected.words,
+        "unit": cell.privacy.protected_unit.description,
         "participation": cell.schedule.title,
         "noise": "none" if claim is None else noise,
         "delta": delta,
-        "releases": [as_data(stream) for stream in releases],
-        "target": _target(cell),
+        "releases": [stream_to_data(stream) for stream in releases],
+        "target": _describe_target(cell),
         **figures,
         "rho": figures["mu"] if cell.algorithm.row.name_of_mu == "rho" else None,
     }
 
 
-def _target(cell: Cell) -> str:
+def _describe_target(cell: Cell) -> str:
     """Target that the noise was calibrated to, and the key of the scenario from which it follows."""
-    asked, target = cell.privacy, cell.privacy.target
+    asked, target = cell.privacy, cell.privacy.target_mu
     if target is None:
         return "none"
     if not cell.schedule.secret:
-        return f"mu = {upper_figure(target, 6)}"
-    given = "" if asked.epsilon is not None else f", what mu = {upper_figure(target, 6)} gives"
+        return f"mu = {format_upper(target, 6)}"
+    given = "" if asked.epsilon is not None else f", what mu = {format_upper(target, 6)} gives"
     spent = epsilon_of(target, asked.delta)
-    return f"epsilon = {upper_figure(spent, 6)} at delta = {delta_figure(asked.delta)}{given}"
+    return f"epsilon = {format_upper(spent, 6)} at delta = {format_upper_delta(asked.delta)}{given}"
 
 
-class Named(BaseModel):
+class NamedSection(BaseModel):
     """A section with a name, whatever else it has."""
 
     name: str
 
 
-class _Spread(Named):
+class _DataSection(NamedSection):
     partition: str
 
 
-class _OfCell(Named):
+class _CellScenario(NamedSection):
     """The scenario of a cell, by what is shown of it; `resolve_cell` reads all of it."""
 
-    data: _Spread
-    model: Named
-    algorithm: Named
+    data: _DataSection
+    model: NamedSection
+    algorithm: NamedSection
     federation: dict[str, Any]
     privacy: dict[str, Any]
     run: dict[str, Any]
@@ -122,11 +122,11 @@ class CellRecord(BaseModel):
     missed: dict[str, list[int]] = {}
     wall_seconds: float
     engine: str
-    scenario: _OfCell
+    scenario: _CellScenario
     model: str
 
     @model_validator(mode="after")
-    def _measured(self) -> Self:
+    def _check_metrics(self) -> Self:
         """Metrics are numbers."""
         for name, value in (self.model_extra or {}).items():
             if name.startswith("test_") and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -134,35 +134,35 @@ class CellRecord(BaseModel):
         return self
 
 
-def stated_of(
+def derived_fields(
     cell: Cell,
     releases: Sequence[ReleaseStream],
     evaluations: Sequence[ReleaseStream],
     noise: Literal["simulation", "release"],
 ) -> dict[str, Any]:
     """What a record says that follows from the scenario and the releases alone."""
-    held, stated = cell.schedule.batches_held, privacy_of(cell, releases, noise)
+    held, stated = cell.schedule.batches_per_silo, privacy_data(cell, releases, noise)
     return {
         "seed": cell.seed,
         **stated,
-        "evaluation": evaluation_data(evaluations, cell.algorithm.trust, stated["mu"]),
+        "evaluation": evaluation_to_data(evaluations, cell.algorithm.trust, stated["mu"]),
         "silos": cell.federation.silos,
         **({} if cell.federation.clients is None else {"clients": cell.federation.clients}),
         "rounds": cell.schedule.rounds,
         "records": sum(cell.batch_sizes) * held,
-        "unread": cell.unread,
+        "unread": cell.unread_count,
         "smallest_silo": min(cell.batch_sizes) * held,
         "batch": sum(cell.batch_sizes),
     }
 
 
-def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict[str, Any]:
+def make_cell_record(place: int, point: SweepPoint, finished: CellOutcome, engine: str) -> dict[str, Any]:
     """Everything that results.json says of one finished cell."""
     return {
         "cell": place,
-        "point": dict(point.swept),
+        "point": dict(point.swept_values),
         **finished.metrics,
-        **stated_of(point.cell, finished.releases, finished.evaluations, finished.noise),
+        **derived_fields(point.cell, finished.releases, finished.evaluations, finished.noise),
         "dimension": finished.model.size,
         "gradient_evaluations": finished.gradient_evaluations,
         "bytes_sent": finished.bytes_sent,
@@ -170,25 +170,25 @@ def record_of(place: int, point: Point, finished: Finished, engine: str) -> dict
         "missed": {str(silo): list(rounds) for silo, rounds in finished.missed.items()},
         "wall_seconds": finished.wall_seconds,
         "engine": engine,
-        "scenario": point.cell.canonical(),
+        "scenario": point.cell.canonical_data(),
     }
 
 
-_FOLDER = "checkpoints"
-_ENDING = ".npz"
+_CHECKPOINT_FOLDER = "checkpoints"
+_CHECKPOINT_SUFFIX = ".npz"
 
 
 class CheckpointFolder(Checkpoints):
     """Checkpoints as files.  One that cannot be written is said once, and fails nothing."""
 
     def __init__(self, run: Path, observer: RunObserver) -> None:
-        self._folder, self._observer = run / _FOLDER, observer
-        self._refused = False
+        self._folder, self._observer = run / _CHECKPOINT_FOLDER, observer
+        self._write_failed = False
 
-    def check(self, scenario: Scenario) -> None:
+    def check_scenario(self, scenario: Scenario) -> None:
         """Set aside what cannot be used; InputError for checkpoints of another scenario, which stay."""
-        found = checkpoints_of(self._folder.parent)
-        ours = {digest_of(point.cell) for point in scenario.points} if found else set()
+        found = find_checkpoints(self._folder.parent)
+        ours = {cell_digest(point.cell) for point in scenario.points} if found else set()
         for path in found:
             try:
                 header = read_header(path.read_bytes())
@@ -204,7 +204,7 @@ class CheckpointFolder(Checkpoints):
                     )
             if why is not None:
                 path.unlink()
-                self._observer.noted(f"{path}: not used, and its rounds are run again: {why}")
+                self._observer.notified(f"{path}: not used, and its rounds are run again: {why}")
 
     def latest(self, name: str) -> bytes | None:
         path = self._path(name)
@@ -213,11 +213,11 @@ class CheckpointFolder(Checkpoints):
     def keep(self, name: str, content: bytes) -> None:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            write_bytes(self._path(name), content, OWN, durable=False)
+            write_bytes(self._path(name), content, PRIVATE_MODE, durable=False)
         except OSError as error:
-            if not self._refused:
-                self._observer.noted(f"{self._path(name)}: no checkpoints are kept: {error.strerror}")
-            self._refused = True
+            if not self._write_failed:
+                self._observer.notified(f"{self._path(name)}: no checkpoints are kept: {error.strerror}")
+            self._write_failed = True
 
     def drop(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)
@@ -232,23 +232,23 @@ class CheckpointFolder(Checkpoints):
             self._folder.rmdir()
 
     def _path(self, name: str) -> Path:
-        return self._folder / f"{name}{_ENDING}"
+        return self._folder / f"{name}{_CHECKPOINT_SUFFIX}"
 
 
-def checkpoints_of(run: Path) -> Sequence[Path]:
+def find_checkpoints(run: Path) -> Sequence[Path]:
     """The files of the checkpoints that a run folder has."""
-    return sorted((run / _FOLDER).glob(f"[!.]*{_ENDING}"))
+    return sorted((run / _CHECKPOINT_FOLDER).glob(f"[!.]*{_CHECKPOINT_SUFFIX}"))
 
 
 _REMEDY = "give another --out, or the scenario and --set options it was started with; only seeds can be added"
 
 
-def refusal(folder: Path, what: str) -> InputError:
+def other_run_error(folder: Path, what: str) -> InputError:
     """The line for a folder whose run is not the one that is asked for; `what` differs."""
-    return InputError(f"{folder} holds another run: {printable(what)}; {_REMEDY}")
+    return InputError(f"{folder} holds another run: {sanitize_line(what)}; {_REMEDY}")
 
 
-def seed_batches(folder: Path, before: Sequence[Sequence[int]], asked: Sequence[int]) -> list[list[int]]:
+def extend_seed_batches(folder: Path, before: Sequence[Sequence[int]], asked: Sequence[int]) -> list[list[int]]:
     """Group the seeds of the run in `folder` by the invocation that added them: those of `before`, then new ones.
 
     InputError where a seed of the run is not among those `asked` for.
@@ -256,12 +256,12 @@ def seed_batches(folder: Path, before: Sequence[Sequence[int]], asked: Sequence[
     known = [seed for start in before for seed in start]
     if gone := [seed for seed in known if seed not in asked]:
         there, not_here = (", ".join(map(str, seeds)) for seeds in (known, gone))
-        raise refusal(folder, f"its seeds are {there}, and this scenario has no seed {not_here}")
+        raise other_run_error(folder, f"its seeds are {there}, and this scenario has no seed {not_here}")
     added = [seed for seed in asked if seed not in known]
     return [*map(list, before), *([added] if added else [])]
 
 
-def in_batches(scenario: Scenario, starts: Sequence[Sequence[int]]) -> Scenario:
+def order_by_batch(scenario: Scenario, starts: Sequence[Sequence[int]]) -> Scenario:
     """The scenario with its seeds and points in the order of the starts; every start has all sweep points."""
     count = len(scenario.seeds)
     blocks = (scenario.points[first : first + count] for first in range(0, len(scenario.points), count))
@@ -270,7 +270,7 @@ def in_batches(scenario: Scenario, starts: Sequence[Sequence[int]]) -> Scenario:
     return dataclasses.replace(scenario, seeds=[seed for start in starts for seed in start], points=points)
 
 
-def places_of(scenario: Scenario, starts: Sequence[Sequence[int]]) -> list[range]:
+def batch_ranges(scenario: Scenario, starts: Sequence[Sequence[int]]) -> list[range]:
     """Places of a scenario's points, ordered by its batches of seeds, for each batch."""
     blocks = len(scenario.points) // len(scenario.seeds)
     ends = [0, *itertools.accumulate(blocks * len(start) for start in starts)]
@@ -280,27 +280,29 @@ def places_of(scenario: Scenario, starts: Sequence[Sequence[int]]) -> list[range
 def check_axes(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """InputError where the swept keys, their order or their values are not those of the run in `folder`."""
     if list(then.items()) != list(now.items()):
-        raise refusal(folder, f"its sweep differs from this scenario's: {difference(then, now) or 'in its order'}")
+        raise other_run_error(
+            folder, f"its sweep differs from this scenario's: {first_difference(then, now) or 'in its order'}"
+        )
 
 
 def check_cell(folder: Path, place: int, then: Cell, scenario: Scenario) -> None:
     """InputError where the finished cell at `place` is not the scenario's."""
     points = scenario.points
     what = (
-        difference(then.canonical(), points[place].cell.canonical())
+        first_difference(then.canonical_data(), points[place].cell.canonical_data())
         if place < len(points)
         else f"this scenario has {len(points)} cells"
     )
     if what:
-        raise refusal(folder, f"its cell {place} differs from this scenario's: {what}")
+        raise other_run_error(folder, f"its cell {place} differs from this scenario's: {what}")
 
 
-def difference(then: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> str:
+def first_difference(then: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> str:
     """The first key of two trees whose values differ, with both; nothing where there is none."""
     for key in dict.fromkeys([*then, *now]):
         one, other = then.get(key), now.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            if deeper := difference(one, other, f"{section}{key}."):
+            if deeper := first_difference(one, other, f"{section}{key}."):
                 return deeper
         elif one != other:
             there, here = ("not given" if value is None else repr(value) for value in (one, other))

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from fedpriv.claims.ledger import FIRST_STEP
-from fedpriv.claims.outcome import Finished, Observers, RunObserver
-from fedpriv.core.errors import FedprivError, InputError, RunError, printable
-from fedpriv.data.encode import scaling_from
+from fedpriv.claims.outcome import CellOutcome, ObserverGroup, RunObserver
+from fedpriv.core.errors import FedprivError, InputError, RunError, sanitize_line
+from fedpriv.data.encode import scaling_from_moments
 from fedpriv.engines.table import (
     LOCAL,
     Connection,
@@ -31,13 +31,13 @@ from fedpriv.engines.table import (
     make_engine,
 )
 from fedpriv.engines.workers import Workers, make_worker_engine
-from fedpriv.plan.calibration import fitted_scenario
-from fedpriv.plan.evaluation import first_step_of, presumed, scaled
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import check_records, task_of_schema
+from fedpriv.plan.calibration import fit_scenario_noise
+from fedpriv.plan.evaluation import apply_scaling, assume_scaling, first_step_cell
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import check_record_count, make_schema_task
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
-from fedpriv.study.results import RunFolder, check_free, fits_of
+from fedpriv.study.results import RunFolder, check_no_results, read_fits
 from fedpriv.study.stored import CheckpointFolder
 
 
@@ -45,14 +45,14 @@ from fedpriv.study.stored import CheckpointFolder
 class FirstSteps:
     """What the first steps of a scenario gave, by the cell with their numbers."""
 
-    taken: Mapping[str, Finished]
+    results_by_cell: Mapping[str, CellOutcome]
 
-    def with_rounds(self, cell: Cell, finished: Finished) -> Finished:
+    def prepend_releases(self, cell: Cell, finished: CellOutcome) -> CellOutcome:
         """A cell's outcome, with what its first step released in its ledger.
 
         Guarantee: the claim that follows from the ledger is of both together.
         """
-        if (first := self.taken.get(_name(cell))) is None:
+        if (first := self.results_by_cell.get(_cell_text(cell))) is None:
             return finished
         return replace(
             finished,
@@ -62,40 +62,40 @@ class FirstSteps:
         )
 
 
-def scaled_scenario(
-    scenario: Scenario, take: Callable[[Cell], Finished], *, released: bool = False
+def scale_scenario(
+    scenario: Scenario, run_first_step: Callable[[Cell], CellOutcome], *, for_release: bool = False
 ) -> tuple[Scenario, FirstSteps]:
     """The scenario with numbers in every cell; `take` runs a first step, once for cells that ask for the same.
 
     InputError, before the first one is taken, for rounds that cannot be planned; `released` as for `plan_of`.
     """
     for point in scenario.points:
-        if point.cell.data.unscaled and (schema := point.cell.data.table_schema) is not None:
-            cell = presumed(point.cell)  # a plan takes what is public about the table, and no record
-            plan_of(cell, task_of_schema(cell, schema).objective, released=released)
-    asked, points, taken = dict[str, Finished](), [], dict[str, Finished]()
+        if point.cell.data.needs_first_step and (schema := point.cell.data.table_schema) is not None:
+            cell = assume_scaling(point.cell)  # a plan takes what is public about the table, and no record
+            make_plan(cell, make_schema_task(cell, schema).objective, for_release=for_release)
+    asked, points, taken = dict[str, CellOutcome](), [], dict[str, CellOutcome]()
     for point in scenario.points:
         cell, schema = point.cell, point.cell.data.table_schema
-        if schema is not None and (first := first_step_of(cell)) is not None:
-            if _name(first) not in asked:
-                asked[_name(first)] = take(first)
-            finished = asked[_name(first)]
-            moments = np.asarray(finished.model) / schema.counted_share(tests=False)
-            cell = scaled(cell, scaling_from(schema.numbers, moments))
-            taken[_name(cell)] = finished
+        if schema is not None and (first := first_step_cell(cell)) is not None:
+            if _cell_text(first) not in asked:
+                asked[_cell_text(first)] = run_first_step(first)
+            finished = asked[_cell_text(first)]
+            moments = np.asarray(finished.model) / schema.counted_share(for_testing=False)
+            cell = apply_scaling(cell, scaling_from_moments(schema.number_features, moments))
+            taken[_cell_text(cell)] = finished
         points.append(replace(point, cell=cell))
     return replace(scenario, points=points), FirstSteps(taken)
 
 
-def _name(cell: Cell) -> str:
-    return json.dumps(cell.canonical(), sort_keys=True)
+def _cell_text(cell: Cell) -> str:
+    return json.dumps(cell.canonical_data(), sort_keys=True)
 
 
-_LONGEST = 200  # bytes of a lock that are shown
+_MAX_LOCK_BYTES = 200  # bytes of a lock that are shown
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold `folder`, which is made, for this process; InputError, with who has it, while another run does.
 
     The lock is the kernel's (`flock`), so that it ends with the process, however that ends; the file says whose it
@@ -103,7 +103,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     new, path = not folder.exists(), folder / ".lock"
     folder.mkdir(parents=True, exist_ok=True)
-    file = _taken(path)
+    file = _open_locked(path)
     try:
         os.ftruncate(file, 0)
         os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -117,7 +117,7 @@ def locked(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _taken(path: Path) -> int:
+def _open_locked(path: Path) -> int:
     """Open and lock the file that bears the name; return its descriptor."""
     while True:
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
@@ -127,7 +127,9 @@ def _taken(path: Path) -> int:
                 if os.path.samestat(path.stat(), os.fstat(file)):
                     return file
         except BlockingIOError:
-            holder = printable(os.pread(file, _LONGEST, 0).decode(errors="replace")) or "another process"
+            holder = (
+                sanitize_line(os.pread(file, _MAX_LOCK_BYTES, 0).decode(errors="replace")) or "another process"
+            )
             os.close(file)
             raise InputError(
                 f"{path.parent}: {holder} is running there; give another --out, or wait until it ends"
@@ -151,11 +153,11 @@ class RunOptions:
     imports: Sequence[Path] = ()
 
     @property
-    def processes(self) -> int:
+    def process_count(self) -> int:
         """Of this machine, that run cells at a time."""
         return (self.workers.count or 1) if self.workers is not None else 1
 
-    def command(self, scenario: str) -> str:
+    def format_command(self, scenario: str) -> str:
         """The command line that runs a scenario file with these options."""
         options = [
             *([] if self.engine == "vectorized" else [("--engine", self.engine)]),
@@ -182,65 +184,65 @@ def run_sweep(
     engine keeps them.  InputError for what cannot be run, a folder that another run is using among it, RunError
     for what could not be finished.
     """
-    path, resume = options.out or free_folder(scenario.name, resume=options.resume), options.resume
-    row, kept = find_engine_row(options.engine), CheckpointFolder(path, Observers((), observers))
+    path, resume = options.out or find_free_folder(scenario.name, resume=options.resume), options.resume
+    row, kept = find_engine_row(options.engine), CheckpointFolder(path, ObserverGroup((), observers))
     engine = make_engine(options.engine, path, options.connection, kept)
     if options.workers is not None:
         engine = make_worker_engine(options.engine, options.workers, kept)
     if options.connection.superlink is None:  # silos elsewhere have records of their own
         for point in scenario.points:
-            check_records(point.cell)
-    with locked(path), ExitStack() as stack:
-        scenario, fits = fitted_scenario(
-            scenario, fits_of(path) if resume else {}, Observers((), observers).fitted
+            check_record_count(point.cell)
+    with lock_folder(path), ExitStack() as stack:
+        scenario, fits = fit_scenario_noise(
+            scenario, read_fits(path) if resume else {}, ObserverGroup((), observers).fitted
         )
-        check_free(path, resume=resume)  # before anything is released
-        scenario, first_steps = scaled_scenario(
+        check_no_results(path, resume=resume)  # before anything is released
+        scenario, first_steps = scale_scenario(
             scenario,
-            partial(_alone, make_engine(options.engine, path, options.connection)),
-            released=row.makes_release,
+            partial(_run_single_cell, make_engine(options.engine, path, options.connection)),
+            for_release=row.makes_release,
         )
         if options.connection.superlink is None:
-            check_memory([point.cell for point in scenario.points], options.engine, options.processes)
+            check_memory([point.cell for point in scenario.points], options.engine, options.process_count)
         folder = RunFolder(
-            path, scenario, options.engine, resume=resume, rerun=rerun, fits=fits, groups=row.group_cells
+            path, scenario, options.engine, resume=resume, rerun=rerun, fits=fits, group_cells=row.group_cells
         )
-        scenario, places, everybody = folder.scenario, folder.missing, [folder, *observers]
-        kept.check(scenario)
+        scenario, places, everybody = folder.scenario, folder.missing_indices, [folder, *observers]
+        kept.check_scenario(scenario)
         for observer in everybody:
             stack.callback(observer.ended)
             observer.started(scenario, places, path)
         try:
-            for together in folder.missing_together:
-                heard = Observers(together, everybody)
+            for together in folder.missing_by_batch:
+                heard = ObserverGroup(together, everybody)
                 for outcome in engine([scenario.points[place].cell for place in together], heard):
                     cell = scenario.points[together[outcome.index]].cell
-                    heard.finished(outcome.index, first_steps.with_rounds(cell, outcome.cell_outcome))
+                    heard.finished(outcome.index, first_steps.prepend_releases(cell, outcome.cell_outcome))
         except FedprivError as error:
-            Observers(places, everybody).failed(error)
+            ObserverGroup(places, everybody).failed(error)
             raise
-        if folder.missing:
-            raise RunError(f"engine {options.engine} left {len(folder.missing)} cells without a result")
+        if folder.missing_indices:
+            raise RunError(f"engine {options.engine} left {len(folder.missing_indices)} cells without a result")
         kept.clear()
     return path
 
 
-def weighed(scenario: Scenario, options: RunOptions) -> MemoryNeed | None:
+def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed | None:
     """Check records and fit noise as a run does, and count the memory that it takes; InputError as for a run."""
     for point in scenario.points:
-        check_records(point.cell)
-    cells = [point.cell for point in fitted_scenario(scenario, {})[0].points]
-    check_memory(cells, options.engine, options.processes)
-    return estimate_memory(cells, options.engine, options.processes)
+        check_record_count(point.cell)
+    cells = [point.cell for point in fit_scenario_noise(scenario, {})[0].points]
+    check_memory(cells, options.engine, options.process_count)
+    return estimate_memory(cells, options.engine, options.process_count)
 
 
-def _alone(engine: Engine, cell: Cell) -> Finished:
+def _run_single_cell(engine: Engine, cell: Cell) -> CellOutcome:
     """Run one cell without observers; it rounds as it does wherever it is run."""
     (outcome,) = engine([cell], RunObserver())
     return outcome.cell_outcome
 
 
-def free_folder(name: str, *, resume: bool = False) -> Path:
+def find_free_folder(name: str, *, resume: bool = False) -> Path:
     """Find runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
     numbered = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1002)]
     taken = [path for path in numbered[:-1] if (path / "results.json").exists()]

@@ -12,19 +12,19 @@ import numpy as np
 
 from fedpriv.accounting.curves import Floats
 from fedpriv.noise.buffered import BufferedToeplitz
-from fedpriv.participation.secret import Allocation
+from fedpriv.participation.secret import RandomAllocation
 
 Gain = Literal["removed", "added", "replaced"]
 
 
 def matrix_of(mechanism: BufferedToeplitz, rounds: int) -> Floats:
     """C, (T, T), from its first column."""
-    series = mechanism.strategy(rounds)
+    series = mechanism.strategy_series(rounds)
     lag = np.subtract.outer(np.arange(rounds), np.arange(rounds))
     return np.asarray(np.where(lag >= 0, series[np.maximum(lag, 0)], 0.0))
 
 
-def moves_of(matrix: Floats, clips: Floats, order: Allocation, group: int, sigma: float) -> Floats:
+def moves_of(matrix: Floats, clips: Floats, order: RandomAllocation, group: int, sigma: float) -> Floats:
     """What a record of `group` moves releases by, over σ, for everything that it may draw: (patterns, T)."""
     found = np.zeros((1, order.rounds))
     for start in range(0, order.rounds, order.rounds_per_epoch):

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import (
     AllocatedGaussian,
-    calibrated,
-    directions,
-    end_of_grid,
+    addition_loss_distribution,
+    calibrate,
+    grid_end,
     grid_masses,
-    losses_when_added,
-    losses_when_removed,
+    removal_and_addition_curves,
+    removal_loss_distribution,
 )
 from fedpriv.accounting.curves import delta_at
 from fedpriv.accounting.gaussian import Relation
-from fedpriv.accounting.poisson import calibrated as calibrated_poisson
+from fedpriv.accounting.poisson import calibrate as calibrated_poisson
 from fedpriv.core.errors import InputError
 from tests.accounting.ratios import of_three_rounds, of_two_rounds, removed_by_sampling
 from tests.parts import in_parts, in_turn
@@ -67,14 +67,14 @@ SEVERAL_EPOCHS = {  # (T, k, ε): z
 @pytest.mark.parametrize(("key", "golden"), in_parts(ONE_EPOCH.items(), list(ONE_EPOCH.items())[::3]))
 def test_golden_noise_of_one_epoch(key: tuple[int, float], golden: float) -> None:
     bins, epsilon = key
-    assert calibrated(epsilon, DELTA, bins).noise_multiplier == pytest.approx(golden, rel=1e-3)
+    assert calibrate(epsilon, DELTA, bins).noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize(("key", "golden"), in_parts(SEVERAL_EPOCHS.items(), list(SEVERAL_EPOCHS.items())[::3]))
 def test_golden_noise_of_several_epochs(key: tuple[int, int, float], golden: float) -> None:
     bins, epochs, epsilon = key
-    assert calibrated(epsilon, DELTA, bins, epochs).noise_multiplier == pytest.approx(golden, rel=1e-3)
+    assert calibrate(epsilon, DELTA, bins, epochs).noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_golden_noise_of_several_epochs(key: tuple[int, int, float], golden: flo
 )
 def test_golden_noise_under_replace_one(epsilon: float, golden: float, chained: float) -> None:
     """By the symmetric pair; Poisson sampling needs 1.0411 and 0.6216, the chain of both directions more."""
-    multiplier = calibrated(epsilon, DELTA, 60, relation="replace-one").noise_multiplier
+    multiplier = calibrate(epsilon, DELTA, 60, relation="replace-one").noise_multiplier
     assert multiplier == pytest.approx(golden, rel=1e-3)
     assert multiplier < 0.9 * chained
 
@@ -98,12 +98,12 @@ def test_epsilon_within_the_ends_that_another_accountant_gives() -> None:
 def test_allocation_needs_less_noise_than_poisson_sampling(epsilon: float, poisson: float) -> None:
     theirs = calibrated_poisson(epsilon, DELTA, 1 / 60, 60).noise_multiplier
     assert theirs == pytest.approx(poisson, rel=1e-3)
-    assert calibrated(epsilon, DELTA, 60).noise_multiplier < theirs
+    assert calibrate(epsilon, DELTA, 60).noise_multiplier < theirs
 
 
 def test_one_bin_kept_over_ten_epochs_is_much_worse_than_fresh_bins() -> None:
     """Balls in bins: one epoch at z/√k.  Fresh bins: 1.531."""
-    assert math.sqrt(10) * calibrated(EPSILON_03, DELTA, 60).noise_multiplier == pytest.approx(2.911, rel=1e-3)
+    assert math.sqrt(10) * calibrate(EPSILON_03, DELTA, 60).noise_multiplier == pytest.approx(2.911, rel=1e-3)
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
@@ -151,7 +151,7 @@ def test_two_epochs_agree_with_sampling() -> None:
     for epsilon in (0.5, 1.5):
         values = np.maximum(-np.expm1(epsilon - logs), 0.0)
         error = float(values.std()) / math.sqrt(samples)
-        bound = delta_at(directions(AllocatedGaussian(z, bins, 2))[0], epsilon)
+        bound = delta_at(removal_and_addition_curves(AllocatedGaussian(z, bins, 2))[0], epsilon)
         assert float(values.mean()) - 4.5 * error < bound < float(values.mean()) + 4.5 * error + 1e-4
 
 
@@ -193,7 +193,7 @@ def test_an_epoch_more_costs_more() -> None:
 )
 def test_calibrated_is_what_it_was_asked_for(asked: tuple[float, int, int], relation: Relation) -> None:
     epsilon, bins, epochs = asked
-    mechanism = calibrated(epsilon, DELTA, bins, epochs, relation)
+    mechanism = calibrate(epsilon, DELTA, bins, epochs, relation)
     assert mechanism.epsilon_of(DELTA) <= epsilon
     less = AllocatedGaussian(mechanism.noise_multiplier * (1 - 1e-3), bins, epochs, relation)
     assert less.epsilon_of(DELTA) > epsilon
@@ -224,12 +224,12 @@ def test_a_delta_below_what_is_resolved_is_refused() -> None:
     with pytest.raises(InputError, match="1e-10"):
         AllocatedGaussian(1.0, 60).epsilon_of(1e-11)
     with pytest.raises(InputError, match="1e-10"):
-        calibrated(1.0, 1e-12, 60)
+        calibrate(1.0, 1e-12, 60)
 
 
 def test_no_noise_reaches_an_epsilon_of_almost_nothing() -> None:
     with pytest.raises(InputError, match="no noise multiplier"):
-        calibrated(1e-12, 1e-10, 60)
+        calibrate(1e-12, 1e-10, 60)
 
 
 multipliers = st.floats(0.35, 3.0)
@@ -237,12 +237,12 @@ multipliers = st.floats(0.35, 3.0)
 
 def removed(z: float, bins: int, epsilon: float, size: int) -> float:
     """The smallest bound of three grids that end in different places."""
-    ends = [end_of_grid(z, bins, tail) for tail in (1e-4, 1e-7, 1e-10)]
-    return min(float(losses_when_removed(z, bins, size, end).deltas(epsilon)) for end in ends)
+    ends = [grid_end(z, bins, tail) for tail in (1e-4, 1e-7, 1e-10)]
+    return min(float(removal_loss_distribution(z, bins, size, end).deltas(epsilon)) for end in ends)
 
 
 def added(z: float, bins: int, epsilon: float, size: int, cap: float = 8.0) -> float:
-    return float(losses_when_added(z, bins, size, cap).deltas(epsilon))
+    return float(addition_loss_distribution(z, bins, size, cap).deltas(epsilon))
 
 
 @pytest.mark.parametrize(("z", "epsilon"), [(0.5, 0.0), (0.5, 3.0), (0.8, 1.0), (1.5, 0.5), (3.0, 0.2)])
@@ -309,9 +309,9 @@ def test_the_grid_keeps_the_mean_and_lies_above_in_convex_order(z: float, spacin
 @given(z=multipliers, bins=st.integers(1, 100), epsilon=st.floats(0.0, 6.0))
 def test_a_finer_grid_is_never_above_twice_as_coarse_a_one(z: float, bins: int, epsilon: float) -> None:
     """The fine grid's Y, moved to the coarse grid that it contains, is the coarse one's Y."""
-    end = end_of_grid(z, bins, 1e-9)
-    coarse = losses_when_removed(z, bins, 2**10, end).deltas(epsilon)
-    fine = losses_when_removed(z, bins, 2**11, end).deltas(epsilon)
+    end = grid_end(z, bins, 1e-9)
+    coarse = removal_loss_distribution(z, bins, 2**10, end).deltas(epsilon)
+    fine = removal_loss_distribution(z, bins, 2**11, end).deltas(epsilon)
     assert float(fine) <= float(coarse) * (1 + 1e-6) + 1e-11
     assert added(z, bins, epsilon, 2**11) <= added(z, bins, epsilon, 2**10) * (1 + 1e-6) + 1e-11
 
@@ -335,15 +335,15 @@ def test_increments_that_depend_on_earlier_releases_gain_nothing(epsilon: float)
 
 
 def test_mass_beyond_the_grid_counts_as_infinite() -> None:
-    law = losses_when_removed(0.5, 4, 2**10, 40.0)
-    assert law.infinite > 0.01
-    assert float(law.masses.sum()) + law.infinite == pytest.approx(1.0, abs=1e-9)
-    assert float(law.deltas(50.0)) >= law.infinite
+    law = removal_loss_distribution(0.5, 4, 2**10, 40.0)
+    assert law.infinity_mass > 0.01
+    assert float(law.masses.sum()) + law.infinity_mass == pytest.approx(1.0, abs=1e-9)
+    assert float(law.deltas(50.0)) >= law.infinity_mass
 
 
 @pytest.mark.parametrize("cap", [8.0, 1.0, 0.125])
 def test_ratios_above_the_cap_count_as_at_the_cap(cap: float) -> None:
-    law = losses_when_added(0.7, 8, 2**14, cap)
+    law = addition_loss_distribution(0.7, 8, 2**14, cap)
     assert law.losses[0] == pytest.approx(-math.log(cap))
-    reference = float(losses_when_added(0.7, 8, 2**16, 64.0).deltas(0.4))
+    reference = float(addition_loss_distribution(0.7, 8, 2**16, 64.0).deltas(0.4))
     assert float(law.deltas(0.4)) >= reference * (1 - 1e-3)

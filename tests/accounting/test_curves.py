@@ -13,67 +13,67 @@ from scipy.stats import binom
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.budget import capacity, slack_of
+from fedpriv.accounting.budget import find_capacity, overflow_slack
 from fedpriv.accounting.curves import (
     Floats,
-    chain,
-    chained,
-    check_size,
+    check_group_size,
     delta_at,
     epsilon_at,
-    gaussian,
-    gaussian_from_below,
-    highest,
-    lowest,
-    mu_together,
+    gaussian_curve,
+    group_mu,
+    group_privacy_curve,
+    highest_curve,
+    lower_gaussian_curve,
+    lowest_curve,
+    triangle_curve,
 )
-from fedpriv.accounting.losses import LatticeLosses, Losses, smallest_noise
+from fedpriv.accounting.losses import GridLossDistribution, PrivacyLossDistribution, min_noise_multiplier
 from fedpriv.core.errors import InputError
 
 DELTA = 1e-5
 
 
-def gaussian_losses(mu: float, points: int = 4001) -> Losses:
+def gaussian_losses(mu: float, points: int = 4001) -> PrivacyLossDistribution:
     """The loss of N(μ, 1) against N(0, 1) in bins, each at its upper end: above the truth."""
     edges = np.linspace(-9.0, 9.0, points)
     from scipy.special import ndtr
 
     masses = np.diff(ndtr(edges))
     masses[0] += float(ndtr(edges[0]))
-    return Losses(mu * edges[1:] + 0.5 * mu * mu, masses, float(ndtr(-edges[-1])))
+    return PrivacyLossDistribution(mu * edges[1:] + 0.5 * mu * mu, masses, float(ndtr(-edges[-1])))
 
 
 @settings(max_examples=200, deadline=None)
 @given(mu=st.floats(1e-4, 60.0), epsilon=st.floats(0.0, 600.0))
 def test_gaussian_curves_hold_the_exact_delta_between_them(mu: float, epsilon: float) -> None:
     exact, at = gdp.delta_of(mu, epsilon), np.array([epsilon])
-    assert float(gaussian(mu)(at)[0]) >= exact * (1 - 1e-11)
-    assert float(gaussian_from_below(mu)(at)[0]) <= exact
+    assert float(gaussian_curve(mu)(at)[0]) >= exact * (1 - 1e-11)
+    assert float(lower_gaussian_curve(mu)(at)[0]) <= exact
     if exact > 1e-12:
-        assert float(gaussian(mu)(at)[0]) <= exact * 1.01
-        assert float(gaussian_from_below(mu)(at)[0]) >= exact * 0.99
+        assert float(gaussian_curve(mu)(at)[0]) <= exact * 1.01
+        assert float(lower_gaussian_curve(mu)(at)[0]) >= exact * 0.99
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
 def test_epsilon_at_was_tried_and_is_the_smallest(mu: float) -> None:
-    epsilon = epsilon_at(gaussian(mu), DELTA)
-    assert delta_at(gaussian(mu), epsilon) <= DELTA
+    epsilon = epsilon_at(gaussian_curve(mu), DELTA)
+    assert delta_at(gaussian_curve(mu), epsilon) <= DELTA
     assert epsilon == pytest.approx(gdp.epsilon_of(mu, DELTA), rel=1e-9)
     assert epsilon_at(lambda epsilons: np.ones_like(epsilons), DELTA) == math.inf
-    assert epsilon_at(gaussian(0.0), DELTA) == 0.0
+    assert epsilon_at(gaussian_curve(0.0), DELTA) == 0.0
 
 
 def test_lowest_and_highest() -> None:
     at = np.array([0.0, 1.0, 3.0])
-    assert np.array_equal(lowest([gaussian(1.0), gaussian(2.0)])(at), gaussian(1.0)(at))
-    assert np.array_equal(highest([gaussian(1.0), gaussian(2.0)])(at), gaussian(2.0)(at))
+    assert np.array_equal(lowest_curve([gaussian_curve(1.0), gaussian_curve(2.0)])(at), gaussian_curve(1.0)(at))
+    assert np.array_equal(highest_curve([gaussian_curve(1.0), gaussian_curve(2.0)])(at), gaussian_curve(2.0)(at))
 
 
 @settings(max_examples=50, deadline=None)
 @given(first=st.floats(0.05, 3.0), second=st.floats(0.05, 3.0), epsilon=st.floats(0.0, 20.0))
 def test_chained_is_above_the_sum_of_two_shifts(first: float, second: float, epsilon: float) -> None:
     """N(μ₁ + μ₂, 1) against N(0, 1) through N(μ₂, 1): the chain is a bound of what is exactly known."""
-    bound = delta_at(chained(gaussian(first), gaussian(second)), epsilon)
+    bound = delta_at(triangle_curve(gaussian_curve(first), gaussian_curve(second)), epsilon)
     assert bound >= min(1.0, gdp.delta_of(first + second, epsilon)) * (1 - 1e-9)
 
 
@@ -82,8 +82,8 @@ def test_chained_is_above_the_sum_of_two_shifts(first: float, second: float, eps
 
 @pytest.mark.parametrize(("size", "together"), [(2, 9.997), (8, 65.32)])
 def test_golden_group_privacy_of_fixed_orders(size: int, together: float) -> None:
-    assert gdp.epsilon_of(mu_together(1.0, size), DELTA) == pytest.approx(together, abs=5e-3)
-    assert mu_together(1.0, 1) == 1.0
+    assert gdp.epsilon_of(group_mu(1.0, size), DELTA) == pytest.approx(together, abs=5e-3)
+    assert group_mu(1.0, 1) == 1.0
 
 
 @pytest.mark.slow
@@ -107,16 +107,16 @@ def test_the_root_rule_is_false_for_sampled_runs_and_the_chain_holds() -> None:
     deltas = np.concatenate(values)
     error = float(deltas.std()) / math.sqrt(samples)
     assert float(deltas.mean()) - 4.5 * error > 3.0 * DELTA
-    assert float(deltas.mean()) < delta_at(chain(AllocatedGaussian(z, bins).curve, 2), epsilon)
+    assert float(deltas.mean()) < delta_at(group_privacy_curve(AllocatedGaussian(z, bins).curve, 2), epsilon)
 
 
 @settings(max_examples=50, deadline=None)
 @given(mu=st.floats(0.05, 2.0), size=st.integers(1, 8), epsilon=st.floats(0.0, 20.0))
 def test_the_chain_is_above_exact_group_privacy(mu: float, size: int, epsilon: float) -> None:
-    bound = delta_at(chain(gaussian(mu), size), epsilon)
+    bound = delta_at(group_privacy_curve(gaussian_curve(mu), size), epsilon)
     assert bound >= gdp.delta_of(size * mu, epsilon) * (1 - 1e-9)
     with pytest.raises(InputError, match="group of 0"):
-        check_size(0)
+        check_group_size(0)
 
 
 # Laws of the loss
@@ -126,7 +126,7 @@ def test_the_chain_is_above_exact_group_privacy(mu: float, size: int, epsilon: f
 @pytest.mark.parametrize("step", [0.2, 0.05, 1e-3])
 @pytest.mark.parametrize("times", [1, 4, 20])
 def test_a_lattice_raises_delta_and_a_fine_one_hardly(mu: float, step: float, times: int) -> None:
-    law = gaussian_losses(mu).on_lattice(step).composed(times)
+    law = gaussian_losses(mu).to_grid(step).self_compose(times)
     for epsilon in (0.0, 0.7, 2.0):
         exact = gdp.delta_of(math.sqrt(times) * mu, epsilon)
         computed = float(law.deltas(epsilon))
@@ -147,22 +147,25 @@ def test_on_lattice_raises_every_delta(
 ) -> None:
     """The guarantee of on_lattice, against the atoms, for one release and for two."""
     share = np.array(masses) / (sum(masses) + 0.01)
-    law = Losses(np.sort(np.array(losses[: len(share)])), share, 1.0 - float(share.sum()))
-    lattice = law.on_lattice(step)
+    law = PrivacyLossDistribution(np.sort(np.array(losses[: len(share)])), share, 1.0 - float(share.sum()))
+    lattice = law.to_grid(step)
 
     def exact(at: Floats, of: Floats, infinite: float) -> float:
         return infinite + float(np.maximum(-np.expm1(epsilon - at), 0.0) @ of)
 
     twice = np.add.outer(law.losses, law.losses).ravel(), np.multiply.outer(law.masses, law.masses).ravel()
-    assert float(lattice.atoms.deltas(epsilon)) >= exact(law.losses, law.masses, law.infinite)
-    assert float(lattice.composed(2).deltas(epsilon)) >= exact(*twice, 1.0 - (1.0 - law.infinite) ** 2) - 1e-13
+    assert float(lattice.distribution.deltas(epsilon)) >= exact(law.losses, law.masses, law.infinity_mass)
+    assert (
+        float(lattice.self_compose(2).deltas(epsilon))
+        >= exact(*twice, 1.0 - (1.0 - law.infinity_mass) ** 2) - 1e-13
+    )
 
 
 def test_a_lattice_that_would_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match="do not fit"):
-        gaussian_losses(1.0).on_lattice(1e-9)
+        gaussian_losses(1.0).to_grid(1e-9)
     with pytest.raises(InputError, match="1 time or more"):
-        gaussian_losses(1.0).on_lattice(0.1).composed(0)
+        gaussian_losses(1.0).to_grid(0.1).self_compose(0)
 
 
 # Calibration, capacity, imports
@@ -180,32 +183,32 @@ def test_smallest_noise_was_computed_by_the_fine_bound() -> None:
         return gdp.delta_of(factor / z, 1.0)
 
     for factor in (1.0, 1.4, 0.7):
-        z = smallest_noise(partial(scaled, factor), fine, DELTA)
+        z = min_noise_multiplier(partial(scaled, factor), fine, DELTA)
         assert tried[z] <= DELTA
         assert z == pytest.approx(1.0 / gdp.mu_of(1.0, DELTA), rel=3e-4)
     with pytest.raises(InputError, match="no noise multiplier"):
-        smallest_noise(lambda z: 1.0, lambda z: 1.0, DELTA)
-    assert smallest_noise(lambda z: 0.0, lambda z: 0.0, DELTA) == pytest.approx(0.1, rel=2e-4)
+        min_noise_multiplier(lambda z: 1.0, lambda z: 1.0, DELTA)
+    assert min_noise_multiplier(lambda z: 0.0, lambda z: 0.0, DELTA) == pytest.approx(0.1, rel=2e-4)
 
 
 @pytest.mark.parametrize(("units", "rate"), [(1000, 1 / 60), (60_000, 1 / 60), (50, 0.5), (1, 0.3), (10**7, 1e-4)])
 def test_capacity_is_the_smallest_that_is_exceeded_rarely(units: int, rate: float) -> None:
-    round_capacity = capacity(units, rate)
-    exact = float(binom.sf(round_capacity.rows, units, rate))
-    assert exact <= round_capacity.overflow <= 2.0**-40
-    assert round_capacity.rows == 0 or float(binom.sf(round_capacity.rows - 1, units, rate)) > 2.0**-40 * (
-        1 - 1e-5
-    )
-    assert slack_of(round_capacity, 60) >= 60 * exact
-    assert round_capacity.rows <= units
+    round_capacity = find_capacity(units, rate)
+    exact = float(binom.sf(round_capacity.row_count, units, rate))
+    assert exact <= round_capacity.overflow_probability <= 2.0**-40
+    assert round_capacity.row_count == 0 or float(
+        binom.sf(round_capacity.row_count - 1, units, rate)
+    ) > 2.0**-40 * (1 - 1e-5)
+    assert overflow_slack(round_capacity, 60) >= 60 * exact
+    assert round_capacity.row_count <= units
 
 
 def test_capacity_of_nothing_is_refused() -> None:
     for units, rate in ((0, 0.1), (10, 0.0), (10, 1.5)):
         with pytest.raises(InputError, match="capacity"):
-            capacity(units, rate)
+            find_capacity(units, rate)
     with pytest.raises(InputError, match="rounds"):
-        slack_of(capacity(10, 0.5), 0)
+        overflow_slack(find_capacity(10, 0.5), 0)
 
 
 def test_the_accountants_import_no_torch_and_dp_accounting_only_when_asked() -> None:
@@ -228,10 +231,10 @@ def test_the_accountants_import_no_torch_and_dp_accounting_only_when_asked() -> 
 
 def test_what_a_lattice_cuts_off_above_counts_as_infinite() -> None:
     """A mass of 5e-17 at the loss 50: beyond what is kept, and never dropped."""
-    law = Losses(np.array([-1.0, 1.0, 50.0]), np.array([0.5, 0.5, 5e-17]), 0.0)
-    assert law.on_lattice(0.1).infinite == 5e-17
+    law = PrivacyLossDistribution(np.array([-1.0, 1.0, 50.0]), np.array([0.5, 0.5, 5e-17]), 0.0)
+    assert law.to_grid(0.1).infinity_mass == 5e-17
 
 
 def test_a_long_composition_counts_its_rounding_as_infinite() -> None:
     """1e-15 a release: 10,000 of them pass the 1e-12 that every composition adds."""
-    assert LatticeLosses(1e-3, 0, np.array([0.5, 0.5]), 0.0).composed(10_000).infinite >= 1e-11
+    assert GridLossDistribution(1e-3, 0, np.array([0.5, 0.5]), 0.0).self_compose(10_000).infinity_mass >= 1e-11

@@ -9,13 +9,13 @@ import pytest
 
 from fedpriv.accounting import fading
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.chain import LEFT, Chain, Lattice, dominating
-from fedpriv.accounting.curves import Curve, Floats, gaussian
-from fedpriv.accounting.fading import COARSE, FINE, Epoch
+from fedpriv.accounting.chain import LOST_MEAN, CovarianceChain, ExponentGrid, dominating_chain
+from fedpriv.accounting.curves import Curve, Floats, gaussian_curve
+from fedpriv.accounting.fading import COARSE, FINE, ChainEpoch
 from fedpriv.accounting.gaussian import Relation
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.series import Workload
-from fedpriv.participation.secret import Allocation
+from fedpriv.participation.secret import RandomAllocation
 from fedpriv.plan.sums import RunningSums
 from tests.accounting.falsified import Gain, matrix_of, moves_of, sticks
 from tests.parts import in_parts
@@ -41,9 +41,9 @@ class Attack:
     relation: Relation
 
     @property
-    def order(self) -> Allocation:
+    def order(self) -> RandomAllocation:
         epoch = self.bins * self.groups
-        return Allocation(epoch * self.epochs, epoch, self.groups)
+        return RandomAllocation(epoch * self.epochs, epoch, self.groups)
 
     def each_clip(self) -> Floats:
         rounds = self.order.rounds
@@ -59,19 +59,21 @@ class Attack:
     def run(self) -> tuple[AllocatedGaussian, float]:
         """What it promises, and σ."""
         sums = RunningSums(self.mechanism, Workload(self.order, 1.0, self.each_clip()), self.relation)
-        sigma = self.noise * sums.overlap(self.groups)[0]
+        sigma = self.noise * sums.displacement_and_overlap(self.groups)[0]
         return self.order.guarantee(sums, sigma), sigma
 
-    def compared(self, draws: int, grain: fading.Grain) -> Iterator[tuple[Gain, Curve, Floats, Floats, Floats]]:
+    def compared(
+        self, draws: int, grain: fading.ChainResolution
+    ) -> Iterator[tuple[Gain, Curve, Floats, Floats, Floats]]:
         """Of every direction the bounds of the run and of chains; ε, true δ by weights, and their errors."""
         run, sigma = self.run()
         assert run.overlaps is not None
         if self.relation == "zero-out":
             gains: tuple[Gain, ...] = GAINS[:2]
-            chains = fading.directions(run.overlaps, run.noise_multiplier, grain)
+            chains = fading.removal_and_addition_curves(run.overlaps, run.noise_multiplier, grain)
         else:
             gains, chains = GAINS[2:], None
-            found = fading.replacing(run.overlaps, run.noise_multiplier, grain)
+            found = fading.replacement_curve(run.overlaps, run.noise_multiplier, grain)
             chains = None if found is None else (found, found)
         largest = (1.0 if self.relation == "zero-out" else 2.0) / self.noise
         epsilons = np.array([0.0, 0.3, 1.0, 2.5, 5.0]) * min(1.5, largest)
@@ -88,7 +90,7 @@ class Attack:
                     yield gain, chains[place], epsilons, means, errors
 
 
-def never_below(attack: Attack, draws: int, grain: fading.Grain) -> None:
+def never_below(attack: Attack, draws: int, grain: fading.ChainResolution) -> None:
     for gain, bound, epsilons, means, errors in attack.compared(draws, grain):
         found = bound(epsilons)
         assert np.all(found >= means - 4.5 * errors), (gain, epsilons, found, means, errors)
@@ -171,7 +173,7 @@ def test_weights_reach_what_is_known_exactly(gain: Gain) -> None:
     mu = float(np.linalg.norm(move)) * (2.0 if gain == "replaced" else 1.0)
     epsilons = np.array([0.0, 1.0, 4.0, 0.5 * mu**2 + 6.5 * mu])
     means, errors = sticks(move, epsilons, gain, 20_000, seed=1)
-    exact = gaussian(mu)(epsilons)
+    exact = gaussian_curve(mu)(epsilons)
     assert exact[-1] < 1e-10
     assert np.all(np.abs(means - exact) <= 4.0 * errors)
     assert np.all(errors <= 0.1 * exact)
@@ -192,22 +194,24 @@ def test_weights_would_find_a_bound_that_is_a_tenth_too_small() -> None:
 
 
 @pytest.mark.parametrize("grain", [FINE, COARSE])
-def test_a_start_that_is_narrower_than_the_lattice_keeps_its_mass(grain: fading.Grain) -> None:
+def test_a_start_that_is_narrower_than_the_lattice_keeps_its_mass(grain: fading.ChainResolution) -> None:
     """It had 2e-8 of it: a unit's removal cost nothing."""
-    lattice = Lattice(Chain((1e-6, 1.0, 1.0), (1e-6, 1e-3)), grain.spacing, grain.most)
+    lattice = ExponentGrid(CovarianceChain((1e-6, 1.0, 1.0), (1e-6, 1e-3)), grain.spacing, grain.max_points)
     assert lattice.step > 1e-3
     assert lattice.variances[0] == lattice.step**2
-    assert abs(float(np.sum(lattice.prior)) - 1.0) <= LEFT
-    tilted = float(lattice.prior @ np.exp(lattice.at - 0.5 * lattice.variances[0])) / (1.0 + lattice.step**2 / 8.0)
-    assert tilted == pytest.approx(1.0, abs=lattice.error + LEFT)
+    assert abs(float(np.sum(lattice.prior)) - 1.0) <= LOST_MEAN
+    tilted = float(lattice.prior @ np.exp(lattice.points - 0.5 * lattice.variances[0])) / (
+        1.0 + lattice.step**2 / 8.0
+    )
+    assert tilted == pytest.approx(1.0, abs=lattice.relative_error + LOST_MEAN)
 
 
 def test_a_lattice_that_nobody_has_room_for_is_refused_before_it_is_filled() -> None:
     """Clips that rise by thousands a round: a walk over millions of places, or an error that is no number."""
     for first in (1e-12, 1e-8, 1e-6):
         for share in (1e-4, 1.0, 25.0):
-            steep = Chain((share * first, share), (0.9 * share * math.sqrt(first),))
-            assert Epoch(steep, FINE).lattice is None
+            steep = CovarianceChain((share * first, share), (0.9 * share * math.sqrt(first),))
+            assert ChainEpoch(steep, FINE).exponent_grid is None
     run, _ = Attack(cgd(0.9), 6, 1, 1, 1.0, "rising", "zero-out").run()
     assert run.epsilon_of(1e-5) > 0.0
 
@@ -216,6 +220,6 @@ def test_a_decay_far_too_fast_is_not_taken() -> None:
     """Overlaps over powers of it are infinite: of several decays one with numbers is chosen."""
     lag = np.abs(np.subtract.outer(np.arange(400), np.arange(400)))
     products = np.where(lag == 0, 1.0, np.where(lag == 1, 1e-3, 0.01 * 0.99**lag))
-    found = dominating(products, np.ones(400)).covariances
+    found = dominating_chain(products, np.ones(400)).covariances
     assert np.all(np.isfinite(found))
     assert np.all(found >= products)

@@ -7,73 +7,76 @@ import pytest
 
 from fedpriv.accounting import chain, fading
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.chain import Chain, Overlaps, Sums
-from fedpriv.accounting.curves import gaussian_from_below
+from fedpriv.accounting.chain import CovarianceChain, FadingOverlaps, SumGrid
+from fedpriv.accounting.curves import lower_gaussian_curve
 from fedpriv.accounting.fading import (
     COARSE,
     FINE,
-    Epoch,
-    Grain,
-    added,
-    directions,
-    removed,
-    replaced,
-    replaced_law,
+    ChainEpoch,
+    ChainResolution,
+    epoch_addition_losses,
+    epoch_removal_losses,
+    epoch_replacement_curve,
+    epoch_replacement_losses,
+    removal_and_addition_curves,
 )
-from fedpriv.accounting.losses import LatticeLosses
+from fedpriv.accounting.losses import GridLossDistribution
 from fedpriv.core.errors import InputError
 
-CRUDE = Grain(1.0, 80, 0.05, 0.4)
+CRUDE = ChainResolution(1.0, 80, 0.05, 0.4)
 """A lattice so coarse that what a step to it gains and errs shows."""
-TWO = Chain((0.25, 0.25), (0.2,))
+TWO = CovarianceChain((0.25, 0.25), (0.2,))
 
 
-def one(variance: float, grain: Grain = FINE) -> Epoch:
-    return Epoch(Chain((variance,), ()), grain)
+def one(variance: float, grain: ChainResolution = FINE) -> ChainEpoch:
+    return ChainEpoch(CovarianceChain((variance,), ()), grain)
 
 
 @pytest.mark.parametrize(
     ("variance", "grain"), [(1e-4, FINE), (1.0, COARSE), (4.0, FINE), (9.0, FINE), (16.0, FINE)]
 )
-def test_one_round_is_never_below_a_gaussian_release(variance: float, grain: Grain) -> None:
+def test_one_round_is_never_below_a_gaussian_release(variance: float, grain: ChainResolution) -> None:
     """The guarantee of `fading` where the truth is known, down to δ = 1e-11: a lattice reaches far enough."""
     epoch, mu = one(variance, grain), math.sqrt(variance)
     epsilons = np.linspace(-2.0 * mu, 0.5 * mu**2 + 6.0 * mu, 60)
-    truth = gaussian_from_below(mu)(epsilons)
-    for law in (removed(epoch), added(epoch)):
+    truth = lower_gaussian_curve(mu)(epsilons)
+    for law in (epoch_removal_losses(epoch), epoch_addition_losses(epoch)):
         assert law is not None
         assert np.all(law.deltas(epsilons) >= truth)
-    if (curve := replaced(epoch)) is not None:
+    if (curve := epoch_replacement_curve(epoch)) is not None:
         mu, positive = 2.0 * mu, np.linspace(0.0, 0.5 * (2.0 * mu) ** 2 + 10.0 * mu, 30)
-        assert np.all(curve(positive) >= gaussian_from_below(mu)(positive))
+        assert np.all(curve(positive) >= lower_gaussian_curve(mu)(positive))
 
 
 @pytest.mark.parametrize("grain", [FINE, COARSE])
 @pytest.mark.parametrize("bins", [2, 3, 10])
-def test_rounds_that_move_alike_are_never_below_a_gaussian_release(bins: int, grain: Grain) -> None:
+def test_rounds_that_move_alike_are_never_below_a_gaussian_release(bins: int, grain: ChainResolution) -> None:
     """Gains: .375 for .853 where a unit is added: sums of few rounds came up to the bottom of a grid."""
     for variance in (1.0, 2.0, 6.0, 16.0, 24.0):
-        chain = Chain((variance,) * bins, (variance * (1.0 - 1e-9),) * (bins - 1))
+        chain = CovarianceChain((variance,) * bins, (variance * (1.0 - 1e-9),) * (bins - 1))
         epsilons = np.linspace(0.0, 0.5 * variance + 5.0 * math.sqrt(variance), 40)
-        truth = gaussian_from_below(math.sqrt(variance) * (1.0 - 1e-6))(epsilons)
-        for law in (removed(Epoch(chain, grain)), added(Epoch(chain, grain))):
+        truth = lower_gaussian_curve(math.sqrt(variance) * (1.0 - 1e-6))(epsilons)
+        for law in (
+            epoch_removal_losses(ChainEpoch(chain, grain)),
+            epoch_addition_losses(ChainEpoch(chain, grain)),
+        ):
             if law is not None:
                 assert np.all(law.deltas(epsilons) >= truth), variance
 
 
 def test_a_ratio_of_nothing_is_an_infinite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a variance of 4 many ratios are near 0: what a coarse grid moves there counts where a unit is added."""
-    monkeypatch.setattr(chain, "_NEAREST", 1.0)
-    law = added(one(4.0, COARSE))
+    monkeypatch.setattr(chain, "_MIN_SUM_LOG", 1.0)
+    law = epoch_addition_losses(one(4.0, COARSE))
     assert law is not None
-    assert law.infinite > 1e-3
-    assert float(np.sum(law.masses)) + law.infinite == pytest.approx(1.0, abs=1e-9)
+    assert law.infinity_mass > 1e-3
+    assert float(np.sum(law.masses)) + law.infinity_mass == pytest.approx(1.0, abs=1e-9)
 
 
 def test_epochs_that_start_where_a_clip_is_small_share_what_they_do() -> None:
     """H_ε ≥ 1 - e^ε of any two distributions; and quadrature gives .62245 at ε = 0, where a bound was .62169."""
-    chain = Chain((8.0, 8e-5, 0.0960392, 8.0), (0.0, 5.6e-5, 0.0))
-    both = directions(Overlaps(chain.cut(2)), 1.0, FINE)
+    chain = CovarianceChain((8.0, 8e-5, 0.0960392, 8.0), (0.0, 5.6e-5, 0.0))
+    both = removal_and_addition_curves(FadingOverlaps(chain.split_at(2)), 1.0, FINE)
     assert both is not None
     epsilons = np.linspace(-6.0, -0.01, 40)
     for curve in both:
@@ -83,20 +86,20 @@ def test_epochs_that_start_where_a_clip_is_small_share_what_they_do() -> None:
 
 def test_what_a_step_to_the_lattice_errs_by_is_in_every_bound() -> None:
     """(1 - κ) S ≤ E S~ ≤ (1 + κ) S: a law has the mass and the mean that S~ over 1 ∓ κ has."""
-    epoch = Epoch(TWO, CRUDE)
-    assert epoch.lattice is not None
-    error = epoch.lattice.error
+    epoch = ChainEpoch(TWO, CRUDE)
+    assert epoch.exponent_grid is not None
+    error = epoch.exponent_grid.relative_error
     assert error > 5e-4
-    law, other = removed(epoch), added(epoch)
+    law, other = epoch_removal_losses(epoch), epoch_addition_losses(epoch)
     assert law is not None
     assert other is not None
     mean = float(other.masses @ np.exp(-other.losses)) * (1.0 + error)
     assert abs(mean - 1.0) <= error, "E S~"
     assert mean > 1.0 + 1e-5, "here it is above 1, so that without κ a unit that is added would be priced too low"
-    assert float(np.sum(law.masses)) + law.infinite == pytest.approx(mean / (1.0 - error), rel=1e-7)
+    assert float(np.sum(law.masses)) + law.infinity_mass == pytest.approx(mean / (1.0 - error), rel=1e-7)
     assert float(law.masses @ np.exp(-law.losses)) == pytest.approx(1.0, abs=1e-9)
-    assert float(np.sum(other.masses)) + other.infinite == pytest.approx(1.0, abs=1e-9)
-    sticks = fading._sticks(epoch, epoch.lattice)
+    assert float(np.sum(other.masses)) + other.infinity_mass == pytest.approx(1.0, abs=1e-9)
+    sticks = fading._replacement_hockey_stick(epoch, epoch.exponent_grid)
     assert sticks(0.0) == pytest.approx(mean / (1.0 - error), rel=1e-6)
     both = mean / (1.0 - error) + 0.5 * mean / (1.0 + error)  # E (S + S'/2): nothing is cut
     assert sticks(-0.5) == pytest.approx(both, rel=1e-6)
@@ -104,25 +107,27 @@ def test_what_a_step_to_the_lattice_errs_by_is_in_every_bound() -> None:
 
 def test_what_a_low_grid_leaves_out_is_in_every_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums above a grid's top count: with one at half a standard deviation nothing falls below the truth."""
-    monkeypatch.setattr(fading, "_REACH", 0.5)
-    monkeypatch.setattr(fading, "_TRIES", 1)
+    monkeypatch.setattr(fading, "_GRID_STDS", 0.5)
+    monkeypatch.setattr(fading, "_MAX_TRIALS", 1)
     epoch, epsilons = one(1.0, COARSE), np.array([0.0, 0.5, 1.0, 1.5])
-    law, curve = removed(epoch), replaced(epoch)
+    law, curve = epoch_removal_losses(epoch), epoch_replacement_curve(epoch)
     assert law is not None
     assert curve is not None
-    assert law.infinite > 0.01
-    assert np.all(law.deltas(epsilons) >= gaussian_from_below(1.0)(epsilons))
-    assert np.all(curve(epsilons) >= gaussian_from_below(2.0)(epsilons))
-    alike = removed(Epoch(Chain((1.0, 1.0), (1.0 - 1e-9,)), COARSE))  # a walk carries it on from round to round
+    assert law.infinity_mass > 0.01
+    assert np.all(law.deltas(epsilons) >= lower_gaussian_curve(1.0)(epsilons))
+    assert np.all(curve(epsilons) >= lower_gaussian_curve(2.0)(epsilons))
+    alike = epoch_removal_losses(
+        ChainEpoch(CovarianceChain((1.0, 1.0), (1.0 - 1e-9,)), COARSE)
+    )  # a walk carries it on from round to round
     assert alike is not None
-    mass = float(np.sum(alike.masses)) + alike.infinite
+    mass = float(np.sum(alike.masses)) + alike.infinity_mass
     assert mass >= 1.0 - 1e-6, "the mean of S"
 
 
 def test_between_two_knots_a_curve_is_the_chord_in_gamma() -> None:
     """A hockey stick is convex in e^ε, and may lie above the chord in ε."""
     epoch = one(1.0, COARSE)
-    curve, step = replaced(epoch), COARSE.knots * epoch.spread
+    curve, step = epoch_replacement_curve(epoch), COARSE.knot_spacing * epoch.ratio_std
     assert curve is not None
     low, high = curve(np.array([2.0 * step, 3.0 * step]))
     share = math.expm1(0.5 * step) / math.expm1(step)
@@ -130,28 +135,28 @@ def test_between_two_knots_a_curve_is_the_chord_in_gamma() -> None:
 
 
 def test_what_leaves_a_lattice_counts_where_a_unit_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fading, "LEFT", 1e-3)
-    law = added(Epoch(TWO, FINE))
+    monkeypatch.setattr(fading, "LOST_MEAN", 1e-3)
+    law = epoch_addition_losses(ChainEpoch(TWO, FINE))
     assert law is not None
-    assert law.infinite >= 1e-3
+    assert law.infinity_mass >= 1e-3
 
 
 def test_a_law_of_more_mass_than_one_is_composed_with_all_of_it() -> None:
     """(f + i)^k - f^k is infinite of k releases, which 1 - (1 - i)^k would be for a mass of 1."""
-    law = LatticeLosses(0.1, 0, np.array([0.9, 0.6]), 1e-3)
-    assert law.composed(10).infinite >= 1.501**10 - 1.5**10
-    other = LatticeLosses(0.1, 0, np.array([0.7, 0.7]), 2e-3)
-    assert law.beside(other).infinite == pytest.approx(1.501 * 1.402 - 1.5 * 1.4, rel=1e-9)
-    small = LatticeLosses(0.1, 0, np.array([0.4, 0.6 - 1e-3]), 1e-3)
-    assert small.composed(10).infinite == pytest.approx(1.0 - 0.999**10, rel=1e-9)
+    law = GridLossDistribution(0.1, 0, np.array([0.9, 0.6]), 1e-3)
+    assert law.self_compose(10).infinity_mass >= 1.501**10 - 1.5**10
+    other = GridLossDistribution(0.1, 0, np.array([0.7, 0.7]), 2e-3)
+    assert law.compose(other).infinity_mass == pytest.approx(1.501 * 1.402 - 1.5 * 1.4, rel=1e-9)
+    small = GridLossDistribution(0.1, 0, np.array([0.4, 0.6 - 1e-3]), 1e-3)
+    assert small.self_compose(10).infinity_mass == pytest.approx(1.0 - 0.999**10, rel=1e-9)
 
 
 def test_a_grid_whose_bottom_is_one_of_its_points_moves_sums_as_any_does() -> None:
     for place in range(1, 40):
-        sums = Sums(-0.3 * math.sinh(0.05 * place), 2.0, 0.3, 0.05)
+        sums = SumGrid(-0.3 * math.sinh(0.05 * place), 2.0, 0.3, 0.05)
         laws = np.zeros((1, len(sums.points)))
         laws[0, sums.zero] = 1.0
-        found, beyond = sums.moved(laws, np.array([float(sums.points[0])]), sums)
+        found, beyond = sums.shift_onto(laws, np.array([float(sums.points[0])]), sums)
         assert np.all(np.isfinite(found))
         assert float((found @ sums.points)[0]) == pytest.approx(float(sums.points[0]), rel=1e-6)
         assert beyond[0] == 0.0
@@ -159,13 +164,13 @@ def test_a_grid_whose_bottom_is_one_of_its_points_moves_sums_as_any_does() -> No
 
 def test_chains_of_other_lengths_than_the_run_are_refused() -> None:
     """They are one an epoch, of as many rounds as a unit draws among: others would be the price of another run."""
-    for chains in ([Chain((1.0,) * 4, (0.5,) * 3)], [Chain((1.0,) * 5, (0.5,) * 4)] * 2):
+    for chains in ([CovarianceChain((1.0,) * 4, (0.5,) * 3)], [CovarianceChain((1.0,) * 5, (0.5,) * 4)] * 2):
         with pytest.raises(InputError, match="other than 1 chains of 5 rounds"):
-            AllocatedGaussian(1.0, bins=5, overlaps=Overlaps(tuple(chains)))
+            AllocatedGaussian(1.0, bins=5, overlaps=FadingOverlaps(tuple(chains)))
 
 
 def test_the_law_under_replace_one_is_one_of_two_distributions() -> None:
     """H_ε ≥ 1 - e^ε."""
-    law = replaced_law(Epoch(TWO, COARSE))
+    law = epoch_replacement_losses(ChainEpoch(TWO, COARSE))
     assert law is not None
     assert np.all(law.deltas(np.linspace(-3.0, -0.1, 20)) >= -np.expm1(np.linspace(-3.0, -0.1, 20)))

@@ -12,10 +12,10 @@ from scipy.stats import binom, norm
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.allocation import AllocatedGaussian
-from fedpriv.accounting.curves import chain, delta_at, epsilon_at, epsilon_of_chain
+from fedpriv.accounting.curves import delta_at, epsilon_at, group_privacy_curve, group_privacy_epsilon
 from fedpriv.accounting.guarantees import Sampled
-from fedpriv.accounting.poisson import GroupJoins, Order, PoissonGaussian
-from fedpriv.claims.claim import bounds_of_several, epsilons_of_several, words_of_several
+from fedpriv.accounting.poisson import GroupDirection, PoissonGaussian, SampledGroupRound
+from fedpriv.claims.claim import describe_group_privacy, group_bounds, group_epsilons
 
 DELTA = 1e-5
 
@@ -33,36 +33,36 @@ DELTA = 1e-5
 )
 def test_several_records_of_a_sampled_run_always_have_a_number(run: Sampled, two: float, eight: float) -> None:
     """A chain rises again, and was asked at ε = 700 alone: most ordinary runs said "unknown"."""
-    found = epsilons_of_several(run, DELTA)
+    found = group_epsilons(run, DELTA)
     assert found[2] == pytest.approx(two, rel=2e-3)
     assert found[8] == pytest.approx(eight, rel=2e-3)
-    assert "unknown" not in words_of_several(run, DELTA)
-    assert all(math.isfinite(each["epsilon"] or math.inf) for each in bounds_of_several(run, DELTA).values())
+    assert "unknown" not in describe_group_privacy(run, DELTA)
+    assert all(math.isfinite(each["epsilon"] or math.inf) for each in group_bounds(run, DELTA).values())
 
 
 @pytest.mark.slow
 def test_a_number_is_there_beyond_every_curve_too() -> None:
     """No curve comes down to δ below ε = 700: known rounds say how much it is at most."""
     run = PoissonGaussian(0.3, 0.5, 20)
-    assert math.isinf(epsilon_of_chain(run.curve, 8, DELTA))
-    assert epsilons_of_several(run, DELTA)[8] == pytest.approx(gdp.epsilon_of(8 * run.known_mu, DELTA))
+    assert math.isinf(group_privacy_epsilon(run.curve, 8, DELTA))
+    assert group_epsilons(run, DELTA)[8] == pytest.approx(gdp.epsilon_of(8 * run.known_mu, DELTA))
 
 
 def test_the_smallest_feasible_epsilon_of_a_chain_is_found() -> None:
     run = PoissonGaussian(2.0, 0.02, 500)
-    several = chain(run.curve, 8)
+    several = group_privacy_curve(run.curve, 8)
     assert delta_at(several, 700.0) > DELTA  # it rises again
-    found = epsilon_of_chain(run.curve, 8, DELTA)
+    found = group_privacy_epsilon(run.curve, 8, DELTA)
     assert found == pytest.approx(11.9594, rel=1e-4)
     assert delta_at(several, found) <= DELTA < delta_at(several, found * (1 - 1e-6))
 
 
-ORDERS: tuple[Order, ...] = ("removed", "added", "replaced")
+ORDERS: tuple[GroupDirection, ...] = ("removed", "added", "replaced")
 
 
-def _truth(pair: GroupJoins, epsilon: float) -> mp.mpf:
+def _truth(pair: SampledGroupRound, epsilon: float) -> mp.mpf:
     """The hockey stick of one round in 40 digits, from its definition."""
-    of_p, of_q = pair.order != "added", pair.order != "removed"
+    of_p, of_q = pair.direction != "added", pair.direction != "removed"
     with mp.workdps(40):
         z, rate, size = mp.mpf(pair.multiplier), mp.mpf(pair.rate), pair.size
         chances = [mp.binomial(size, j) * rate**j * (1 - rate) ** (size - j) for j in range(size + 1)]
@@ -90,11 +90,11 @@ def _truth(pair: GroupJoins, epsilon: float) -> mp.mpf:
     ("z", "rate", "size"), [(2.0, 0.02, 2), (0.8, 0.005, 8), (5.0, 0.3, 4), (0.1, 0.78, 23), (0.07, 0.01, 9)]
 )
 def test_one_round_of_a_group_is_the_hockey_stick_of_its_mixture(
-    z: float, rate: float, size: int, order: Order
+    z: float, rate: float, size: int, order: GroupDirection
 ) -> None:
     """dp-accounting's own mixture is low by 1.4e-6 at ε = .335 of the second: its roots are not found closely."""
-    pair = GroupJoins(z, rate, size, order)
-    low, high = np.clip(pair.range, -700.0, 700.0)
+    pair = SampledGroupRound(z, rate, size, order)
+    low, high = np.clip(pair.loss_range, -700.0, 700.0)
     epsilons = np.array([low, 0.5 * low, 0.0, 0.335, 0.01 * high, 0.1 * high, 0.5 * high])
     for epsilon, found in zip(epsilons, pair.deltas(epsilons), strict=True):
         assert abs(found - float(_truth(pair, float(epsilon)))) < 1e-13
@@ -119,7 +119,7 @@ def test_no_vectors_of_a_group_are_told_apart_better_than_opposite_ones() -> Non
             for law, (at_x, at_y) in zip(laws, np.array(joins) @ vectors, strict=True):
                 law += chance * np.exp(-((x - at_x) ** 2 + (y - at_y) ** 2) / (2.0 * z**2)) / (2.0 * np.pi * z**2)
         found = float(np.sum(np.maximum(laws[0] - math.exp(epsilon) * laws[1], 0.0))) * cell
-        bound = float(GroupJoins(z, rate, size, "replaced").deltas(np.array([epsilon]))[0])
+        bound = float(SampledGroupRound(z, rate, size, "replaced").deltas(np.array([epsilon]))[0])
         assert found <= bound + 1e-4  # of the quadrature, and of what lies beyond it
         closest = max(closest, found / bound)
     assert closest > 0.9  # there is something to be above of
@@ -187,7 +187,7 @@ def test_eight_replaced_records_are_never_given_an_absurd_number(
     rounds: int, rate: float, least: float, most: float
 ) -> None:
     """A chain through the run without them printed 130,156.9 and 12,821,577, the bounds of known rounds."""
-    assert least < epsilons_of_several(PoissonGaussian(1.0, rate, rounds, "replace-one"), DELTA)[8] < most
+    assert least < group_epsilons(PoissonGaussian(1.0, rate, rounds, "replace-one"), DELTA)[8] < most
 
 
 def test_a_group_that_always_takes_part_is_gaussian() -> None:
@@ -196,7 +196,7 @@ def test_a_group_that_always_takes_part_is_gaussian() -> None:
         curve = run.group_curve(size)
         exact = gdp.epsilon_of(size * 10**0.5 / 4.0, DELTA)
         assert exact <= epsilon_at(curve, DELTA) <= exact * 1.001
-        assert exact <= epsilons_of_several(PoissonGaussian(4.0 / size, 1.0, 10), DELTA)[2] * (1 + 1e-12)
+        assert exact <= group_epsilons(PoissonGaussian(4.0 / size, 1.0, 10), DELTA)[2] * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("size", [2, 8])

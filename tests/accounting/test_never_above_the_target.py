@@ -7,11 +7,11 @@ import pytest
 
 from fedpriv.accounting.gaussian import epsilon_of, mu_of
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.accounting.poisson import PoissonGaussian, calibrated
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import releases_of
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.accounting.poisson import PoissonGaussian, calibrate
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 from tests.parts import in_parts
@@ -27,7 +27,7 @@ def claimed(trust: str, key: str, target: float, silos: int, batch: int) -> Gaus
     if trust == "curator":
         tree["algorithm"] = {**PHASED, "clip": "lipschitz"}
     cell = resolve_cell(tree, "test")
-    claim = claim_of(releases_of(plan_of(cell, task_of_cell(cell).objective), cell.schedule.rounds))
+    claim = compute_claim(make_release_streams(make_plan(cell, load_task(cell).objective), cell.schedule.rounds))
     assert claim is not None
     assert isinstance(claim.guarantee, GaussianDP)
     return claim.guarantee
@@ -77,7 +77,7 @@ def test_no_sampled_claim_is_above_its_target() -> None:
                 algorithm={"name": "dp-sgd", "trust": trust, "clip": float(draw.uniform(0.1, 9.0)), "step": 1.0},
             )
             cell = resolve_cell(tree, "test")
-            found = calibrated(epsilon_of(mu_of(1.0, 1e-5), 1e-5), 1e-5, 0.25, 8)
-            for stream in releases_of(plan_of(cell, task_of_cell(cell).objective), 8):
+            found = calibrate(epsilon_of(mu_of(1.0, 1e-5), 1e-5), 1e-5, 0.25, 8)
+            for stream in make_release_streams(make_plan(cell, load_task(cell).objective), 8):
                 assert isinstance(stream.guarantee, PoissonGaussian)
                 assert found.noise_multiplier <= stream.guarantee.noise_multiplier < 1.001 * found.noise_multiplier

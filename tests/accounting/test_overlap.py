@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting import gaussian as gdp
-from fedpriv.accounting.allocation import AllocatedGaussian, calibrated, directions
+from fedpriv.accounting.allocation import AllocatedGaussian, calibrate, removal_and_addition_curves
 from fedpriv.accounting.curves import Floats, delta_at
-from fedpriv.accounting.fading import beside
+from fedpriv.accounting.fading import compose_with_gaussian
 from fedpriv.accounting.gaussian import RELATION_FACTOR, Relation
-from fedpriv.accounting.losses import Losses
+from fedpriv.accounting.losses import PrivacyLossDistribution
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.series import Workload
-from fedpriv.participation.secret import Allocation, Poisson
+from fedpriv.participation.secret import PoissonSampling, RandomAllocation
 from fedpriv.plan.sums import RunningSums
 
 DELTA = 1e-5
@@ -32,7 +32,7 @@ def promised(
 ) -> AllocatedGaussian:
     """What a run promises: through the mechanism and the schedule, as runs do."""
     mechanism = LambdaCgd(1.0, (theta,), (0.0,))
-    order = Allocation(rounds, rounds // epochs, groups)
+    order = RandomAllocation(rounds, rounds // epochs, groups)
     sums = RunningSums(mechanism, Workload(order, 1.0, np.ones(rounds)), relation)
     return order.guarantee(sums, sigma)
 
@@ -186,15 +186,15 @@ def test_overlaps_between_epochs_count_as_often_as_there_are_pairs() -> None:
     known = gdp.epsilon_of(math.sqrt(2 * (1.0 + 0.5)) / 2.0, DELTA)
     assert known * (1.0 - 1e-9) <= run.epsilon_of(DELTA) <= known * 1.001
     assert run.common_mu == pytest.approx(2 * math.sqrt(0.5) / 2.0)
-    for direction in directions(run):
+    for direction in removal_and_addition_curves(run):
         assert delta_at(direction, known) >= DELTA * (1.0 - 1e-6)
 
 
 def test_a_gaussian_beside_a_law_is_never_below_both_together() -> None:
     """Two Gaussians are one of √(μ² + ν²), as they stand and after a step of a lattice."""
     for mu, nu in ((0.3, 0.4), (1.0, 0.05), (0.05, 2.0)):
-        empty = Losses(np.array([0.0]), np.array([1.0]), 0.0)
-        both = beside(beside(empty, mu), nu)
+        empty = PrivacyLossDistribution(np.array([0.0]), np.array([1.0]), 0.0)
+        both = compose_with_gaussian(compose_with_gaussian(empty, mu), nu)
         epsilons = np.array([-1.0, -0.1, 0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
         exact = gdp_curve(math.hypot(mu, nu), epsilons)
         found = both.deltas(epsilons)
@@ -209,34 +209,34 @@ def gdp_curve(mu: float, epsilons: Floats) -> Floats:
 
 
 def test_calibrated_noise_keeps_what_it_is_asked_for() -> None:
-    run = calibrated(1.0, DELTA, 10, 1, "zero-out", 0.3)
+    run = calibrate(1.0, DELTA, 10, 1, "zero-out", 0.3)
     assert 0.99 <= run.epsilon_of(DELTA) <= 1.0
-    assert run.noise_multiplier > calibrated(1.0, DELTA, 10).noise_multiplier
+    assert run.noise_multiplier > calibrate(1.0, DELTA, 10).noise_multiplier
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_what_nobody_has_proved_is_refused(relation: Relation) -> None:
     """Poisson sampling, and integers."""
     mechanism, clips = LambdaCgd(1.0, (0.9,), (0.0,)), np.ones(12)
-    sums = RunningSums(mechanism, Workload(Poisson(12, 12, 4), 1.0, clips), relation)
+    sums = RunningSums(mechanism, Workload(PoissonSampling(12, 12, 4), 1.0, clips), relation)
     with pytest.raises(InputError, match="fades and never ends, by Poisson sampling or on integers"):
-        Poisson(12, 12, 4).guarantee(sums, 1.0)
-    exact = RunningSums(mechanism, Workload(Allocation(12, 12, 4), 1.0, clips), relation, exact=True)
+        PoissonSampling(12, 12, 4).guarantee(sums, 1.0)
+    exact = RunningSums(mechanism, Workload(RandomAllocation(12, 12, 4), 1.0, clips), relation, exact=True)
     with pytest.raises(InputError, match="fades and never ends, by Poisson sampling or on integers"):
-        Allocation(12, 12, 4).guarantee(exact, 1.0)
+        RandomAllocation(12, 12, 4).guarantee(exact, 1.0)
 
 
 def test_overlaps_are_those_of_the_strategy_and_clips_count() -> None:
     """κ² and the largest ⟨C_s, C_t⟩ clip_s clip_t of two rounds of a group, from the matrix itself."""
     clips = np.array([1.0, 3.0, 0.5, 2.0, 4.0, 1.0, 0.2, 2.0, 1.0, 1.0, 2.0, 0.7])
     mechanism = BufferedToeplitz(1.0, (0.9, 0.4), (0.6, 0.1))
-    workload = Workload(Allocation(12, 12, 3), 1.0, clips)
-    coefficients = mechanism.strategy(12)
+    workload = Workload(RandomAllocation(12, 12, 3), 1.0, clips)
+    coefficients = mechanism.strategy_series(12)
     lag = np.subtract.outer(np.arange(12), np.arange(12))
     matrix = np.where(lag >= 0, coefficients[np.maximum(lag, 0)], 0.0)
     products = (matrix.T @ matrix) * np.outer(clips, clips)
     apart = (lag != 0) & (lag % 3 == 0)
-    clip, common = RunningSums(mechanism, workload, "zero-out").overlap(3)
+    clip, common = RunningSums(mechanism, workload, "zero-out").displacement_and_overlap(3)
     assert clip == pytest.approx(math.sqrt(products.diagonal().max()), rel=1e-12)
     assert clip**2 * common == pytest.approx(products[apart].max(), rel=1e-9)
     assert clip**2 * common >= products[apart].max()

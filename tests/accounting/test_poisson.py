@@ -11,10 +11,10 @@ from scipy.special import ndtr
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import poisson
-from fedpriv.accounting.curves import chained, epsilon_at
+from fedpriv.accounting.curves import epsilon_at, triangle_curve
 from fedpriv.accounting.gaussian import Relation
-from fedpriv.accounting.losses import LatticeLosses
-from fedpriv.accounting.poisson import PoissonGaussian, calibrated, connected_dots, directions
+from fedpriv.accounting.losses import GridLossDistribution
+from fedpriv.accounting.poisson import PoissonGaussian, calibrate, connect_dots, removal_and_addition_curves
 from fedpriv.core.errors import InputError
 from tests.parts import in_parts, in_turn
 
@@ -39,7 +39,7 @@ def test_golden_epsilons_of_replace_one(
     sampled = PoissonGaussian(z, rate, rounds)
     assert replaced.epsilon_of(DELTA) == pytest.approx(replace_one, rel=1e-3)
     assert sampled.epsilon_of(DELTA) == pytest.approx(zero_out, rel=1e-3)
-    through_nobody = epsilon_at(chained(*directions(sampled)), DELTA)
+    through_nobody = epsilon_at(triangle_curve(*removal_and_addition_curves(sampled)), DELTA)
     assert replaced.epsilon_of(DELTA) < through_nobody == pytest.approx(two_steps, rel=3e-3)
 
 
@@ -69,15 +69,13 @@ GOLDEN_NOISE = [
     in_parts(GOLDEN_NOISE, GOLDEN_NOISE[::3]),
 )
 def test_golden_noise(epsilon: float, delta: float, rate: float, rounds: int, golden: float) -> None:
-    assert calibrated(epsilon, delta, rate, rounds).noise_multiplier == pytest.approx(golden, rel=1e-3)
+    assert calibrate(epsilon, delta, rate, rounds).noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "golden"), [(EPSILON_03, 1.0411), (EPSILON_1, 0.6216)])
 def test_golden_noise_of_replace_one(epsilon: float, golden: float) -> None:
-    assert calibrated(epsilon, DELTA, 1 / 60, 60, "replace-one").noise_multiplier == pytest.approx(
-        golden, rel=1e-3
-    )
+    assert calibrate(epsilon, DELTA, 1 / 60, 60, "replace-one").noise_multiplier == pytest.approx(golden, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +211,7 @@ def test_sampling_never_costs_and_zero_out_is_below_replace_one(
 )
 def test_calibrated_is_what_it_was_asked_for(asked: tuple[float, float, int], relation: Relation) -> None:
     epsilon, rate, rounds = asked
-    mechanism = calibrated(epsilon, DELTA, rate, rounds, relation)
+    mechanism = calibrate(epsilon, DELTA, rate, rounds, relation)
     assert mechanism.epsilon_of(DELTA) <= epsilon
     less = PoissonGaussian(mechanism.noise_multiplier * (1 - 1.1e-4), rate, rounds, relation)
     assert less.epsilon_of(DELTA) > epsilon
@@ -224,9 +222,9 @@ def test_connected_dots_have_the_given_values_at_every_point() -> None:
     step, mu = 0.5, 1.0
     points = step * np.arange(0, 5)
     exact = np.array([gdp.delta_of(mu, e) for e in points])
-    law = connected_dots(step, 0, exact)
+    law = connect_dots(step, 0, exact)
     for epsilon, delta in zip(points, exact, strict=True):
-        given = law.infinite + np.maximum(-np.expm1(epsilon - points), 0.0) @ law.masses
+        given = law.infinity_mass + np.maximum(-np.expm1(epsilon - points), 0.0) @ law.masses
         assert given == pytest.approx(delta, rel=1e-9)
 
 
@@ -237,11 +235,11 @@ def test_connected_dots_are_above_the_curve_they_connect() -> None:
     exact = np.array(
         [gdp.delta_of(mu, abs(e)) if e >= 0 else 1 - np.exp(e) * (1 - gdp.delta_of(mu, -e)) for e in points]
     )
-    law = connected_dots(step, -20, exact)
+    law = connect_dots(step, -20, exact)
     for epsilon in (0.0, 0.2, 1.0, 1.3, 3.7):
-        assert float(law.atoms.deltas(epsilon)) >= gdp.delta_of(mu, epsilon) * (1 - 1e-9)
-        assert float(law.composed(2).deltas(epsilon)) >= gdp.delta_of(2**0.5 * mu, epsilon) * (1 - 1e-9)
-    assert float(law.atoms.deltas(1.0)) == pytest.approx(gdp.delta_of(mu, 1.0), rel=1e-6)
+        assert float(law.distribution.deltas(epsilon)) >= gdp.delta_of(mu, epsilon) * (1 - 1e-9)
+        assert float(law.self_compose(2).deltas(epsilon)) >= gdp.delta_of(2**0.5 * mu, epsilon) * (1 - 1e-9)
+    assert float(law.distribution.deltas(1.0)) == pytest.approx(gdp.delta_of(mu, 1.0), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -331,13 +329,13 @@ def test_noise_that_protects_nobody_is_refused_by_a_few_points(
 ) -> None:
     """The first took 3.8 GB and minutes, and then had no ε."""
     sizes = list[int]()
-    whole = connected_dots
+    whole = connect_dots
 
-    def counted(step: float, low: int, deltas: np.ndarray) -> LatticeLosses:
+    def counted(step: float, low: int, deltas: np.ndarray) -> GridLossDistribution:
         sizes.append(len(deltas))
         return whole(step, low, deltas)
 
-    monkeypatch.setattr(poisson, "connected_dots", counted)
+    monkeypatch.setattr(poisson, "connect_dots", counted)
     with pytest.raises(InputError, match=r"^noise_multiplier = .*: ε of .* rounds is above 600 at delta = 0\.001"):
         PoissonGaussian(z, rate, rounds, relation).epsilon_of(DELTA)
     assert sum(sizes) < 5000
@@ -345,6 +343,6 @@ def test_noise_that_protects_nobody_is_refused_by_a_few_points(
 
 def test_a_search_goes_past_noise_that_protects_nobody() -> None:
     """At the multiplier that it starts from, 20,000 rounds of a tenth of all have no ε."""
-    found = calibrated(2.0, DELTA, 0.1, 20_000)
+    found = calibrate(2.0, DELTA, 0.1, 20_000)
     assert found.noise_multiplier > 20.0
     assert found.epsilon_of(DELTA) <= 2.0

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import fft
 
-from fedpriv.accounting.allocation import end_of_grid, grid_masses, losses_when_removed
-from fedpriv.accounting.losses import LatticeLosses
+from fedpriv.accounting.allocation import grid_end, grid_masses, removal_loss_distribution
+from fedpriv.accounting.losses import GridLossDistribution
 
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="no extended precision here")
 
@@ -37,12 +37,12 @@ def test_guarantee_no_delta_of_very_many_rounds_is_below_its_value_in_extended_p
     z: float, bins: int
 ) -> None:
     """Before: short by 3e-11 of a million rounds, where 1e-12 was added whatever the number of rounds."""
-    size, end = 2**14, end_of_grid(z, bins, 1e-13, narrow=True)
+    size, end = 2**14, grid_end(z, bins, 1e-13, narrow=True)
     masses, sums = grid_masses(z, end / size, size), end / size * np.arange(size)
     law = extended_sum(
         extended_power(masses.astype(np.longdouble), bins - 1), (sums * masses).astype(np.longdouble)
     )
-    computed, missing = losses_when_removed(z, bins, size, end), max(np.longdouble(0.0), 1 - law.sum())
+    computed, missing = removal_loss_distribution(z, bins, size, end), max(np.longdouble(0.0), 1 - law.sum())
     for epsilon in (0.0, 0.01, 0.1, 0.5, 1.1318):
         exact = missing + np.maximum(1 - math.exp(epsilon) * bins / sums[1:].astype(np.longdouble), 0) @ law[1:]
         assert float(computed.deltas(epsilon)) >= exact
@@ -52,16 +52,18 @@ def test_guarantee_no_delta_of_very_many_rounds_is_below_its_value_in_extended_p
     ("z", "bins", "tail"), [(0.9205, 60, 1e-9), (0.5732, 60, 1e-13), (0.66, 600, 1e-13), (0.374, 600, 1e-9)]
 )
 def test_no_delta_of_one_epoch_is_below_its_value_in_extended_precision(z: float, bins: int, tail: float) -> None:
-    size, end = 2**14, end_of_grid(z, bins, tail)
+    size, end = 2**14, grid_end(z, bins, tail)
     masses, sums = grid_masses(z, end / size, size), end / size * np.arange(size)
     law = extended_sum(
         extended_power(masses.astype(np.longdouble), bins - 1), (sums * masses).astype(np.longdouble)
     )
-    computed = losses_when_removed(z, bins, size, end)
+    computed = removal_loss_distribution(z, bins, size, end)
     missing = max(np.longdouble(0.0), 1 - law.sum())
     for epsilon in EPSILONS:
         exact = missing + np.maximum(1 - math.exp(epsilon) * bins / sums[1:].astype(np.longdouble), 0) @ law[1:]
-        plain = computed.infinite + float(np.maximum(1 - math.exp(epsilon) * bins / sums[1:], 0) @ computed.masses)
+        plain = computed.infinity_mass + float(
+            np.maximum(1 - math.exp(epsilon) * bins / sums[1:], 0) @ computed.masses
+        )
         assert plain >= exact - 1e-13
         assert float(computed.deltas(epsilon)) >= exact
 
@@ -69,16 +71,16 @@ def test_no_delta_of_one_epoch_is_below_its_value_in_extended_precision(z: float
 @pytest.mark.parametrize(("times", "length"), [(2, 2**16), (10, 2**19), (1000, 2**20)])
 def test_no_composition_hides_more_than_it_counts_as_infinite(times: int, length: int) -> None:
     """The masses of `times` epochs, all errors added up in size, against those of extended precision."""
-    losses = losses_when_removed(1.5, 60, 2**14, end_of_grid(1.5, 60, 1e-12))
-    lattice = losses.on_lattice(2e-3)
-    composed = lattice.composed(times)
+    losses = removal_loss_distribution(1.5, 60, 2**14, grid_end(1.5, 60, 1e-12))
+    lattice = losses.to_grid(2e-3)
+    composed = lattice.self_compose(times)
     assert len(composed.masses) < length  # what lies beyond is next to nothing, and wraps around
     whole = fft.ifft(fft.fft(lattice.masses.astype(np.longdouble), length) ** times).real
-    offset = round(composed.losses[0] / lattice.step) - times * lattice.low
+    offset = round(composed.losses[0] / lattice.step) - times * lattice.first_index
     exact = np.roll(whole, -(offset % length))[: len(composed.masses)]
     assert float(np.abs(exact - composed.masses).sum()) < times * 1e-15
-    assert composed.infinite >= times * 1e-15
+    assert composed.infinity_mass >= times * 1e-15
 
 
 def test_a_lattice_of_nothing_is_infinite() -> None:
-    assert LatticeLosses(1e-3, 0, np.zeros(1), 1.0).composed(3).infinite == 1.0
+    assert GridLossDistribution(1e-3, 0, np.zeros(1), 1.0).self_compose(3).infinity_mass == 1.0

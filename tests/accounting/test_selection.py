@@ -17,22 +17,28 @@ from scipy.special import ndtr
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting import renyi as rdp
-from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson, Selection, mean_of
+from fedpriv.accounting.selection import (
+    NegativeBinomialRunCount,
+    PoissonRunCount,
+    PrivateSelection,
+    RunCountDistribution,
+    negative_binomial_mean,
+)
 from fedpriv.core.errors import InputError
 from tests.cli.command import fedpriv, refusal
 
 Floats = NDArray[np.float64]
-LAWS: list[Law] = [
-    NegativeBinomial(20.0, 0.0),
-    NegativeBinomial(20.0, 0.5),
-    NegativeBinomial(5.0, 1.0),
-    Poisson(5.0),
+LAWS: list[RunCountDistribution] = [
+    NegativeBinomialRunCount(20.0, 0.0),
+    NegativeBinomialRunCount(20.0, 0.5),
+    NegativeBinomialRunCount(5.0, 1.0),
+    PoissonRunCount(5.0),
 ]
 
 
 def theorem_2(mu: float, eta: float, gamma: float, delta: float) -> float:
     """Word for word, with both orders searched on a grid; then Proposition 12 of Canonne, Kamath & Steinke."""
-    rho, mean = mu**2 / 2, mean_of(eta, gamma)
+    rho, mean = mu**2 / 2, negative_binomial_mean(eta, gamma)
     others = 1.0 + np.concatenate([[0.0], np.logspace(-4, 4, 20001)])
     least = np.min((1 + eta) * (1 - 1 / others) * (others * rho) + (1 + eta) * math.log(1 / gamma) / others)
     order = 1.0 + np.logspace(-3, 4, 20001)
@@ -46,57 +52,57 @@ def theorem_2(mu: float, eta: float, gamma: float, delta: float) -> float:
 @example(mu=4.0, eta=0.5, mean=2.0)
 @example(mu=1.0, eta=1.0, mean=2.0)
 def test_it_is_theorem_2(mu: float, eta: float, mean: float) -> None:
-    law = NegativeBinomial(mean, eta)
-    assert mean_of(eta, law.gamma) == pytest.approx(mean, rel=1e-9)
+    law = NegativeBinomialRunCount(mean, eta)
+    assert negative_binomial_mean(eta, law.gamma) == pytest.approx(mean, rel=1e-9)
     expected = theorem_2(mu, eta, law.gamma, 1e-5)
-    assert Selection(mu, law).epsilon_by_orders(1e-5) == pytest.approx(expected, rel=1e-5)
+    assert PrivateSelection(mu, law).epsilon_by_orders(1e-5) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("mu", "law", "epsilon"),
     [
-        (1.0, NegativeBinomial(20.0, 0.0), 7.865511),
-        (1.0, NegativeBinomial(20.0, 0.5), 8.597001),
-        (1.0, NegativeBinomial(20.0, 1.0), 9.256371),
-        (0.1, NegativeBinomial(5.0, 0.0), 0.639840),
-        (0.1, Poisson(5.0), 0.560836),
-        (1.0, Poisson(5.0), 6.697431),
+        (1.0, NegativeBinomialRunCount(20.0, 0.0), 7.865511),
+        (1.0, NegativeBinomialRunCount(20.0, 0.5), 8.597001),
+        (1.0, NegativeBinomialRunCount(20.0, 1.0), 9.256371),
+        (0.1, NegativeBinomialRunCount(5.0, 0.0), 0.639840),
+        (0.1, PoissonRunCount(5.0), 0.560836),
+        (1.0, PoissonRunCount(5.0), 6.697431),
     ],
 )
-def test_golden_numbers_by_orders(mu: float, law: Law, epsilon: float) -> None:
-    assert Selection(mu, law).epsilon_by_orders(1e-5) == pytest.approx(epsilon, abs=2e-6)
+def test_golden_numbers_by_orders(mu: float, law: RunCountDistribution, epsilon: float) -> None:
+    assert PrivateSelection(mu, law).epsilon_by_orders(1e-5) == pytest.approx(epsilon, abs=2e-6)
 
 
 @pytest.mark.parametrize(
     ("mu", "law", "epsilon"),
     [
-        (1.0, NegativeBinomial(20.0, 0.0), 7.219675),
-        (1.0, NegativeBinomial(20.0, 1.0), 8.283124),
-        (0.1, NegativeBinomial(5.0, 0.0), 0.565083),
-        (4.0, NegativeBinomial(100.0, 0.5), 35.877540),
-        (1.0, Poisson(5.0), 6.697431),
+        (1.0, NegativeBinomialRunCount(20.0, 0.0), 7.219675),
+        (1.0, NegativeBinomialRunCount(20.0, 1.0), 8.283124),
+        (0.1, NegativeBinomialRunCount(5.0, 0.0), 0.565083),
+        (4.0, NegativeBinomialRunCount(100.0, 0.5), 35.877540),
+        (1.0, PoissonRunCount(5.0), 6.697431),
     ],
 )
-def test_golden_numbers(mu: float, law: Law, epsilon: float) -> None:
-    assert Selection(mu, law).epsilon_of(1e-5) == pytest.approx(epsilon, abs=1e-5)
+def test_golden_numbers(mu: float, law: RunCountDistribution, epsilon: float) -> None:
+    assert PrivateSelection(mu, law).epsilon_of(1e-5) == pytest.approx(epsilon, abs=1e-5)
 
 
 @pytest.mark.parametrize(("mu", "mean", "shape"), [(0.5, 10.0, 0.0), (1.0, 20.0, 1.0), (1.0, 5.0, math.inf)])
 def test_another_accountant_agrees(mu: float, mean: float, shape: float) -> None:
     """On a grid of orders, and with a rougher δ for the Poisson law, so that it is never below ours."""
-    law = Poisson(mean) if shape == math.inf else NegativeBinomial(mean, shape)
+    law = PoissonRunCount(mean) if shape == math.inf else NegativeBinomialRunCount(mean, shape)
     accountant = theirs.RdpAccountant(1 + np.logspace(-2, 3, 400))
     accountant.compose(dp_event.RepeatAndSelectDpEvent(dp_accounting.GaussianDpEvent(1 / mu), mean, shape))
-    ours, other = Selection(mu, law).epsilon_by_orders(1e-6), accountant.get_epsilon(1e-6)
+    ours, other = PrivateSelection(mu, law).epsilon_by_orders(1e-6), accountant.get_epsilon(1e-6)
     assert other == pytest.approx(ours, rel=0.15 if shape == math.inf else 1e-3)
     assert ours <= other
 
 
-def density(law: Law) -> Callable[[Floats], Floats]:
+def density(law: RunCountDistribution) -> Callable[[Floats], Floats]:
     """G' of the probability generating function of K: the density of the best of K is f(x) G'(F(x))."""
-    if isinstance(law, Poisson):
+    if isinstance(law, PoissonRunCount):
         return lambda z: law.mean * np.exp(law.mean * (z - 1.0))
-    assert isinstance(law, NegativeBinomial)
+    assert isinstance(law, NegativeBinomialRunCount)
     gamma, eta = law.gamma, law.eta
     if eta == 0.0:
         return lambda z: (1 - gamma) / ((1 - (1 - gamma) * z) * math.log(1 / gamma))
@@ -105,7 +111,7 @@ def density(law: Law) -> Callable[[Floats], Floats]:
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
 @pytest.mark.parametrize("mu", [0.3, 1.0])
-def test_a_choice_that_can_be_computed_exactly_is_within_the_claim(law: Law, mu: float) -> None:
+def test_a_choice_that_can_be_computed_exactly_is_within_the_claim(law: RunCountDistribution, mu: float) -> None:
     """Runs that release their Gaussian score: the exact curve of the best one, in both directions."""
     x = np.linspace(-12.0, 12.0, 200_001)
     weight = density(law)
@@ -115,7 +121,7 @@ def test_a_choice_that_can_be_computed_exactly_is_within_the_claim(law: Law, mu:
 
     one_run = 0
     for delta in (1e-3, 1e-5):
-        claimed = Selection(mu, law).epsilon_of(delta)
+        claimed = PrivateSelection(mu, law).epsilon_of(delta)
         for first, second in ((best(0.0), best(mu)), (best(mu), best(0.0))):
             for epsilon, holds in ((claimed, True), (gdp.epsilon_of(mu, delta), False)):
                 exact = float(np.sum(np.maximum(0.0, first - math.exp(epsilon) * second)) * (x[1] - x[0]))
@@ -130,7 +136,7 @@ def test_300_choices_that_can_be_computed_exactly_are_within_the_claim() -> None
     width, checked = x[1] - x[0], 0
     for _ in range(75):
         mu, mean = float(draw.uniform(0.05, 4.0)), float(np.exp(draw.uniform(0.01, 5.0)))
-        law = NegativeBinomial(mean, float(draw.choice([0.0, 0.3, 1.0, 2.0])))
+        law = NegativeBinomialRunCount(mean, float(draw.choice([0.0, 0.3, 1.0, 2.0])))
         weight = density(law)
         low, high = (
             np.exp(-((x - center) ** 2) / 2) / math.sqrt(2 * math.pi) * weight(ndtr(side * (x - center)))
@@ -138,7 +144,7 @@ def test_300_choices_that_can_be_computed_exactly_are_within_the_claim() -> None
             for center in (0.0, mu)
         )
         for delta in (1e-3, 1e-6):
-            factor = math.exp(Selection(mu, law).epsilon_of(delta))
+            factor = math.exp(PrivateSelection(mu, law).epsilon_of(delta))
             for first, second in ((low, high), (high, low)):
                 assert float(np.sum(np.maximum(0.0, first - factor * second)) * width) <= delta
                 checked += 1
@@ -156,7 +162,7 @@ def test_300_choices_that_can_be_computed_exactly_are_within_the_claim() -> None
 def test_the_bound_by_curve_is_between_one_run_and_the_bound_by_orders(
     mu: float, mean: float, eta: float, then: float, delta: float
 ) -> None:
-    choice = Selection(mu, NegativeBinomial(mean, eta), then)
+    choice = PrivateSelection(mu, NegativeBinomialRunCount(mean, eta), then)
     alone = gdp.epsilon_of(math.hypot(mu, then), delta)
     assert alone <= choice.epsilon_by_curve(delta) * (1 + 1e-12)
     assert choice.epsilon_of(delta) == min(choice.epsilon_by_curve(delta), choice.epsilon_by_orders(delta))
@@ -164,7 +170,7 @@ def test_the_bound_by_curve_is_between_one_run_and_the_bound_by_orders(
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_numbers_of_runs_follow_their_law(law: Law) -> None:
+def test_numbers_of_runs_follow_their_law(law: RunCountDistribution) -> None:
     """Mean and probabilities, of 40,000 draws."""
     generator = np.random.default_rng(5)
     drawn = np.array([law.draw(generator) for _ in range(40_000)])
@@ -173,41 +179,47 @@ def test_numbers_of_runs_follow_their_law(law: Law) -> None:
     weight = density(law)
     first = float(weight(np.array(0.0)))  # P[K = 1] = G'(0)
     assert abs(np.mean(drawn == 1) - first) < 5.0 * math.sqrt(first / 40_000)
-    assert drawn.min() == (0 if isinstance(law, Poisson) else 1)
+    assert drawn.min() == (0 if isinstance(law, PoissonRunCount) else 1)
 
 
 def test_one_run_costs_what_one_run_costs_and_more_cost_more() -> None:
-    alone = Selection(1.0, NegativeBinomial(1.0))
+    alone = PrivateSelection(1.0, NegativeBinomialRunCount(1.0))
     assert alone.epsilon_of(1e-5) == pytest.approx(gdp.epsilon_of(1.0, 1e-5), rel=1e-6)
     assert alone.epsilon_by_orders(1e-5) == pytest.approx(rdp.epsilon_of(1.0, 1e-5), rel=1e-6)
-    costs = [Selection(1.0, NegativeBinomial(mean)).epsilon_of(1e-5) for mean in (1.5, 3.0, 10.0, 100.0)]
+    costs = [
+        PrivateSelection(1.0, NegativeBinomialRunCount(mean)).epsilon_of(1e-5) for mean in (1.5, 3.0, 10.0, 100.0)
+    ]
     assert costs == sorted(costs)
-    alone, both = (Selection(1.0, NegativeBinomial(10.0), then).epsilon_of(1e-5) for then in (0.0, 1.0))
+    alone, both = (
+        PrivateSelection(1.0, NegativeBinomialRunCount(10.0), then).epsilon_of(1e-5) for then in (0.0, 1.0)
+    )
     assert both > alone
-    composed = Selection(1.0, NegativeBinomial(1.0), then=1.0).epsilon_of(1e-5)
+    composed = PrivateSelection(1.0, NegativeBinomialRunCount(1.0), later_mu=1.0).epsilon_of(1e-5)
     assert composed == pytest.approx(gdp.epsilon_of(math.sqrt(2.0), 1e-5), rel=1e-6)
 
 
 def test_what_is_no_law_is_refused() -> None:
     for mean in (0.5, float("nan"), 1e7):
         with pytest.raises(InputError, match="trials = "):
-            NegativeBinomial(mean)
+            NegativeBinomialRunCount(mean)
         with pytest.raises(InputError, match="trials = "):
-            Poisson(mean)
+            PoissonRunCount(mean)
     with pytest.raises(InputError, match="eta = -1"):
-        NegativeBinomial(5.0, -1.0)
+        NegativeBinomialRunCount(5.0, -1.0)
     with pytest.raises(InputError, match="mu = 0"):
-        Selection(0.0, Poisson(5.0))
+        PrivateSelection(0.0, PoissonRunCount(5.0))
 
 
 def test_the_command_prints_the_cost() -> None:
     done = fedpriv("privacy", "selection", "--mu", "1", "--trials", "20", "--json", cwd=Path())
     told = json.loads(done.stdout)
-    assert told["epsilon_of_the_choice"] == Selection(1.0, NegativeBinomial(20.0)).epsilon_of(1e-5)
-    assert told["epsilon_of_choice_and_run"] == Selection(1.0, NegativeBinomial(20.0), 1.0).epsilon_of(1e-5)
+    assert told["epsilon_of_the_choice"] == PrivateSelection(1.0, NegativeBinomialRunCount(20.0)).epsilon_of(1e-5)
+    assert told["epsilon_of_choice_and_run"] == PrivateSelection(
+        1.0, NegativeBinomialRunCount(20.0), 1.0
+    ).epsilon_of(1e-5)
     for eta in ("1000.0", "5e-324", "1e-17", "nan"):
         line = refusal(["privacy", "selection", "--mu", "1", "--eta", eta])
         said = "of the truncated negative binomial law 0, or a number from 1e-06 to 100"
         assert line == f"fedpriv: eta = {eta}: {said}\n"
-    smallest = Selection(1.0, NegativeBinomial(20.0, 1e-6)).epsilon_of(1e-5)
+    smallest = PrivateSelection(1.0, NegativeBinomialRunCount(20.0, 1e-6)).epsilon_of(1e-5)
     assert smallest == pytest.approx(told["epsilon_of_the_choice"], rel=1e-5)

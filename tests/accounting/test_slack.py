@@ -9,19 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpriv.accounting import gaussian as gdp
-from fedpriv.accounting.allocation import AllocatedGaussian, end_of_grid, losses_when_added, losses_when_removed
+from fedpriv.accounting.allocation import (
+    AllocatedGaussian,
+    addition_loss_distribution,
+    grid_end,
+    removal_loss_distribution,
+)
 from fedpriv.accounting.budget import (
     ApproximateGDP,
     LifetimeBudget,
-    composed,
-    decimal,
-    price,
-    shared,
-    slacks,
-    smallest_mu,
-    squares,
+    charge_across_silos,
+    compose_charges,
+    exact_decimal,
+    min_mu,
+    price_at_distance,
+    sum_slacks,
+    sum_squares,
 )
-from fedpriv.accounting.curves import gaussian
+from fedpriv.accounting.curves import gaussian_curve
 from fedpriv.accounting.guarantees import Sampled
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.core.errors import InputError
@@ -54,16 +59,16 @@ def test_golden_mus(run: Sampled, mus: tuple[float, ...]) -> None:
 def test_the_inequality_holds_between_and_beyond_the_points_it_was_certified_at(slack: float) -> None:
     """The guarantee of smallest_mu, at four thousand ε that are none of its points."""
     for run in (FIRST, FIFTH, AllocatedGaussian(0.9205, 60, relation="replace-one")):
-        mu = smallest_mu(run.curve, slack)
+        mu = min_mu(run.curve, slack)
         epsilons = np.random.default_rng(1).uniform(0.0, 30.0, 4_000)
-        allowed = (1.0 - slack) * gaussian(mu)(epsilons) + slack
+        allowed = (1.0 - slack) * gaussian_curve(mu)(epsilons) + slack
         assert np.all(run.curve(epsilons) <= allowed * (1 + 1e-12))
 
 
 def test_the_inequality_holds_just_before_a_curve_falls() -> None:
     """A staircase keeps its δ up to the next of the points: to certify each point alone would be too little."""
     slack = 1e-6
-    mu = smallest_mu(lambda epsilons: np.where(epsilons < 1.0, 0.3, 0.0), slack)
+    mu = min_mu(lambda epsilons: np.where(epsilons < 1.0, 0.3, 0.0), slack)
     assert (1.0 - slack) * gdp.delta_of(mu, 1.0 - 1e-9) + slack >= 0.3
     assert gdp.delta_of(mu * (1 - 1e-4), 1.0 - 1e-9) < 0.3
 
@@ -71,12 +76,12 @@ def test_the_inequality_holds_just_before_a_curve_falls() -> None:
 def test_the_inequality_holds_below_zero_in_both_directions() -> None:
     """δ(ε) for ε < 0 follows from the other direction, by the law of the loss itself."""
     slack, z, bins = 1e-7, 0.9205, 60
-    mu = smallest_mu(FIRST.curve, slack)
+    mu = min_mu(FIRST.curve, slack)
     epsilons = np.linspace(-6.0, 0.0, 601)
-    mirrored = 1.0 - np.exp(epsilons) * (1.0 - gaussian(mu)(-epsilons))
-    ends = (end_of_grid(z, bins, 1e-7), end_of_grid(z, bins, 1e-10))
-    removed = np.min([losses_when_removed(z, bins, 2**15, end).deltas(epsilons) for end in ends], axis=0)
-    added = losses_when_added(z, bins, 2**15, 64.0).deltas(epsilons)
+    mirrored = 1.0 - np.exp(epsilons) * (1.0 - gaussian_curve(mu)(-epsilons))
+    ends = (grid_end(z, bins, 1e-7), grid_end(z, bins, 1e-10))
+    removed = np.min([removal_loss_distribution(z, bins, 2**15, end).deltas(epsilons) for end in ends], axis=0)
+    added = addition_loss_distribution(z, bins, 2**15, 64.0).deltas(epsilons)
     for deltas in (removed, added):
         assert np.all(deltas <= ((1.0 - slack) * mirrored + slack) * (1 + 1e-4))
 
@@ -98,14 +103,14 @@ def test_epsilon_follows_from_mu_and_slack() -> None:
             for delta in (1e-4, 1e-5, 1e-6):
                 assert charge.epsilon_of(delta) >= run.epsilon_of(delta) * (1 - 1e-3)
     assert FIRST.charge(1e-6).epsilon_of(1e-6) == math.inf
-    assert re.fullmatch("0.37[0-9]+ with slack 1e-07", FIRST.charge(1e-7).words)
-    assert ApproximateGDP(0.3).words == "0.3"
+    assert re.fullmatch("0.37[0-9]+ with slack 1e-07", FIRST.charge(1e-7).description)
+    assert ApproximateGDP(0.3).description == "0.3"
 
 
 def test_golden_compositions() -> None:
     first, fifth = FIRST.charge(1e-7), FIFTH.charge(1e-7)
-    assert composed([ApproximateGDP(0.5), first, fifth]).epsilon_of(DELTA) == pytest.approx(3.307, abs=3e-3)
-    assert composed([first] * 10).epsilon_of(DELTA) == pytest.approx(5.33, abs=1e-2)
+    assert compose_charges([ApproximateGDP(0.5), first, fifth]).epsilon_of(DELTA) == pytest.approx(3.307, abs=3e-3)
+    assert compose_charges([first] * 10).epsilon_of(DELTA) == pytest.approx(5.33, abs=1e-2)
     assert AllocatedGaussian(0.9205, 60, 10).epsilon_of(DELTA) == pytest.approx(2.724, abs=2e-3)
 
 
@@ -123,13 +128,13 @@ def test_delta_and_epsilon_are_inverse_and_safe(mu: float, slack: float, epsilon
 @settings(max_examples=200, deadline=None)
 @given(several=st.lists(charges, max_size=8), silos=st.integers(1, 9))
 def test_composed_and_shared_are_rounded_up(several: list[ApproximateGDP], silos: int) -> None:
-    together = composed(several)
-    assert decimal(together.mu) ** 2 >= squares(several)
-    assert decimal(together.slack) >= slacks(several)
+    together = compose_charges(several)
+    assert exact_decimal(together.mu) ** 2 >= sum_squares(several)
+    assert exact_decimal(together.slack) >= sum_slacks(several)
     assert together.mu <= math.hypot(*(each.mu for each in several)) * (1 + 1e-14) + 1e-300
-    some = shared(several, silos)
+    some = charge_across_silos(several, silos)
     for start in range(len(several)):
-        window = composed(several[start : start + silos])
+        window = compose_charges(several[start : start + silos])
         assert some.mu >= window.mu
         assert some.slack >= window.slack
     if silos >= len(several):
@@ -137,17 +142,17 @@ def test_composed_and_shared_are_rounded_up(several: list[ApproximateGDP], silos
 
 
 def test_shared_streams_that_are_alike_cost_the_root_of_their_number() -> None:
-    assert shared([ApproximateGDP(0.4, 1e-8)] * 10, 4) == ApproximateGDP(0.8, 4e-8)
+    assert charge_across_silos([ApproximateGDP(0.4, 1e-8)] * 10, 4) == ApproximateGDP(0.8, 4e-8)
     with pytest.raises(InputError, match="1 silo or more"):
-        shared([], 0)
+        charge_across_silos([], 0)
 
 
 def test_a_curve_that_never_comes_down_has_no_mu() -> None:
     with pytest.raises(InputError, match="never comes down"):
-        smallest_mu(lambda epsilons: np.full_like(epsilons, 0.01), 1e-6)
+        min_mu(lambda epsilons: np.full_like(epsilons, 0.01), 1e-6)
     with pytest.raises(InputError, match="1e-10"):
-        smallest_mu(FIRST.curve, 1e-12)
-    assert smallest_mu(lambda epsilons: np.full_like(epsilons, 1e-9), 1e-6) == 0.0
+        min_mu(FIRST.curve, 1e-12)
+    assert min_mu(lambda epsilons: np.full_like(epsilons, 1e-9), 1e-6) == 0.0
 
 
 @pytest.mark.parametrize(("mu", "slack", "named"), [(-1.0, 0.0, "mu"), (1.0, 1.0, "slack"), (1.0, -0.1, "slack")])
@@ -162,44 +167,44 @@ def test_what_means_nothing_is_refused(mu: float, slack: float, named: str) -> N
 def test_a_budget_is_used_up_exactly() -> None:
     budget = LifetimeBudget(1.0, 3e-8)
     half = ApproximateGDP(0.5, 1e-8)
-    assert budget.refusal([half, half], half) is None
-    assert "slack" in (budget.refusal([half] * 3, half) or "")
+    assert budget.why_over_budget([half, half], half) is None
+    assert "slack" in (budget.why_over_budget([half] * 3, half) or "")
     exact = ApproximateGDP(0.5)
-    assert budget.refusal([half, half, half], exact) is None
-    assert "mu = 1.11804" in (budget.refusal([half, half, half, exact], exact) or "")
+    assert budget.why_over_budget([half, half, half], exact) is None
+    assert "mu = 1.11804" in (budget.why_over_budget([half, half, half, exact], exact) or "")
 
 
 def test_a_budget_without_slack_refuses_every_sampled_run() -> None:
-    assert "secret participation" in (LifetimeBudget(100.0).refusal([], FIRST.charge(1e-8)) or "")
-    assert LifetimeBudget(100.0).refusal([], ApproximateGDP(1.0)) is None
+    assert "secret participation" in (LifetimeBudget(100.0).why_over_budget([], FIRST.charge(1e-8)) or "")
+    assert LifetimeBudget(100.0).why_over_budget([], ApproximateGDP(1.0)) is None
 
 
 def test_what_cannot_be_priced_is_never_covered() -> None:
     """A row of another unit or relation: k·μ for an exact run, nothing known for a sampled one."""
-    old = price(FIRST.charge(1e-8), distance=2)
+    old = price_at_distance(FIRST.charge(1e-8), distance=2)
     assert old is None
-    doubled = price(ApproximateGDP(0.25), distance=2)
+    doubled = price_at_distance(ApproximateGDP(0.25), distance=2)
     assert doubled is not None
     assert 0.5 <= doubled.mu <= 0.5 * (1 + 1e-14)
-    assert price(FIRST.charge(1e-8)) == FIRST.charge(1e-8)
-    assert "earlier run" in (LifetimeBudget(10.0, 1e-6).refusal([old], ApproximateGDP(0.1)) or "")
-    assert "nothing is known" in (LifetimeBudget(10.0, 1e-6).refusal([], old) or "")
-    assert LifetimeBudget(10.0, 1e-6).left([old]) is None
+    assert price_at_distance(FIRST.charge(1e-8)) == FIRST.charge(1e-8)
+    assert "earlier run" in (LifetimeBudget(10.0, 1e-6).why_over_budget([old], ApproximateGDP(0.1)) or "")
+    assert "nothing is known" in (LifetimeBudget(10.0, 1e-6).why_over_budget([], old) or "")
+    assert LifetimeBudget(10.0, 1e-6).remaining([old]) is None
     with pytest.raises(InputError, match="distance"):
-        price(ApproximateGDP(0.25), distance=0)
+        price_at_distance(ApproximateGDP(0.25), distance=0)
 
 
 @settings(max_examples=200, deadline=None)
 @given(several=st.lists(charges, max_size=6), mu=st.floats(0.1, 5.0), slack=st.floats(0.0, 1e-2))
 def test_what_is_left_fits_and_more_does_not(several: list[ApproximateGDP], mu: float, slack: float) -> None:
     budget = LifetimeBudget(mu, slack)
-    left = budget.left(several)
+    left = budget.remaining(several)
     if left is None:
-        assert budget.refusal(several, ApproximateGDP(0.0)) is not None
+        assert budget.why_over_budget(several, ApproximateGDP(0.0)) is not None
         return
-    assert budget.refusal(several, left) is None
+    assert budget.why_over_budget(several, left) is None
     more = ApproximateGDP(left.mu * (1 + 1e-9) + 1e-6, left.slack)
-    assert budget.refusal(several, more) is not None
+    assert budget.why_over_budget(several, more) is not None
 
 
 def test_a_run_picked_after_seeing_the_first_stays_within_the_budget() -> None:
@@ -212,17 +217,17 @@ def test_a_run_picked_after_seeing_the_first_stays_within_the_budget() -> None:
     slack, z, bins = 1e-6, 0.9205, 60
     first, sampled = 0.4, FIRST.charge(slack)
     exact = ApproximateGDP(sampled.mu)
-    budget = LifetimeBudget(composed([ApproximateGDP(first), sampled]).mu, slack)
+    budget = LifetimeBudget(compose_charges([ApproximateGDP(first), sampled]).mu, slack)
     for second in (exact, sampled):
-        assert budget.refusal([ApproximateGDP(first)], second) is None
+        assert budget.why_over_budget([ApproximateGDP(first)], second) is None
     grid = np.linspace(-9.0, 9.0, 3001)
     weights = np.exp(-0.5 * grid**2) / math.sqrt(2.0 * math.pi) * (grid[1] - grid[0])
     losses = first * grid + 0.5 * first**2
-    law = losses_when_removed(z, bins, 2**14, end_of_grid(z, bins, 1e-9))
+    law = removal_loss_distribution(z, bins, 2**14, grid_end(z, bins, 1e-9))
     gained = 0
     for epsilon in np.linspace(0.5, 3.0, 11):
         rest = epsilon - losses
-        of_exact = gaussian(exact.mu)(np.abs(rest))
+        of_exact = gaussian_curve(exact.mu)(np.abs(rest))
         of_exact = np.where(rest < 0.0, 1.0 - np.exp(rest) * (1.0 - of_exact), of_exact)
         of_sampled = law.deltas(rest)
         adaptive = float(weights @ np.maximum(of_exact, of_sampled))

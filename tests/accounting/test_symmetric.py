@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from fedpriv.accounting import gaussian as gdp
-from fedpriv.accounting.allocation import AllocatedGaussian, calibrated, directions
-from fedpriv.accounting.curves import chained, delta_at, epsilon_at, gaussian, lowest
-from fedpriv.accounting.symmetric import Symmetric, lower_hull, mirrored
+from fedpriv.accounting.allocation import AllocatedGaussian, calibrate, removal_and_addition_curves
+from fedpriv.accounting.curves import delta_at, epsilon_at, gaussian_curve, lowest_curve, triangle_curve
+from fedpriv.accounting.symmetric import SymmetricPairEpoch, lower_hull, symmetric_loss_distribution
 from tests.accounting.ratios import (
     both_of,
     call_of_both,
@@ -39,7 +39,7 @@ GOLDEN = {  # docs/privacy.md: (z, T, epochs): ε at δ = 1e-5
 
 def one(z: float, bins: int, epsilon: float, size: int = 2**13) -> float:
     """The smallest of some bounds, whose grids end in different places."""
-    return min(Symmetric(z, bins, size).delta(epsilon, tail) for tail in (1e-3, 1e-5, 1e-8, 1e-11))
+    return min(SymmetricPairEpoch(z, bins, size).delta(epsilon, tail) for tail in (1e-3, 1e-5, 1e-8, 1e-11))
 
 
 @pytest.mark.parametrize(("key", "golden"), in_parts(GOLDEN.items(), list(GOLDEN.items())[:3]))
@@ -85,7 +85,7 @@ def test_every_grid_is_a_bound(z: float, bins: int, epsilon: float, tail: float)
     """A coarse grid, one that ends early, and one that reaches too far: none is below the finest."""
     fine = one(z, bins, epsilon, 2**15)
     for size in (2**8, 2**10, 2**13):
-        assert Symmetric(z, bins, size).delta(epsilon, tail) >= fine * (1 - 2e-3) - 1e-10
+        assert SymmetricPairEpoch(z, bins, size).delta(epsilon, tail) >= fine * (1 - 2e-3) - 1e-10
 
 
 @settings(max_examples=20, deadline=None)
@@ -134,7 +134,9 @@ def test_increments_that_depend_on_earlier_releases_gain_nothing(epsilon: float)
 @given(z=st.floats(0.2, 20.0), bins=st.integers(1, 300), epochs=st.integers(1, 3), delta=st.floats(1e-8, 1e-3))
 def test_never_above_the_chain_nor_below_zero_out(z: float, bins: int, epochs: int, delta: float) -> None:
     replaced = AllocatedGaussian(z, bins, epochs, "replace-one")
-    chain = lowest([gaussian(replaced.known_mu), chained(*directions(replaced))])
+    chain = lowest_curve(
+        [gaussian_curve(replaced.known_mu), triangle_curve(*removal_and_addition_curves(replaced))]
+    )
     epsilon = replaced.epsilon_of(delta)
     assert epsilon <= epsilon_at(chain, delta) * (1 + 2e-3)  # whose grids are made for another δ
     assert AllocatedGaussian(z, bins, epochs).epsilon_of(delta) <= epsilon * (1 + 2e-3) + 1e-9
@@ -143,10 +145,10 @@ def test_never_above_the_chain_nor_below_zero_out(z: float, bins: int, epochs: i
 @pytest.mark.parametrize("knots", [12, 128])
 def test_the_law_on_knots_is_above_the_curve_in_one_epoch_and_in_several(knots: int) -> None:
     """Of one round, whose k epochs are exactly √k · 2/z-GDP."""
-    law = Symmetric(2.0, 1, 2**12).losses(knots, 8.0)
-    assert float(law.masses.sum()) + law.infinite == pytest.approx(1.0, abs=1e-9)
+    law = SymmetricPairEpoch(2.0, 1, 2**12).loss_distribution(knots, 8.0)
+    assert float(law.masses.sum()) + law.infinity_mass == pytest.approx(1.0, abs=1e-9)
     epsilons = np.linspace(0.0, 6.0, 301)
-    for epochs, loss in ((1, law), (4, law.on_lattice(1e-3).composed(4))):
+    for epochs, loss in ((1, law), (4, law.to_grid(1e-3).self_compose(4))):
         mu = math.sqrt(epochs)
         true = np.array([gdp.delta_of(mu, epsilon) for epsilon in epsilons])
         assert np.all(loss.deltas(epsilons) >= true * (1 - 1e-12))
@@ -181,7 +183,7 @@ def test_the_lower_hull_lies_below_the_points_and_bends_upwards(points: list[tup
     assert np.all(on_hull <= bounds + 1e-9)
     slopes = np.diff(values) / np.diff(np.exp(at))
     assert all(left <= right + 1e-9 for left, right in pairwise(slopes))
-    law = mirrored(at, values)
+    law = symmetric_loss_distribution(at, values)
     assert np.all(law.deltas(epsilons) >= on_hull - 1e-9)
 
 
@@ -191,14 +193,14 @@ def test_the_lower_hull_lies_below_the_points_and_bends_upwards(points: list[tup
     [(1.0, 60, 1.1, 2**12), (0.5, 60, 6.3, 2**12), (3.0, 600, 0.01, 2**12), (0.4, 2000, 0.05, 2**13)],
 )
 def test_fourier_transforms_hide_less_than_is_added(z: float, bins: int, epsilon: float, size: int) -> None:
-    pair = Symmetric(z, bins, size)
+    pair = SymmetricPairEpoch(z, bins, size)
     below, spacing = pair._grid(math.exp(epsilon), 1e-10)
-    masses, _ = pair._law(math.exp(epsilon), spacing * (np.arange(size + 1) - below))
-    most, least = pair._chances_above(masses, below)
+    masses, _ = pair._ratio_distribution(math.exp(epsilon), spacing * (np.arange(size + 1) - below))
+    most, least = pair._tail_probabilities(masses, below)
     exact_most, exact_least = _extended(masses, bins - 1, below)
     assert np.all(exact_most <= most + 1e-18)
     assert np.all(least <= exact_least + 1e-18)
-    assert np.all(most - exact_most <= 2.0 * pair._noise + 1e-18)
+    assert np.all(most - exact_most <= 2.0 * pair._rounding_error + 1e-18)
 
 
 def _extended(masses: NDArray[np.float64], times: int, below: int) -> tuple[NDArray, NDArray]:
@@ -247,16 +249,16 @@ def test_a_curve_falls_with_epsilon() -> None:
 def test_what_no_grid_holds_counts_whole(tail: float) -> None:
     """A single large D."""
     for z, bins, epsilon in ((1.0, 20, 1.0), (0.5, 3, 2.0), (2.0, 8, 0.3)):
-        assert Symmetric(z, bins, 2**12).delta(epsilon, tail) >= one(z, bins, epsilon, 2**15) * (1 - 2e-3)
+        assert SymmetricPairEpoch(z, bins, 2**12).delta(epsilon, tail) >= one(z, bins, epsilon, 2**15) * (1 - 2e-3)
 
 
 def test_a_sum_that_no_grid_holds_counts_as_infinite() -> None:
     """Of two rounds: R is one D, and the grid ends before -x."""
-    pair = Symmetric(0.5, 2, 2**10)
+    pair = SymmetricPairEpoch(0.5, 2, 2**10)
     below, spacing = pair._grid(math.e, 0.5)
     points = spacing * (np.arange(2**10 + 1) - below)
     assert -points[0] > points[-1]
-    most, _ = pair._chances_above(pair._law(math.e, points)[0], below)
+    most, _ = pair._tail_probabilities(pair._ratio_distribution(math.e, points)[0], below)
     lifted = -points[0] * math.exp(2.0)
     at = 0.5 * math.log(0.5 * (lifted + math.hypot(lifted, 2.0 * math.exp(0.5))))
     assert most[0] >= math.erfc(at / math.sqrt(2.0)) / 2.0
@@ -276,7 +278,7 @@ def test_a_sum_that_no_grid_holds_counts_as_infinite() -> None:
 def test_what_was_calibrated_prints_no_more_than_was_asked(bins: int, mu: float, delta: float) -> None:
     """The first was asked for 24.3816 and printed 24.5358: bounds on grids rose with ε."""
     asked = gdp.epsilon_of(mu, delta)
-    found = calibrated(asked, delta, bins, 1, "replace-one")
+    found = calibrate(asked, delta, bins, 1, "replace-one")
     assert 0.98 * asked < found.epsilon_of(delta) <= asked
     if bins == 2:
         assert replaced_in_two_rounds(found.noise_multiplier, found.epsilon_of(delta)) <= delta

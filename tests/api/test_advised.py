@@ -10,8 +10,8 @@ import pytest
 import fedpriv
 from fedpriv.addons.begin.advise import as_advised
 from fedpriv.addons.begin.command import create_folder
-from fedpriv.core.files import scenario_file
-from fedpriv.data.named import ARGUMENTS, dataset_of
+from fedpriv.core.files import find_scenario_file
+from fedpriv.data.named import ARGUMENT_NAMES, make_dataset
 from fedpriv.data.own import Dataset
 from fedpriv.scenario.load import load_scenario, read_toml
 
@@ -25,11 +25,11 @@ def records(count: int, scale: float = 1.0, classes: int | None = 2) -> tuple[An
 
 
 def dataset(count: int, scale: float = 1.0, classes: int | None = 2) -> Dataset:
-    return dataset_of(ARGUMENTS, records(count, scale, classes), records(40, scale, classes), classes)
+    return make_dataset(ARGUMENT_NAMES, records(count, scale, classes), records(40, scale, classes), classes)
 
 
 def own() -> dict[str, Any]:
-    return dict(read_toml(scenario_file(Path("own-data"))))
+    return dict(read_toml(find_scenario_file(Path("own-data"))))
 
 
 def test_init_writes_what_advise_says(tmp_path: Path) -> None:
@@ -46,11 +46,11 @@ def test_init_writes_what_advise_says(tmp_path: Path) -> None:
 
 
 def test_own_data_as_it_stands_is_what_advise_says_of_the_synthetic_records() -> None:
-    cell = load_scenario(scenario_file(Path("own-data")), []).points[0].cell
+    cell = load_scenario(find_scenario_file(Path("own-data")), []).points[0].cell
     says = fedpriv.advise(
         silos=5, records=1200, features=784, classes=10, epsilon=4.0, trust="trusted", feature_norm=5.0
     ).tree
-    assert {key: cell.canonical()["algorithm"].get(key) for key in KEYS} == {
+    assert {key: cell.canonical_data()["algorithm"].get(key) for key in KEYS} == {
         key: says["algorithm"][key] for key in KEYS
     }
     assert cell.batch_sizes == says["federation"]["batches"] or list(cell.batch_sizes) == [1200] * 5

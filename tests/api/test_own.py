@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import fedpriv
 from fedpriv.api.run import _digest_arrays
-from fedpriv.data.tables import given_name
+from fedpriv.data.tables import in_memory_name
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 TREE: dict[str, Any] = {
@@ -163,7 +163,7 @@ def test_guarantee_results_have_no_digest_on_which_a_record_can_be_tried(
     names = list[str]()
     for user in ("user", "another", "user"):
         monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path / user / "data"))
-        names.append(given_name(_digest_arrays(*train, *test)))
+        names.append(in_memory_name(_digest_arrays(*train, *test)))
     assert names[0] == names[2] != names[1]
     assert names[0] in told
     assert (tmp_path / "user" / "records.key").stat().st_mode & 0o777 == 0o600
@@ -180,7 +180,7 @@ def test_a_key_of_the_records_names_that_others_know_is_not_used(
     if planted != "readable":
         monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
     digest = bytes(range(32))
-    assert hmac.digest(bytes(32), digest, "sha256").hex()[:16] not in given_name(digest)
+    assert hmac.digest(bytes(32), digest, "sha256").hex()[:16] not in in_memory_name(digest)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedpriv.loss.models import model_named
+from fedpriv.loss.models import find_model
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import TRUSTS, USER
 from fedpriv.papers.base import NoiseSettings
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.participation.registry import CHOSEN
-from fedpriv.plan.evaluation import evaluation_plan_of, first_step_of, held_out_shares
-from fedpriv.plan.plan import absences_of, plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
+from fedpriv.plan.evaluation import first_step_cell, make_evaluation_plan, test_records_of_silos
+from fedpriv.plan.plan import draw_absences, make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.attacks import crossing_examples as examples
@@ -59,7 +59,10 @@ def tree_of(choice: Choice, files: Files, seed: int = 1) -> dict[str, Any]:
         keys = {**examples.NORM, **keys}
     silos = unit.get("federation", {"silos": 2, "batch": examples.BATCH})
     epochs = {} if "clients" in silos else {"epochs": row.epochs if is_public else 2}
-    needs_groups = choice.mechanism in ("banded", "lambda-cgd", "blt") and CHOSEN[choice.participation].secret
+    needs_groups = (
+        choice.mechanism in ("banded", "lambda-cgd", "blt")
+        and SELECTABLE_PARTICIPATIONS[choice.participation].secret
+    )
     noise = {"mechanism": choice.mechanism, **examples.MECHANISMS[choice.mechanism]} if choice.mechanism else {}
     tree: dict[str, Any] = {
         "name": "crossing",
@@ -89,29 +92,29 @@ def cell_of(choice: Choice, files: Files, seed: int = 1) -> Cell:
     InputError if the combination is refused.
     """
     cell = resolve_cell(tree_of(choice, files, seed), "test")
-    return first_step_of(cell) or cell
+    return first_step_cell(cell) or cell
 
 
 def plan_crossing(choice: Choice, files: Files, released: bool) -> Crossing:
     """Plan a combination for silo 0 and its records.  InputError if the combination is refused."""
     cell = cell_of(choice, files)
-    task = task_of_cell(cell)
-    shares = spread(cell)
-    plan = plan_of(cell, task.objective, released=released)
+    task = load_task(cell)
+    shares = partition_records(cell)
+    plan = make_plan(cell, task.objective, for_release=released)
     records = Records(*(column[shares[0]] for column in task.train))
-    if (evaluation := evaluation_plan_of(cell, task.objective, released=released)) is not None:
-        plan, records = evaluation.plan, held_out_shares(cell)[0]
+    if (evaluation := make_evaluation_plan(cell, task.objective, for_release=released)) is not None:
+        plan, records = evaluation.plan, test_records_of_silos(cell)[0]
     order = None
-    if cell.privacy.protected.name == USER.name:
+    if cell.privacy.protected_unit.name == USER.name:
         order = torch.randperm(len(records.labels), generator=torch.Generator().manual_seed(1))
-    missed_rounds = frozenset(absences_of(cell).rounds.get(0, ()))
+    missed_rounds = frozenset(draw_absences(cell).rounds.get(0, ()))
     return Crossing(plan, records, order, missed_rounds, victim=-(len(str(choice)) % 2))
 
 
 def keys_of(model: str) -> list[str]:
     """List the keys of a model's settings."""
     example = examples.MODELS[model]
-    return list(model_named(example.name or model).settings.model_fields)
+    return list(find_model(example.name or model).settings.model_fields)
 
 
 def in_turn(*axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -126,9 +129,9 @@ def in_turn(*axes: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 def fitting(unit: str, participation: str, trust: str = "untrusted") -> tuple[str, str]:
     """Return the unit and trust setting closest to the arguments that a participation admits."""
-    if CHOSEN[participation].of_clients:
+    if SELECTABLE_PARTICIPATIONS[participation].client_initiated:
         return "client of a pool", "trusted"
-    secret_clients = CHOSEN[participation].secret and unit.startswith("client")
+    secret_clients = SELECTABLE_PARTICIPATIONS[participation].secret and unit.startswith("client")
     return unit, "trusted" if secret_clients or unit == "client of a pool" else trust
 
 
@@ -142,9 +145,9 @@ def models_and_keys() -> list[Choice]:
     )
     choices = []
     for model in examples.MODELS:
-        for key, participation in itertools.product(["", *keys_of(model)], CHOSEN):
+        for key, participation in itertools.product(["", *keys_of(model)], SELECTABLE_PARTICIPATIONS):
             trust, relation, algorithm, extra = next(rest)
-            if CHOSEN[participation].secret and algorithm == "dp-ftrl":
+            if SELECTABLE_PARTICIPATIONS[participation].secret and algorithm == "dp-ftrl":
                 algorithm = "noisy-minibatch"
             unit, trust = fitting("record", participation, trust)
             choices.append(Choice(model, key, algorithm, "", "", participation, unit, trust, relation, extra))
@@ -159,7 +162,9 @@ def algorithms_and_units() -> list[Choice]:
     rows = [(name, "") for name in ALGORITHMS] + [(row, name) for name, (row, _) in examples.VARIANTS.items()]
     rest = in_turn(CHEAP, examples.RELATIONS, ["", "", "away", "", "drop-outs"], ["", "augment", ""])
     choices = []
-    for (name, variant), participation, unit, trust in itertools.product(rows, CHOSEN, examples.UNITS, TRUSTS):
+    for (name, variant), participation, unit, trust in itertools.product(
+        rows, SELECTABLE_PARTICIPATIONS, examples.UNITS, TRUSTS
+    ):
         model, relation, extra, key = next(rest)
         model = "logistic-regression" if name == "noisy-newton" else model
         if extra and (trust not in ("untrusted", "trusted") or "pool" in unit):
@@ -176,7 +181,9 @@ def noises() -> list[Choice]:
         ["logistic-regression", "mlp"], examples.RELATIONS, ["", "", "word", "away"], ["record", "user"]
     )
     choices = []
-    for name, noise, participation, trust in itertools.product(rows, examples.MECHANISMS, CHOSEN, TRUSTS):
+    for name, noise, participation, trust in itertools.product(
+        rows, examples.MECHANISMS, SELECTABLE_PARTICIPATIONS, TRUSTS
+    ):
         model, relation, extra, unit = next(rest)
         unit, _ = fitting(unit, participation)
         extra = "" if extra == "away" and (trust in ("secure-aggregation", "curator") or "pool" in unit) else extra
@@ -186,7 +193,7 @@ def noises() -> list[Choice]:
 
 def models_and_units() -> list[Choice]:
     """Cross models, units and trust settings, and then models with releases beside the training."""
-    rest = in_turn(list(CHOSEN), examples.RELATIONS)
+    rest = in_turn(list(SELECTABLE_PARTICIPATIONS), examples.RELATIONS)
     choices = []
     for model, unit, trust in itertools.product(examples.MODELS, examples.UNITS, TRUSTS):
         participation, relation = next(rest)
@@ -237,7 +244,7 @@ def fast_choices() -> list[Choice]:
         choices.append(Choice(algorithm=name, relation=relation, **{"trust": trust, **needs}))
     choices += [Choice(model) for model in [*models, *federated_models]]
     choices += [Choice("logistic-regression", algorithm="dp-ftrl", mechanism=name) for name in examples.MECHANISMS]
-    for name in CHOSEN:
+    for name in SELECTABLE_PARTICIPATIONS:
         unit, trust = fitting("record", name)
         model = "logistic-regression" if name == "balanced" else "softmax-regression"
         choices.append(Choice(model, participation=name, unit=unit, trust=trust))

@@ -32,16 +32,16 @@ from torch import Tensor
 import fedpriv.loss
 import fedpriv.noise.integers.increments as exact
 from fedpriv.accounting.gaussian import RELATION_FACTOR
-from fedpriv.claims.ledger import ReleaseStream, releases_of
+from fedpriv.claims.ledger import ReleaseStream, make_release_streams
 from fedpriv.core.random import SERVER, simulation_noise
-from fedpriv.loss.objective import Records, ShortPasses
-from fedpriv.loss.views import absent
+from fedpriv.loss.objective import Bfloat16View, Records
+from fedpriv.loss.views import absent_label
 from fedpriv.participation.orders import Participation
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.plan.plan import Plan
-from fedpriv.rounds.round import State, aligned, point_of
+from fedpriv.rounds.round import RoundState, ensure_aligned, gradient_point
 from fedpriv.silo.masks import Masker
-from fedpriv.silo.silo import Silo, pack, unpack
+from fedpriv.silo.silo import Silo, pack_state, unpack_state
 
 KEY = bytes(31) + b"8"
 HOSTILE = ("random", "1e30", "denormal", "largest", "cancelling", "all scales", "zeros", "large")
@@ -105,7 +105,7 @@ def altered(records: Records, changes: dict[int, str]) -> Records:
             signs = torch.where(torch.arange(features[row].numel()) % 2 == 0, 1.0, -1.0).view(features[row].shape)
             features[row] = (1e30 * signs).to(features.dtype)
         if "absent" in change:
-            labels[row] = absent(labels)
+            labels[row] = absent_label(labels)
     return Records(features, labels)
 
 
@@ -137,7 +137,7 @@ class Crossing:
     @cached_property
     def is_integer(self) -> bool:
         """Whether increments are integers."""
-        return self.plan.integers is not None
+        return self.plan.exact_plan is not None
 
     @cached_property
     def rounds(self) -> list[int]:
@@ -148,10 +148,10 @@ class Crossing:
         """Silo 0 with these rows of its records changed."""
         records = altered(self.records, changes or {})
         if self.is_integer:
-            silo = Silo.of(0, self.plan, records, KEY, gaps=True)
-            return replace(silo, order=self.order)
+            silo = Silo.for_release(0, self.plan, records, KEY, may_miss_rounds=True)
+            return replace(silo, unit_order=self.order)
         dtype = str(records.features.dtype).removeprefix("torch.")
-        return Silo(0, self.plan, records, simulation_noise(1, dtype), gaps=True, order=self.order)
+        return Silo(0, self.plan, records, simulation_noise(1, dtype), may_miss_rounds=True, unit_order=self.order)
 
     def expect(self, check: str, holds: bool, message: str) -> None:
         self.compared[check] += 1
@@ -180,17 +180,17 @@ class Crossing:
             for t in self.rounds:
                 self._check_draws(t, base[t], sums, places[t])
 
-    def _answers(self, run_queries: Sequence[Tensor]) -> dict[int, State]:
+    def _answers(self, run_queries: Sequence[Tensor]) -> dict[int, RoundState]:
         """Run checks d and e, and return the state before each round."""
         silo, repeater, neighbour = self.silo(), self.silo(), self.silo({0: "other"})
-        states, state = {}, silo.start()
+        states, state = {}, silo.initial_state()
         secret = self.is_integer and isinstance(self.plan.schedule, SecretOrder)
         for t in self.rounds:
             states[t], query = state, run_queries[t - 1]
             with count_calls(secret) as calls:
                 release, next_state = silo.answer(state, t, query)
             # The repeater has its state as a ledger stores it.
-            repeated, repeated_state = repeater.answer(unpack(pack(state), repeater), t, query)
+            repeated, repeated_state = repeater.answer(unpack_state(pack_state(state), repeater), t, query)
             messages = [
                 message(source, answer.vector, t, answer_state)
                 for source, answer, answer_state in (
@@ -224,37 +224,41 @@ class Crossing:
 
     def _places(self, t: int) -> NDArray[np.int64]:
         """Return the rows of the silo's order that round t reads."""
-        return self.silo()._read(self.plan.rounds[t - 1]).rows
+        return self.silo()._read_batch(self.plan.rounds[t - 1]).row_indices
 
     def _unit(self, place: int) -> int:
         return place if self.order is None else int(self.order[place])
 
     def _sums(
-        self, states: dict[int, State], run_queries: Sequence[Tensor], silo: Silo, only_round: int | None = None
+        self,
+        states: dict[int, RoundState],
+        run_queries: Sequence[Tensor],
+        silo: Silo,
+        only_round: int | None = None,
     ) -> dict[int, NDArray[Any]]:
         """Return the sums (vectors, d) of a silo in each round, with the states of the unchanged silo."""
         sums = {}
         for t in self.rounds if only_round is None else [only_round]:
-            state, planned = silo._after_gap(states[t], t)
-            state = state._replace(past=tuple(map(aligned, state.past)))
-            point = point_of(planned.step, aligned(run_queries[t - 1]), state.past)
-            values = silo.steps.sums(state, planned, point, silo._read(planned)).values.numpy()
+            state, planned = silo._skip_missed_rounds(states[t], t)
+            state = state._replace(past_vectors=tuple(map(ensure_aligned, state.past_vectors)))
+            point = gradient_point(planned.step, ensure_aligned(run_queries[t - 1]), state.past_vectors)
+            values = silo.steps.sum_increments(state, planned, point, silo._read_batch(planned)).values.numpy()
             sums[t] = np.atleast_2d(values).copy()
         return sums
 
     def _bounds(self, t: int) -> list[float]:
         """Return the norm bounds of one unit's increment, one for each vector of round t."""
         if self.is_integer:
-            return [float(norm) for norm in self.plan.exact.norms(t)]
+            return [float(norm) for norm in self.plan.required_exact_plan.norms(t)]
         weight = 1.0 / self.plan.batch_sizes[0] / max(1, self.plan.schedule.expected_batches(t))
-        return [weight * self.plan.rounds[t - 1].step.largest]
+        return [weight * self.plan.rounds[t - 1].step.max_contribution]
 
     def _rounding(self, t: int) -> float:
         """Return the largest rounding difference of two sums of the same rows, 0 for integers."""
         if self.is_integer:
             return 0.0
         tolerance = 1e-9 if self.records.features.dtype == torch.float64 else 1e-4
-        tolerance = 2e-2 if isinstance(self.plan.objective, ShortPasses) else tolerance
+        tolerance = 2e-2 if isinstance(self.plan.objective, Bfloat16View) else tolerance
         return tolerance * max(self._bounds(t)) * max(1, len(self._places(t)))
 
     def _is_close(self, t: int, one: NDArray[Any], other: NDArray[Any]) -> bool:
@@ -300,7 +304,7 @@ class Crossing:
                     self._is_within(t, changed[change][t] - without, 1.0),
                     f"{subject}, {change}: beyond its bound",
                 )
-                near_enough = self._is_within(t, changed[change][t] - base[t], self.plan.apart)
+                near_enough = self._is_within(t, changed[change][t] - base[t], self.plan.increment_diameter)
                 self.expect("a", near_enough, f"{subject}, {change}: further apart than is claimed")
             if not equal:
                 continue
@@ -341,7 +345,7 @@ class Crossing:
                 self._is_close(t, rest, without),
                 f"round {t}: others move by {self._in_clips(t, rest, without)} where row {place} is drawn",
             )
-        undrawn_rows = np.setdiff1d(np.arange(count)[schedule.group(t)], drawn_rows)
+        undrawn_rows = np.setdiff1d(np.arange(count)[schedule.group_rows(t)], drawn_rows)
         for place in sorted({*undrawn_rows[:1].tolist(), *undrawn_rows[-1:].tolist()}):
             with reading(schedule, np.sort(np.append(drawn_rows, place))):
                 joined = sums(self.silo({self._unit(place): "absent"}), t)[t]
@@ -358,7 +362,7 @@ class Crossing:
 
     def _check_distance(self, place: str, base: dict[int, NDArray[Any]], other: dict[int, NDArray[Any]]) -> None:
         """Run check c, for the whole run in a public order, and for single rounds in a secret one."""
-        streams = releases_of(self.plan, self.plan.schedule.rounds)
+        streams = make_release_streams(self.plan, self.plan.schedule.rounds)
         if not self.plan.noise.sources or self.plan.mechanism.assumption is not None:
             return
         through = self._through_integers if self.is_integer else self._through_floats
@@ -384,19 +388,22 @@ class Crossing:
 
     def _through_integers(self, base: dict[int, NDArray[Any]], other: dict[int, NDArray[Any]]) -> float:
         """Return √Σ ‖Δ(C s)_t / scale_t‖² / σ, computed by the strategy that adds the noise."""
-        strategy, owner = self.plan.exact.run.factored.strategy, SERVER if self.plan.trust.draws(SERVER) else 0
-        claim, total, ends = self.plan.exact.claim_of(owner), 0.0, []
+        strategy, owner = (
+            self.plan.required_exact_plan.inputs.factorization.strategy,
+            SERVER if self.plan.trust.adds_noise(SERVER) else 0,
+        )
+        claim, total, ends = self.plan.required_exact_plan.party_claim(owner), 0.0, []
         for sums in (base, other):
-            state, outputs = strategy.start(), []
+            state, outputs = strategy.initial_state(), []
             for t in range(1, self.plan.schedule.rounds + 1):
                 vectors = sums.get(t, np.zeros((strategy.draws(t) or 1, self.plan.objective.dimension), np.int64))
                 output, state = strategy.step(state, t, vectors[0] if strategy.draws(t) is None else vectors)
                 outputs.append(np.atleast_2d(output).copy())
             ends.append(outputs)
         for t, (one, two) in enumerate(zip(*ends, strict=True), start=1):
-            for vector, scale in zip(two - one, strategy.scales(t), strict=True):
+            for vector, scale in zip(two - one, strategy.noise_scales(t), strict=True):
                 total += float(np.square(vector.astype(np.float64)).sum()) / float(scale) ** 2
-        return math.sqrt(total) / (claim.sigma * math.sqrt(claim.owners))
+        return math.sqrt(total) / (claim.sigma * math.sqrt(claim.party_count))
 
     def _through_floats(self, base: dict[int, NDArray[Any]], other: dict[int, NDArray[Any]]) -> float | None:
         """Return ‖z‖ / std for the smallest z with B z equal to the difference of the sums, ‖Δ(C s)‖ or less."""
@@ -428,13 +435,14 @@ class Crossing:
         return torch.stack(rows).numpy()
 
 
-def message(silo: Silo, release: Tensor, t: int, state: State) -> Tensor:
+def message(silo: Silo, release: Tensor, t: int, state: RoundState) -> Tensor:
     """Return the message in which a release leaves the silo, masked for all silos if messages are masked."""
     other_keys = [
-        Masker(bytes([number]) * 32, number, silo.scenario).public for number in range(len(silo.plan.weights))
+        Masker(bytes([number]) * 32, number, silo.scenario_digest).public_key
+        for number in range(len(silo.plan.weights))
     ]
-    keys = b"".join([silo.masker.public, *other_keys[1:]])
-    return silo.message(release, t, keys, state.chain)
+    keys = b"".join([silo.masker.public_key, *other_keys[1:]])
+    return silo.make_message(release, t, keys, state.query_chain)
 
 
 _LOSSES = str(Path(fedpriv.loss.__file__).parent)
@@ -453,7 +461,7 @@ def count_calls(is_counting: bool) -> Iterator[Counter[str]]:
             and code.co_name in ("per_record", "increment")
         ):
             calls[code.co_qualname] += 1
-        elif event == "call" and code is exact.linear_sum.__code__:
+        elif event == "call" and code is exact.sum_rank_one.__code__:
             calls[code.co_qualname] += len(frame.f_locals["features"])
 
     before = sys.getprofile()

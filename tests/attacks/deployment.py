@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedpriv.addons.certificate.attest import SAYS, signing_key
+from fedpriv.addons.certificate.attest import STATEMENT_NAME, signing_key
 from fedpriv.addons.certificate.certify import FORMAT
-from fedpriv.claims.ledger import released_by, releases_of
-from fedpriv.claims.outcome import Finished
-from fedpriv.core.signed import made_key, sha256, signature, spelled
-from fedpriv.plan.evaluation import evaluation_plan_of
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import public_task_of_cell
-from fedpriv.scenario.load import scenario_of
+from fedpriv.claims.ledger import make_evaluation_streams, make_release_streams
+from fedpriv.claims.outcome import CellOutcome
+from fedpriv.core.signed import canonical_json, load_or_create_key, sha256, sign_data
+from fedpriv.plan.evaluation import make_evaluation_plan
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import load_public_task
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.policy import read_policy
 from fedpriv.study.results import RunFolder
-from fedpriv.study.sweep import FirstSteps, scaled_scenario
+from fedpriv.study.sweep import FirstSteps, scale_scenario
 from tests.cli.command import fedpriv as command
 from tests.conftest import small_tree
 
@@ -116,16 +116,19 @@ class Deployment:
         """
         tree = json.loads(self.certificate.read_text())
         edit(tree)
-        body = sha256(spelled(tree["body"]))
+        body = sha256(canonical_json(tree["body"]))
         if sign:
             tree["silos"] = [self._signed(each, body) for each in tree["silos"]]
         document = {name: tree[name] for name in ("about", "body", "format", "silos")}
-        key = made_key(self.folder / "coordinator.key")
-        self.certificate.write_bytes(spelled({**document, "coordinator": signature(key, FORMAT, document)}))
+        key = load_or_create_key(self.folder / "coordinator.key")
+        self.certificate.write_bytes(canonical_json({**document, "coordinator": sign_data(key, FORMAT, document)}))
 
     def _signed(self, part: dict[str, Any], body: str) -> dict[str, Any]:
         facts = {**{name: value for name, value in part.items() if name != "signed"}, "body": body}
-        return {**facts, "signed": signature(signing_key(read_policy(self.policies[part["silo"]])), SAYS, facts)}
+        return {
+            **facts,
+            "signed": sign_data(signing_key(read_policy(self.policies[part["silo"]])), STATEMENT_NAME, facts),
+        }
 
     def refusal(self, signers: Sequence[int] | None = None) -> tuple[str, str]:
         """Certify, have every silo sign, assemble and verify: who refuses first, and the line; "" for nobody."""
@@ -146,40 +149,40 @@ def deployment(folder: Path, tree: dict[str, Any], *, first: bool = False) -> De
 
     With `first` the first step of [data.scale] is taken by them, too.
     """
-    scenario = scenario_of(tree, "test")
-    policies = [each / "policy.toml" for each in prepare_silos(scenario, folder, runs=2)]
+    scenario = parse_scenario(tree, "test")
+    policies = [each / "policy.toml" for each in prepare_silos(scenario, folder, run_count=2)]
     for policy in policies:
         begin_ledgers(read_policy(policy))
     guards = [open_guards(read_policy(policy)) for policy in policies]
     steps = FirstSteps({})
     if first:
-        scenario, steps = scaled_scenario(
-            scenario, lambda cell: run_by([each.training for each in guards], cell), released=True
+        scenario, steps = scale_scenario(
+            scenario, lambda cell: run_by([each.training for each in guards], cell), for_release=True
         )
     (point,) = scenario.points
     finished = run_by([each.training for each in guards], point.cell)
     if point.cell.evaluation is not None:
-        asked = evaluation_plan_of(point.cell, public_task_of_cell(point.cell).objective, released=True)
+        asked = make_evaluation_plan(point.cell, load_public_task(point.cell).objective, for_release=True)
         assert asked is not None
         answer_all(
             [each.tests for each in guards if each.tests is not None], point.cell, asked.plan, finished.model.size
         )
-        finished = replace(finished, evaluations=released_by(asked))
+        finished = replace(finished, evaluations=make_evaluation_streams(asked))
     run = RunFolder(folder / "run", scenario, "deployment", resume=False)
-    run.finished(0, steps.with_rounds(point.cell, finished))
+    run.finished(0, steps.prepend_releases(point.cell, finished))
     run.ended()
     return Deployment(folder / "run", policies)
 
 
-def run_by(guards: Sequence[Guard], cell: Cell, name: str = "run") -> Finished:
+def run_by(guards: Sequence[Guard], cell: Cell, name: str = "run") -> CellOutcome:
     """A run of a cell whose rounds are all answered, with a model of zeros."""
-    plan = plan_of(cell, public_task_of_cell(cell).objective, released=True)
+    plan = make_plan(cell, load_public_task(cell).objective, for_release=True)
     answer_all(guards, cell, plan, plan.query_length, name)
-    return Finished(
+    return CellOutcome(
         metrics={"test_loss": 1.0, "test_accuracy": 0.5},
         fraction_clipped=None,
         wall_seconds=1.0,
-        releases=releases_of(plan, plan.schedule.rounds),
+        releases=make_release_streams(plan, plan.schedule.rounds),
         gradient_evaluations=1,
         model=np.zeros(plan.objective.dimension),
         noise="release",
@@ -188,7 +191,7 @@ def run_by(guards: Sequence[Guard], cell: Cell, name: str = "run") -> Finished:
 
 def answer_all(guards: Sequence[Guard], cell: Cell, plan: Plan, length: int, name: str = "run") -> None:
     """Have silos' guards answer all rounds of a run for the query 0."""
-    text, name = json.dumps(cell.canonical(), sort_keys=True), f"{name}-{cell.model.name}"
+    text, name = json.dumps(cell.canonical_data(), sort_keys=True), f"{name}-{cell.model.name}"
     keys = b"".join(guard.public_key(name, text) for guard in guards) if plan.masked else b""
     for guard in guards:
         for t in range(1, plan.schedule.rounds + 1):

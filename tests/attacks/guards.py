@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.clients.app import ask
+from fedpriv.clients.app import ask_release
 from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.guard import Guard
@@ -79,7 +79,7 @@ def scenario(trust: str = "untrusted", **overrides: Any) -> str:
         overrides.setdefault("privacy", {"relation": "replace-one", "mu": 2.0})
         overrides["algorithm__trust"] = trust
     tree = small_tree(**{"algorithm__trust": trust, **overrides})
-    return json.dumps(resolve_cell(tree, "test").canonical(), sort_keys=True)
+    return json.dumps(resolve_cell(tree, "test").canonical_data(), sort_keys=True)
 
 
 def write_policy(folder: Path, images: NDArray[Any], labels: NDArray[Any], number: int = 0, **allow: Any) -> Path:
@@ -105,7 +105,7 @@ class Socket:
         self.path, self.process = folder / "0.sock", start_daemon(self.policy)
 
     def ask(self, cell: str, t: int, query: NDArray[Any], run: str = "run") -> NDArray[Any] | Refusal:
-        return ask(self.path, run, cell, t, query)
+        return ask_release(self.path, run, cell, t, query)
 
     def answered(self, cell: str, t: int, query: NDArray[Any], run: str = "run") -> NDArray[Any]:
         answer = self.ask(cell, t, query, run)
@@ -145,7 +145,7 @@ def zeros(dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 def cards(own: bytes) -> bytes:
     """The cards of three silos, of which two are the server's inventions."""
-    return b"".join([own, *(Masker(bytes([n]) * 32, n).public + bytes(64) for n in (1, 2))])
+    return b"".join([own, *(Masker(bytes([n]) * 32, n).public_key + bytes(64) for n in (1, 2))])
 
 
 def never(*_: object, **__: object) -> None:

@@ -17,12 +17,12 @@ import pytest
 
 import fedpriv
 from fedpriv.addons.certificate.attest import _find_unanswered
-from fedpriv.claims.entries import entry_of
+from fedpriv.claims.entries import make_entry
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.chain import Mark
+from fedpriv.silo.chain import RollbackMark
 from fedpriv.silo.guards import open_guards
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.rows import UNKEYED, digest_of
+from fedpriv.silo.rows import UNKEYED_VERSION, file_digest
 from tests.attacks.deployment import Deployment, Edit, deployment, fixed_order, run_by, secret_order
 from tests.cli.command import fedpriv as command
 from tests.conftest import small_tree
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 def with_figures(told: dict[str, Any]) -> None:
     """Compute every figure anew of the streams, as far as they give any: an attacker is not that careless."""
     with suppress(Exception):
-        told.update(json.loads(json.dumps(entry_of(told).recomputed)))
+        told.update(json.loads(json.dumps(make_entry(told).recomputed_record)))
 
 
 def record(**values: Any) -> Edit:
@@ -494,10 +494,10 @@ def test_a_ledger_of_before_signs_nothing_until_it_is_converted(tmp_path: Path) 
     assert run.draft() == ""
     policy = read_policy(run.policies[1])
     with sqlite3.connect(policy.ledger) as database:
-        database.execute(f"PRAGMA user_version = {UNKEYED}")
+        database.execute(f"PRAGMA user_version = {UNKEYED_VERSION}")
     database.close()
-    mark = Mark(policy.marked)
-    mark.write(mark.read()._replace(whole=digest_of(policy.ledger)))
+    mark = RollbackMark(policy.mark_path)
+    mark.write(mark.read()._replace(file_digest=file_digest(policy.ledger)))
     assert run.sign(0) == ""
     line = run.sign(1)
     assert "is one of fedpriv 0.3.0 still" in line

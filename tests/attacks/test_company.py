@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.loss.models import model_named
+from fedpriv.loss.models import find_model
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.demo import policy_text
+from fedpriv.silo.demo import format_policy
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import begin_ledgers, open_guards
-from fedpriv.silo.policy import keep_to_owner, read_policy
+from fedpriv.silo.policy import read_policy, revoke_write_access
 from tests.conftest import small_tree
 from tests.loss import zoo
 
@@ -37,9 +37,9 @@ def guard_over(folder: Path, evaluating: bool, code: str, classes: int = 2, **ar
     keys = {"silo": 0, "classes": classes, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
     allow = {"relation": "replace-one", "clip": 1.0, "rounds": 10, "budget": whole, "models": [code]}
     section = f"[evaluation]\nbudget = {whole}\n" if evaluating else ""
-    (folder / "policy.toml").write_text(policy_text(keys, allow) + section)
+    (folder / "policy.toml").write_text(format_policy(keys, allow) + section)
     for name in ("own.npz", "policy.toml"):
-        keep_to_owner(folder / name)
+        revoke_write_access(folder / name)
     policy = read_policy(folder / "policy.toml")
     begin_ledgers(policy)
     guards = open_guards(policy)
@@ -56,7 +56,7 @@ def scenario(rounds: int, batch: int, **sections: Any) -> str:
         "run": {"dtype": "float32", **({"evaluations": 1} if "evaluation" in sections else {})},
     }
     tree = small_tree(**{**common, **sections})
-    return json.dumps(resolve_cell(tree, "test").canonical())
+    return json.dumps(resolve_cell(tree, "test").canonical_data())
 
 
 def truths() -> list[int]:
@@ -80,7 +80,7 @@ def test_a_record_that_a_backbone_chokes_on_changes_no_other_records_features(
     model = {"backbone": code, "backbone_weights": f"sha256:{digest}", "feature_norm": 1.0}
     labels, words = np.zeros(RECORDS, np.int64), np.full((2, RECORDS, 1), 5.0)
     words[1, VICTIM] = 16.0
-    row = model_named("logistic-regression")
+    row = find_model("logistic-regression")
     seen = [row.features(own, torch.float32, row.settings.model_validate(model)) for own in words]
     other = (VICTIM + 1) % RECORDS
     apart = (seen[0][other] - seen[1][other])[:-1].abs()

@@ -15,7 +15,7 @@ import torch
 
 from fedpriv.core.errors import FedprivError
 from fedpriv.loss.objective import Query
-from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.noise.integers.increments import sum_integer_increments
 from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.shard import Shard
@@ -53,19 +53,25 @@ def test_an_exchanged_record_moves_a_release_by_one_clip_and_no_bit_of_the_other
 ) -> None:
     """Integers, as a guard adds them: with five copies, K units under zero-out, and nobody else's copies."""
     cell, norm = resolve_cell(small_tree(model=model, run__dtype="float32"), "test"), 2**20
-    inputs, other = ModelInputs.of(cell), IMAGES.copy()
+    inputs, other = ModelInputs.from_cell(cell), IMAGES.copy()
     other[VICTIM] = 255 - other[VICTIM]
     flags = FLAGS.copy()
     flags[VICTIM] = 1 - flags[VICTIM]
-    objective = inputs.objective(inputs.layout(IMAGES, FLAGS, 2), 2).at(first_rows(3, ((0, COUNT),)))
+    objective = inputs.make_objective(inputs.make_layout(IMAGES, FLAGS, 2), 2).for_batch(
+        first_rows(3, ((0, COUNT),))
+    )
     (query,) = pair_of(pattern, objective, torch.float32, 4)[:1]
     there, rows = np.ones(COUNT, np.bool_), np.arange(COUNT)
     there[VICTIM] = False
     without = []
     for images, labels in ((IMAGES, FLAGS), (other, flags)):
-        records = Shard(images, labels).seen(cell)
-        whole = integer_sum(objective, Query((query,)), 1.0, records, norm, norm, rows=rows)
-        without.append(integer_sum(objective, Query((query,)), 1.0, records, norm, norm, counts=there, rows=rows))
+        records = Shard(images, labels).model_records(cell)
+        whole = sum_integer_increments(objective, Query((query,)), 1.0, records, norm, norm, row_indices=rows)
+        without.append(
+            sum_integer_increments(
+                objective, Query((query,)), 1.0, records, norm, norm, is_counted=there, row_indices=rows
+            )
+        )
         assert float(np.linalg.norm((whole - without[-1]).astype(float))) <= norm
     assert np.array_equal(*without)
 

@@ -26,27 +26,27 @@ from fedpriv.engines.table import IndexedOutcome
 from fedpriv.engines.vectorized import engine as keeper
 from fedpriv.engines.vectorized.checkpoints import Checkpoints
 from fedpriv.engines.workers import run_worker
-from fedpriv.flower.strategies import SilosLoss
+from fedpriv.flower.strategies import RemoteLoss
 from fedpriv.loss.models import MODELS, SHIPPED
 from fedpriv.loss.objective import (
     Batch,
+    BatchLayout,
     Deterministic,
     EvaluationView,
     Increment,
     Objective,
     Query,
     Records,
-    Slots,
     View,
 )
 from fedpriv.loss.views import LocalTraining
-from fedpriv.noise.registry import CHOSEN as NOISES
 from fedpriv.noise.registry import MECHANISMS
+from fedpriv.noise.registry import SELECTABLE_MECHANISMS as NOISES
 from fedpriv.noise.trust import SECURE_AGGREGATION, TRUSTS, UNITS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation import secret
-from fedpriv.participation.orders import OWN, Dependence
-from fedpriv.participation.registry import CHOSEN
+from fedpriv.participation.orders import OWN_FACTS, Dependence
+from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
 from fedpriv.plan.plan import Plan
 from fedpriv.rounds.floats import FloatSteps
 from fedpriv.rounds.integers import IntegerSteps
@@ -163,7 +163,7 @@ def parts_of(objective: Objective) -> Iterator[Objective]:
         pytest.param(SHIPPED, examples.MODELS, id="models"),
         pytest.param(ALGORITHMS, examples.ALGORITHMS, id="algorithms"),
         pytest.param([kind.name for kind in NOISES], examples.MECHANISMS, id="mechanisms"),
-        pytest.param(CHOSEN, examples.PARTICIPATIONS, id="participations"),
+        pytest.param(SELECTABLE_PARTICIPATIONS, examples.PARTICIPATIONS, id="participations"),
         pytest.param(UNITS, examples.UNITS, id="units"),
         pytest.param(TRUSTS, examples.TRUSTS, id="trust settings"),
         pytest.param(
@@ -187,7 +187,7 @@ def test_every_key_of_a_model_has_an_example(model: str) -> None:
 def test_an_admitted_combination_keeps_its_promise(choice: Choice, files: Files) -> None:
     """As a silo releases it; as a simulation where it cannot be released, and where its order is secret."""
     census = census_of([choice], files, [True])
-    if census.refused or CHOSEN[choice.participation].secret:
+    if census.refused or SELECTABLE_PARTICIPATIONS[choice.participation].secret:
         census = census_of([choice], files)
     assert census.broken == []
     assert census.admitted > 0
@@ -208,7 +208,7 @@ def test_everything_is_met_among_the_fast_ones() -> None:
         "model": examples.MODELS.keys() - LONG,
         "algorithm": ALGORITHMS.keys() - NEVER,
         "mechanism": set(examples.MECHANISMS),
-        "participation": set(CHOSEN),
+        "participation": set(SELECTABLE_PARTICIPATIONS),
         "unit": set(examples.UNITS),
         "trust": set(TRUSTS),
         "relation": set(examples.RELATIONS),
@@ -218,7 +218,7 @@ def test_everything_is_met_among_the_fast_ones() -> None:
         assert values - met[Choice._fields.index(name)] == set(), name
 
 
-APART = {LinearHazards, LocalTraining, SilosLoss}
+APART = {LinearHazards, LocalTraining, RemoteLoss}
 """What a silo fits for itself, what no noise is calibrated to, and a server's stand-in that sees no record."""
 
 
@@ -261,9 +261,9 @@ class ByPlace(View):
 
     @property
     def dependence(self) -> Dependence:
-        return OWN
+        return OWN_FACTS
 
-    def at(self, slots: Slots) -> "ByPlace":
+    def for_batch(self, slots: BatchLayout) -> "ByPlace":
         return replace(self, read=itertools.count())
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
@@ -328,7 +328,7 @@ def test_a_record_that_is_read_more_often_than_it_is_charged_for_is_seen(
     files: Files,
 ) -> None:
     crossing = plan_crossing(Choice("logistic-regression"), files, True)
-    rounds = tuple(planned._replace(reads=range(1)) for planned in crossing.plan.rounds)
+    rounds = tuple(planned._replace(batch_range=range(1)) for planned in crossing.plan.rounds)
     object.__setattr__(crossing.plan, "rounds", rounds)
     assert {line.partition(":")[0] for line in crossing.check().failures} == {"c"}
 
@@ -336,7 +336,7 @@ def test_a_record_that_is_read_more_often_than_it_is_charged_for_is_seen(
 def test_a_round_that_computes_less_where_nobody_is_drawn_is_seen(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Plan, "most_held", lambda *_: 0)
+    monkeypatch.setattr(Plan, "record_capacity", lambda *_: 0)
     crossing = plan_crossing(Choice(participation="poisson"), files, True)
     assert {line.partition(":")[0] for line in crossing.check().failures} == {"d"}
 
@@ -382,7 +382,7 @@ def replicates(choice: Choice, files: Files) -> list[Cell]:
         cells.append(
             resolve_cell(
                 {
-                    **cell.canonical(),
+                    **cell.canonical_data(),
                     "algorithm": algorithm.model_dump(),
                     "privacy": mu.model_dump(exclude_none=True),
                 },
@@ -426,7 +426,7 @@ def test_a_run_that_is_resumed_or_on_a_worker_is_the_same(
         list(keeper.run_vectorized(cells, Recorder(), memory))
     memory.stop = None
     assert bits(list(keeper.run_vectorized(cells, Recorder(), memory))) == whole
-    events = run_worker("vectorized", [cell.canonical() for cell in cells], ())
+    events = run_worker("vectorized", [cell.canonical_data() for cell in cells], ())
     assert bits([event for event in events if isinstance(event, IndexedOutcome)]) == whole
 
 

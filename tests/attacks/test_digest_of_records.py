@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedpriv.protocol.messages import Told, commits_in
+from fedpriv.protocol.messages import Checkpoint, unpack_checkpoints
 from fedpriv.silo import chain, fingerprint, rows, shard
 from fedpriv.silo.admission import Charge
-from fedpriv.silo.backup import back_up, restore
+from fedpriv.silo.backup import back_up_ledgers, restore_ledgers
 from fedpriv.silo.guards import end_run
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.rows import about_of
+from fedpriv.silo.rows import read_header
 from fedpriv.silo.shard import Shard, key_check
 from tests.attacks.guards import guard_for, random_records, scenario, write_policy, zeros
 from tests.silo.guarded import guard_of
@@ -39,19 +39,19 @@ def candidates() -> list[Shard]:
 def folds(ledger: Path, digest: bytes) -> Iterator[bytes]:
     """All heads of a stolen ledger's chain, were it begun for records with this digest."""
     database = sqlite3.connect(ledger)
-    entries, heads = rows._entries_of(database, keyless=True)
-    about = about_of(database)
+    entries, heads = rows._collect_entries(database, keyless=True)
+    about = read_header(database)
     database.close()
-    head = chain.origin(about.begun_as, digest)
+    head = chain.first_head(about.original_name, digest)
     yield head
     for number in range(1, about.commit.number + 1):
         if number in heads:
-            yield chain.linked(head, number, [heads[number][0]])
-        head = chain.linked(head, number, entries[number])
+            yield chain.next_head(head, number, [heads[number][0]])
+        head = chain.next_head(head, number, entries[number])
         yield head
 
 
-def pointed_out(files: Iterable[Path], possible: list[Shard], remembered: Iterable[Told] = ()) -> list[int]:
+def pointed_out(files: Iterable[Path], possible: list[Shard], remembered: Iterable[Checkpoint] = ()) -> list[int]:
     """The candidates that what was stolen agrees with: by a digest, by a head of the chain, or by a key in it."""
     contents = [path.read_bytes() for path in files]
     everything = b"".join([*contents, *(told.head for told in remembered)])
@@ -60,8 +60,8 @@ def pointed_out(files: Iterable[Path], possible: list[Shard], remembered: Iterab
     keys = [b"", bytes(32), *(each for each in windows if key_check(each) in everything)]
     found = []
     for number, each in enumerate(possible):
-        tried = [each.digest, *(each.fingerprint(key)[32:] for key in keys)]
-        tried += [head for ledger in ledgers for head in folds(ledger, each.digest)]
+        tried = [each.content_digest, *(each.fingerprint(key)[32:] for key in keys)]
+        tried += [head for ledger in ledgers for head in folds(ledger, each.content_digest)]
         if any(value in everything for value in tried):
             found.append(number)
     return found
@@ -73,7 +73,7 @@ def theft(folder: Path, truth: Shard, what: str, *, run: bool = True) -> list[Pa
     for t in range(1, 9) if run else ():
         guard.answer("run", scenario(), t, zeros())
     guard._ledger.close()
-    back_up(folder / "silo-0.toml", folder / "kept")
+    back_up_ledgers(folder / "silo-0.toml", folder / "kept")
     own = {"backup": ["kept/ledger-0.sqlite"], "ledger": ["ledger-0.sqlite", "ledger-0.sqlite.mark"]}
     own["both"] = own["backup"] + own["ledger"]
     own["whole disk"] = [*own["both"], "shard-0.npz.key"]
@@ -97,7 +97,7 @@ def test_the_same_attack_names_every_record_by_a_ledger_of_0_3_0(tmp_path: Path,
     for trial in range(TRIALS):
         folder, truth = tmp_path / str(trial), coin.randrange(2)
         policy = read_policy(write_policy(folder, possible[truth].images, possible[truth].labels))
-        begin_unkeyed(policy.ledger, policy.marked, possible[truth])
+        begin_unkeyed(policy.ledger, policy.mark_path, possible[truth])
         assert pointed_out([policy.ledger], possible) == [truth]
     run = copied(tmp_path / "run")
     own = {"backup": [run / "backup" / "ledger.sqlite"], "ledger": [run / "ledger.sqlite"]}
@@ -138,16 +138,16 @@ def test_a_first_run_that_was_under_way_while_its_ledger_was_converted_says_noth
     possible, policy = candidates_in(folder), read_policy(folder / "policy.toml")
     for path in stolen(folder):
         path.unlink()
-    begin_unkeyed(policy.ledger, policy.marked, possible[1])
-    ledger = SiloLedger(policy.ledger, policy.marked)
-    with ledger.alone():
+    begin_unkeyed(policy.ledger, policy.mark_path, possible[1])
+    ledger = SiloLedger(policy.ledger, policy.mark_path)
+    with ledger.lock():
         with ledger.transaction():
             ledger.open_run("first", Charge((folder / "scenario.json").read_text(), 0.1, 0.0), bytes(range(32)))
         with ledger.transaction():
-            ledger.intend("first", 1, bytes(32))
+            ledger.record_query("first", 1, bytes(32))
         with ledger.transaction():
-            ledger.record("first", 1, b"reply", b"state")
-    remembered = [ledger.told("first", 1)]
+            ledger.record_reply("first", 1, b"reply", b"state")
+    remembered = [ledger.checkpoint("first", 1)]
     ledger.close()
     assert pointed_out(stolen(folder), possible, remembered) == [1]
     guard_of(folder / "policy.toml")._ledger.close()
@@ -164,7 +164,7 @@ def test_what_a_server_remembers_of_a_converted_ledger_says_nothing_either(tmp_p
     """
     folder = copied(tmp_path / "silo")
     possible, packed = candidates_in(folder), (folder / "commits").read_bytes()
-    remembered = [commits_in(packed[at : at + 56])[0] for at in range(0, len(packed), 56)]
+    remembered = [unpack_checkpoints(packed[at : at + 56])[0] for at in range(0, len(packed), 56)]
     bare = copied(tmp_path / "bare") / "ledger.sqlite"
     with sqlite3.connect(bare) as database:
         database.execute("UPDATE about SET shard = zeroblob(32), head = zeroblob(32)")
@@ -174,8 +174,8 @@ def test_what_a_server_remembers_of_a_converted_ledger_says_nothing_either(tmp_p
     assert pointed_out([bare], possible, remembered) == [1], "what a server remembers is enough"
     if how == "its backup":
         (folder / "ledger.sqlite").unlink()
-        list(restore(folder / "policy.toml", folder / "backup"))
+        list(restore_ledgers(folder / "policy.toml", folder / "backup"))
     guard_of(folder / "policy.toml")._ledger.close()
-    back_up(folder / "policy.toml", tmp_path / "new")
+    back_up_ledgers(folder / "policy.toml", tmp_path / "new")
     left = [*stolen(folder), tmp_path / "new" / "ledger.sqlite"]
     assert pointed_out(left, possible, remembered) == []

@@ -45,15 +45,17 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     about = tmp_path / "spying_package-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Name: spying-package\nVersion: 1.0\n", encoding="utf-8")
-    (about / "entry_points.txt").write_text(f"[{extensions.GROUP}]\nspy = spying_package\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text(
+        f"[{extensions.ENTRY_POINT_GROUP}]\nspy = spying_package\n", encoding="utf-8"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    models, algorithms, read = dict(MODELS), dict(ALGORITHMS), set(extensions._read)
+    models, algorithms, read = dict(MODELS), dict(ALGORITHMS), set(extensions._imported_extensions)
     yield
     for table, before in ((MODELS, models), (ALGORITHMS, algorithms)):
         table.clear()
         table.update(before)  # type: ignore[arg-type]
-    extensions._read.clear()
-    extensions._read.update(read)
+    extensions._imported_extensions.clear()
+    extensions._imported_extensions.update(read)
     sys.modules.pop("spying_package", None)
 
 
@@ -68,7 +70,7 @@ def naming(section: str, name: str) -> str:
 def test_no_name_of_a_scenario_makes_a_guard_import_an_extension(tmp_path: Path, section: str, name: str) -> None:
     guard = guard_for(tmp_path, *random_records())
     zero = torch.zeros(7850, dtype=torch.float64)
-    for asked in (lambda cell: guard.shapes(cell), lambda cell: guard.answer("run", cell, 1, zero)):
+    for asked in (lambda cell: guard.query_shapes(cell), lambda cell: guard.answer("run", cell, 1, zero)):
         try:
             asked(naming(section, name))
         except RunError as error:
@@ -107,7 +109,7 @@ def test_a_policy_that_lists_an_extension_and_its_rows_has_them(tmp_path: Path) 
     guard = guard_for(tmp_path, *random_records(), **allow)
     assert "spying_package" in sys.modules
     for section, name in (("model", "spy"), ("algorithm", "spy-sgd")):
-        assert guard.shapes(naming(section, name)) == [(7850,)]
+        assert guard.query_shapes(naming(section, name)) == [(7850,)]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ import torch
 import fedpriv
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IntegerPrefix, IntegerScheduled
-from fedpriv.noise.integers.fixed_point import ONE
+from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE
 from fedpriv.noise.integers.strategies import IntegerStrategy
-from fedpriv.noise.mechanism import Blocks, Columns, Factored, Sensitivity
-from fedpriv.noise.registry import ADDED, add_mechanism, check_noise, integer_form
+from fedpriv.noise.mechanism import ColumnBlocks, Columns, Factorization, Sensitivity
+from fedpriv.noise.registry import USER_MECHANISMS, add_mechanism, check_mechanism_claims, integer_form
 from fedpriv.noise.sensitivity import of_columns
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import IntegerBanded
@@ -36,9 +36,9 @@ EXTENSION = ["tests.noise.own"]
 
 @pytest.fixture(autouse=True)
 def added() -> Iterator[None]:
-    before, rows = dict(ADDED), dict(ALGORITHMS)
+    before, rows = dict(USER_MECHANISMS), dict(ALGORITHMS)
     yield
-    for table, rest in ((ADDED, before), (ALGORITHMS, rows)):
+    for table, rest in ((USER_MECHANISMS, before), (ALGORITHMS, rows)):
         table.clear()
         table.update(rest)  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ def test_a_class_that_is_wrong_about_its_noise_is_refused_before_round_1(
     members, words = WRONG_IN_FLOATS[name]
     mechanism = wrong(**members)
     with pytest.raises(InputError, match=words):
-        check_noise(mechanism, workload_of(8, 1.0, passes))
+        check_mechanism_claims(mechanism, workload_of(8, 1.0, passes))
     tree = small_tree(
         algorithm={**ECHO, "trust": "untrusted"},
         privacy={"relation": "zero-out", "mu": 1.0},
@@ -98,19 +98,23 @@ def test_a_class_that_is_wrong_about_its_noise_is_refused_before_round_1(
 
 def test_what_a_class_of_others_says_of_integers_is_not_believed() -> None:
     """A guard that believed it would add 10^9 times too little noise."""
-    mine = wrong(integer=lambda self, asked: Factored(IntegerBanded(()), self, asked, spread=Fraction(1, 10**9)))
+    mine = wrong(
+        integer=lambda self, asked: Factorization(
+            IntegerBanded(()), self, asked, sensitivity_factor=Fraction(1, 10**9)
+        )
+    )
     with pytest.raises(InputError, match="mechanism 'echo' is none of fedpriv's, and those alone run on integers"):
         integer_form(mine, workload_of(8, 1.0))
 
 
 def measured_sensitivity(strategy: IntegerStrategy, workload: Workload) -> float:
     """Of C over its noises' scales, whose columns are what one integer of 2^40 a round makes of it."""
-    state, c = strategy.start(), np.zeros((workload.rounds,) * 2)
+    state, c = strategy.initial_state(), np.zeros((workload.rounds,) * 2)
     for t in range(1, workload.rounds + 1):
         sums = np.zeros(workload.rounds, np.int64)
         sums[t - 1] = 1 << 40
         output, state = strategy.step(state, t, sums)
-        c[t - 1] = output / (strategy.scales(t)[0] * 2.0**40)
+        c[t - 1] = output / (strategy.noise_scales(t)[0] * 2.0**40)
     return of_columns(Columns(np.sum(c**2, axis=0), lambda held: c[:, held].T @ c[:, held]), workload).value
 
 
@@ -121,7 +125,7 @@ def test_what_is_measured_is_what_fedprivs_own_certificates_prove(name: str, dec
         for period in (None, 5) if name in PERIODIC else (None,):
             workload = workload_of(24, decay, passes, np.linspace(500.0, 1500.0, 24).round(), period)
             exact = exact_form(name, decay, workload)
-            proven = exact.certified(UNITS) * float(exact.spread)
+            proven = exact.sensitivity_in_units(UNITS) * float(exact.sensitivity_factor)
             measured = measured_sensitivity(exact.strategy, exact.workload)
             assert proven * (1 - 1e-7) <= measured <= proven * (1 + 1e-6)
 
@@ -130,9 +134,9 @@ def test_what_is_measured_is_what_fedprivs_own_certificates_prove(name: str, dec
     ("strategy", "words"),
     [
         (lambda: IntegerPrefix(-1), "decay = -1 / 2"),
-        (lambda: IntegerTree(ONE + 1), "decay = 2147483649 / 2"),
-        (lambda: IntegerScheduled(2 * ONE, sizes=(1.0,)), "sums decay by a factor from 0 to 1"),
-        (lambda: IntegerBanded((ONE // 4, ONE // 2)), "never rise"),
+        (lambda: IntegerTree(COEFFICIENT_ONE + 1), "decay = 2147483649 / 2"),
+        (lambda: IntegerScheduled(2 * COEFFICIENT_ONE, sizes=(1.0,)), "sums decay by a factor from 0 to 1"),
+        (lambda: IntegerBanded((COEFFICIENT_ONE // 4, COEFFICIENT_ONE // 2)), "never rise"),
     ],
 )
 def test_numbers_that_a_strategys_proof_does_not_cover_make_no_strategy(strategy: Any, words: str) -> None:
@@ -142,13 +146,13 @@ def test_numbers_that_a_strategys_proof_does_not_cover_make_no_strategy(strategy
 
 def test_runs_that_are_too_long_to_be_measured_and_secret_ones_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="for at most 2000 rounds; here are 2001"):
-        check_noise(wrong(), workload_of(2001, 1.0))
+        check_mechanism_claims(wrong(), workload_of(2001, 1.0))
     tree = small_tree(
         algorithm={**ECHO, "trust": "untrusted"},
         privacy={"relation": "zero-out", "epsilon": 4.0, "delta": 1e-5},
         federation={"silos": 3, "rounds": 8, "sampling": "poisson"},
     )
-    wrong(blocks=lambda _self, workload: Blocks(1, np.full(workload.rounds, 1e-3)))
+    wrong(blocks=lambda _self, workload: ColumnBlocks(1, np.full(workload.rounds, 1e-3)))
     with pytest.raises(
         InputError, match="secret participation is accounted for with fedpriv's own mechanisms only"
     ):

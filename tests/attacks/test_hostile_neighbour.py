@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedpriv.addons.services.service import script
+from fedpriv.addons.services.service import script_path
 from fedpriv.engines.children import ALLOW_ROOT
 from fedpriv.engines.workers import Workers, _connect_ray
-from fedpriv.silo.metrics import private_socket
+from fedpriv.silo.metrics import open_private_socket
 from tests.attacks.neighbour import as_nobody
 from tests.e2e.federation import SCENARIO, federation, finish, wait_until
 
@@ -64,7 +64,7 @@ def test_the_control_socket_is_its_owners_from_its_first_moment_on(tmp_path: Pat
     """Would gain: the Control API, where the folder of the socket can be entered."""
     before = os.umask(0)
     try:
-        with private_socket(tmp_path / "control.sock", "--control"):
+        with open_private_socket(tmp_path / "control.sock", "--control"):
             assert stat.S_IMODE((tmp_path / "control.sock").stat().st_mode) == 0o600
         assert os.umask(0) == 0
     finally:
@@ -77,7 +77,7 @@ def test_root_has_to_mean_it(tmp_path: Path, engine: str) -> None:
     """Would gain: with any hole in the above, the machine instead of a user."""
     if os.geteuid() != 0:
         pytest.skip("only root can be refused as root")
-    command = [script("fedpriv"), "run", str(SCENARIO), "--engine", engine, "--out", str(tmp_path / "run")]
+    command = [script_path("fedpriv"), "run", str(SCENARIO), "--engine", engine, "--out", str(tmp_path / "run")]
     environment = {name: value for name, value in os.environ.items() if name != ALLOW_ROOT}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
@@ -91,7 +91,7 @@ def test_ray_runs_nothing_for_nobody() -> None:
     pytest.importorskip("ray")
     with tempfile.TemporaryDirectory() as name:  # Ray's sockets allow no long path
         home = Path(name)
-        command = [script("fedpriv"), "run", str(SCENARIO), "--engine", "ray", "--out", str(home / "run")]
+        command = [script_path("fedpriv"), "run", str(SCENARIO), "--engine", "ray", "--out", str(home / "run")]
         running = subprocess.Popen(
             [*command, "--set", "federation.rounds=100", "--set", "federation.batch=6"],
             env={**os.environ, "TMPDIR": str(home)},

@@ -14,8 +14,8 @@ import torch
 from fedpriv.core.errors import FedprivError, RunError
 from fedpriv.core.random import SERVER
 from fedpriv.loss.estimators import Round
-from fedpriv.participation.secret import Poisson
-from fedpriv.silo.admission import Admitted
+from fedpriv.participation.secret import PoissonSampling
+from fedpriv.silo.admission import AdmittedRun
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo
@@ -42,7 +42,7 @@ def test_one_scenario_has_one_spelling_and_a_key_that_is_there_twice_one_value(t
         guard.answer("run", dearer, 1, zeros())
     with pytest.raises(RunError, match="costs mu = 1000"):
         guard.answer("another", dearer, 1, zeros())
-    assert [row.mu for row in guard._ledger.overview()] == [pytest.approx(4.0)]
+    assert [row.mu for row in guard._ledger.list_runs()] == [pytest.approx(4.0)]
 
 
 @pytest.mark.parametrize("run", ["a\x00b", "é", "e\u0301", "a ", "'; DROP TABLE runs; --", "../../run", "\ud800"])
@@ -55,7 +55,7 @@ def test_any_name_of_a_run_is_one_run_or_is_refused(tmp_path: Path, run: str) ->
             guard.answer(run, scenario(privacy__rho=1.0), 1, zeros())
     else:
         guard.answer(run, scenario(privacy__rho=1.0), 1, zeros())
-    assert [row.run_id for row in guard._ledger.overview()] == (["a"] if run == "\ud800" else ["a", run])
+    assert [row.run_id for row in guard._ledger.list_runs()] == (["a"] if run == "\ud800" else ["a", run])
 
 
 def test_records_are_read_without_denormals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,21 +120,21 @@ def test_records_are_looked_at_for_a_query_on_file_alone_and_without_denormals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains: how many records are bright, by the clock and free of charge, at a scale of features of 1e-310."""
-    guard, seen, found = guard_for(tmp_path, *random_records(), budget=100.0), Shard.seen, list[Any]()
+    guard, seen, found = guard_for(tmp_path, *random_records(), budget=100.0), Shard.model_records, list[Any]()
 
     def watched(shard: Shard, cell: Any) -> Any:
         if shard.images.any():
             flushed = (torch.tensor([1e-310], dtype=torch.float64) * 1.0 == 0.0).all()
-            found.append((guard._ledger.answer("run", 1) is not None, bool(flushed)))
+            found.append((guard._ledger.find_answer("run", 1) is not None, bool(flushed)))
         return seen(shard, cell)
 
-    monkeypatch.setattr(Shard, "seen", watched)
+    monkeypatch.setattr(Shard, "model_records", watched)
     cell = scenario(model={"name": "softmax-regression", "feature_norm": 1e-3})
     for wrong in (torch.zeros(7), torch.zeros(7, dtype=torch.float64), zeros() * float("nan"), zeros() + 2.0**41):
         with pytest.raises(RunError):
             guard.answer("run", cell, 1, wrong)
     assert found == []
-    assert list(guard._ledger.overview()) == []
+    assert list(guard._ledger.list_runs()) == []
     guard.answer("run", cell, 1, zeros())
     assert found == [(True, torch.set_flush_denormal(False))]
 
@@ -151,7 +151,7 @@ def test_a_model_that_does_not_take_the_records_is_refused_before_it_is_charged(
     guard = guard_for(tmp_path, *random_records(), budget=100.0)
     with pytest.raises(RunError, match="columns are places among numbers"):
         guard.answer("run", scenario(model={"name": "column-moments", "columns": [0]}), 1, zeros())
-    assert list(guard._ledger.overview()) == []
+    assert list(guard._ledger.list_runs()) == []
 
 
 def test_columns_are_named_once(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ class Hostile:
         return scenario(trust, **sections, run__dtype="float64", seed=draw.randint(0, 99)), trust
 
 
-def noise_rows(admitted: Admitted) -> mpmath.matrix:
+def noise_rows(admitted: AdmittedRun) -> mpmath.matrix:
     """B, (T, fresh vectors of all rounds), from the mechanism that adds the noise, not from its algebra."""
     mechanism, rounds = admitted.plan.mechanism, admitted.plan.schedule.rounds
     counts = [mechanism.draws(t) for t in range(1, rounds + 1)]
@@ -248,10 +248,10 @@ def noise_rows(admitted: Admitted) -> mpmath.matrix:
     return mpmath.matrix(rows)
 
 
-def moved(admitted: Admitted, place: int, signs: Iterator[int]) -> mpmath.matrix:
+def moved(admitted: AdmittedRun, place: int, signs: Iterator[int]) -> mpmath.matrix:
     """How far the record in this place moves every sum, by increments as long as their clips allow, in a line."""
     plan, ring = admitted.plan, dict[int, Any]()
-    assert not isinstance(plan.schedule, Poisson)
+    assert not isinstance(plan.schedule, PoissonSampling)
     sums = [mpmath.mpf(0)]
     for t in range(1, plan.schedule.rounds + 1):
         current, batches = plan.estimator.round(t), plan.schedule.batches(t)
@@ -277,7 +277,7 @@ def _in_parts(current: Round, ring: dict[int, Any], takes_part: bool, signs: Ite
     return (1 - mixing) * (ring[current.t - split.rounds_per_epoch] + change) + mixing * own
 
 
-def spent(admitted: Admitted, trust: str, signs: Iterator[int]) -> float:
+def spent(admitted: AdmittedRun, trust: str, signs: Iterator[int]) -> float:
     """The largest μ that any record here pays, over the price: 1 if the price is exact, above 1 if it is a lie."""
     plan = admitted.plan
     rows = noise_rows(admitted)
@@ -285,14 +285,14 @@ def spent(admitted: Admitted, trust: str, signs: Iterator[int]) -> float:
     owner = SERVER if trust == "trusted" else 0
     weight = max(p / b for p, b in zip(plan.weights, plan.batch_sizes, strict=True))
     per_record = weight if trust == "trusted" else 1.0 / plan.batch_sizes[0]
-    assert not isinstance(plan.schedule, Poisson)
+    assert not isinstance(plan.schedule, PoissonSampling)
     worst = mpmath.mpf(0)
-    for place in range(plan.schedule.batches_held):
+    for place in range(plan.schedule.batches_per_silo):
         for one_way in (True, False):
             way = moved(admitted, place, _ones() if one_way else signs)
             worst = max(worst, (way.T * inverse * way)[0])
     mu = 2 * mpmath.mpf(per_record) * mpmath.sqrt(worst) / mpmath.mpf(float(plan.noise.std_of(owner)))
-    price = admitted.cost.at(0.0)
+    price = admitted.price_curve.price_at(0.0)
     assert price is not None
     return float(mu / mpmath.mpf(price.mu))
 
@@ -328,7 +328,7 @@ def test_no_numbers_make_a_run_cheaper_than_what_it_tells(tmp_path: Path, name: 
     while len(ratios) < 12:
         cell, trust = hostile.scenario(name)
         try:
-            admitted = guard._admission.admit(guard._admission.canonical(cell))
+            admitted = guard._admission.admit(guard._admission.canonicalize(cell))
         except FedprivError:
             continue
         ratios.append(spent(admitted, trust, signs))
@@ -346,4 +346,4 @@ def test_a_group_of_nodes_with_no_noise_that_numbers_can_hold_is_refused(tmp_pat
     )
     guard = wide(tmp_path)
     with pytest.raises(FedprivError, match="a released group of nodes has no noise"):
-        guard._admission.admit(guard._admission.canonical(cell))
+        guard._admission.admit(guard._admission.canonicalize(cell))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.integers.fixed_point import sum_of
-from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.fixed_point import unpack_sum
+from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
 from tests.attacks.guards import (
@@ -56,9 +56,9 @@ def test_noise_far_below_the_sum_is_not_swallowed_by_it(tmp_path: Path, monkeypa
         federation={"silos": 3, "rounds": 2, "batch": 2000},
         run__dtype="float64",
     )
-    noisy, silo = guard.answer("run", cell, 1, zeros()), guard._reading["run"]
-    monkeypatch.setattr(KeyedIntegers, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
-    exact, _ = silo.answer(silo.start(), 1, zeros())
+    noisy, silo = guard.answer("run", cell, 1, zeros()), guard._loaded_silos["run"]
+    monkeypatch.setattr(KeyedDiscreteGaussian, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
+    exact, _ = silo.answer(silo.initial_state(), 1, zeros())
     assert float((noisy - exact.vector).std()) == pytest.approx(float(silo.plan.noise.std_of(0)), rel=0.06)
     assert float(exact.vector.norm()) > 1e3 * float(silo.plan.noise.std_of(0))
 
@@ -162,7 +162,9 @@ def test_without_signatures_silos_that_are_asked_different_things_sum_to_noise(
         guard.answer("run", cell, 1, query, sent).numpy().tobytes()
         for guard, cell, query in zip(of, cells, queries, strict=True)
     ]
-    words = sum_of(replies, 48, (7850,)).view(np.uint8).reshape(-1, 8)[:, :6].ravel()  # the rest repeats the sign
+    words = (
+        unpack_sum(replies, 48, (7850,)).view(np.uint8).reshape(-1, 8)[:, :6].ravel()
+    )  # the rest repeats the sign
     assert (p_value(words) < 1e-100) == same
     if not same:
         assert p_value(words) > 1e-6
@@ -218,14 +220,14 @@ def test_any_number_of_directions_takes_the_memory_of_a_few(tmp_path: Path, name
     guard = guard_for(tmp_path, *random_records(50), budget=100.0)
     more = {**MANY[name], "algorithm": {**MANY[name]["algorithm"], "directions": 4096}}
     for asked in (MANY[name], more):
-        guard._admission.admit(guard._admission.canonical(scenario(**asked)))
+        guard._admission.admit(guard._admission.canonicalize(scenario(**asked)))
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_what_a_round_takes_and_a_run_keeps_is_bounded(tmp_path: Path, name: str) -> None:
     """Gains: a guard that is killed for its memory, again and again, since the query is on file by then."""
     guard = guard_for(tmp_path, *random_records(50), budget=100.0)
-    canonical = guard._admission.canonical(scenario(**LARGE[name]))
+    canonical = guard._admission.canonicalize(scenario(**LARGE[name]))
     with pytest.raises(RunError, match=r"the run takes \d+ MiB of memory, allow\.memory is 512 MiB: "):
         guard._admission.admit(canonical)
 

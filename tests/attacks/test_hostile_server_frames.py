@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.protocol.messages import Refusal
 from tests.attacks.guards import (
     Socket,
@@ -204,12 +204,12 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
     for world in (0, 1):
         labels[0] = world
         guard = guard_for(tmp_path / str(world), images, labels.copy())
-        admitted = guard._admission.admit(guard._admission.canonical(cell))
+        admitted = guard._admission.admit(guard._admission.canonicalize(cell))
         worlds.append((admitted, guard._views.records(admitted.cell)))
     std = float(worlds[0][0].plan.noise.std_of(0))
-    silent = [Silo.of(0, a.plan, records, bytes(32), b"") for a, records in worlds]
+    silent = [Silo.for_release(0, a.plan, records, bytes(32), b"") for a, records in worlds]
     with monkeypatch.context() as patched:
-        patched.setattr(KeyedIntegers, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
+        patched.setattr(KeyedDiscreteGaussian, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
         sums = [exact_sums(silo) for silo in silent]
     coins = public_generator(0, "worlds").integers(0, 2, TRIALS)
     right = 0
@@ -218,11 +218,11 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
         releases = []
         if noise == "the silo's":
             admitted, records = worlds[world]
-            silo = Silo.of(0, admitted.plan, records, key, b"")
-            state = silo.start()
+            silo = Silo.for_release(0, admitted.plan, records, key, b"")
+            state = silo.initial_state()
             for t in range(1, T + 1):
                 release, state = silo.answer(state, t, zeros(torch.float32))
-                releases.append(silo.message(release.vector, t, b"", state.chain).double().numpy())
+                releases.append(silo.make_message(release.vector, t, b"", state.query_chain).double().numpy())
         else:
             source = KeyedNormal(key, np.float32)
             for t, exact in enumerate(sums[world], start=1):

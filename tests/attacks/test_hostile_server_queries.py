@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import RunError
 from fedpriv.loss.linear import SoftmaxRegression
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.ledger import LedgerError, SiloLedger
 from tests.attacks.guards import (
@@ -81,14 +81,14 @@ def test_such_a_query_is_answered_once_under_every_trust_and_moves_the_sum_by_it
         keys = cards(guard.public_key("run", cell)) if trust == "secure-aggregation" else b""
         answer = guard.answer("run", cell, 1, query, keys)
         assert torch.isfinite(answer).all()
-        run = guard._ledger.run("run")
+        run = guard._ledger.find_run("run")
         assert run is not None
         assert run.state is not None
-        silo = guard._reading["run"]
-        from fedpriv.silo.silo import unpack
+        silo = guard._loaded_silos["run"]
+        from fedpriv.silo.silo import unpack_state
 
-        (total,) = (answer,) if trust == "trusted" else unpack(run.state, silo).sums
-        (norm,) = silo.plan.exact.norms(1)
+        (total,) = (answer,) if trust == "trusted" else unpack_state(run.state, silo).accumulator
+        (norm,) = silo.plan.required_exact_plan.norms(1)
         assert sum(value**2 for value in total.tolist()) <= norm**2  # in Python's integers
         with pytest.raises(RunError, match="round 1 was answered already, for another query"):
             guard.answer("run", cell, 1, query * 0.5, keys)
@@ -142,7 +142,7 @@ def test_a_round_that_was_begun_is_answered_for_its_query_only(
         raise LedgerError("the silo's ledger could not be written, so nothing is released: disk full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(SiloLedger, "record", full)
+        patched.setattr(SiloLedger, "record_reply", full)
         with pytest.raises(LedgerError, match="nothing is released"):
             guard.answer("run", scenario(), 2, zeros())
     again = guard_of(tmp_path / "silo-0.toml")
@@ -160,7 +160,7 @@ def test_a_round_that_was_begun_and_skipped_is_never_answered(
     guard = guard_for(tmp_path, *random_records())
     guard.answer("run", cell, 1, zeros())
     with monkeypatch.context() as patched:
-        patched.setattr(SiloLedger, "record", never)
+        patched.setattr(SiloLedger, "record_reply", never)
         with pytest.raises(RunError, match="its guard failed"):
             guard.answer("run", cell, 2, zeros())
     guard.answer("run", cell, 3, zeros())
@@ -182,7 +182,7 @@ def test_whatever_is_refused_is_refused_before_a_record_is_read(
     for t, query in ((2, zeros()), (1, zeros() + torch.nan), (1, zeros()[:-1]), (1, zeros().float())):
         with pytest.raises(RunError, match="silo 0"):
             guard.answer("run", cell, t, query, cards(card))
-    assert guard._ledger.answer("run", 1) is None
+    assert guard._ledger.find_answer("run", 1) is None
 
 
 ROUNDS = 200
@@ -202,7 +202,7 @@ def test_any_query_is_refused_at_both_guards_in_the_same_words_or_moves_their_su
     federation = {"silos": 3, "rounds": ROUNDS}
     text = scenario("trusted", federation=federation, run__dtype=dtype)
     cell = resolve_cell(json.loads(text), "test")
-    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
+    plan = make_plan(cell, load_task(cell).objective, for_release=True)
     guards = [
         guard_for(tmp_path / str(seed), *random_records(ROUNDS, seed), trust="trusted", query=OVERFLOWING)
         for seed in (1, 2)
@@ -228,7 +228,7 @@ def test_any_query_is_refused_at_both_guards_in_the_same_words_or_moves_their_su
             assert any(words in answers[0] for words in RECORDED), answers[0]
             return
         assert all(isinstance(answer, torch.Tensor) and answer.dtype == torch.int64 for answer in answers)
-        (norm,) = plan.exact.norms(t)
+        (norm,) = plan.required_exact_plan.norms(t)
         moved = [int(value) for value in (answers[0] - answers[1]).tolist()]
         assert sum(value**2 for value in moved) <= (2 * norm) ** 2
         for answer in answers:

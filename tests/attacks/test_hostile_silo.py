@@ -22,9 +22,9 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.testclient import TestClient
 
-from fedpriv.addons.services.flower_private.front import superlink_app
-from fedpriv.addons.services.flower_private.names import CONTROL, FLEET
-from fedpriv.addons.services.superlink_process import Only
+from fedpriv.addons.services.flower_private.front import make_superlink_app
+from fedpriv.addons.services.flower_private.names import CONTROL_PREFIX, FLEET_PREFIX
+from fedpriv.addons.services.superlink_process import PathFilter
 from fedpriv.server.grid import PatientGrid
 from tests.e2e.federation import federation, finish
 from tests.engines.flower_link import link_options
@@ -41,8 +41,8 @@ def keys() -> Mapping[str, Keys]:
 @pytest.fixture
 def app(tmp_path: Path, keys: Mapping[str, Keys]) -> Any:
     """The whole SuperLink, as `fedpriv superlink` serves it, without a network."""
-    link = superlink_app(link_options(tmp_path)[1])
-    asyncio.run(link.register({name: public_key_to_bytes(public) for name, (_, public) in keys.items()}))
+    link = make_superlink_app(link_options(tmp_path)[1])
+    asyncio.run(link.register_nodes({name: public_key_to_bytes(public) for name, (_, public) in keys.items()}))
     return link.app
 
 
@@ -50,12 +50,12 @@ def client(kind: type[ProtobufClient], app: Any, prefix: str, *interceptors: Any
     """One of Flower's own clients, on the listener that serves `prefix`."""
     version = RuntimeVersionHttpInterceptor(component_name=name)
     found = kind("http://testserver", interceptors=[version, *interceptors])
-    found._client = TestClient(Only(app, prefix), raise_server_exceptions=False)
+    found._client = TestClient(PathFilter(app, prefix), raise_server_exceptions=False)
     return found
 
 
 def fleet(app: Any, pair: Keys) -> FleetHttpClient:
-    found = client(FleetHttpClient, app, FLEET, NodeAuthHttpInterceptor(*pair), name="SuperNode")
+    found = client(FleetHttpClient, app, FLEET_PREFIX, NodeAuthHttpInterceptor(*pair), name="SuperNode")
     assert isinstance(found, FleetHttpClient)
     return found
 
@@ -63,8 +63,8 @@ def fleet(app: Any, pair: Keys) -> FleetHttpClient:
 def test_a_silo_reaches_neither_the_control_nor_the_runtime_api(app: Any) -> None:
     """Would gain: code in the SuperLink, beside its TLS key and the key of the server's noise."""
     control, runtime = (
-        client(ControlHttpClient, app, FLEET),
-        client(RuntimeHttpClient, app, FLEET, name="SuperExec"),
+        client(ControlHttpClient, app, FLEET_PREFIX),
+        client(RuntimeHttpClient, app, FLEET_PREFIX, name="SuperExec"),
     )
     for ask in (
         lambda: control.StartRun(StartRunRequest()),
@@ -74,7 +74,9 @@ def test_a_silo_reaches_neither_the_control_nor_the_runtime_api(app: Any) -> Non
     ):
         with pytest.raises(httpx.HTTPStatusError, match="404"):
             ask()
-    assert client(ControlHttpClient, app, CONTROL).ListRuns(ListRunsRequest()).run_dict == {}  # its owner does
+    assert (
+        client(ControlHttpClient, app, CONTROL_PREFIX).ListRuns(ListRunsRequest()).run_dict == {}
+    )  # its owner does
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_a_silo_reaches_neither_the_control_nor_the_runtime_api(app: Any) -> Non
 )
 def test_no_spelling_of_a_path_leads_past_the_fleet_api(app: Any, path: str) -> None:
     """Would gain: the Control API by a path that is compared in one way and routed in another."""
-    with TestClient(Only(app, FLEET)) as asking:
+    with TestClient(PathFilter(app, FLEET_PREFIX)) as asking:
         for method in ("GET", "POST", "OPTIONS", "HEAD"):
             assert asking.request(method, path, follow_redirects=False).status_code in (404, 405), method
 
@@ -131,7 +133,7 @@ class Registered(ScriptedGrid):
 def test_a_node_is_not_asked_which_silo_it_is_where_its_key_says_so() -> None:
     """Would gain: another silo's place, and with it that silo's messages."""
     liars = Registered({7: 1, 8: 0, 9: 1}, {7: "silo-0", 8: "silo-1", 9: "", 10: "silo-1x"})
-    assert PatientGrid(liars, registered=True).roster(2, 5.0) == [7, 8]
+    assert PatientGrid(liars, has_registered_nodes=True).roster(2, 5.0) == [7, 8]
     assert next(liars.numbers) == 1  # nobody was asked
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import as_data, from_data, releases_of
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
 from fedpriv.core.errors import RunError
 from fedpriv.loss.linear import SoftmaxRegression
-from fedpriv.participation.orders import Schedule
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.policy import read_policy
@@ -55,25 +55,30 @@ def test_a_person_of_two_silos_is_protected_in_their_sum_of_integers(
     What a person moves is written out here: K in every round of an order, in each of both silos.
     """
     cell = resolve_cell(shared_tree(tmp_path, trust, relation), "test")
-    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
-    clip, order = float(plan.exact.norms(1)[0]), Schedule(6, 2)
+    plan = make_plan(cell, load_task(cell).objective, for_release=True)
+    clip, order = float(plan.required_exact_plan.norms(1)[0]), FixedOrder(6, 2)
     assert plan.schedule == order
     strategy = np.zeros((6, 6))
     for t in range(6):
-        state = plan.exact.run.factored.strategy.start()
+        state = plan.required_exact_plan.inputs.factorization.strategy.initial_state()
         for row in range(6):
             impulse = np.full(1, 2**30 if row == t else 0, np.int64)
-            column, state = plan.exact.run.factored.strategy.step(state, row + 1, impulse)
+            column, state = plan.required_exact_plan.inputs.factorization.strategy.step(state, row + 1, impulse)
             strategy[row, t] = column[0] / 2**30
     of_one_silo = max(float(np.linalg.norm(strategy[:, place::2].sum(axis=1))) * clip for place in range(2)) * (
         2.0 if relation == "replace-one" else 1.0
     )
-    sigma = plan.exact.claim.sigma
+    sigma = plan.required_exact_plan.claim.sigma
     if trust == "untrusted":
         true = np.sqrt(2.0) * of_one_silo / sigma
     else:
-        true = 2.0 * of_one_silo / (sigma * np.sqrt(plan.exact.run.owners))
-    claim = claim_of([from_data(json.loads(json.dumps(as_data(stream)))) for stream in releases_of(plan, 6)])
+        true = 2.0 * of_one_silo / (sigma * np.sqrt(plan.required_exact_plan.inputs.party_count))
+    claim = compute_claim(
+        [
+            stream_from_data(json.loads(json.dumps(stream_to_data(stream))))
+            for stream in make_release_streams(plan, 6)
+        ]
+    )
     assert claim is not None
     assert 0.999 * MU < true <= claim.guarantee.mu <= MU
 
@@ -119,13 +124,17 @@ def test_a_round_takes_the_same_work_whoever_was_drawn(
         return honest(self, query, batch, *given)
 
     monkeypatch.setattr(SoftmaxRegression, "per_record", watched)
-    monkeypatch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
+    monkeypatch.setattr("fedpriv.noise.integers.increments.suits_rank_one", lambda *_: False)
     guard = open_guard(read_policy(policy_of(tmp_path)))
     drawn = set[int]()
     for t in range(1, ROUNDS + 1):
         seen.clear()
         guard.answer("run", sampled(sampling), t, torch.zeros(7850))
         assert seen == [1] * 15  # of 20 records a round draws more than 15 once in a million million times
-        plan = guard._admitted[next(iter(guard._admitted))].plan
-        drawn.add(len(plan.schedule.rows(t, 2, 0, lambda: guard._open["run"]._coins)) if t < ROUNDS else 0)
+        plan = guard._admitted_runs[next(iter(guard._admitted_runs))].plan
+        drawn.add(
+            len(plan.schedule.select_rows(t, 2, 0, lambda: guard._blank_silos["run"]._sampling_randomness))
+            if t < ROUNDS
+            else 0
+        )
     assert len(drawn) > 1

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.data.layout import IGNORED, in_order
+from fedpriv.data.layout import IGNORED_CLASS, combine_unnamed_inputs
 from fedpriv.loss.objective import Batch, Objective, Query, Records
-from fedpriv.loss.scores import summed_scores
-from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.loss.scores import make_summed_scores
+from fedpriv.noise.integers.increments import sum_integer_increments
 from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.shard import Shard, load_shard
@@ -59,8 +59,11 @@ KINDS = {
         TOKENS, FLAGS[:, 0], {"name": "Sentences"}, (with_first(TOKENS, WORDS + 3), 1 - FLAGS[:, 0])
     ),
     "tags": Kind(
-        in_order([TOKENS, MASK]), np.where(MASK, TOKENS % CLASSES, IGNORED), {"name": "Tags"},
-        (in_order([with_first(TOKENS, -1), with_first(MASK, False)]), with_first(TOKENS % CLASSES, IGNORED)),
+        combine_unnamed_inputs([TOKENS, MASK]), np.where(MASK, TOKENS % CLASSES, IGNORED_CLASS), {"name": "Tags"},
+        (
+            combine_unnamed_inputs([with_first(TOKENS, -1), with_first(MASK, False)]),
+            with_first(TOKENS % CLASSES, IGNORED_CLASS),
+        ),
         CLASSES,
     ),
     "flags": Kind(
@@ -68,8 +71,8 @@ KINDS = {
         (with_first(NUMBERS, 1e300), 1 - FLAGS), silent=False,
     ),
     "flags, images beside numbers": Kind(
-        in_order([IMAGES, NUMBERS]), FLAGS, {"name": "Beside", "loss": "binary"},
-        (in_order([with_first(IMAGES, 255), with_first(NUMBERS, -1e300)]), 1 - FLAGS), silent=False,
+        combine_unnamed_inputs([IMAGES, NUMBERS]), FLAGS, {"name": "Beside", "loss": "binary"},
+        (combine_unnamed_inputs([with_first(IMAGES, 255), with_first(NUMBERS, -1e300)]), 1 - FLAGS), silent=False,
     ),
     "counts": Kind(
         NUMBERS, np.abs(NUMBERS[:, :2]), {"name": "flags", "loss": "poisson"},
@@ -87,9 +90,9 @@ def seen(kind: Kind, dtype: str, strange: bool = False) -> tuple[Objective, Reco
     model = {**kind.model, "name": f"{zoo.__name__}:{kind.model['name']}"}
     cell = resolve_cell(small_tree(model=model, run__dtype=dtype), "test")
     images, labels = kind.strange if strange else (kind.images, kind.labels)
-    inputs = ModelInputs.of(cell)
-    layout = inputs.layout(images, labels, kind.classes)
-    return inputs.objective(layout, kind.classes), Shard(images, labels).seen(cell)
+    inputs = ModelInputs.from_cell(cell)
+    layout = inputs.make_layout(images, labels, kind.classes)
+    return inputs.make_objective(layout, kind.classes), Shard(images, labels).model_records(cell)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
@@ -131,7 +134,7 @@ def test_an_exchanged_record_moves_what_is_released_by_at_most_the_clip(
     query = Query(pair_of(pattern, objective, torch.float32, seed)[:1])
 
     def of(some: Records) -> NDArray[np.int64]:
-        return integer_sum(objective, query, clip, some, norm, norm / clip)
+        return sum_integer_increments(objective, query, clip, some, norm, norm / clip)
 
     whole, others = of(records), of(Records(*(column[1:] for column in records)))
     alone = of(Records(*(column[:1] for column in records)))
@@ -190,7 +193,7 @@ def test_what_a_silo_reads_from_its_file_is_what_it_was_given(tmp_path: Path) ->
         assert np.array_equal(shard.images[name], kind.images[given_name])
     assert np.array_equal(shard.labels, kind.labels)
     other = Shard(kind.images.view([("a", "i8", (4,)), ("b", "i8"), ("c", "?", (5,))]), kind.labels)
-    assert other.digest != Shard(kind.images, kind.labels).digest
+    assert other.content_digest != Shard(kind.images, kind.labels).content_digest
 
 
 def test_a_loss_that_the_policy_does_not_name_is_not_run(tmp_path: Path) -> None:
@@ -208,13 +211,13 @@ def test_a_loss_that_the_policy_does_not_name_is_not_run(tmp_path: Path) -> None
 def test_what_a_test_record_says_is_bounded_whatever_the_model_is(name: str, pattern: str, seed: int) -> None:
     for strange in (False, True):
         objective, records = seen(KINDS[name], "float32", strange)
-        scores = summed_scores(objective, 4.0, classes=True)
+        scores = make_summed_scores(objective, 4.0, classes=True)
         (model,) = pair_of(pattern, objective, torch.float32, seed)[:1]
         query, weights = Query((model,)), torch.ones(COUNT, dtype=torch.float64)
         norm = 2**20
         for place in range(COUNT):
             one = Records(*(column[place : place + 1] for column in records))
-            said = integer_sum(scores, query, scores.norm, one, norm, norm / scores.norm)
+            said = sum_integer_increments(scores, query, scores.norm, one, norm, norm / scores.norm)
             assert float(np.linalg.norm(said.astype(float))) <= norm
             if pattern == "equal" and not strange:
                 alone = scores.per_record(query, Batch(one, weights[:1]), torch.arange(1), scores.norm)
@@ -224,12 +227,12 @@ def test_what_a_test_record_says_is_bounded_whatever_the_model_is(name: str, pat
 
 def test_evaluations_of_silos_are_the_accuracy_of_all_labels() -> None:
     objective, records = seen(KINDS["flags"], "float32")
-    scores = summed_scores(objective, 1e12, classes=True)
+    scores = make_summed_scores(objective, 1e12, classes=True)
     mean = scores.contributions(objective.initial(), records).mean(0)
     whole = objective.evaluate(objective.initial(), records)
     assert whole.accuracy is not None
-    assert float(scores.named(mean)["test_accuracy"]) == pytest.approx(float(whole.accuracy), abs=1e-6)
-    assert float(scores.named(mean)["test_loss"]) == pytest.approx(float(whole.loss), rel=1e-3)
+    assert float(scores.to_metrics(mean)["test_accuracy"]) == pytest.approx(float(whole.accuracy), abs=1e-6)
+    assert float(scores.to_metrics(mean)["test_loss"]) == pytest.approx(float(whole.loss), rel=1e-3)
     own, _ = seen(KINDS["a loss of one's own"], "float32")
     with pytest.raises(InputError, match="a loss of your own does not say what is right"):
-        summed_scores(own, 1.0, classes=True)
+        make_summed_scores(own, 1.0, classes=True)

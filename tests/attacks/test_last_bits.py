@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Query, Records
-from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.noise.integers.increments import sum_integer_increments
 from tests.disordered import at_address, disordered
 
 COLUMNS, WORDS, CLASSES = 56, 14, 10
@@ -47,7 +47,7 @@ def amplifying(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def loss(dtype: torch.dtype = torch.float32) -> SoftmaxRegression:
-    return SoftmaxRegression(FEATURES, CLASSES, float(COLUMNS + 1) ** 0.5, dtype, levels=255)
+    return SoftmaxRegression(FEATURES, CLASSES, float(COLUMNS + 1) ** 0.5, dtype, denominator=255)
 
 
 @contextlib.contextmanager
@@ -64,7 +64,9 @@ def chosen(records: Records, rows: list[int], offset: int = 0) -> Records:
 def sum_of(
     records: Records, query: list[Tensor], coefficients: tuple[float, ...] = (1.0,), least: int = 0
 ) -> Tensor:
-    return torch.from_numpy(integer_sum(loss(), Query(query, coefficients), 1.0, records, NORM, FACTOR, least))
+    return torch.from_numpy(
+        sum_integer_increments(loss(), Query(query, coefficients), 1.0, records, NORM, FACTOR, least)
+    )
 
 
 @pytest.mark.parametrize("processor", ["here", "disordered"])
@@ -74,7 +76,7 @@ def test_one_record_in_or_out_moves_the_sum_by_its_own_integers(
     processor: str, coefficients: tuple[float, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee: what a record adds to a sum is a function of its own row, in any chunk, place and company."""
-    monkeypatch.setattr("fedpriv.noise.integers.increments.VALUES_TOGETHER", 7 * FEATURES)
+    monkeypatch.setattr("fedpriv.noise.integers.increments.MAX_CHUNK_VALUES", 7 * FEATURES)
     records = one_hot()
     for seed in range(4):
         query = [amplifying(seed + 100 * place, dtype) for place in range(len(coefficients))]

@@ -28,15 +28,15 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal
-from fedpriv.data.partition import counted, secret_order
+from fedpriv.data.partition import counted_mask, secret_permutation
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.noise.trust import USER
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo import guard as guards
 from fedpriv.silo import shard
-from fedpriv.silo.demo import policy_text
+from fedpriv.silo.demo import format_policy
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
@@ -74,7 +74,7 @@ def guard_of(folder: Path, rows: Rows, schema: dict[str, Any], **allow: Any) -> 
     allowed = {"relation": "replace-one", "budget": 100.0, "clip": 1.0, "rounds": 60, "runs": 400, **allow}
     keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
     path = folder / "policy.toml"
-    path.write_text(policy_text(keys, allowed, TableSchema.model_validate({**SCHEMA, **schema})))
+    path.write_text(format_policy(keys, allowed, TableSchema.model_validate({**SCHEMA, **schema})))
     begin_ledgers(read_policy(path))
     return open_guard(read_policy(path))
 
@@ -92,12 +92,12 @@ def scenario(schema: dict[str, Any], *, trust: str = "untrusted", **changes: dic
     }
     for section, keys in changes.items():
         tree[section] = {**tree[section], **keys}
-    return json.dumps(resolve_cell(tree, "test").canonical(), sort_keys=True)
+    return json.dumps(resolve_cell(tree, "test").canonical_data(), sort_keys=True)
 
 
 def sums(guard: Guard, asked: str, name: str = "exact") -> list[Tensor]:
     """Of every round, exactly: what a guard sends to a server that its silo trusts; all queries are 0."""
-    plan = guard._admitted_as(guard._admission.canonical(asked)).plan
+    plan = guard._admit(guard._admission.canonicalize(asked)).plan
     query = torch.zeros_like(plan.objective.initial())
     return [guard.answer(name, asked, t, query) for t in range(1, plan.schedule.rounds + 1)]
 
@@ -146,7 +146,7 @@ def test_one_row_or_person_moves_nobody_else(name: str, folder: Path, monkeypatc
     """
     change, schema, unit = CASES[name]
     ordered = lambda key, units: np.arange(units)  # noqa: E731
-    monkeypatch.setattr(shard, "secret_order", ordered)
+    monkeypatch.setattr(shard, "secret_permutation", ordered)
     worlds = [made(100 if unit else ROUNDS + 1) for _ in range(2)]
     change(worlds[1])
     permits = {} if not unit else {"unit": "user"}
@@ -156,13 +156,13 @@ def test_one_row_or_person_moves_nobody_else(name: str, folder: Path, monkeypatc
     ]
     asked = scenario(schema, trust="trusted", privacy={**unit})
     exact = [torch.stack(sums(guard, asked)).double() for guard in trusted]
-    plan = trusted[0]._admitted_as(trusted[0]._admission.canonical(asked)).plan
+    plan = trusted[0]._admit(trusted[0]._admission.canonicalize(asked)).plan
     moved = exact[1] - exact[0]
-    changed, length = int((moved != 0).any(1).sum()), float(moved.norm()) / plan.exact.norms(1)[0]
+    changed, length = int((moved != 0).any(1).sum()), float(moved.norm()) / plan.required_exact_plan.norms(1)[0]
 
     own = scenario(schema, privacy={**unit})
     silos = [guard_of(folder / f"own-{world}", rows, schema, **permits) for world, rows in enumerate(worlds)]
-    means = [each * plan.exact.lattice.unit for each in exact]
+    means = [each * plan.required_exact_plan.lattice.unit for each in exact]
     right = 0
     for guess, coin in enumerate(np.random.default_rng(24).integers(0, 2, GUESSES).tolist()):
         seen = torch.stack(sums(silos[coin], own, f"run {guess}")).double()
@@ -193,7 +193,7 @@ def world_of(
     for count in (*range(1, 26), 60):
         try:
             more = scenario(schema, trust="trusted", federation={"rounds": count}, privacy=unit)
-            said.append(str(guard.shapes(more)))
+            said.append(str(guard.query_shapes(more)))
         except RunError as error:
             said.append(str(error))
     one = scenario(schema, trust="trusted", federation=asked, privacy=unit)
@@ -201,11 +201,14 @@ def world_of(
         patch.setattr(guards, "system_key", lambda: bytes(32))
         found = torch.stack(sums(guard, one))
     said.append(str(guard._ledger.charges()))
-    admitted = guard._admitted_as(guard._admission.canonical(one))
-    coins, plan = KeyedNormal(bytes(32), np.float64).coins(), admitted.plan
+    admitted = guard._admit(guard._admission.canonicalize(one))
+    coins, plan = KeyedNormal(bytes(32), np.float64).sampling_randomness(), admitted.plan
     units = guard._views.records(admitted.cell)
-    order = np.arange(len(units.labels)) if not unit else secret_order(bytes(32), len(units.labels))
-    read = [order[plan.schedule.rows(t, 2, 0, lambda: coins)].tolist() for t in range(1, plan.schedule.rounds + 1)]
+    order = np.arange(len(units.labels)) if not unit else secret_permutation(bytes(32), len(units.labels))
+    read = [
+        order[plan.schedule.select_rows(t, 2, 0, lambda: coins)].tolist()
+        for t in range(1, plan.schedule.rounds + 1)
+    ]
     guard._ledger.close()
     return World(tuple(said), read, units, found)
 
@@ -295,7 +298,7 @@ def test_an_exchange_of_persons_moves_no_other_person_in_law() -> None:
     20,000 orders of four persons: 24 orders, chi-square with 23 degrees; a right program exceeds 49.7 in one of
     1,000 tests, and these keys are fixed.
     """
-    orders = [tuple(secret_order(number.to_bytes(32, "big"), 4).tolist()) for number in range(20_000)]
+    orders = [tuple(secret_permutation(number.to_bytes(32, "big"), 4).tolist()) for number in range(20_000)]
     counts = np.array([orders.count(order) for order in itertools.permutations(range(4))])
     expected = len(orders) / 24
     assert ((counts - expected) ** 2 / expected).sum() < 49.7
@@ -303,12 +306,12 @@ def test_an_exchange_of_persons_moves_no_other_person_in_law() -> None:
 
 def test_a_persons_number_of_rows_admits_nothing() -> None:
     """Gains: 6,000 more rows of one person turned a refusal of `privacy.records` into an admission."""
-    unit, said = replace(USER, records=4300), []
+    unit, said = replace(USER, max_records=4300), []
     for rows in (40, 6040):
         shard = Shard(np.zeros((rows, 784), np.uint8), np.zeros(rows, np.int64), persons=np.arange(rows) % 20)
-        assert shard.count(USER) == 20
+        assert shard.unit_count(USER) == 20
         with pytest.raises(InputError) as refusal:
-            shard.count(unit)
+            shard.unit_count(unit)
         said.append(str(refusal.value))
     assert said[0] == said[1]
     assert "20 persons filled up to so many records each are more than a silo computes with" in said[0]
@@ -321,9 +324,9 @@ def test_shapes_do_not_tell_that_a_label_is_missing(folder: Path) -> None:
         rows = made(25)
         rows[7]["outcome"] = label
         guard = guard_of(folder / str(world), rows, schema)
-        guard.shapes(scenario(schema, federation={"rounds": 25}))
+        guard.query_shapes(scenario(schema, federation={"rounds": 25}))
         with pytest.raises(RunError) as refusal:
-            guard.shapes(scenario(schema, federation={"rounds": 26}))
+            guard.query_shapes(scenario(schema, federation={"rounds": 26}))
         said.append(str(refusal.value))
     assert said[0] == said[1]
     assert "needs 26 records of this silo, here are fewer" in said[0]
@@ -344,7 +347,7 @@ def test_a_row_that_does_not_count_adds_nothing(
 ) -> None:
     """In integers, silo by silo and in the vectorized engine: the sum is that of the rows that count."""
     if not outer:
-        monkeypatch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
+        monkeypatch.setattr("fedpriv.noise.integers.increments.suits_rank_one", lambda *_: False)
     folder = folder / "rows"
     folder.mkdir()
     rows = made(12)
@@ -363,8 +366,8 @@ def test_a_row_that_does_not_count_adds_nothing(
             asked["privacy"] = {"relation": "zero-out", **mode}
             asked["algorithm"] = {**tree["algorithm"], "trust": "trusted"}
             cell = resolve_cell(asked, "test")
-            task = task_of_cell(cell)
-            there = torch.from_numpy(counted(task.train.labels.numpy()))
+            task = load_task(cell)
+            there = torch.from_numpy(counted_mask(task.train.labels.numpy()))
             assert int(there.sum()) == 7
             own = Records(*(column[there] for column in task.train))
             start = task.objective.initial()

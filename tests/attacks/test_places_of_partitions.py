@@ -14,12 +14,12 @@ import torch
 from hypothesis import HealthCheck, example, given, reject, settings
 from torch import Tensor
 
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records
-from fedpriv.plan.evaluation import held_out_shares, spread_test
-from fedpriv.plan.task import labels_of_rows, task_of_cell
+from fedpriv.plan.evaluation import partition_test_records, test_records_of_silos
+from fedpriv.plan.task import load_task, row_labels
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.silo import Silo
 from tests.attacks.test_places import CASES, PARTS, READ, Rows, edits, made, scenario
@@ -61,12 +61,12 @@ def spread_of(
     if partition not in AT_LABELS and not unit:
         tree["evaluation"] = {"records": 3, "mu": 1.0}
     cell = resolve_cell(tree, "test")
-    federation = SimulatedFederation.of(cell)
+    federation = SimulatedFederation.from_cell(cell)
     plan, silos = federation.plan, [federation.silo(number) for number in range(2)]
     times, query = range(1, plan.schedule.rounds + 1), torch.zeros_like(plan.objective.initial())
     sums, read = [], []
     for silo in silos:
-        state, sent = silo.start(), []
+        state, sent = silo.initial_state(), []
         for t in times:
             release, state = silo.answer(state, t, query)
             sent.append(release.vector)
@@ -74,17 +74,17 @@ def spread_of(
         read.append([places_read(silo, t) for t in times])
     tests = cell.evaluation is not None
     return Spread(
-        [each.tolist() for each in (*federation.order, *(spread_test(cell) if tests else ()))],
-        torch.from_numpy(labels_of_rows(task_of_cell(cell))),
-        [*(silo.records for silo in silos), *(held_out_shares(cell) if tests else ())],
+        [each.tolist() for each in (*federation.silo_rows, *(partition_test_records(cell) if tests else ()))],
+        torch.from_numpy(row_labels(load_task(cell))),
+        [*(silo.records for silo in silos), *(test_records_of_silos(cell) if tests else ())],
         read,
         sums,
-        releases_of(plan, plan.schedule.rounds),
+        make_release_streams(plan, plan.schedule.rounds),
     )
 
 
 def places_read(silo: Silo, t: int) -> list[int]:
-    rows = silo.plan.schedule.rows(t, 2, silo.number, lambda: silo._coins)
+    rows = silo.plan.schedule.select_rows(t, 2, silo.number, lambda: silo._sampling_randomness)
     return torch.arange(len(silo.records.labels))[rows].tolist()
 
 

@@ -17,14 +17,14 @@ import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 import fedpriv
-from fedpriv.addons.certificate.certify import recomputed
+from fedpriv.addons.certificate.certify import recompute_record
 from fedpriv.claims.entries import LedgerEntry, check_copies, read_ledger
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records, View
-from fedpriv.participation.orders import OWN, Dependence, row_indices
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.rounds.round import Read
+from fedpriv.participation.orders import OWN_FACTS, Dependence, as_row_indices
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.rounds.round import RoundBatch
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
@@ -57,9 +57,11 @@ def cell_of(sampling: str, algorithm: str = "dp-sgd", arithmetic: str = "integer
 
 def silo_of(cell: Cell) -> Silo:
     """A silo with as many pictures as an epoch reads, each drawn at random."""
-    task = task_of_cell(cell)
-    plan = plan_of(cell, task.objective, released=True)
-    return Silo.of(0, plan, Records(task.train.features[:RATE], task.train.labels[:RATE]), bytes(31) + b"8", b"")
+    task = load_task(cell)
+    plan = make_plan(cell, task.objective, for_release=True)
+    return Silo.for_release(
+        0, plan, Records(task.train.features[:RATE], task.train.labels[:RATE]), bytes(31) + b"8", b""
+    )
 
 
 def others_apart(silo: Silo) -> list[float]:
@@ -69,16 +71,20 @@ def others_apart(silo: Silo) -> list[float]:
     """
     plan, distances = silo.plan, list[float]()
     query = plan.objective.initial() * 3.0
-    held, there = silo._held
+    held, there = silo._records_and_mask
     for t in range(1, ROUNDS + 1):
-        rows = row_indices(plan.schedule.rows(t, plan.batch_sizes[0], 0, lambda: silo._coins))
+        rows = as_row_indices(
+            plan.schedule.select_rows(t, plan.batch_sizes[0], 0, lambda: silo._sampling_randomness)
+        )
         sums = []
         for chosen in (np.union1d(rows, [VICTIM]), rows[rows != VICTIM]):
             weights = there[chosen] * (torch.from_numpy(chosen) != VICTIM)
             records = Records(held.features[chosen], held.labels[chosen])
-            read = Read(records, weights, ((0, len(chosen)),), chosen)
-            sums.append(silo.steps.sums(silo.start(), plan.rounds[t - 1], query, read).values.double())
-        (norm,) = plan.exact.norms(t)
+            read = RoundBatch(records, weights, ((0, len(chosen)),), chosen)
+            sums.append(
+                silo.steps.sum_increments(silo.initial_state(), plan.rounds[t - 1], query, read).values.double()
+            )
+        (norm,) = plan.required_exact_plan.norms(t)
         distances.append(float((sums[0] - sums[1]).norm()) / norm)
     return distances
 
@@ -86,9 +92,9 @@ def others_apart(silo: Silo) -> list[float]:
 def epsilon_of_law(others: float) -> float:
     """ε of ROUNDS rounds in which a drawn record adds one clip, and moves the others' sum by `others` more."""
     plan = silo_of(cell_of("poisson")).plan
-    (norm,) = plan.exact.norms(1)
+    (norm,) = plan.required_exact_plan.norms(1)
     law = pld.from_gaussian_mechanism(
-        plan.exact.claim.sigma / norm, sensitivity=1.0 + others, sampling_prob=1.0 / RATE
+        plan.required_exact_plan.claim.sigma / norm, sensitivity=1.0 + others, sampling_prob=1.0 / RATE
     )
     return float(law.self_compose(ROUNDS).get_epsilon_for_delta(DELTA))
 
@@ -117,7 +123,7 @@ class Silent(View):
 class Positioned(View):
     """A part that keys something by a record's position among those read, and says so."""
 
-    dependence = OWN | Dependence.POSITION
+    dependence = OWN_FACTS | Dependence.POSITION
 
 
 @pytest.mark.parametrize("arithmetic", ["integers", "float"])
@@ -131,15 +137,15 @@ def test_guarantee_what_may_depend_on_who_is_drawn_is_refused(
     with pytest.raises(
         InputError, match=f'federation.sampling = "{sampling}" .* {part.__name__}.*{reason}'
     ) as caught:
-        plan_of(cell, part(task_of_cell(cell).objective), released=arithmetic == "integers")
+        make_plan(cell, part(load_task(cell).objective), for_release=arithmetic == "integers")
     assert "\n" not in str(caught.value)
 
 
 def test_a_position_is_public_where_the_order_is() -> None:
     cell = cell_of("fixed")
-    assert plan_of(cell, Positioned(task_of_cell(cell).objective), released=True)
+    assert make_plan(cell, Positioned(load_task(cell).objective), for_release=True)
     with pytest.raises(InputError, match="Silent"):
-        plan_of(cell, Silent(task_of_cell(cell).objective), released=True)
+        make_plan(cell, Silent(load_task(cell).objective), for_release=True)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +177,9 @@ def as_0_3_1(patch: pytest.MonkeyPatch) -> None:
 
 def body_of_before(folder: Path) -> LedgerEntry:
     tree = json.loads((folder / "results.json").read_text())
-    return recomputed({"record": tree["cells"][0], "run": {**tree["scenario"], "versions": tree["versions"]}})
+    return recompute_record(
+        {"record": tree["cells"][0], "run": {**tree["scenario"], "versions": tree["versions"]}}
+    )
 
 
 READERS: dict[str, Callable[[Path], object]] = {

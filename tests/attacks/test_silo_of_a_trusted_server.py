@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import CONFIG, TRAIN, Counts, release_content, vector_in
+from fedpriv.protocol.cell_folder import make_run_config
+from fedpriv.protocol.messages import CONFIG, TRAIN, RecordCounts, read_tensor, release_content
 from fedpriv.scenario.schema import Cell
 from tests.server.deployed import plan_with, serve
 
@@ -27,9 +27,9 @@ class Malicious(InProcessGrid):
     def _call(self, message: Message) -> Message:
         reply = super()._call(message)
         if self.sent and message.metadata.dst_node_id == 1001 and message.metadata.message_type == TRAIN:
-            vector = vector_in(reply.content, "release")
+            vector = read_tensor(reply.content, "release")
             if message.content["config"]["t"] == 3:
-                return Message(release_content(vector + self.sent, Counts(1, 0)), reply_to=message)
+                return Message(release_content(vector + self.sent, RecordCounts(1, 0)), reply_to=message)
         return reply
 
 
@@ -37,8 +37,8 @@ class Malicious(InProcessGrid):
 def test_a_sum_that_no_clipped_records_have_is_refused(small_cell: MakeCell, tmp_path: Path, sent: float) -> None:
     """Sums of 64 bits wrap: with a huge one of its own, a silo would choose what the others' are taken for."""
     cell = small_cell(algorithm__trust="trusted", run__arithmetic="integers")
-    plan, grid = plan_with(cell), Malicious(client_app, 3, run_config_of(cell, Path()))
-    grid.sent = int(sent * plan.exact.norms(3)[0])
+    plan, grid = plan_with(cell), Malicious(client_app, 3, make_run_config(cell, Path()))
+    grid.sent = int(sent * plan.required_exact_plan.norms(3)[0])
     with pytest.raises(RunError, match="round 3, silo 1: a sum is beyond what its records can add up to"):
         serve(plan, tmp_path / "j", grid)
 
@@ -108,7 +108,7 @@ def test_bytes_that_announce_more_than_they_are_cost_nothing(
 
 def memory_of(cell: Cell, announced: RecordDict, tmp_path: Path) -> int:
     """The most that a server takes which refuses what silo 1 sends."""
-    grid = Announcing(client_app, 3, run_config_of(cell, Path()))
+    grid = Announcing(client_app, 3, make_run_config(cell, Path()))
     grid.announced = announced
     tracemalloc.start()
     try:
@@ -128,5 +128,5 @@ def test_honest_sums_pass(small_cell: MakeCell, tmp_path: Path, dtype: str, algo
     cell = small_cell(
         algorithm=keys, run={"dtype": dtype, "arithmetic": "integers"}, privacy__rho=None, privacy__mu=1.0
     )
-    grid = Malicious(client_app, 3, run_config_of(cell, Path()))
+    grid = Malicious(client_app, 3, make_run_config(cell, Path()))
     assert torch.isfinite(serve(plan_with(cell), tmp_path / "j", grid).model).all()

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.silo.chain import Mark, Reading
-from fedpriv.silo.guards import begin_ledgers, end_run, status_lines
+from fedpriv.silo.chain import MarkContent, RollbackMark
+from fedpriv.silo.guards import begin_ledgers, end_run, format_status
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.silo import Silo, unpack
+from fedpriv.silo.silo import Silo, unpack_state
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, random_records, scenario, zeros
 from tests.parts import in_parts
 from tests.silo.guarded import guard_of
@@ -57,7 +57,7 @@ def test_after_a_rollback_neither_this_round_nor_the_next_has_the_same_noise(tmp
     put_back()
     again = guard_of(folder / "silo-0.toml")
     twice = [again.answer("run", cell, 2, zeros() + 1e-3), again.answer("run", cell, 3, zeros())]
-    admitted = again._admission.admit(again._admission.canonical(cell))
+    admitted = again._admission.admit(again._admission.canonicalize(cell))
     fresh = float(admitted.plan.noise.std_of(0)) * admitted.plan.mechanism.fresh_std
     for first, second in zip(once, twice, strict=True):
         assert float((first - second).std()) > 0.75 * math.sqrt(2.0) * fresh
@@ -100,18 +100,18 @@ def test_a_crash_between_mark_and_commit_is_no_older_copy(tmp_path: Path, monkey
     """Gains: silence for good from a power cut.  Each of the moments at which the disk can stop is tried."""
     path = tmp_path / "silo" / "silo-0.toml"
     guard_for(tmp_path / "silo", *random_records())
-    honest = Mark.write
+    honest = RollbackMark.write
     for stop in range(6):
         calls = [0]
 
-        def cut(self: Mark, reading: Reading, calls: list[int] = calls, stop: int = stop) -> None:
+        def cut(self: RollbackMark, reading: MarkContent, calls: list[int] = calls, stop: int = stop) -> None:
             calls[0] += 1
             if calls[0] == stop:
                 raise OSError("power cut")
             honest(self, reading)
 
         with monkeypatch.context() as patched:
-            patched.setattr(Mark, "write", cut)
+            patched.setattr(RollbackMark, "write", cut)
             with pytest.raises(RunError, match="nothing is released") if stop in range(1, 5) else nullcontext():
                 guard_of(path).answer("run", scenario(), stop + 1, zeros())
         assert torch.isfinite(guard_of(path).answer("run", scenario(), stop + 1, zeros())).all()
@@ -131,7 +131,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path: Path, how: str) -> No
         guard_for(tmp_path / "other", *random_records())
         shutil.copy(tmp_path / "other" / LEDGER, ledger)
     elif how == "mark deleted":
-        policy.marked.unlink()
+        policy.mark_path.unlink()
     else:
         with pytest.raises(InputError, match="a ledger is begun once"):
             begin_ledgers(policy)
@@ -139,7 +139,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew(tmp_path: Path, how: str) -> No
         with pytest.raises(InputError, match="a ledger is begun once"):
             begin_ledgers(policy)
     with pytest.raises(InputError, match=r"no ledger is there|is not the ledger that|no such mark"):
-        SiloLedger(policy.ledger, policy.marked)
+        SiloLedger(policy.ledger, policy.mark_path)
 
 
 @pytest.mark.parametrize("how", ["swapped", "cut", "reordered", "one label"])
@@ -183,29 +183,29 @@ def test_what_is_wiped_is_gone_from_the_file(
     cell = scenario(**KEPT_STATE[name])
     guard = guard_for(tmp_path, *random_records(), budget=100.0)
     guard.answer("run", cell, 1, zeros())
-    opened = guard._ledger.run("run")
+    opened = guard._ledger.find_run("run")
     assert opened is not None
     assert opened.key is not None
     secret: list[bytes] = [opened.key]
     for t in range(2, 8):
         guard.answer("run", cell, t, zeros())
-        now = guard._ledger.run("run")
+        now = guard._ledger.find_run("run")
         assert now is not None
         assert now.state is not None
-        state = unpack(now.state, guard._reading["run"])
-        for vector in (*state.sums, *state.hidden):
+        state = unpack_state(now.state, guard._loaded_silos["run"])
+        for vector in (*state.accumulator, *state.mechanism_state):
             secret += pieces(vector)
-    _, final = guard._reading["run"].answer(state, 8, zeros())
+    _, final = guard._loaded_silos["run"].answer(state, 8, zeros())
     raw = (tmp_path / LEDGER).read_bytes()
     assert opened.key in raw
     assert sum(piece in raw for piece in secret) > 10  # they can be found while they are there
-    secret += pieces(final.sums[-1])
+    secret += pieces(final.accumulator[-1])
     if how == "its last round":
         guard.answer("run", cell, 8, zeros())
     elif how == "an administrator":
         end_run(tmp_path / "silo-0.toml", "run")
     else:
-        monkeypatch.setattr(Silo, "message", _fails)
+        monkeypatch.setattr(Silo, "make_message", _fails)
         with pytest.raises(RunError, match="its guard failed"):
             guard.answer("run", cell, 8, zeros())
     for path in tmp_path.iterdir():
@@ -223,19 +223,19 @@ def test_what_is_wiped_is_gone_from_every_block_the_ledger_ever_had(
 
     A link to every journal stands for a thief who reads the disk below the file system.
     """
-    cell, carved, honest = scenario(), tmp_path / "carved", Mark.write
+    cell, carved, honest = scenario(), tmp_path / "carved", RollbackMark.write
     guard = guard_for(tmp_path / "silo", *random_records(), budget=100.0)
     ledger, journal = tmp_path / "silo" / LEDGER, tmp_path / "silo" / (LEDGER + "-journal")
     carved.mkdir()
 
-    def linking(mark: Mark, reading: Reading) -> None:
+    def linking(mark: RollbackMark, reading: MarkContent) -> None:
         if journal.exists():
             os.link(journal, carved / str(len(list(carved.iterdir()))))
         honest(mark, reading)
 
-    monkeypatch.setattr(Mark, "write", linking)
+    monkeypatch.setattr(RollbackMark, "write", linking)
     guard.answer("run", cell, 1, zeros())
-    opened = guard._ledger.run("run")
+    opened = guard._ledger.find_run("run")
     assert opened is not None
     assert opened.key is not None
     for t in range(2, 8):
@@ -275,7 +275,7 @@ def test_a_crash_in_a_commit_is_undone_from_the_journal_that_is_kept(tmp_path: P
     assert (tmp_path / LEDGER).read_bytes() != before  # some pages were written already
     again = guard_of(tmp_path / "silo-0.toml")
     assert torch.equal(again.answer("run", scenario(), 1, zeros()), first)
-    assert [row.mu for row in again._ledger.overview()] == [pytest.approx(4.0)]
+    assert [row.mu for row in again._ledger.list_runs()] == [pytest.approx(4.0)]
 
 
 def test_a_link_in_the_marks_place_writes_nowhere_else(tmp_path: Path) -> None:
@@ -342,13 +342,13 @@ def test_the_administrator_sees_what_was_spent(tmp_path: Path) -> None:
     """And what servers call their runs cannot write to the terminal."""
     guard = guard_for(tmp_path, *random_records(), budget=5.0)
     guard.answer("a\x1b[2J", scenario(privacy__rho=3.0), 1, zeros())
-    lines = status_lines(tmp_path / "silo-0.toml")  # while the guard has the ledger
+    lines = format_status(tmp_path / "silo-0.toml")  # while the guard has the ledger
     assert lines[1] == "budget mu = 5, spent 3 by 1 run, left for one more 4"
     assert lines[2].startswith(r"'a\x1b[2J': mu = 3, 1 round answered, under way, dp-mu2-fl (untrusted)")
     with pytest.raises(InputError, match="has no run 'b'"):
         end_run(tmp_path / "silo-0.toml", "b")
     end_run(tmp_path / "silo-0.toml", "a\x1b[2J")
-    assert "1 round answered, over" in status_lines(tmp_path / "silo-0.toml")[2]
+    assert "1 round answered, over" in format_status(tmp_path / "silo-0.toml")[2]
 
 
 def _fails(*_: object, **__: object) -> NDArray[np.float64]:

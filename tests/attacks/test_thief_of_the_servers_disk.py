@@ -12,16 +12,16 @@ from flwr.app import Message
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import RunError
-from fedpriv.core.files import OWN, write_bytes
+from fedpriv.core.files import PRIVATE_MODE, write_bytes
 from fedpriv.core.random import SERVER
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.noise.integers.gaussian import START, linked
-from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import TRAIN, Counts, release_content, vector_in
+from fedpriv.noise.integers.gaussian import INITIAL_QUERY_CHAIN, extend_query_chain
+from fedpriv.protocol.cell_folder import make_run_config
+from fedpriv.protocol.messages import TRAIN, RecordCounts, read_tensor, release_content
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deploy_cell
-from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.strategy import Kept, Missed
+from fedpriv.server.journal import EntrySizes, ServerJournal
+from fedpriv.server.strategy import JournalEntry, MissedRounds
 from tests.server.deployed import plan_with, released_in, serve, silos_of
 
 MakeCell = Callable[..., Cell]
@@ -36,9 +36,9 @@ class OtherRecord(InProcessGrid):
     def _call(self, message: Message) -> Message:
         reply = super()._call(message)
         if message.metadata.message_type == TRAIN and message.content["config"]["t"] == 2:
-            vector = vector_in(reply.content, "release").clone()
+            vector = read_tensor(reply.content, "release").clone()
             vector[0] += self.moved if message.metadata.dst_node_id == 1000 else 0
-            return Message(release_content(vector, Counts(1, 0)), reply_to=message)
+            return Message(release_content(vector, RecordCounts(1, 0)), reply_to=message)
         return reply
 
 
@@ -52,11 +52,11 @@ def test_a_journal_put_back_never_adds_its_noise_to_other_sums(
     privacy = {"relation": "zero-out", "mu": 2.0}
     cell = small_cell(algorithm=algorithm, privacy=privacy, run={"dtype": "float32", "arithmetic": "integers"})
     plan = plan_with(cell)
-    grid = OtherRecord(client_app, 3, run_config_of(cell, Path()))
+    grid = OtherRecord(client_app, 3, make_run_config(cell, Path()))
     serve(plan, tmp_path / "j", grid, rounds=1)
     shutil.copytree(tmp_path / "j", tmp_path / "copy")
     serve(plan, tmp_path / "j", grid, rounds=2)
-    again = OtherRecord(client_app, 3, run_config_of(cell, Path()))
+    again = OtherRecord(client_app, 3, make_run_config(cell, Path()))
     again.moved = moved
     serve(plan, tmp_path / "first round", again, rounds=1)
     serve(plan, tmp_path / "copy", again, rounds=2)
@@ -73,12 +73,14 @@ def test_nothing_but_what_was_broadcast_is_left_after_the_run(small_cell: MakeCe
     serve(plan, tmp_path / "j", silos_of(cell), rounds=2)
     (tmp_path / "hard link").hardlink_to(tmp_path / "j" / "sums-2.bin")
     assert any((tmp_path / "hard link").read_bytes())
-    with ServerJournal(tmp_path / "j", Entries.of(plan)) as journal:
-        key, known = journal.key(), journal.released(1)
+    with ServerJournal(tmp_path / "j", EntrySizes.from_plan(plan)) as journal:
+        key, known = journal.load_noise_key(), journal.read_entry(1)
         journal.wipe_key()
     assert known is not None
     query = plan.optimizer.query(plan.optimizer.start(plan.objective.initial()))
-    assert known.link == linked(START, query.numpy().tobytes())  # a function of what was asked alone
+    assert known.query_chain == extend_query_chain(
+        INITIAL_QUERY_CHAIN, query.numpy().tobytes()
+    )  # a function of what was asked alone
     assert not any((tmp_path / "hard link").read_bytes())
     assert {path.name for path in (tmp_path / "j").iterdir()} == {"released.bin"}
     assert key not in (tmp_path / "j" / "released.bin").read_bytes()
@@ -90,8 +92,15 @@ class Linking(ServerJournal):
     stolen: ClassVar[dict[int, Path]] = {}
     seen: ClassVar[list[list[int]]] = []
 
-    def record(self, t: int, kept: Kept, missed: Missed, last: torch.Tensor | None, secret: bytes = b"") -> None:
-        super().record(t, kept, missed, last, secret)
+    def record(
+        self,
+        t: int,
+        entry: JournalEntry,
+        missed_rounds: MissedRounds,
+        last_releases: torch.Tensor | None,
+        secret_state: bytes = b"",
+    ) -> None:
+        super().record(t, entry, missed_rounds, last_releases, secret_state)
         link = self._folder.with_name(f"stolen {t}")
         link.hardlink_to(self._folder / f"sums-{t}.bin")
         self.stolen[t] = link
@@ -118,16 +127,16 @@ def test_the_sums_of_a_round_are_wiped_when_the_next_is_on_file(
 
 def test_sums_that_a_killed_server_left_are_wiped_by_the_next(tmp_path: Path) -> None:
     """Gains: those of a round whose entry was never written, or a draft of them, under names nobody looks for."""
-    entries = Entries(torch.float32, (7850,) * 8, secret=True)
+    entries = EntrySizes(torch.float32, (7850,) * 8, has_secret_state=True)
     left = [tmp_path / "j" / name for name in ("sums-2.bin", ".sums-2.bin.4711", ".noise.key.4711")]
     with ServerJournal(tmp_path / "j", entries) as journal:
-        journal.record(1, Kept(VECTOR), {}, None, b"sums of round 1")
+        journal.record(1, JournalEntry(VECTOR), {}, None, b"sums of round 1")
         for number, path in enumerate(left):
-            write_bytes(path, b"sums of round 2", OWN)
+            write_bytes(path, b"sums of round 2", PRIVATE_MODE)
             (tmp_path / str(number)).hardlink_to(path)
-        assert journal.secret() == b"sums of round 1"
-        journal.record(2, Kept(VECTOR), {}, None, b"other sums")
-        assert journal.secret() == b"other sums"
+        assert journal.load_secret_state() == b"sums of round 1"
+        journal.record(2, JournalEntry(VECTOR), {}, None, b"other sums")
+        assert journal.load_secret_state() == b"other sums"
         assert [any((tmp_path / str(number)).read_bytes()) for number in range(3)] == [False, False, True]
         journal.wipe_key()
     assert not any((tmp_path / "2").read_bytes())
@@ -137,36 +146,36 @@ def test_sums_that_a_killed_server_left_are_wiped_by_the_next(tmp_path: Path) ->
 @pytest.mark.parametrize("place", [0, 7850 * 4 - 1, 7850 * 4 + 5, 7850 * 4 + 40])
 def test_a_bit_that_flipped_is_noticed_and_never_used(tmp_path: Path, place: int) -> None:
     """A changed q~_t asks silos for other queries, and an infinite one ends the run with nothing said."""
-    with ServerJournal(tmp_path, Entries(torch.float32, (7850,) * 8)) as journal:
+    with ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal:
         for t in (1, 2, 3):
-            journal.record(t, Kept(t * VECTOR, bytes([t]) * 32), {}, None)
+            journal.record(t, JournalEntry(t * VECTOR, bytes([t]) * 32), {}, None)
     path = tmp_path / "released.bin"
     content = bytearray(path.read_bytes())
     content[len(content) // 3 + place] ^= 64
     path.write_bytes(content)
-    with ServerJournal(tmp_path, Entries(torch.float32, (7850,) * 8)) as journal:
+    with ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal:
         for t in (1, 3):
-            known = journal.released(t)
+            known = journal.read_entry(t)
             assert known is not None
-            assert torch.equal(known.values, t * VECTOR)
-            assert known.link == bytes([t]) * 32
+            assert torch.equal(known.noisy_values, t * VECTOR)
+            assert known.query_chain == bytes([t]) * 32
         with pytest.raises(RunError, match=r"released\.bin, round 2: the entry is damaged"):
-            journal.released(2)
+            journal.read_entry(2)
 
 
 def test_entries_do_not_stand_for_one_another(tmp_path: Path) -> None:
     """Two rounds swapped would be replayed as if they had been released so."""
-    with ServerJournal(tmp_path, Entries(torch.float32, (7850,) * 8)) as journal:
+    with ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal:
         for t in (1, 2):
-            journal.record(t, Kept(t * VECTOR), {}, None)
+            journal.record(t, JournalEntry(t * VECTOR), {}, None)
     content = (tmp_path / "released.bin").read_bytes()
     half = len(content) // 2
     (tmp_path / "released.bin").write_bytes(content[half:] + content[:half])
     with (
-        ServerJournal(tmp_path, Entries(torch.float32, (7850,) * 8)) as journal,
+        ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal,
         pytest.raises(RunError, match=r"round 1: the entry is damaged"),
     ):
-        journal.released(1)
+        journal.read_entry(1)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +184,12 @@ def test_entries_do_not_stand_for_one_another(tmp_path: Path) -> None:
 )
 def test_a_noise_key_of_another_length_is_never_used(tmp_path: Path, key: bytes, reason: str) -> None:
     """A key that was cut short, or zeros, could be guessed, and with it the noise."""
-    write_bytes(tmp_path / "noise.key", key, OWN)
+    write_bytes(tmp_path / "noise.key", key, PRIVATE_MODE)
     with (
-        ServerJournal(tmp_path, Entries(torch.float32, (7850,) * 8)) as journal,
+        ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal,
         pytest.raises(RunError, match=f"{reason}.*32 secret ones"),
     ):
-        journal.key()
+        journal.load_noise_key()
 
 
 @pytest.mark.parametrize("name", ["noise.key", "released.bin"])
@@ -191,15 +200,15 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, name: str) -> Non
     (folder / name).write_bytes(bytes(range(32)))
     (folder / name).chmod(0o640)
     with pytest.raises(RunError, match=f"{name}: others can read it"):
-        ServerJournal(folder, Entries(torch.float32, (7850,) * 8))
+        ServerJournal(folder, EntrySizes(torch.float32, (7850,) * 8))
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_every_file_of_the_journal_is_the_servers_own(tmp_path: Path) -> None:
     """The silos' last releases and who was missing are nobody else's business."""
-    with ServerJournal(tmp_path / "j", Entries(torch.float32, (7850,) * 8)) as journal:
-        journal.key()
-        journal.record(1, Kept(VECTOR), {0: [1]}, VECTOR.reshape(1, -1))
+    with ServerJournal(tmp_path / "j", EntrySizes(torch.float32, (7850,) * 8)) as journal:
+        journal.load_noise_key()
+        journal.record(1, JournalEntry(VECTOR), {0: [1]}, VECTOR.reshape(1, -1))
     found = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "j").iterdir()}
     assert found == dict.fromkeys(("noise.key", "released.bin", "last.npy", "missed.json"), 0o600)
 
@@ -207,8 +216,8 @@ def test_every_file_of_the_journal_is_the_servers_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["last.npy", "missed.json"])
 def test_other_damaged_files_of_the_journal_are_named(tmp_path: Path, name: str) -> None:
     """A traceback tells an operator nothing, and a wrong stand-in moves the model."""
-    with ServerJournal(tmp_path, Entries(torch.float32, (7850,) * 8)) as journal:
-        journal.record(1, Kept(VECTOR), {0: [1]}, VECTOR.reshape(1, -1))
+    with ServerJournal(tmp_path, EntrySizes(torch.float32, (7850,) * 8)) as journal:
+        journal.record(1, JournalEntry(VECTOR), {0: [1]}, VECTOR.reshape(1, -1))
         (tmp_path / name).write_bytes(b"[garbage")
         with pytest.raises(RunError, match=f"{name}: damaged"):
-            (journal.last if name == "last.npy" else journal.missed)()
+            (journal.last_releases if name == "last.npy" else journal.missed_rounds)()

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedpriv.addons.audit.canaries import GuardedSilo
 from fedpriv.core.errors import RunError
-from fedpriv.core.random import KeyedNormal, derive_key, integers_key
+from fedpriv.core.random import KeyedNormal, derive_key, integer_noise_key
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Batch, Query
-from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.noise.integers.plan import ExactPlan
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 from fedpriv.rounds import integers
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -29,12 +29,12 @@ def fixed_keys(plant: pytest.MonkeyPatch) -> None:
 
 def noise_times(factor: float) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        honest = KeyedIntegers.vector
+        honest = KeyedDiscreteGaussian.vector
 
-        def less(self: KeyedIntegers, size: int, sigma: float, node: int = 0) -> Any:
+        def less(self: KeyedDiscreteGaussian, size: int, sigma: float, node: int = 0) -> Any:
             return honest(self, size, sigma * factor, node)
 
-        patch.setattr(KeyedIntegers, "vector", less)
+        patch.setattr(KeyedDiscreteGaussian, "vector", less)
 
     return plant
 
@@ -59,18 +59,20 @@ def no_check_in_integers(patch: pytest.MonkeyPatch) -> None:
 
     def careless(self: SoftmaxRegression, query: Query, batch: Batch, places: Tensor, clip: float) -> Tensor:
         features = batch.records.features.double()
-        first = self._slopes(Query(query.points[:1], query.coefficients[:1]), batch.records).mT.double()
+        first = self._combined_gradients(
+            Query(query.points[:1], query.coefficients[:1]), batch.records
+        ).mT.double()
         size = first.norm(dim=-1, keepdim=True) * features.norm(dim=-1, keepdim=True)
-        residual = self._slopes(query, batch.records).mT.double() * clip / size.clamp(min=clip)
+        residual = self._combined_gradients(query, batch.records).mT.double() * clip / size.clamp(min=clip)
         return (residual.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
 
-    patch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)  # increments are formed
-    patch.setattr("fedpriv.noise.integers.increments._whole", unchecked)
+    patch.setattr("fedpriv.noise.integers.increments.suits_rank_one", lambda *_: False)  # increments are formed
+    patch.setattr("fedpriv.noise.integers.increments._truncate_rows", unchecked)
     patch.setattr(SoftmaxRegression, "per_record", careless)
 
 
 def read_twice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Schedule, "batches", lambda _, t: range(max(0, t - 2), max(1, t - 1)))
+    patch.setattr(FixedOrder, "batches", lambda _, t: range(max(0, t - 2), max(1, t - 1)))
 
 
 def same_noise_twice(first: int) -> Plant:
@@ -79,7 +81,7 @@ def same_noise_twice(first: int) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         honest = integers.round_noise
 
-        def repeating(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedIntegers:
+        def repeating(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedDiscreteGaussian:
             return honest(key, owner, first if t == 4 else t, bytes(32), 0 * sums)
 
         patch.setattr(integers, "round_noise", repeating)
@@ -88,19 +90,19 @@ def same_noise_twice(first: int) -> Plant:
 
 
 def one_round_without(patch: pytest.MonkeyPatch) -> None:
-    honest, drawn = integers.round_noise, KeyedIntegers.vector
-    silent: list[KeyedIntegers] = []
+    honest, drawn = integers.round_noise, KeyedDiscreteGaussian.vector
+    silent: list[KeyedDiscreteGaussian] = []
 
-    def forgetful(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedIntegers:
+    def forgetful(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedDiscreteGaussian:
         source = honest(key, owner, t, chain, sums)
         silent[:] = [source] if t == 4 else []
         return source
 
-    def vector(self: KeyedIntegers, size: int, sigma: float, node: int = 0) -> Any:
+    def vector(self: KeyedDiscreteGaussian, size: int, sigma: float, node: int = 0) -> Any:
         return drawn(self, size, sigma, node) * (self not in silent)
 
     patch.setattr(integers, "round_noise", forgetful)
-    patch.setattr(KeyedIntegers, "vector", vector)
+    patch.setattr(KeyedDiscreteGaussian, "vector", vector)
 
 
 def same_noise_at_two_silos(patch: pytest.MonkeyPatch) -> None:
@@ -112,9 +114,9 @@ def same_noise_at_two_silos(patch: pytest.MonkeyPatch) -> None:
 
 def one_key_for_all_runs(patch: pytest.MonkeyPatch) -> None:
     """45: a second open run is served under the first one's key, and what it was asked is not hashed."""
-    honest, drawn = integers.round_noise, integers_key(1)
+    honest, drawn = integers.round_noise, integer_noise_key(1)
 
-    def forgetful(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedIntegers:
+    def forgetful(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedDiscreteGaussian:
         return honest(key if key == drawn else bytes(32), owner, t, bytes(32), 0 * sums)
 
     patch.setattr(integers, "round_noise", forgetful)
@@ -123,7 +125,7 @@ def one_key_for_all_runs(patch: pytest.MonkeyPatch) -> None:
 def a_key_from_the_seed(patch: pytest.MonkeyPatch) -> None:
     """47, and the same at a silo: anybody can draw the noise again."""
     for module in ("fedpriv.silo.guard", "fedpriv.server.journal"):
-        patch.setattr(f"{module}.system_key", lambda: integers_key(1))
+        patch.setattr(f"{module}.system_key", lambda: integer_noise_key(1))
 
 
 def refusals_that_tell(patch: pytest.MonkeyPatch) -> None:
@@ -142,30 +144,30 @@ def float32_noise(patch: pytest.MonkeyPatch) -> None:
     """2 and 5: noise of floating-point numbers of the run's type, with its generator's radii."""
     calls = iter(range(10**9))
 
-    def drawn(self: KeyedIntegers, size: int, sigma: float, node: int = 0) -> Any:
+    def drawn(self: KeyedDiscreteGaussian, size: int, sigma: float, node: int = 0) -> Any:
         source = KeyedNormal(derive_key(b"float32", str(next(calls))), np.float32)
         return np.rint(source.vector(size, 0, 1).astype(np.float64) * sigma).astype(np.int64)
 
-    patch.setattr(KeyedIntegers, "vector", drawn)
+    patch.setattr(KeyedDiscreteGaussian, "vector", drawn)
 
 
 def coarse_noise(patch: pytest.MonkeyPatch) -> None:
     """Noise of some twenty digits, as a float32 holds: its lowest bits are zeros, the sum's are in the clear."""
-    honest = KeyedIntegers.vector
+    honest = KeyedDiscreteGaussian.vector
 
-    def coarse(self: KeyedIntegers, size: int, sigma: float, node: int = 0) -> Any:
+    def coarse(self: KeyedDiscreteGaussian, size: int, sigma: float, node: int = 0) -> Any:
         return honest(self, size, sigma, node) >> 20 << 20
 
-    patch.setattr(KeyedIntegers, "vector", coarse)
+    patch.setattr(KeyedDiscreteGaussian, "vector", coarse)
 
 
 def release_that_reads_the_sum(patch: pytest.MonkeyPatch) -> None:
     """Noise is rounded to be sent, and the sum is added again: what leaves is no function of y."""
-    honest = integers.private_sums
+    honest = integers.add_discrete_noise
 
     def reading(strategy: Any, claim: Any, state: Any, t: int, sums: Any, noise_of: Any) -> Any:
         noisy, after = honest(strategy, claim, state, t, sums, noise_of)
         exact, _ = strategy.step(state, t, sums)
         return ((noisy - exact) >> 25 << 25) + exact, after
 
-    patch.setattr(integers, "private_sums", reading)
+    patch.setattr(integers, "add_discrete_noise", reading)

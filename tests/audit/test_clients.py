@@ -28,7 +28,7 @@ from fedpriv.addons.audit.transcripts import public_run_size
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.plan.plan import plan_of
+from fedpriv.plan.plan import make_plan
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.audit import planted, planted_secret
@@ -146,7 +146,7 @@ def test_cohorts_keep_their_turns_in_an_audit() -> None:
     assert layout.rounds.tolist() == [2, 2, 1, 1]
     assert layout.row_indices.tolist() == [2, 3, 0, 1]
     assert layout.row_count == 4
-    plan = plan_of(small, make_canary_objective(small, 4), released=True)
+    plan = make_plan(small, make_canary_objective(small, 4), for_release=True)
     assert heaviest_round(plan) in (1, 2)
     assert matched_filter(plan, 2) == pytest.approx([0, 1, 0, 1, 0, 1] / noise_factor(plan)[0, 0] ** 2)
 
@@ -173,7 +173,7 @@ def test_turns_are_cut_to_three_of_equally_many_rounds(changes: dict[str, Any], 
 
 def test_a_client_canary_holds_as_many_records_as_count_and_all_of_them_point_one_way() -> None:
     small = make_audit_cell(client_cell(), 1.0, 4, 1, 2)
-    plan = plan_of(small, make_canary_objective(small, 2), released=True)
+    plan = make_plan(small, make_canary_objective(small, 2), for_release=True)
     shard = zero_shard(4, 2)
     shard.images[1, 0] = FAR_NORM
     units = unit_records(shard, small)

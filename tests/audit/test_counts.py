@@ -12,8 +12,8 @@ from fedpriv.addons.audit.counts import _open_world, audit_counts, find_furthest
 from fedpriv.addons.audit.families import StepCounter
 from fedpriv.addons.audit.statistics import canary_weight_and_std
 from fedpriv.core.errors import InputError
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import task_of_schema
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.cli.command import fedpriv as command
@@ -27,7 +27,7 @@ UNHEARD = StepCounter(lambda _: None, 1.0)
 def planned(cell: Cell, mu: float = 1.0) -> tuple[Cell, Plan]:
     small = make_counts_cell(cell, mu)
     assert small.data.table_schema is not None
-    return small, plan_of(small, task_of_schema(small, small.data.table_schema).objective, released=True)
+    return small, make_plan(small, make_schema_task(small, small.data.table_schema).objective, for_release=True)
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
@@ -43,11 +43,13 @@ def test_sums_of_real_guards_are_as_far_apart_as_is_charged(
         for world in (0, 1):
             silo, *others = _open_world(tmp_path / f"{world}", small, pair, world)
             silo.select_plan(0)
-            sums.append(silo.answer("run", 1, of.objective.initial()).double() * of.exact.lattice.unit)
+            sums.append(
+                silo.answer("run", 1, of.objective.initial()).double() * of.required_exact_plan.lattice.unit
+            )
             for each in (silo, *others):
                 each.close()
     distance = float((sums[0] - sums[1]).norm())
-    charged = {"replace-one": of.apart, "zero-out": 1.0}[relation]
+    charged = {"replace-one": of.increment_diameter, "zero-out": 1.0}[relation]
     assert charged * 0.95 <= distance <= charged
     if tables is COUNTS:
         assert distance == pytest.approx(math.sqrt(2.0) if relation == "replace-one" else 1.0, rel=1e-5)
@@ -77,7 +79,7 @@ def test_a_plan_stands_and_one_that_is_charged_too_little_is_refuted(
     assert honest.stands
     assert honest.mu > 1.0
     assert honest.trials == 400
-    monkeypatch.setattr("fedpriv.plan.plan.apart_of", lambda *_: 1.0)
+    monkeypatch.setattr("fedpriv.plan.plan.find_increment_diameter", lambda *_: 1.0)
     assert not audit(cell, 2.0, 16 * 400).stands
 
 

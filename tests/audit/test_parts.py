@@ -17,11 +17,11 @@ from fedpriv.addons.audit.families import detectable_noise_share, make_run_parts
 from fedpriv.addons.audit.statistics import bound_at_threshold, separation
 from fedpriv.addons.audit.transcripts import Trials
 from fedpriv.core.random import derive_key
-from fedpriv.noise.integers.gaussian import KeyedIntegers
+from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
 from fedpriv.rounds import integers
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.scenario.sections import Budget
+from fedpriv.scenario.sections import RunBudget
 from fedpriv.show.statement import describe_power
 from tests.audit import planted
 from tests.audit.test_secret import cell_of as secret_cell
@@ -127,7 +127,9 @@ def test_evaluations_with_less_noise_are_refuted_by_their_own_claim(
 @pytest.mark.slow
 def test_steps_that_promise_too_much_together_are_refuted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget that gives both steps the whole promise: each keeps its own claim, and both are √2 of it."""
-    monkeypatch.setattr("fedpriv.scenario.schema.budget_of", lambda promise, share=0.0: Budget(promise, promise))
+    monkeypatch.setattr(
+        "fedpriv.scenario.schema.budget_of", lambda promise, share=0.0: RunBudget(promise, promise)
+    )
     outcome = canaries(scaled_cell(tmp_path, 0.5), 4096)
     assert not outcome.stands
     assert outcome.statistic == "rounds and first step together"
@@ -166,7 +168,7 @@ def test_noise_of_a_round_that_hashes_its_own_query_alone_is_refuted_later(
     """Put back, asked another query and then the old ones again: without a chain the later noise repeats."""
     honest, start = integers.round_noise, b"\0" * 32
 
-    def of_the_round(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedIntegers:
+    def of_the_round(key: bytes, owner: int, t: int, chain: bytes, sums: Any) -> KeyedDiscreteGaussian:
         return honest(key, owner, t, chain if t <= 2 else start, 0 * sums)
 
     monkeypatch.setattr(integers, "round_noise", of_the_round)
@@ -214,7 +216,7 @@ def test_worlds_of_the_best_test_lie_as_far_apart_as_is_claimed(
 def test_evaluations_beside_secret_rounds_are_audited_against_their_own_claim(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tree = secret_cell().canonical()
+    tree = secret_cell().canonical_data()
     cell = resolve_cell({**tree, "evaluation": EVALUATED}, "test")
     outcome = audit(cell, trials=2048)
     assert outcome.stands, outcome

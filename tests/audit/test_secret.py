@@ -18,11 +18,11 @@ from fedpriv.addons.audit import secret
 from fedpriv.addons.audit.audit import audit
 from fedpriv.addons.audit.canaries import GuardedSilo, make_canary_objective
 from fedpriv.addons.audit.statistics import ClaimedCurve, CurveResult, evaluate_on_curve
-from fedpriv.claims.ledger import stream_of
+from fedpriv.claims.ledger import make_silo_stream
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import derive_key
-from fedpriv.participation.secret import Balanced
-from fedpriv.plan.plan import plan_of
+from fedpriv.participation.secret import BalancedSubsampling
+from fedpriv.plan.plan import make_plan
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.audit import planted, planted_secret
@@ -66,7 +66,7 @@ def persons_cell(folder: Path, sampling: str, trust: str = "untrusted") -> Cell:
 @torch.inference_mode()
 def canaries_of(cell: Cell, runs: int = 2, mu: float = 1.0) -> CurveResult:
     small = secret.make_canary_cell(cell, mu)
-    plan = plan_of(small, make_canary_objective(small, 1), released=True)
+    plan = make_plan(small, make_canary_objective(small, 1), for_release=True)
     several = [secret.run_canaries(small, seed) for seed in range(runs)]
     seen = secret.CanaryTrials(*(np.concatenate(columns) for columns in zip(*several, strict=True)))
     return secret.evaluate_canaries(small, plan, seen, ClaimedCurve(secret.sampled_guarantee(plan)), FAILURE)
@@ -75,7 +75,7 @@ def canaries_of(cell: Cell, runs: int = 2, mu: float = 1.0) -> CurveResult:
 @torch.inference_mode()
 def company_of(cell: Cell, runs: int, mu: float = 1.0) -> CurveResult:
     small = secret.make_company_cell(cell, mu)
-    plan = plan_of(small, make_canary_objective(small, 1), released=True)
+    plan = make_plan(small, make_canary_objective(small, 1), for_release=True)
     return secret.evaluate_company(
         plan, secret.run_company(small, runs, 1), ClaimedCurve(secret.sampled_guarantee(plan)), FAILURE
     )
@@ -109,7 +109,7 @@ def test_the_ratio_of_sets_of_rounds_is_the_mean_over_them() -> None:
     draw = np.random.default_rng(1).normal(size=(5, 8))
     pairs = [draw[:, list(pair)].sum(1) for pair in itertools.combinations(range(8), 2)]
     expected = np.log(np.exp(np.stack(pairs)).mean(0))
-    np.testing.assert_allclose(secret._mix_any_rounds(Balanced(8, 4), draw), expected, rtol=1e-12)
+    np.testing.assert_allclose(secret._mix_any_rounds(BalancedSubsampling(8, 4), draw), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("changes", [{"rounds": 6, "epochs": 3}, {"rounds": 8, "groups": 2}])
@@ -118,7 +118,7 @@ def test_epochs_and_groups_stand(changes: dict[str, Any]) -> None:
 
 
 def banded_cell(sampling: str, groups: int = 4) -> Cell:
-    tree = cell_of(sampling, relation="replace-one" if sampling == "poisson" else "zero-out").canonical()
+    tree = cell_of(sampling, relation="replace-one" if sampling == "poisson" else "zero-out").canonical_data()
     tree["algorithm"] = {"name": "dp-ftrl", "mechanism": "banded", "bands": 4, "clip": 1.0, "step": 0.1,
                          "trust": "untrusted"}  # fmt: skip
     tree["federation"] |= {"rounds": 32, "groups": groups}
@@ -127,13 +127,15 @@ def banded_cell(sampling: str, groups: int = 4) -> Cell:
 
 def test_matched_filters_of_correlated_noise_are_what_the_curve_is_of() -> None:
     """Of releases B (C s + z): a record of round t gives 1 there, 0 elsewhere in its group, and noise of z / κ."""
-    plan = plan_of(banded_cell("allocation"), make_canary_objective(banded_cell("allocation"), 1), released=True)
-    stream = stream_of(plan, 0, 32)
+    plan = make_plan(
+        banded_cell("allocation"), make_canary_objective(banded_cell("allocation"), 1), for_release=True
+    )
+    stream = make_silo_stream(plan, 0, 32)
     rows, columns = secret._factorize(stream.mechanism, stream.workload)
     np.testing.assert_allclose(rows @ columns, np.tril(np.ones((32, 32))), atol=1e-9)
     assert np.abs(np.triu(columns, 1)).max() < 1e-9
     assert np.abs(np.tril(columns, -4)).max() < 1e-9
-    one = np.tril(np.ones((32, 32))).T * stream.per_record  # row t: the sums of a record that is in round t + 1
+    one = np.tril(np.ones((32, 32))).T * stream.record_weight  # row t: the sums of a record that is in round t + 1
     seen = secret._to_weight_units(plan, one)
     for group in range(4):
         np.testing.assert_allclose(seen[group:29:4, group:29:4], np.eye(len(range(group, 29, 4))), atol=1e-6)
@@ -167,8 +169,8 @@ def test_a_guard_with_secret_correlated_noise_is_restarted_and_its_run_stands_an
     and the same audit refutes guards that go on with next to no noise after the restart.
     """
     small = secret.make_canary_cell(banded_cell("allocation"), 1.0)
-    plan = plan_of(small, make_canary_objective(small, 1), released=True)
-    assert plan.exact.claim.sigma > 1e3  # of the lattice: what leaves are noisy integers
+    plan = make_plan(small, make_canary_objective(small, 1), for_release=True)
+    assert plan.required_exact_plan.claim.sigma > 1e3  # of the lattice: what leaves are noisy integers
     curve, honest = ClaimedCurve(secret.sampled_guarantee(plan)), GuardedSilo.restart
 
     def audited(restart: Any) -> tuple[secret.CanaryTrials, CurveResult]:

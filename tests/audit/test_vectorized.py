@@ -18,13 +18,13 @@ from fedpriv.addons.audit.families import CANARY_COUNT, HEAVIEST_ROUND_COUNT
 from fedpriv.addons.audit.statistics import find_best_bound, heaviest_round
 from fedpriv.addons.audit.transcripts import Trials
 from fedpriv.core.random import public_generator
-from fedpriv.data.partition import iid
+from fedpriv.data.partition import partition_iid
 from fedpriv.engines.vectorized import engine as vectorized
 from fedpriv.engines.vectorized import noise as noise_feed
 from fedpriv.engines.vectorized import silos as grouping
 from fedpriv.loss.estimators import Round
 from fedpriv.noise.trust import Noise
-from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import Recorder
 
@@ -57,7 +57,7 @@ def canaries_of(small: Cell, layout: CanaryLayout, folder: Path, seed: int) -> t
     shard = layout.make_shard(present, small.privacy.relation)
     records = layout.row_count * small.federation.silos
     images, labels = np.zeros((records, CANARY_COUNT), np.float32), np.zeros(records, np.int64)
-    mine = iid(labels, [layout.row_count] * small.federation.silos, seed)[
+    mine = partition_iid(labels, [layout.row_count] * small.federation.silos, seed)[
         0
     ]  # where the partition puts silo 0's rows
     images[mine], labels[mine] = shard.images, shard.labels
@@ -71,7 +71,7 @@ def canaries_of(small: Cell, layout: CanaryLayout, folder: Path, seed: int) -> t
 
 def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
     passes = rows_by_round(small)
-    plan = plan_of(small, make_canary_objective(small, CANARY_COUNT))
+    plan = make_plan(small, make_canary_objective(small, CANARY_COUNT))
     layout = CanaryLayout.from_rows(passes, heaviest_round(plan), CANARY_COUNT, HEAVIEST_ROUND_COUNT)
     count = len(layout.rounds)
     seen, coins = [], []
@@ -80,9 +80,9 @@ def shown(small: Cell, folder: Path, patch: pytest.MonkeyPatch) -> float:
         watcher = Watcher()
 
         def watched(cell: Cell, objective: Any, watcher: Watcher = watcher) -> Plan:
-            return dataclasses.replace(plan_of(cell, objective), optimizer=watcher)
+            return dataclasses.replace(make_plan(cell, objective), optimizer=watcher)
 
-        patch.setattr(grouping, "plan_of", watched)
+        patch.setattr(grouping, "make_plan", watched)
         list(vectorized.run_vectorized([cell], Recorder()))
         classes = torch.stack(watcher.seen).double().view(ROUNDS, 2, -1)[..., :-1]
         seen.append(((classes[:, 1] - classes[:, 0]) / 2**0.5).T.numpy()[:count])
@@ -116,7 +116,7 @@ def test_its_releases_have_the_noise_that_is_claimed(
 
 def test_aggregate_noise_has_the_variance_of_the_silos_mean(small_cell: MakeCell) -> None:
     """52, at `aggregate_noise` itself: the variance of 40,000 values is right within 6 errors (2e-9)."""
-    plan = plan_of(small_cell(), make_canary_objective(make_audit_cell(small_cell(), 1.0, 2, 3, 1), 4))
+    plan = make_plan(small_cell(), make_canary_objective(make_audit_cell(small_cell(), 1.0, 2, 3, 1), 4))
     together = noise_feed.aggregate_noise(plan.noise)
     expected = sum((source.weight * float(source.std)) ** 2 for source in plan.noise.sources)
     feed = noise_feed.NoiseFeed([together], [5], 4, 10_000, torch.float64, lambda _: None)

@@ -14,12 +14,12 @@ from fedpriv.core.errors import InputError
 
 
 def test_a_claim_says_for_whom_and_by_which_route() -> None:
-    line = PrivacyClaim(GaussianDP(1.0), "replace-one").sentence("line", 1e-5)
+    line = PrivacyClaim(GaussianDP(1.0), "replace-one").format_sentence("line", 1e-5)
     assert line == (
         "one record of a silo, replace-one neighbours: μ-GDP with μ at most 1 (zCDP 0.5); (ε, δ) at most (4.378, "
         "1e-05), (5.299, 1e-05) by the paper's formula, rounded up"
     )
-    assert "exactly" in PrivacyClaim(GaussianDP(1.0), "replace-one", attained=True).sentence("line", 1e-5)
+    assert "exactly" in PrivacyClaim(GaussianDP(1.0), "replace-one", attained=True).format_sentence("line", 1e-5)
 
 
 def test_all_routes_are_the_library_functions() -> None:

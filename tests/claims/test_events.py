@@ -12,21 +12,21 @@ from dp_accounting.rdp import RdpAccountant
 
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.renyi import epsilon_of as renyi
-from fedpriv.claims.entries import LedgerEntry, dp_event, events_of
+from fedpriv.claims.entries import LedgerEntry, make_dp_event, make_event_data
 from fedpriv.claims.ledger import ReleaseStream
 from fedpriv.core.errors import InputError
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Participation, Schedule
-from fedpriv.participation.secret import Allocation, Poisson
+from fedpriv.participation.orders import FixedOrder, Participation
+from fedpriv.participation.secret import PoissonSampling, RandomAllocation
 
 DELTA = 1e-5
 
 
 def entry_of(**changed: Any) -> LedgerEntry:
     """A cell of silos that release what is described: by default fresh noise on 40 rounds of two epochs."""
-    schedule: Participation = changed.pop("schedule", Schedule(40, 20))
+    schedule: Participation = changed.pop("schedule", FixedOrder(40, 20))
     stream = ReleaseStream(
         "silos 0-2", IndependentGaussian(), schedule, 0.0, (1.0,) * schedule.rounds, 0.25, "zero-out", std=0.5
     )
@@ -38,7 +38,7 @@ def theirs(told: dict[str, Any], accountant: Callable[..., Any] = PLDAccountant)
     """The epsilon of dp-accounting for what was exported, as JSON."""
     told = json.loads(json.dumps(told))
     relation = dp_accounting.NeighboringRelation[told["neighboring_relation"]]
-    counted = accountant(neighboring_relation=relation).compose(dp_event(told["event"]))
+    counted = accountant(neighboring_relation=relation).compose(make_dp_event(told["event"]))
     return float(counted.get_epsilon(DELTA))
 
 
@@ -49,14 +49,14 @@ def theirs(told: dict[str, Any], accountant: Callable[..., Any] = PLDAccountant)
      (BandedSquareRoot(1.0, 4), 1.0)],
 )  # fmt: skip
 def test_a_public_order_has_the_epsilon_that_is_claimed(mechanism: Any, decay: float, relation: str) -> None:
-    told = events_of(entry_of(mechanism=mechanism, decay=decay, relation=relation, std=3.0))
+    told = make_event_data(entry_of(mechanism=mechanism, decay=decay, relation=relation, std=3.0))
     assert theirs(told) == pytest.approx(told["epsilon"], rel=1e-3)
     assert theirs(told, RdpAccountant) == pytest.approx(renyi(told["mu"], DELTA), rel=2e-3)
 
 
 def test_rounds_that_nothing_else_reaches_are_composed() -> None:
     """A record's two rounds by hand: (1/4) / (1/2) = 0.5 each, a noise multiplier of 2."""
-    assert events_of(entry_of())["event"] == {
+    assert make_event_data(entry_of())["event"] == {
         "class": "SelfComposedDpEvent",
         "event": {"class": "GaussianDpEvent", "noise_multiplier": 2.0},
         "count": 2,
@@ -64,20 +64,20 @@ def test_rounds_that_nothing_else_reaches_are_composed() -> None:
 
 
 def test_unequal_clips_are_those_of_the_worst_record() -> None:
-    told = events_of(entry_of(clips=(*(1.0,) * 20, *(1.0,) * 19, 2.0)))
+    told = make_event_data(entry_of(clips=(*(1.0,) * 20, *(1.0,) * 19, 2.0)))
     assert told["event"]["class"] == "ComposedDpEvent"
     assert [event["noise_multiplier"] for event in told["event"]["events"]] == [2.0, 1.0]
     assert theirs(told) == pytest.approx(told["epsilon"], rel=1e-3)
 
 
 def test_noise_that_is_shared_by_rounds_is_one_gaussian() -> None:
-    told = events_of(entry_of(mechanism=BinaryTree(1.0), decay=1.0))
+    told = make_event_data(entry_of(mechanism=BinaryTree(1.0), decay=1.0))
     assert told["event"] == {"class": "GaussianDpEvent", "noise_multiplier": pytest.approx(1.0 / told["mu"])}
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_poisson_sampling_has_its_rate_rounds_and_relation(relation: str) -> None:
-    told = events_of(entry_of(schedule=Poisson(60, 20), relation=relation))
+    told = make_event_data(entry_of(schedule=PoissonSampling(60, 20), relation=relation))
     assert told["event"]["count"] == 60
     assert told["event"]["event"]["sampling_probability"] == pytest.approx(1 / 20)
     assert told["neighboring_relation"] == ("REPLACE_ONE" if relation == "replace-one" else "ADD_OR_REMOVE_ONE")
@@ -87,11 +87,14 @@ def test_poisson_sampling_has_its_rate_rounds_and_relation(relation: str) -> Non
 
 @pytest.mark.parametrize(
     ("changed", "said"),
-    [({"std": 0.0}, "cell 3: released without noise"), ({"schedule": Allocation(40, 20)}, "random allocation")],
+    [
+        ({"std": 0.0}, "cell 3: released without noise"),
+        ({"schedule": RandomAllocation(40, 20)}, "random allocation"),
+    ],
 )
 def test_what_no_event_describes_is_refused(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        events_of(entry_of(**changed))
+        make_event_data(entry_of(**changed))
 
 
 def test_guarantee_an_event_never_promises_more_than_the_claim() -> None:
@@ -99,7 +102,7 @@ def test_guarantee_an_event_never_promises_more_than_the_claim() -> None:
     quiet = entry_of(std=0.25).streams[0]
     loud = entry_of().streams[0]
     entry = dataclasses.replace(entry_of(), streams=(loud, quiet))
-    told = events_of(entry)
+    told = make_event_data(entry)
     assert entry.claim is not None
     assert isinstance(entry.claim.guarantee, GaussianDP)
     assert told["mu"] == entry.claim.guarantee.mu == pytest.approx(2**0.5)

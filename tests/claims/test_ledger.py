@@ -12,34 +12,34 @@ from typer.testing import CliRunner
 
 from fedpriv.accounting.gaussian import compose
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.claims.claim import claim_of
+from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.entries import read_ledger
-from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream, as_data, from_data, releases_of
-from fedpriv.claims.outcome import Finished, RunObserver
+from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream, make_release_streams, stream_from_data, stream_to_data
+from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.table import make_engine
 from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.noise.trust import Noise, Trust, unit_named
-from fedpriv.participation.orders import Schedule
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import scenario_of
+from fedpriv.noise.trust import Noise, Trust, make_unit
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import RunFolder
-from fedpriv.study.stored import privacy_of
+from fedpriv.study.stored import privacy_data
 from tests.conftest import small_tree
 
 MakeCell = Callable[..., Cell]
 
 STREAM = ReleaseStream(
-    "silo 0", IndependentGaussian(), Schedule(16, 16), 1.0, (2.0,) * 16, 0.5, "replace-one", std=4.0
+    "silo 0", IndependentGaussian(), FixedOrder(16, 16), 1.0, (2.0,) * 16, 0.5, "replace-one", std=4.0
 )
 
 
-def finish(cell: Cell, engine: str) -> Finished:
+def finish(cell: Cell, engine: str) -> CellOutcome:
     (outcome,) = make_engine(engine)([cell], RunObserver())
     return outcome.cell_outcome
 
@@ -52,27 +52,27 @@ def test_price_of_one_stream_by_hand() -> None:
 
 
 def test_the_worst_stream_is_charged_and_none_without_noise() -> None:
-    quieter = dataclasses.replace(STREAM, owner="silo 1", std=1.0)
-    claim = claim_of([STREAM, quieter])
+    quieter = dataclasses.replace(STREAM, party_name="silo 1", std=1.0)
+    claim = compute_claim([STREAM, quieter])
     assert claim is not None
     assert claim.guarantee.mu == pytest.approx(8.0)
-    assert claim_of([]) is None
-    assert claim_of([STREAM, dataclasses.replace(STREAM, std=0.0)]) is None
+    assert compute_claim([]) is None
+    assert compute_claim([STREAM, dataclasses.replace(STREAM, std=0.0)]) is None
     with pytest.raises(InputError, match="one neighbouring relation"):
-        claim_of([STREAM, dataclasses.replace(STREAM, relation="zero-out")])
+        compute_claim([STREAM, dataclasses.replace(STREAM, relation="zero-out")])
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.5, period=4), BandedSquareRoot(0.9, 3)])
 def test_streams_survive_json(mechanism: object) -> None:
     varied = dataclasses.replace(STREAM, mechanism=mechanism, clips=(1.0, *(2.0,) * 14, 3.0))
-    assert from_data(json.loads(json.dumps(as_data(varied)))) == varied
+    assert stream_from_data(json.loads(json.dumps(stream_to_data(varied)))) == varied
 
 
 def test_an_unknown_mechanism_is_refused() -> None:
-    data = as_data(STREAM)
+    data = stream_to_data(STREAM)
     data["mechanism"] = {"name": "Homemade"}
     with pytest.raises(InputError, match="mechanism 'Homemade' is none of"):
-        from_data(data)
+        stream_from_data(data)
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
@@ -80,11 +80,11 @@ def test_an_unknown_mechanism_is_refused() -> None:
 def test_the_ledger_gives_what_the_scenario_asked_for(small_cell: MakeCell, engine: str, trust: str) -> None:
     cell = small_cell(algorithm__trust=trust, federation__silos=4, federation__batch=2, privacy__rho=3.0)
     finished = finish(cell, engine)
-    assert [stream.owner for stream in finished.releases] == ["server" if trust == "trusted" else "silos 0-3"]
-    claim = claim_of(finished.releases)
+    assert [stream.party_name for stream in finished.releases] == ["server" if trust == "trusted" else "silos 0-3"]
+    claim = compute_claim(finished.releases)
     assert claim is not None
     assert claim.guarantee.mu == pytest.approx(3.0, rel=1e-12)
-    statement = privacy_of(cell, finished.releases)
+    statement = privacy_data(cell, finished.releases)
     assert statement["rho"] == statement["mu"] == claim.guarantee.mu
     assert statement["epsilon"] < statement["epsilon_paper"]
 
@@ -92,22 +92,22 @@ def test_the_ledger_gives_what_the_scenario_asked_for(small_cell: MakeCell, engi
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
 def test_halved_noise_doubles_the_claim(small_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
     """A bug in the calibration shows in results.json, because the ledger holds the noise that was used."""
-    honest = Trust.noise
+    honest = Trust.calibrate_noise
 
     def halved(self: Trust, *arguments: object) -> Noise:
         sources = honest(self, *arguments).sources  # type: ignore[arg-type]
         return Noise(tuple(source._replace(std=source.std / 2) for source in sources))
 
-    monkeypatch.setattr(Trust, "noise", halved)
+    monkeypatch.setattr(Trust, "calibrate_noise", halved)
     finished = finish(small_cell(algorithm__trust=trust, privacy__rho=3.0), "vectorized")
-    claim = claim_of(finished.releases)
+    claim = compute_claim(finished.releases)
     assert claim is not None
     assert claim.guarantee.mu == pytest.approx(6.0)
 
 
 def test_a_run_without_noise_claims_nothing(small_cell: MakeCell) -> None:
     cell = small_cell(privacy__mode="none", privacy__rho=None)
-    statement = privacy_of(cell, finish(cell, "vectorized").releases)
+    statement = privacy_data(cell, finish(cell, "vectorized").releases)
     assert statement["mu"] is None
     assert statement["epsilon"] is None
     assert statement["noise"] == "none"
@@ -116,12 +116,12 @@ def test_a_run_without_noise_claims_nothing(small_cell: MakeCell) -> None:
 def test_fewer_rounds_cost_less(small_cell: MakeCell) -> None:
     """A run that was cut after 2 of 8 rounds is charged √2/√8 of its plan."""
     cell = small_cell(privacy__rho=4.0)
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    assert claim_of(releases_of(plan, 2)).guarantee.mu == pytest.approx(2.0)  # type: ignore[union-attr]
+    plan = make_plan(cell, load_task(cell).objective)
+    assert compute_claim(make_release_streams(plan, 2)).guarantee.mu == pytest.approx(2.0)  # type: ignore[union-attr]
 
 
 def test_a_doctored_claim_is_seen(tmp_path: Path, small_cell: MakeCell) -> None:
-    scenario = scenario_of(small_tree(), "test")
+    scenario = parse_scenario(small_tree(), "test")
     folder = RunFolder(tmp_path / "run", scenario, "vectorized", resume=False)
     folder.finished(0, finish(scenario.points[0].cell, "vectorized"))
     (entry,) = read_ledger(tmp_path / "run")
@@ -146,7 +146,7 @@ def doctored(folder: Path, **changes: float) -> Path:
 
 
 def written(folder: Path, tree: dict[str, Any]) -> Path:
-    scenario = scenario_of(tree, "test")
+    scenario = parse_scenario(tree, "test")
     run = RunFolder(folder, scenario, "vectorized", resume=False)
     run.finished(0, finish(scenario.points[0].cell, "vectorized"))
     return folder
@@ -185,7 +185,7 @@ def test_a_doctored_epsilon_of_a_sampled_run_is_seen(tmp_path: Path) -> None:
 
 def _edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None], *, consistent: bool) -> int:
     """The exit code of the command for a real run's results after `edit`; with a claim of what is left."""
-    scenario = scenario_of(small_tree(), "test")
+    scenario = parse_scenario(small_tree(), "test")
     folder = RunFolder(tmp_path / "run", scenario, "inprocess", resume=False)
     (outcome,) = make_engine("inprocess")([scenario.points[0].cell], RunObserver())
     folder.finished(0, outcome.cell_outcome)
@@ -193,7 +193,7 @@ def _edited(tmp_path: Path, edit: Callable[[dict[str, Any]], None], *, consisten
     tree = json.loads(path.read_text())
     edit(cell := tree["cells"][0])
     if consistent:
-        claim = claim_of(list(map(from_data, cell["releases"])))
+        claim = compute_claim(list(map(stream_from_data, cell["releases"])))
         assert claim is not None
         cell.update(claim.guarantee.figures(cell["delta"]))
     path.write_text(json.dumps(tree))
@@ -272,24 +272,24 @@ def test_cells_that_results_json_does_not_have_yet_are_checked(tmp_path: Path) -
 
 def test_alike_silos_are_as_many_streams_as_their_name_says() -> None:
     """A person in both of "silos 0-1", each at mu = 1: √2; one stream fewer counted would be 1."""
-    unit = unit_named("user", 1, shared=2)
-    both = dataclasses.replace(STREAM, owner="silos 0-1", unit=unit)
-    claim = claim_of([both])
+    unit = make_unit("user", 1, max_silos=2)
+    both = dataclasses.replace(STREAM, party_name="silos 0-1", unit=unit)
+    claim = compute_claim([both])
     assert claim is not None
     assert claim.guarantee == GaussianDP(compose([both.mu, both.mu]))
 
 
 def test_steps_of_different_units_do_not_compose() -> None:
     """A first step that protects records says nothing of persons, whom the rounds protect."""
-    persons = dataclasses.replace(STREAM, unit=unit_named("user", 1))
+    persons = dataclasses.replace(STREAM, unit=make_unit("user", 1))
     first = dataclasses.replace(STREAM, step=FIRST_STEP)
     with pytest.raises(InputError, match="one neighbouring relation and one unit"):
-        claim_of([first, persons])
+        compute_claim([first, persons])
 
 
 @pytest.mark.parametrize("apart", ["1.5", None, [1], True, 0.5, 2.5, float("nan")])
 def test_a_distance_of_increments_that_is_no_distance_is_one_line(apart: Any) -> None:
     """A stream of somebody's results.json: before, a TypeError for a text."""
-    data = {**as_data(STREAM), "apart": apart}
+    data = {**stream_to_data(STREAM), "apart": apart}
     with pytest.raises(InputError, match=r"ledger: .*apart"):
-        from_data(data)
+        stream_from_data(data)

@@ -14,7 +14,7 @@ from fedpriv.cli import explore as tables
 from fedpriv.cli.app import app
 from fedpriv.cli.explore import Column, print_rich
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import shipped
+from fedpriv.core.files import list_shipped_scenarios
 from fedpriv.loss.models import MODELS
 from fedpriv.papers.table import ALGORITHMS
 
@@ -30,7 +30,7 @@ def fedpriv(*arguments: str) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [("scenarios", list(shipped())), ("algorithms", list(ALGORITHMS)), ("models", list(MODELS)),
+    [("scenarios", list(list_shipped_scenarios())), ("algorithms", list(ALGORITHMS)), ("models", list(MODELS)),
      ("mechanisms", ["independent", "tree", "banded"]), ("data", ["mnist", "synthetic"])],
 )  # fmt: skip
 def test_every_kind_is_listed_with_a_line_each(kind: str, names: list[str]) -> None:

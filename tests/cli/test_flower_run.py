@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.cli.app import app as cli
-from fedpriv.cli.flower_run import app, run_folder
+from fedpriv.cli.flower_run import app, open_run_folder
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import InputError
 from fedpriv.engines.inprocess import InProcessGrid
@@ -105,7 +105,7 @@ def test_a_second_run_takes_a_folder_of_its_own(scenario: Path, caplog: pytest.L
     for name in ("small", "small-2"):
         assert read_results(Path("runs", name)).complete
     with pytest.raises(InputError, match="holds results already"):
-        run_folder(configured(scenario, out="runs/small"))
+        open_run_folder(configured(scenario, out="runs/small"))
 
 
 @pytest.mark.parametrize(
@@ -121,5 +121,5 @@ def test_a_configuration_that_names_no_cell_writes_nothing(
     scenario: Path, keys: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(InputError, match=line):
-        run_folder({**configured(scenario), **keys})
+        open_run_folder({**configured(scenario), **keys})
     assert not Path("runs").exists()

@@ -51,8 +51,8 @@ keeper._MAX_CHECKPOINT_SHARE = 1.0
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder; what hurry.py changes in the process of the tests is changed back."""
-    monkeypatch.delenv(extensions.VARIABLE, raising=False)
-    monkeypatch.setattr(extensions, "_read", set())
+    monkeypatch.delenv(extensions.IMPORT_VARIABLE, raising=False)
+    monkeypatch.setattr(extensions, "_imported_extensions", set())
     for name in ("_MIN_CHECKPOINT_SECONDS", "_MAX_CHECKPOINT_SHARE"):
         monkeypatch.setattr(keeper, name, getattr(keeper, name))
     (tmp_path / "long.toml").write_text(SCENARIO)

@@ -22,8 +22,8 @@ from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Schedule
-from fedpriv.study.setting import Setting
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.study.setting import AccountingSetting
 from tests.parts import in_parts
 
 
@@ -110,7 +110,7 @@ def test_spent_inverts_noise(mechanism: str, participation: str, trust: str) -> 
 def test_compare_lists_every_mechanism_with_the_librarys_numbers() -> None:
     answer = asked("compare --rounds 300 --decay 0.95 --mu 0.5 --clip 3 --epochs 3 --silos 4")
     rows = {row["mechanism"]: row for row in answer["mechanisms"]}
-    workload = Workload(Schedule(300, 100), 0.95, np.full(300, 3.0))
+    workload = Workload(FixedOrder(300, 100), 0.95, np.full(300, 3.0))
     members = {
         "independent": IndependentGaussian(),
         "tree": BinaryTree(0.95),
@@ -184,7 +184,7 @@ def test_noise_that_is_to_be_fitted_is_fitted_to_the_sums() -> None:
     fitted = asked("noise --rounds 100 --mu 1 --mechanism blt")
     assert fitted["error_rms"] < asked("noise --rounds 100 --mu 1 --mechanism tree")["error_rms"]
     given = asked("noise --rounds 100 --mu 1 --mechanism lambda-cgd --set theta=[0.96]")
-    workload = Workload(Schedule(100, 100), 1.0, np.ones(100))
+    workload = Workload(FixedOrder(100, 100), 1.0, np.ones(100))
     assert given["sensitivity_value"] == pytest.approx(LambdaCgd(1.0, (0.96,), (0.0,)).sensitivity(workload))
 
 
@@ -371,7 +371,7 @@ def test_text_says_how_records_take_part() -> None:
 
 
 def test_numbers_of_groups_that_are_compared_divide_an_epoch_unless_one_is_asked_for() -> None:
-    setting = Setting(rounds=24, epochs=2, sampling="allocation", relation="zero-out")
-    groups = [own.groups for _, own, _ in setting._amplified()]
+    setting = AccountingSetting(rounds=24, epochs=2, sampling="allocation", relation="zero-out")
+    groups = [own.groups for _, own, _ in setting._amplified_mechanisms()]
     assert groups == [1, 2, 3, 4, 6, 12]
-    assert [own.groups for _, own, _ in replace(setting, groups=2)._amplified()] == [2]
+    assert [own.groups for _, own, _ in replace(setting, groups=2)._amplified_mechanisms()] == [2]

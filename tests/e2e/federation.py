@@ -18,8 +18,14 @@ import numpy as np
 import psutil
 from numpy.typing import DTypeLike
 
-from fedpriv.addons.services.deployment import LocalSilo, SuperLink, federation_superlink, node_keys, write_silos
-from fedpriv.addons.services.service import environment, script
+from fedpriv.addons.services.deployment import (
+    LocalSilo,
+    SuperLink,
+    federation_superlink,
+    node_key_folder,
+    write_silos,
+)
+from fedpriv.addons.services.service import flower_environment, script_path
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from tests.e2e.replay import replayed
@@ -54,12 +60,12 @@ class Federation:
         self.cell: Cell = load_scenario(SCENARIO, overrides).points[0].cell
         policies = write_silos(self.cell, folder / "silos", home)
         for policy in policies:
-            allowed = budget * (self.cell.privacy.target or 0.0)
+            allowed = budget * (self.cell.privacy.target_mu or 0.0)
             text = re.sub(r"budget = .*", f"budget = {allowed}", policy.read_text())
             policy.write_text(text)
         assert link.address is not None
         self.silos = [
-            LocalSilo(number, policy, link.address, node_keys(home, number))
+            LocalSilo(number, policy, link.address, node_key_folder(home, number))
             for number, policy in enumerate(policies)
         ]
 
@@ -70,7 +76,7 @@ class Federation:
     def command(self, *options: str, out: str = "run") -> list[str]:
         """`fedpriv run` against this federation."""
         command = [
-            script("fedpriv"),
+            script_path("fedpriv"),
             "run",
             str(SCENARIO),
             "--engine",
@@ -85,7 +91,7 @@ class Federation:
 
     def run(self, *options: str, out: str = "run") -> Command:
         """`fedpriv run` in the background."""
-        command, env = self.command(*options, out=out), environment(self.home)
+        command, env = self.command(*options, out=out), flower_environment(self.home)
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
     def own(self, out: str = "run") -> Path:
@@ -145,7 +151,7 @@ class Federation:
         for silo in range(len(self.silos)):
             assert self.ledger(silo, "SELECT run_id FROM runs") == [(token,)]
             ((price,),) = self.ledger(silo, "SELECT mu FROM runs")
-            assert abs(price - (self.cell.privacy.target or 0.0)) < 1e-9
+            assert abs(price - (self.cell.privacy.target_mu or 0.0)) < 1e-9
             answered = [t for (t,) in self.ledger(silo, "SELECT t FROM answers ORDER BY t")]
             assert answered == list(range(first, (rounds or self.cell.schedule.rounds) + 1))
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedpriv.addons.services.service import environment, script
+from fedpriv.addons.services.service import flower_environment, script_path
 from fedpriv.engines.children import reap_processes
 
 _SECONDS = 400.0
@@ -21,10 +21,17 @@ def flwr_run(app: Path, supernodes: int, run_config: Mapping[str, str | int | fl
     keys = " ".join(
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in run_config.items()
     )
-    words = [script("flwr"), "run", str(app), "--stream", "--federation-config", f"num-supernodes={supernodes}"]
+    words = [
+        script_path("flwr"),
+        "run",
+        str(app),
+        "--stream",
+        "--federation-config",
+        f"num-supernodes={supernodes}",
+    ]
     with tempfile.TemporaryDirectory(prefix="fedpriv-flwr-") as name, reap_processes(Path(name)):
         own = {
-            **environment(Path(name)),
+            **flower_environment(Path(name)),
             "FLWR_LOG_LEVEL": "INFO",
             "RAY_AUTH_MODE": "token",  # Ray listens on every address of the machine
             "RAY_AUTH_TOKEN": secrets.token_hex(32),

@@ -19,35 +19,35 @@ from flwr.clientapp import ClientApp
 from fedpriv.clients.simulated import ContextStore
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.loss.objective import Records
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
-from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
+from fedpriv.protocol.cell_folder import make_run_config
 from fedpriv.protocol.messages import (
     key_content,
-    keys_in,
-    number_in,
+    read_int_field,
+    read_public_keys,
+    read_tensor,
     release_content,
     roster_content,
-    vector_in,
 )
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.strategy import ReleaseStrategy, ServerSums
+from fedpriv.server.strategy import ReleaseStrategy, ServerAggregator
 from fedpriv.silo.silo import Silo
 
 
 def replayed(cell: Cell, silo_keys: list[bytes], server_key: bytes) -> np.ndarray:
     """The model of a run of `cell` with these noise keys of silos and server."""
-    task, order = task_of_cell(cell), spread(cell)
-    plan = plan_of(cell, task.objective, released=True)
-    scenario = sha256(json.dumps(cell.canonical(), sort_keys=True).encode()).digest()
+    task, order = load_task(cell), partition_records(cell)
+    plan = make_plan(cell, task.objective, for_release=True)
+    scenario = sha256(json.dumps(cell.canonical_data(), sort_keys=True).encode()).digest()
     app = ClientApp()
 
     def silo_of(context: Context) -> Silo:
         number = int(context.node_config["partition-id"])
         shard = order[number]
         records = Records(task.train.features[shard], task.train.labels[shard])
-        return Silo.of(number, plan, records, silo_keys[number], scenario)
+        return Silo.for_release(number, plan, records, silo_keys[number], scenario)
 
     @app.query("roster")
     def roster(message: Message, context: Context) -> Message:
@@ -55,21 +55,21 @@ def replayed(cell: Cell, silo_keys: list[bytes], server_key: bytes) -> np.ndarra
 
     @app.query("key")
     def key(message: Message, context: Context) -> Message:
-        return Message(key_content(silo_of(context).masker.public), reply_to=message)
+        return Message(key_content(silo_of(context).masker.public_key), reply_to=message)
 
     @app.train()
     @torch.inference_mode()
     def train(message: Message, context: Context) -> Message:
         silo, store = silo_of(context), ContextStore(context.state)
-        t, query = number_in(message.content, "config", "t"), vector_in(message.content, "query")
+        t, query = read_int_field(message.content, "config", "t"), read_tensor(message.content, "query")
         release, state = silo.answer(store.load(silo), t, query)
         store.save(state)
-        leaving = silo.message(release.vector, t, keys_in(message.content), state.chain)
+        leaving = silo.make_message(release.vector, t, read_public_keys(message.content), state.query_chain)
         return Message(release_content(leaving, None), reply_to=message)
 
-    grid = InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
+    grid = InProcessGrid(app, cell.federation.silos, make_run_config(cell, Path()))
     initial = task.objective.initial()
-    strategy = ReleaseStrategy(plan, initial, ServerSums(plan, initial, server_key))
+    strategy = ReleaseStrategy(plan, initial, ServerAggregator(plan, initial, server_key))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

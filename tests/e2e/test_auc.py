@@ -31,7 +31,7 @@ def test_ranks_are_scikit_learns() -> None:
 
 
 def test_next_to_no_noise_gives_the_figures_of_the_ranks(tmp_path: Path) -> None:
-    tree = cell_of(tmp_path, mu=4000.0, curves={**CURVES, "bins": 256}).canonical()
+    tree = cell_of(tmp_path, mu=4000.0, curves={**CURVES, "bins": 256}).canonical_data()
     seed = tree.pop("seed")
     write_csv(tmp_path / "table.csv", rows(600))
     tree = {key: value for key, value in tree.items() if key != "label"} | {"sweep": {"seeds": [seed]}}

@@ -14,7 +14,7 @@ import pytest
 
 from fedpriv.addons.services import supernode_process
 from fedpriv.addons.services.deployment import run_deployment
-from fedpriv.addons.services.service import script
+from fedpriv.addons.services.service import script_path
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import RunError
 from fedpriv.engines.table import LOCAL
@@ -31,7 +31,7 @@ def home() -> Iterator[Path]:
 
 
 def start(out: Path, home: Path, *options: str, engine: str = "deployment") -> "subprocess.Popen[str]":
-    command = [script("fedpriv"), "run", str(SCENARIO), "--engine", engine, "--out", str(out), *options]
+    command = [script_path("fedpriv"), "run", str(SCENARIO), "--engine", engine, "--out", str(out), *options]
     environment = {**os.environ, "TMPDIR": str(home), "XDG_STATE_HOME": str(home / "state")}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
@@ -117,7 +117,7 @@ def test_a_supernode_that_ends_for_good_ends_the_command(
     """It was waited for, in silence, until the patience of the scenario was over."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     words = [sys.executable, "-c", "raise SystemExit('this node does not want to')"]
-    monkeypatch.setattr(supernode_process, "command", lambda *_: words)
+    monkeypatch.setattr(supernode_process, "supernode_command", lambda *_: words)
     cell = small_cell(deployment__patience=900.0)
     with pytest.raises(RunError, match=r"silo \d's supernode ended with exit code 1:\n.*does not want to"):
         list(run_deployment([cell], RunObserver(), folder=tmp_path / "run", connection=LOCAL))

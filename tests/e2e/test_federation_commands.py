@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.addons.services.service import environment, script
+from fedpriv.addons.services.service import flower_environment, script_path
 from tests.e2e.federation import Federation, federation, finish, kill_process, say, wait_until
 
 pytestmark = pytest.mark.deployment
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.deployment
 
 def asked(fed: Federation, *words: str) -> tuple[int, str]:
     """`fedpriv federation WORDS`: its exit code and output."""
-    command = [script("fedpriv"), "federation", *words, "--superlink", fed.link.control.address]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(fed.home), check=False)
+    command = [script_path("fedpriv"), "federation", *words, "--superlink", fed.link.control.address]
+    done = subprocess.run(command, capture_output=True, text=True, env=flower_environment(fed.home), check=False)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.fetch import default_root
+from fedpriv.data.fetch import default_data_root
 from fedpriv.data.named import load
 from tests.e2e.checkout import Containers, prepared
 from tests.e2e.docker_host import Docker
@@ -31,7 +31,7 @@ def hospitals(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Itera
         docker,
         tmp_path_factory.mktemp("hospitals"),
         *(SCENARIO, *CHOSEN, "--runs", "1"),
-        FEDPRIV_DATA=str(default_root()),
+        FEDPRIV_DATA=str(default_data_root()),
         COMPOSE_FILE="docker-compose.hospitals.yml",
     ) as ready:
         yield ready

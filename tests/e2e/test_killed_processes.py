@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from fedpriv.addons.services.deployment import LocalSilo, start_superlink
-from fedpriv.addons.services.flower_private.presence import runs_of
+from fedpriv.addons.services.flower_private.presence import list_runs
 from tests.e2e.federation import Federation, federation, finish, kill_process, results, say, wait_until
 
 pytestmark = pytest.mark.deployment
@@ -81,12 +81,14 @@ def test_a_superlink_that_is_restarted_goes_on_with_its_silos_and_its_run(tmp_pa
         assert np.array_equal(fed.model(), fed.replay(silo_keys, server_key))
         assert all(silo.processes["supernode"].poll() is None for silo in fed.silos)
         assert again.process is not None
-        wait_until(lambda: runs_of(fed.link.control)[0].state == "finished:completed", "the run's end in its list")
+        wait_until(
+            lambda: list_runs(fed.link.control)[0].state == "finished:completed", "the run's end in its list"
+        )
         again.process.kill()
         again.process.wait()
         start_superlink(fed.home, ["--keys", str(fed.home / "keys"), "--state", runs], port)
         say("started once more; another run, which no silo allows")
-        (known,) = runs_of(fed.link.control)
+        (known,) = list_runs(fed.link.control)
         assert (known.state, known.rounds, known.orphan) == ("finished:completed", 6, False)
         output = finish(fed.run("--quiet", out="another"), code=1)
         assert "3 of 3 silos do not take part" in output  # their budgets are spent, and they are all there

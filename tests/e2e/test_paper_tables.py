@@ -21,7 +21,7 @@ def test_column_of_a_hundred_silos(table: str) -> None:
     losses: dict[float, list[float]] = {}
     accuracies: dict[float, list[float]] = {}
     for outcome in run_vectorized([point.cell for point in scenario.points], RunObserver()):
-        rho = scenario.points[outcome.index].swept["privacy.rho"]
+        rho = scenario.points[outcome.index].swept_values["privacy.rho"]
         losses.setdefault(rho, []).append(outcome.cell_outcome.test_loss)
         accuracies.setdefault(rho, []).append(100 * outcome.cell_outcome.test_accuracy)
         assert outcome.cell_outcome.fraction_clipped == 0.0  # S = G + 2LD never bites

@@ -9,9 +9,9 @@ import pytest
 
 from fedpriv.addons.services import supernode_process
 from fedpriv.addons.services.certificates import make_node_key
-from fedpriv.addons.services.deployment import node_keys, start_superlink
-from fedpriv.addons.services.flower_private.presence import silos_of
-from fedpriv.addons.services.service import environment, script
+from fedpriv.addons.services.deployment import node_key_folder, start_superlink
+from fedpriv.addons.services.flower_private.presence import list_silos
+from fedpriv.addons.services.service import flower_environment, script_path
 from tests.e2e.federation import Federation, federation, finish, kill_process, say, wait_until
 
 pytestmark = pytest.mark.deployment
@@ -29,7 +29,7 @@ def restarted(fed: Federation) -> None:
 
 
 def command(*words: str) -> str:
-    done = subprocess.run([script("fedpriv"), *words], capture_output=True, text=True, check=True)
+    done = subprocess.run([script_path("fedpriv"), *words], capture_output=True, text=True, check=True)
     return done.stdout
 
 
@@ -38,7 +38,7 @@ def tries(log: Path) -> int:
 
 
 def connected(fed: Federation) -> dict[int, bool]:
-    return {silo.silo: silo.connected for silo in silos_of(fed.link.control)}
+    return {silo.silo: silo.connected for silo in list_silos(fed.link.control)}
 
 
 def test_a_stolen_key_is_revoked_and_its_silo_goes_on_with_another(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_stolen_key_is_revoked_and_its_silo_goes_on_with_another(tmp_path: Pat
         fed.wait_for_round(2, running)
         token = fed.token()
         keys = fed.silo_keys(token), fed.server_key()
-        public, own = fed.home / "keys" / "nodes" / "silo-1.pub", node_keys(fed.home, 1)
+        public, own = fed.home / "keys" / "nodes" / "silo-1.pub", node_key_folder(fed.home, 1)
         stolen = Path(shutil.copytree(own, fed.home / "stolen"))
         assert connected(fed) == {0: True, 1: True, 2: True}
         assert "silo 1: the key SHA256:" in command("certificates", str(fed.home / "keys"), "--revoke", "1")
@@ -66,9 +66,16 @@ def test_a_stolen_key_is_revoked_and_its_silo_goes_on_with_another(tmp_path: Pat
         say("silo 1 has another key; the SuperLink is started again")
         restarted(fed)
         with (tmp_path / "thief.log").open("wb") as log:
-            words = supernode_process.command(fed.silos[1].superlink, 1, fed.silos[1].home / "guard.sock", stolen)
+            words = supernode_process.supernode_command(
+                fed.silos[1].superlink, 1, fed.silos[1].home / "guard.sock", stolen
+            )
             thief = subprocess.Popen(
-                words, cwd=tmp_path, env=environment(fed.home), stdout=log, stderr=log, start_new_session=True
+                words,
+                cwd=tmp_path,
+                env=flower_environment(fed.home),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         try:
             wait_until(lambda: tries(tmp_path / "thief.log") > 1, "the second try with the stolen key")

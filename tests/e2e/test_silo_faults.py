@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fedpriv.addons.services.certificates import make_node_key
-from fedpriv.addons.services.deployment import SOCKET
-from fedpriv.addons.services.supernode_process import NODE_KEY
-from fedpriv.clients.app import ask
+from fedpriv.addons.services.deployment import GUARD_SOCKET
+from fedpriv.addons.services.supernode_process import NODE_KEY_FILE
+from fedpriv.clients.app import ask_release
 from fedpriv.protocol.messages import Refusal
 from tests.e2e.federation import federation, finish, kill_process, results, say
 
@@ -36,8 +36,8 @@ def test_a_slow_silo_is_waited_for_and_a_question_delivered_twice_gets_the_same_
         fed.wait_for_round(2, running)
         say("asking silo 0 for round 1 again, with the same query and with another")
         first = np.zeros(7850, np.float32)  # x_1
-        socket, cell = fed.silos[0].home / SOCKET, json.dumps(fed.cell.canonical())
-        again, other = ask(socket, token, cell, 1, first), ask(socket, token, cell, 1, first + 1)
+        socket, cell = fed.silos[0].home / GUARD_SOCKET, json.dumps(fed.cell.canonical_data())
+        again, other = ask_release(socket, token, cell, 1, first), ask_release(socket, token, cell, 1, first + 1)
         ((kept,),) = fed.ledger(0, "SELECT reply FROM answers WHERE t = 1")
         assert not isinstance(again, Refusal)
         assert again.tobytes() == kept
@@ -119,7 +119,7 @@ def test_a_full_disk_releases_nothing_and_the_run_goes_on_when_there_is_room(
 def test_a_silo_with_the_wrong_key_is_not_let_in(tmp_path: Path) -> None:
     """Silo 2's key is not the one that was registered."""
     with federation(tmp_path, "deployment.patience=20") as fed:
-        key = fed.silos[2].keys / NODE_KEY
+        key = fed.silos[2].key_folder / NODE_KEY_FILE
         key.unlink()
         make_node_key(key, tmp_path / "stranger.pub")
         fed.start_silos()

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.addons.services.deployment import SOCKET, LocalSilo, start_superlink
-from fedpriv.addons.services.service import environment, script
+from fedpriv.addons.services.deployment import GUARD_SOCKET, LocalSilo, start_superlink
+from fedpriv.addons.services.service import flower_environment, script_path
 from tests.e2e.federation import Federation, federation, finish, kill_process, say
 
 pytestmark = pytest.mark.deployment
@@ -40,17 +40,17 @@ def package(commit: str, version: str, folder: Path) -> str:
 
 def start(silo: LocalSilo, *names: str) -> None:
     """Guard, SuperNode, by the commands that administrators type, which are the same in all versions."""
-    node = ["--superlink", silo.superlink, "--silo", str(silo.number), "--guard", str(silo.home / SOCKET)]
+    node = ["--superlink", silo.superlink, "--silo", str(silo.number), "--guard", str(silo.home / GUARD_SOCKET)]
     words = {
         "guard": ["silo", "run", str(silo.policy)],
-        "supernode": ["supernode", *node, "--keys", str(silo.keys)],
+        "supernode": ["supernode", *node, "--keys", str(silo.key_folder)],
     }
     for name in names:
         with (silo.home / f"{name}.log").open("ab") as log:
             silo.processes[name] = subprocess.Popen(
-                [script("fedpriv"), *words[name]],
+                [script_path("fedpriv"), *words[name]],
                 cwd=silo.home,
-                env=environment(silo.home),
+                env=flower_environment(silo.home),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

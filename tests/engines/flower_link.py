@@ -14,19 +14,19 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid.http_grid import HttpGrid
 from starlette.testclient import TestClient
 
-from fedpriv.addons.services.certificates import SECRET, isolate, make_node_key, tls_options
+from fedpriv.addons.services.certificates import SECRET_FILE, make_node_key, prepare_isolation, tls_options
 from fedpriv.addons.services.flower_private import executor, silo_node
-from fedpriv.addons.services.flower_private.control import Wire
-from fedpriv.addons.services.flower_private.front import SuperLinkApp, superlink_app
+from fedpriv.addons.services.flower_private.control import ApiClient
+from fedpriv.addons.services.flower_private.front import SuperLinkApp, make_superlink_app
 from fedpriv.addons.services.flower_private.names import (
     ACQUIRE_TASK,
-    CONTROL,
-    FLEET,
+    CONTROL_PREFIX,
+    FLEET_PREFIX,
     REGISTER_NODE,
-    RUNTIME,
+    RUNTIME_PREFIX,
     START_RUN,
 )
-from fedpriv.addons.services.superlink_process import Only
+from fedpriv.addons.services.superlink_process import PathFilter
 
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 PYPROJECT = """\
@@ -50,7 +50,7 @@ cell-json = ""
 
 def link_options(folder: Path) -> tuple[Path, list[str]]:
     """The executor's secret, and the options with which `fedpriv superlink` starts Flower's."""
-    return folder / SECRET, [*isolate(folder), *tls_options(folder), "--enable-supernode-auth"]
+    return folder / SECRET_FILE, [*prepare_isolation(folder), *tls_options(folder), "--enable-supernode-auth"]
 
 
 class Link:
@@ -59,42 +59,46 @@ class Link:
     def __init__(self, folder: Path, app: str = "fedpriv.clients.app:app") -> None:
         self.folder = folder
         self.secret, options = link_options(folder)
-        self.link: SuperLinkApp = superlink_app(options)
-        self.control = Wire(self.client(CONTROL))
+        self.link: SuperLinkApp = make_superlink_app(options)
+        self.control = ApiClient(self.client(CONTROL_PREFIX))
         self.nodes = [self._register(silo) for silo in range(2)]
         self.requests: list[str] = []
         content, _ = silo_bundle(app)
-        request = START_RUN.request()
+        request = START_RUN.request_type()
         request.fab.content = content
         self.run = int(self.control.ask(START_RUN, request).run_id)
 
     def client(self, prefix: str) -> httpx.Client:
-        return TestClient(Only(self.link.app, prefix), raise_server_exceptions=True)
+        return TestClient(PathFilter(self.link.app, prefix), raise_server_exceptions=True)
 
     def _register(self, silo: int) -> int:
         node = self.folder / f"node-{silo}"
         node.mkdir()
         make_node_key(node / "node.key", node / "node.pub")
         (node / "ca.crt").write_bytes((self.folder / "ca.crt").read_bytes())
-        key = public_key_to_bytes(silo_node._private_key(node / "node.key").public_key())
-        request = REGISTER_NODE.request(public_key=key, name=f"silo-{silo}")
+        key = public_key_to_bytes(silo_node._read_private_key(node / "node.key").public_key())
+        request = REGISTER_NODE.request_type(public_key=key, name=f"silo-{silo}")
         return int(self.control.ask(REGISTER_NODE, request).node_id)
 
-    def fleet(self, silo: int) -> silo_node.Fleet:
+    def fleet(self, silo: int) -> silo_node.FleetClient:
         """Silo's connection, whose requests are noted."""
-        found = silo_node.Fleet("superlink", self.folder / f"node-{silo}")
-        client = self.client(FLEET)
+        found = silo_node.FleetClient("superlink", self.folder / f"node-{silo}")
+        client = self.client(FLEET_PREFIX)
         client.event_hooks = {"request": [lambda request: self.requests.append(request.url.path)]}
-        found._wire.client = client
+        found._client.client = client
         return found
 
     def token(self) -> str:
         """Token of the run's server."""
         signer = executor.SuperExecAuthHttpInterceptor(
-            master_secret=self.secret.read_bytes(), protected_methods=[executor._METHOD]
+            master_secret=self.secret.read_bytes(), protected_methods=[executor._SIGNED_METHOD]
         )
-        asking = Wire(self.client(RUNTIME), lambda _, request: executor._signed(signer, request))
-        return str(asking.ask(ACQUIRE_TASK, ACQUIRE_TASK.request(supported_task_types=["flwr-serverapp"])).token)
+        asking = ApiClient(
+            self.client(RUNTIME_PREFIX), lambda _, request: executor._signed_headers(signer, request)
+        )
+        return str(
+            asking.ask(ACQUIRE_TASK, ACQUIRE_TASK.request_type(supported_task_types=["flwr-serverapp"])).token
+        )
 
     def grid(self, token: str) -> HttpGrid:
         """Flower's own grid, as a ServerApp has it."""
@@ -102,7 +106,7 @@ class Link:
         grid._client = RuntimeHttpClient(
             "http://testserver", interceptors=[RuntimeTokenHttpInterceptor(token=token)]
         )
-        grid._client._client = self.client(RUNTIME)
+        grid._client._client = self.client(RUNTIME_PREFIX)
         grid._client.PullTaskInput(PullTaskInputRequest())  # with which the run goes on
         grid.set_run(Run.create_empty(self.run))
         return grid

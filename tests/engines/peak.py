@@ -14,13 +14,13 @@ import psutil
 
 from benchmarks.memory import forget_peak, peak
 from fedpriv.engines.table import estimate_memory
-from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 
 def main() -> None:
     engine, tree = sys.argv[1], json.loads(sys.argv[2])
-    scenario = scenario_of(tree, "tests/engines/peak.py")
+    scenario = parse_scenario(tree, "tests/engines/peak.py")
     need = estimate_memory([point.cell for point in scenario.points], engine)
     assert need is not None
     forget_peak()

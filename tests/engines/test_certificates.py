@@ -20,8 +20,8 @@ from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
 from fedpriv.addons.services import certificates, superlink_process
-from fedpriv.addons.services.deployment import Progress, SuperLink, _federation, follow
-from fedpriv.addons.services.flower_private.control import Control
+from fedpriv.addons.services.deployment import RunProgress, SuperLink, _open_federation, follow_run
+from fedpriv.addons.services.flower_private.control import ControlClient
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
@@ -38,7 +38,7 @@ def test_a_certificate_that_has_expired_is_named_with_its_date_before_anything_i
     certificates.check_certificates(tmp_path / "ca.crt", tmp_path / "server.pem")
     old = Path(__file__).with_name("expired.crt")
     words = r"expired.crt: the certificate expired on 20\d\d-\d\d-\d\d \d\d:\d\d UTC"
-    remote = _federation(small_cell(), Connection("127.0.0.1:1", old), "token")
+    remote = _open_federation(small_cell(), Connection("127.0.0.1:1", old), "token")
     with pytest.raises(InputError, match=words), remote:
         pass
 
@@ -73,7 +73,7 @@ def test_the_certificates_of_a_service_outlast_it_whatever_its_clock_says(tmp_pa
 def test_guarantee_nothing_but_the_servers_own_certificate_is_vouched_for(tmp_path: Path) -> None:
     """Would gain, with a key that signed kept: another certificate for the port of a process that ended."""
     certificates.make_server_keys(tmp_path)
-    (own,) = certificates.certificates_of(tmp_path / "ca.crt")
+    (own,) = certificates.read_certificates(tmp_path / "ca.crt")
     signing = serialization.load_pem_private_key((tmp_path / "server.key").read_bytes(), None)
     assert isinstance(signing, ec.EllipticCurvePrivateKey)
     other = ec.generate_private_key(ec.SECP256R1())
@@ -109,20 +109,20 @@ def test_a_certificate_is_told_of_thirty_days_before_its_end_and_renewed_with_th
 ) -> None:
     keys, authority = keys_between_machines(tmp_path)
     paths = keys / "ca.crt", keys / "server.pem"
-    certificates.Ends(*paths).look()
+    certificates.ExpiryMonitor(*paths).poll()
     assert not caplog.messages
     shown = CliRunner().invoke(app, ["certificates", str(keys)])
     assert (shown.exit_code, shown.output.count(" days left")) == (0, 2)
     in_days(monkeypatch, 340)
-    certificates.Ends(*paths).look()
+    certificates.ExpiryMonitor(*paths).poll()
     (line,) = caplog.messages
     assert re.fullmatch(
         r"a certificate ends soon: .*server.pem: CN=superlink, until .* UTC, 24 days left; .*", line
     )
     assert CliRunner().invoke(app, ["certificates", str(keys)]).exit_code == 1
-    before = certificates.certificates_of(keys / "server.pem")[0].content
+    before = certificates.read_certificates(keys / "server.pem")[0].content
     assert CliRunner().invoke(app, ["certificates", str(keys), "--renew", str(authority)]).exit_code == 0
-    after = certificates.certificates_of(keys / "server.pem")[0].content
+    after = certificates.read_certificates(keys / "server.pem")[0].content
     assert after.not_valid_after_utc > before.not_valid_after_utc
     assert after.public_key() == before.public_key()
     assert after.serial_number != before.serial_number
@@ -138,10 +138,10 @@ def test_another_authority_renews_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     _, other = keys_between_machines(tmp_path / "two")
     (authority / "ca.key").write_bytes((other / "ca.key").read_bytes())
     with pytest.raises(InputError, match="expected the EC key of"):
-        certificates.renew(keys, authority)
+        certificates.renew_certificate(keys, authority)
     in_days(monkeypatch, 3640)
     with pytest.raises(InputError, match="ends soon itself: make a new authority"):
-        certificates.renew(keys, other)
+        certificates.renew_certificate(keys, other)
 
 
 def test_a_certificate_that_was_renewed_is_served_without_a_restart_and_a_broken_one_is_not(
@@ -151,13 +151,13 @@ def test_a_certificate_that_was_renewed_is_served_without_a_restart_and_a_broken
     keys, authority = keys_between_machines(tmp_path)
     served = uvicorn.Config(None, ssl_certfile=keys / "server.pem", ssl_keyfile=keys / "server.key")
     served.load()
-    fleet = superlink_process._Fleet(served, keys)
+    fleet = superlink_process._CertificateReloader(served, keys)
     first = serial(served)
-    certificates.renew(keys, authority)
-    fleet.look()
-    assert serial(served) == certificates.certificates_of(keys / "server.pem")[0].content.serial_number != first
+    certificates.renew_certificate(keys, authority)
+    fleet.poll()
+    assert serial(served) == certificates.read_certificates(keys / "server.pem")[0].content.serial_number != first
     (keys / "server.pem").write_text("half of a")
-    fleet.look()
+    fleet.poll()
     assert "is not taken up" in caplog.messages[-2] + caplog.messages[-1]
     assert serial(served) != first
 
@@ -196,6 +196,6 @@ def test_a_public_key_that_is_none_is_one_line(tmp_path: Path, content: str) -> 
 
 
 def test_a_run_whose_silo_has_ended_ends_in_one_line(tmp_path: Path) -> None:
-    link, progress = SuperLink(Control("127.0.0.1:1")), Progress(RunObserver(), 0, 3)
+    link, progress = SuperLink(ControlClient("127.0.0.1:1")), RunProgress(RunObserver(), 0, 3)
     with pytest.raises(RunError, match="silo 2's supernode ended with exit code 1"):
-        follow(link, 1, FolderReader(tmp_path), lambda: "silo 2's supernode ended with exit code 1", progress)
+        follow_run(link, 1, FolderReader(tmp_path), lambda: "silo 2's supernode ended with exit code 1", progress)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from fedpriv.claims.outcome import RunObserver, digest_of
+from fedpriv.claims.outcome import RunObserver, cell_digest
 from fedpriv.core.errors import InputError
 from fedpriv.engines.table import IndexedOutcome
 from fedpriv.engines.vectorized import checkpoints as format_
@@ -25,10 +25,10 @@ from fedpriv.engines.vectorized.engine import run_vectorized
 from fedpriv.engines.vectorized.noise import NoiseFeed
 from fedpriv.engines.vectorized.silos import group_cells
 from fedpriv.engines.workers import RemoteCall, run_worker
-from fedpriv.noise.registry import AUTO, CHOSEN
+from fedpriv.noise.registry import AUTO, SELECTABLE_MECHANISMS
 from fedpriv.noise.trust import TRUSTS, Noise, NoiseSource
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.plan.calibration import fitted
+from fedpriv.plan.calibration import fit_cell_noise
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
@@ -69,7 +69,7 @@ class Noting(Recorder, RunObserver):
         super().__init__()
         self.lines: list[str] = []
 
-    def noted(self, line: str) -> None:
+    def notified(self, line: str) -> None:
         self.lines.append(line)
 
 
@@ -126,10 +126,12 @@ def replicates(cell: Cell) -> list[Cell]:
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize(("name", "epochs"), in_turn([*(kind.name for kind in CHOSEN), AUTO], [3, 1]))
+@pytest.mark.parametrize(
+    ("name", "epochs"), in_turn([*(kind.name for kind in SELECTABLE_MECHANISMS), AUTO], [3, 1])
+)
 def test_every_mechanism_goes_on_with_the_same_bits(name: str, epochs: int) -> None:
     for trust in ("untrusted", "trusted"):
-        cell = fitted(mechanisms.cell_of("dp-ftrl", trust, epochs, mechanism=name, clip=1.0))
+        cell = fit_cell_noise(mechanisms.cell_of("dp-ftrl", trust, epochs, mechanism=name, clip=1.0))
         check(replicates(cell), (1, 4, 6))
 
 
@@ -339,10 +341,10 @@ class Slow(Checkpoints):
 
 def test_workers_send_what_they_keep_and_go_on_from_what_was_kept() -> None:
     cells = replicates(resolve_cell(small_tree(), "test"))
-    trees = [cell.canonical() for cell in cells]
+    trees = [cell.canonical_data() for cell in cells]
     whole = list(_events(trees, {}))
     sent = [event for event in whole if _is_of_checkpoints(event)]
-    name = checkpoint_name([digest_of(cell) for cell in cells])
+    name = checkpoint_name([cell_digest(cell) for cell in cells])
     assert [event.arguments[0] for event in sent] == [name] * 8
     assert [event.method for event in sent] == ["keep"] * 7 + ["drop"]
     outcomes = [event for event in whole if isinstance(event, IndexedOutcome)]

@@ -13,17 +13,17 @@ import fedpriv
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.claims.claim import claim_of
+from fedpriv.claims.claim import compute_claim
 from fedpriv.claims.entries import read_ledger
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.engines.table import make_engine
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.plan.calibration import fitted
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.calibration import fit_cell_noise
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.statement import make_statements
@@ -72,11 +72,11 @@ def test_client_level_ftrl_trains_on_both_engines(order: str, mechanism: dict[st
     ftrl = {"name": "dp-ftrl", "step": 0.5, **mechanism}
     changes = {f"algorithm__{key}": value for key, value in ftrl.items()}
     orders = {f"federation__{key}": value for key, value in ORDERS[order].items()}
-    cell = fitted(client_cell(**changes, **orders))
+    cell = fit_cell_noise(client_cell(**changes, **orders))
     (vectorized,), _ = run("vectorized", cell)
     (inprocess,), _ = run("inprocess", cell)
     np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-11)
-    claim = claim_of(vectorized.cell_outcome.releases)
+    claim = compute_claim(vectorized.cell_outcome.releases)
     assert claim is not None
     assert isinstance(claim.guarantee, GaussianDP)
     assert claim.guarantee.mu == pytest.approx(mu_of(4.0, 1e-5), rel=1e-9)
@@ -89,7 +89,7 @@ def test_integers_are_released_of_cohorts_too() -> None:
         exact = row_cell(row, run__arithmetic="integers")
         (released,), _ = run("inprocess", exact)
         (plain,), _ = run("inprocess", row_cell(row, **QUIET))
-        claim = claim_of(released.cell_outcome.releases)
+        claim = compute_claim(released.cell_outcome.releases)
         assert claim is not None
         assert claim.exact
         assert claim.guarantee.epsilon_of(1e-5) <= 4.0
@@ -114,8 +114,8 @@ def test_noise_of_cohorts_is_the_specifications(
         federation__clients=1000, federation__cohort=int(1000 * rate), federation__rounds=rounds,
         privacy__epsilon=epsilon, privacy__delta=delta,
     )  # fmt: skip
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    claim = claim_of(releases_of(plan, rounds))
+    plan = make_plan(cell, load_task(cell).objective)
+    claim = compute_claim(make_release_streams(plan, rounds))
     assert claim is not None
     assert isinstance(claim.guarantee, PoissonGaussian)
     assert claim.guarantee.sampling_rate == rate
@@ -128,11 +128,10 @@ def test_noise_of_cohorts_is_the_specifications(
 def test_the_quantile_costs_what_its_bit_adds_to_the_norm() -> None:
     """Clip κ = √(1 + ρ²/4) in units of the clip of the moment, ρ = 20/B: the same multiplier for κ."""
     fixed, following = (
-        plan_of(cell := row_cell(row), task_of_cell(cell).objective)
-        for row in ("dp-fedavg", "dp-fedavg, quantile")
+        make_plan(cell := row_cell(row), load_task(cell).objective) for row in ("dp-fedavg", "dp-fedavg, quantile")
     )
     assert following.objective.dimension == fixed.objective.dimension + 1
-    of_fixed, of_following = (releases_of(plan, 12)[0] for plan in (fixed, following))
+    of_fixed, of_following = (make_release_streams(plan, 12)[0] for plan in (fixed, following))
     assert of_following.clips == pytest.approx([np.sqrt(1.25)] * 12, rel=1e-12)
     assert of_fixed.clips == (0.5,) * 12
     multipliers = [
@@ -144,7 +143,7 @@ def test_the_quantile_costs_what_its_bit_adds_to_the_norm() -> None:
 
 
 def pool(cell: Cell) -> Any:
-    return SimulatedFederation.of(cell).silo(0)
+    return SimulatedFederation.from_cell(cell).silo(0)
 
 
 def test_the_denominator_is_the_cohort_whoever_is_drawn() -> None:
@@ -173,7 +172,7 @@ def test_one_client_moves_a_release_by_its_clip_over_the_cohort() -> None:
         silo.plan.objective.dimension, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
     plain, _ = silo.answer(silo.start(), 1, query)
-    rows = silo.plan.schedule.rows(1, 20, 0, lambda: silo._coins)
+    rows = silo.plan.schedule.rows(1, 20, 0, lambda: silo._sampling_randomness)
     moved = []
     for client in rows.tolist():
         for kind in ("none", "far"):
@@ -203,18 +202,18 @@ def test_nothing_is_kept_of_any_client_between_rounds() -> None:
 def test_a_client_is_drawn_as_often_as_the_rate_says() -> None:
     """200 clients, 600 rounds at q = 0.1: every count within 5.6 deviations, false alarm 200 · 2.1e-8 = 5e-6."""
     schedule = client_cell(federation__rounds=600).schedule
-    coins = pool(client_cell())._coins
+    coins = pool(client_cell())._sampling_randomness
     counts = np.zeros(200)
     for t in range(1, 601):
-        counts[schedule.rows(t, 20, 0, lambda: coins)] += 1
+        counts[schedule.select_rows(t, 20, 0, lambda: coins)] += 1
     assert np.abs(counts - 60).max() < 5.6 * np.sqrt(600 * 0.1 * 0.9)
     assert counts.std() == pytest.approx(np.sqrt(600 * 0.09), rel=0.25)  # 5 deviations of a deviation of 200
 
 
 def test_with_allocation_every_client_is_in_one_secret_round_of_an_epoch() -> None:
     cell = client_cell(federation__sampling="allocation", federation__rounds=20)
-    coins = pool(cell)._coins
-    rounds = [set(cell.schedule.rows(t, 20, 0, lambda: coins).tolist()) for t in range(1, 21)]
+    coins = pool(cell)._sampling_randomness
+    rounds = [set(cell.schedule.select_rows(t, 20, 0, lambda: coins).tolist()) for t in range(1, 21)]
     for epoch in (rounds[:10], rounds[10:]):
         assert sorted(client for drawn in epoch for client in drawn) == list(range(200))
     assert rounds[0] != rounds[10]
@@ -229,21 +228,21 @@ def test_labels_can_be_skewed_over_clients(partition: dict[str, Any]) -> None:
     """Clients are the same ones for every seed; cohorts are not."""
     data = {f"data__{key}": value for key, value in partition.items()}
     cell, iid = client_cell(**data), client_cell()
-    task = task_of_cell(cell)
-    assert task.units is not None
-    assert task.units.shape == (200, 6)
-    assert len(np.unique(task.units)) == 1200
+    task = load_task(cell)
+    assert task.unit_indices is not None
+    assert task.unit_indices.shape == (200, 6)
+    assert len(np.unique(task.unit_indices)) == 1200
     labels = [len(set(row.tolist())) for row in task.train.labels]
-    assert np.mean(labels) < 0.6 * np.mean([len(set(row.tolist())) for row in task_of_cell(iid).train.labels])
+    assert np.mean(labels) < 0.6 * np.mean([len(set(row.tolist())) for row in load_task(iid).train.labels])
     other = client_cell(**data, data__name="synthetic").model_copy(update={"seed": 2})
-    assert np.array_equal(task_of_cell(other).units, task.units)
-    assert not torch.equal(spread(other)[0], spread(cell)[0])
+    assert np.array_equal(load_task(other).unit_indices, task.unit_indices)
+    assert not torch.equal(partition_records(other)[0], partition_records(cell)[0])
 
 
 def test_clients_in_a_row_are_a_view_of_the_records() -> None:
     """A million clients are not copied."""
     cell = client_cell()
-    assert task_of_cell(cell).train.features.untyped_storage().nbytes() >= 6000 * 785 * 8
+    assert load_task(cell).train.features.untyped_storage().nbytes() >= 6000 * 785 * 8
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -280,8 +279,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def planned(changes: dict[str, Any]) -> None:
     """Everything that comes before round 1."""
     cell = client_cell(**changes)
-    plan_of(cell, task_of_cell(cell).objective)
-    spread(cell)
+    make_plan(cell, load_task(cell).objective)
+    partition_records(cell)
 
 
 @pytest.mark.parametrize(("changes", "line"), REFUSED)
@@ -304,7 +303,7 @@ def test_a_deployment_has_no_cohorts(tmp_path: Any) -> None:
 
 def test_a_run_of_clients_says_so_in_its_folder(tmp_path: Path) -> None:
     """Results, ledger and report speak of clients; the ledger agrees with what is claimed."""
-    fedpriv.run(client_cell().canonical(), out=tmp_path / "run")
+    fedpriv.run(client_cell().canonical_data(), out=tmp_path / "run")
     results = read_results(tmp_path / "run")
     (cell,) = results.cells
     assert (cell["clients"], cell["batch"], cell["silos"]) == (200, 20, 1)
@@ -320,4 +319,4 @@ def test_a_run_of_clients_says_so_in_its_folder(tmp_path: Path) -> None:
 
 def test_a_cell_is_plain_data_and_back() -> None:
     cell = client_cell()
-    assert resolve_cell(json.loads(json.dumps(cell.canonical())), "test") == cell
+    assert resolve_cell(json.loads(json.dumps(cell.canonical_data())), "test") == cell

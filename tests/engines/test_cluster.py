@@ -8,7 +8,7 @@ import pytest
 
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.engines.workers import Workers
-from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.scenario.load import Scenario, parse_scenario
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.conftest import small_tree
 
@@ -18,7 +18,7 @@ def sweep() -> Scenario:
     tree = small_tree(federation={"silos": 3}, run={"dtype": "float64", "evaluations": 150})
     del tree["seed"]
     tree["sweep"] = {"federation.rounds": [1500, 1501, 1502, 1503], "seeds": 2}
-    return scenario_of(tree, "test")
+    return parse_scenario(tree, "test")
 
 
 class Breaking(RunObserver):

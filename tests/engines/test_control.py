@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from fedpriv.addons.services.certificates import make_server_keys
-from fedpriv.addons.services.flower_private.control import Control
+from fedpriv.addons.services.flower_private.control import ControlClient
 from fedpriv.core.errors import RunError
 
 
 @pytest.mark.parametrize("address", ["unix:/nowhere/control.sock", "127.0.0.1:1"])
 def test_a_superlink_that_is_not_there_is_one_line_at_once(address: str) -> None:
     with pytest.raises(RunError, match=f"the SuperLink at {address} cannot be reached: "):
-        Control(address).status(1)
+        ControlClient(address).run_status(1)
 
 
 def test_a_certificate_that_nobody_vouches_for_is_one_line_at_once(tmp_path: Path) -> None:
@@ -36,5 +36,5 @@ def test_a_certificate_that_nobody_vouches_for_is_one_line_at_once(tmp_path: Pat
         other.mkdir()
         make_server_keys(other)
         with pytest.raises(RunError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
-            Control(f"127.0.0.1:{port}", other / "ca.crt").status(1)
+            ControlClient(f"127.0.0.1:{port}", other / "ca.crt").run_status(1)
         server.kill()

@@ -22,10 +22,10 @@ from fedpriv.engines.vectorized.noise import DeviceSums, NoiseSum
 from fedpriv.loss.models import MODELS
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.ridge import RIDGE_STATISTICS
-from fedpriv.noise.registry import CHOSEN
-from fedpriv.plan.calibration import fitted
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.noise.registry import SELECTABLE_MECHANISMS
+from fedpriv.plan.calibration import fit_cell_noise
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell, ModelSection
 from tests.conftest import small_tree
@@ -113,7 +113,7 @@ def rounds_on_meta(cells: Sequence[Cell], monkeypatch: pytest.MonkeyPatch) -> in
     """How many rounds of a group went without a copy."""
     monkeypatch.setattr(engine, "find_device", lambda name: META)
     monkeypatch.setattr(noise_module, "Generator", NoNumbers)
-    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    plans = [make_plan(cell, load_task(cell).objective) for cell in cells]
     group = engine._ReplicateGroup(range(len(cells)), cells, plans, RunObserver())
     with torch.inference_mode():
         going = group.iterate_states(group.initial_state(), 1)
@@ -128,14 +128,14 @@ def cells_of(**overrides: Any) -> list[Cell]:
     privacy = tree["privacy"]
     levels = [{**privacy, "mu": mu} for mu in (2.0, 3.0)] if "mu" in privacy else [privacy]
     return [
-        fitted(resolve_cell({**tree, "seed": seed, "privacy": level}, "test"))
+        fit_cell_noise(resolve_cell({**tree, "seed": seed, "privacy": level}, "test"))
         for level in levels
         for seed in (0, 1)
     ]
 
 
 @pytest.mark.every(9)
-@pytest.mark.parametrize("mechanism", [kind.name for kind in CHOSEN])
+@pytest.mark.parametrize("mechanism", [kind.name for kind in SELECTABLE_MECHANISMS])
 def test_no_round_of_a_mechanism_copies_anything(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = {"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": mechanism}
     cells = cells_of(algorithm=algorithm)
@@ -168,7 +168,7 @@ def test_no_increment_of_an_objective_copies_anything(name: str) -> None:
     dtype = torch.float32
     section = ModelSection.model_validate({"name": name, **_REQUIRED.get(name, {})})
     features, classes = (
-        (784, 10) if name == "cnn" else (20, 0 if section.regression else 3 if section.survival else 2)
+        (784, 10) if name == "cnn" else (20, 0 if section.is_regression else 3 if section.is_survival else 2)
     )
     objective = section.row.objective((features,), classes, dtype, section.settings)
     points = [torch.zeros(2, objective.dimension, dtype=dtype, device=META) for _ in range(2)]
@@ -179,7 +179,7 @@ def test_no_increment_of_an_objective_copies_anything(name: str) -> None:
         moved = objective.increment(Query(points, (3.0, -2.0)), Batch(records, weights), clips)
         plain = objective.increment(Query(points[:1]), Batch(records, weights), 1.0)
     assert moved.total.shape == plain.total.shape == points[0].shape
-    assert moved.clipped.shape == (2,)
+    assert moved.clipped_count.shape == (2,)
 
 
 class HostNoise:
@@ -194,7 +194,7 @@ class HostNoise:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
-@pytest.mark.parametrize("mechanism", [kind.name for kind in CHOSEN])
+@pytest.mark.parametrize("mechanism", [kind.name for kind in SELECTABLE_MECHANISMS])
 def test_a_gpu_computes_what_the_processor_does_to_rounding(
     monkeypatch: pytest.MonkeyPatch, mechanism: str, trust: str
 ) -> None:

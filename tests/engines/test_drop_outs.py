@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.claims.claim import claim_of
+from fedpriv.claims.claim import compute_claim
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import make_engine
 from fedpriv.noise.trust import TRUSTS
-from fedpriv.participation.registry import CHOSEN
-from fedpriv.plan.plan import absences_of, plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
+from fedpriv.plan.plan import draw_absences, make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import Recorder, run
 from tests.engines.test_sampling import gradient
@@ -46,12 +46,12 @@ def test_a_round_without_a_silo_is_the_others_sum_over_the_same_denominators(
 ) -> None:
     """DP-SGD record by record, whoever is away: their records and their noise are not there, weights are fixed."""
     cell = dropping(small_cell, trust, {"name": "dp-sgd", "clip": 1.0, "step": 0.1}, run__arithmetic=arithmetic)
-    task, noise, absences = task_of_cell(cell), simulation_noise(cell.seed, np.float64), absences_of(cell)
-    plan, orders = plan_of(cell, task.objective), spread(cell)
+    task, noise, absences = load_task(cell), simulation_noise(cell.seed, np.float64), draw_absences(cell)
+    plan, orders = make_plan(cell, task.objective), partition_records(cell)
     size, model = task.objective.dimension, np.zeros(task.objective.dimension)
     for t in range(1, 9):
         mean = np.zeros(size)
-        for silo in {0, 1, 2} - absences.away(t):
+        for silo in {0, 1, 2} - absences.absent_silos(t):
             place = (t - 1) % 4
             for record in orders[silo][4 * place : 4 * place + 4].tolist():
                 of_record = gradient(model, task.train.features[record].numpy(), int(task.train.labels[record]))
@@ -70,19 +70,25 @@ def test_a_round_without_a_silo_is_the_others_sum_over_the_same_denominators(
     (outcome,), _ = run("inprocess", cell)  # noise of integers: as much as all rounds together have of it
     away = np.linalg.norm(outcome.cell_outcome.model - model)
     each = plan.noise.std_in_mean * 0.1
-    rounds = [3 - len(absences.away(t)) if trust == "untrusted" else 3 for t in range(1, 9)]
+    rounds = [3 - len(absences.absent_silos(t)) if trust == "untrusted" else 3 for t in range(1, 9)]
     assert away == pytest.approx(each * np.sqrt(size * sum(rounds) / 3), rel=0.05)
 
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("algorithm", [SGD, BANDED, TREE], ids=["sgd", "banded", "tree"])
 @pytest.mark.parametrize(
-    ("trust", "sampling"), [(trust, name) for trust in TRUSTS for name in CHOSEN if not CHOSEN[name].of_clients]
+    ("trust", "sampling"),
+    [
+        (trust, name)
+        for trust in TRUSTS
+        for name in SELECTABLE_PARTICIPATIONS
+        if not SELECTABLE_PARTICIPATIONS[name].client_initiated
+    ],
 )
 def test_both_fast_engines_leave_out_the_same_or_the_cell_is_refused(
     small_cell: MakeCell, trust: str, sampling: str, algorithm: dict[str, Any]
 ) -> None:
-    groups = 2 if CHOSEN[sampling].secret and algorithm is BANDED else 1
+    groups = 2 if SELECTABLE_PARTICIPATIONS[sampling].secret and algorithm is BANDED else 1
     changes = {
         "federation": {
             "silos": 3, "rounds": 8, "epochs": 2, "batch": 4, "drop_out": 0.35, "sampling": sampling,
@@ -96,9 +102,9 @@ def test_both_fast_engines_leave_out_the_same_or_the_cell_is_refused(
         assert "\n" not in str(caught.value)
         return
     cell = dropping(small_cell, trust, algorithm, **changes)
-    if CHOSEN[sampling].secret and algorithm is TREE:
+    if SELECTABLE_PARTICIPATIONS[sampling].secret and algorithm is TREE:
         with pytest.raises(InputError, match="is unbounded there"):
-            plan_of(cell, task_of_cell(cell).objective)
+            make_plan(cell, load_task(cell).objective)
         return
     together = [cell, dropping(small_cell, trust, algorithm, seed=2, **changes)]  # away in other rounds
     for alone, outcome in zip(together, run("vectorized", *together)[0], strict=True):
@@ -111,12 +117,12 @@ def test_both_fast_engines_leave_out_the_same_or_the_cell_is_refused(
         assert outcome.cell_outcome.fraction_clipped == pytest.approx(
             inprocess.cell_outcome.fraction_clipped, abs=1e-12
         )
-        assert outcome.cell_outcome.missed == absences_of(alone).rounds
+        assert outcome.cell_outcome.missed == draw_absences(alone).rounds
         assert {silo: tuple(rounds) for silo, rounds in inprocess.cell_outcome.missed.items()} == dict(
             outcome.cell_outcome.missed
         )
         assert outcome.cell_outcome.gradient_evaluations == inprocess.cell_outcome.gradient_evaluations
-        claim = claim_of(outcome.cell_outcome.releases)
+        claim = compute_claim(outcome.cell_outcome.releases)
         assert claim is not None
         assert 3.9 < claim.guarantee.epsilon_of(1e-5) <= 4.0 + 1e-9
 
@@ -136,8 +142,8 @@ def test_a_record_of_a_silo_that_is_away_moves_nothing(small_cell: MakeCell) -> 
         changes = {"federation": {"silos": 3, "rounds": 4, "batch": 4, **rounds}}
         cell = dropping(small_cell, trust, BANDED, **changes)
         (before,), _ = run(engine, cell)
-        order = spread(cell)[2]
-        features, held = task_of_cell(cell).train.features, torch.cat([order[:4], order[12:]])
+        order = partition_records(cell)[2]
+        features, held = load_task(cell).train.features, torch.cat([order[:4], order[12:]])
         kept = features[held].clone()
         with torch.inference_mode():
             features[held] = 50.0
@@ -183,7 +189,7 @@ def test_what_cannot_go_on_without_a_silo_is_refused(small_cell: MakeCell) -> No
     reduced = {"name": "momentum-tree-reduced", "alpha": 0.2, "step": 0.005}
     cell = dropping(small_cell, "untrusted", reduced, privacy={"relation": "zero-out", "mu": 1.0})
     with pytest.raises(InputError, match=r"federation\.drop_out = 0\.35: momentum-tree-reduced cannot go on"):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
     with pytest.raises(InputError, match=r"mean of all silos' noise, and with federation\.drop_out = 0\.35"):
         run("vectorized", dropping(small_cell, run__noise="aggregate"))
 

@@ -16,7 +16,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.table import IndexedOutcome, make_engine
 from fedpriv.loss.linear import SoftmaxRegression
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.schema import Cell
 from tests.oracle import dp_mu2_fl
 
@@ -49,7 +49,7 @@ def run(engine: str, *cells: Cell) -> tuple[list[IndexedOutcome], Recorder]:
 def test_engine_is_the_papers_algorithm(small_cell: MakeCell, engine: str, trust: str, silos: int) -> None:
     """With the noise on: the model equals a literal transcription of Algorithms 1 and 2."""
     cell = small_cell(algorithm__trust=trust, federation__silos=silos, federation__rounds=25)
-    task, order = task_of_cell(cell), torch.stack(spread(cell))
+    task, order = load_task(cell), torch.stack(partition_records(cell))
     noise = simulation_noise(cell.seed, np.float64)
     size = task.objective.dimension
     expected = dp_mu2_fl(

@@ -12,13 +12,13 @@ import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.plan.evaluation import (
-    evaluation_plan_of,
-    held_out_of_silos,
-    held_out_shares,
-    records_of_silos,
-    spread_test,
+    make_evaluation_plan,
+    partition_test_records,
+    test_indices_of_silos,
+    test_records_of_silos,
+    train_indices_of_silos,
 )
-from fedpriv.plan.task import public_task_of_cell, task_of_cell
+from fedpriv.plan.task import load_public_task, load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
@@ -57,8 +57,8 @@ def test_both_engines_tell_the_same_metrics(name: str) -> None:
 def test_exact_metrics_are_those_of_the_silos_own_test_records(name: str) -> None:
     cell = resolve_cell(small_tree(**SETTINGS[name]), "test")
     (outcome,), _ = run("inprocess", cell)
-    model, objective = torch.from_numpy(outcome.cell_outcome.model), task_of_cell(cell).objective
-    of_silos = [objective.evaluate(model, own) for own in held_out_shares(cell)]
+    model, objective = torch.from_numpy(outcome.cell_outcome.model), load_task(cell).objective
+    of_silos = [objective.evaluate(model, own) for own in test_records_of_silos(cell)]
     metrics = outcome.cell_outcome.metrics
     for silo, found in enumerate(of_silos):
         assert found.accuracy is not None
@@ -81,8 +81,8 @@ def test_noise_of_evaluations_has_the_deviation_that_the_ledger_says(trust: str,
         tree["seed"], tree["run"]["arithmetic"] = seed, arithmetic
         cell = resolve_cell(tree, "test")
         (outcome,), _ = run("inprocess", cell)
-        model, own = torch.from_numpy(outcome.cell_outcome.model), held_out_shares(cell)
-        asked = evaluation_plan_of(cell, task_of_cell(cell).objective)
+        model, own = torch.from_numpy(outcome.cell_outcome.model), test_records_of_silos(cell)
+        asked = make_evaluation_plan(cell, load_task(cell).objective)
         assert asked is not None
         exact = torch.stack([asked.scores.contributions(model, each).mean(0) for each in own]).mean(0)
         (stream,) = outcome.cell_outcome.evaluations
@@ -118,9 +118,9 @@ def test_the_claim_is_of_all_evaluations_and_of_every_test_record(
 def test_no_test_record_is_a_training_record_or_at_two_silos() -> None:
     for data in ({"partition": "iid"}, {"partition": "dirichlet", "concentration": 0.3}):
         cell = resolve_cell(small_tree(evaluation=ASKED, data={"name": "synthetic", **data}), "test")
-        numbers = [number for own in held_out_of_silos(cell) for number in own.tolist()]
+        numbers = [number for own in test_indices_of_silos(cell) for number in own.tolist()]
         assert len(numbers) == len(set(numbers)) == 180
-        assert max(numbers) < len(task_of_cell(cell).test.labels)
+        assert max(numbers) < len(load_task(cell).test.labels)
 
 
 def test_silos_of_a_skewed_partition_are_tested_on_the_labels_that_they_train_on() -> None:
@@ -133,8 +133,8 @@ def test_silos_of_a_skewed_partition_are_tested_on_the_labels_that_they_train_on
         ),
         "test",
     )
-    task = task_of_cell(cell)
-    for train, test in zip(records_of_silos(cell), spread_test(cell), strict=True):
+    task = load_task(cell)
+    for train, test in zip(train_indices_of_silos(cell), partition_test_records(cell), strict=True):
         trained, tested = (
             np.bincount(labels.numpy(), minlength=10) / len(labels)
             for labels in (task.train.labels[train], task.test.labels[test])
@@ -156,8 +156,8 @@ def test_hospitals_are_tested_on_their_own_records_without_a_public_table(tmp_pa
     assert fast.cell_outcome.metrics == pytest.approx(slow.cell_outcome.metrics)
     assert "test_accuracy_at_north" in fast.cell_outcome.metrics
     tree["data"]["name"] = str(tmp_path / "nowhere.csv")
-    task = public_task_of_cell(resolve_cell(tree, "test"))
-    assert task.objective.dimension == task_of_cell(cell).objective.dimension
+    task = load_public_task(resolve_cell(tree, "test"))
+    assert task.objective.dimension == load_task(cell).objective.dimension
     assert len(task.test.labels) == 0
     tree["data"]["name"], tree["evaluation"]["records"] = str(tmp_path / "t.csv"), [9, 40]
     with pytest.raises(InputError, match=r"evaluation\.records: 'south' has 24 rows, and 40 are asked for"):
@@ -173,12 +173,12 @@ def test_rows_that_cells_put_aside_are_scored_over_the_public_share(tmp_path: Pa
     tree["evaluation"], tree["privacy"] = {"records": [36, 24]}, {"relation": "zero-out", "mode": "none"}
     tree["algorithm"]["trust"] = "trusted"
     cell = resolve_cell(tree, "test")
-    task = task_of_cell(cell)
+    task = load_task(cell)
     assert len(task.test.labels) == 20
     for engine in ("vectorized", "inprocess"):
         (outcome,), _ = run(engine, cell)
         model = torch.from_numpy(outcome.cell_outcome.model)
-        wanted = task.objective.evaluate(model, task.test).named()
+        wanted = task.objective.evaluate(model, task.test).to_metrics()
         for name, value in wanted.items():
             assert outcome.cell_outcome.metrics[name] == pytest.approx(float(value), rel=1e-9)
 
@@ -228,11 +228,11 @@ def test_more_test_records_than_there_are_is_refused() -> None:
 def test_one_records_share_is_bounded_whatever_the_model_is(bad: float) -> None:
     """Guarantee of SummedScores: finite, and no longer than its norm."""
     cell = resolve_cell(small_tree(evaluation=ASKED), "test")
-    asked = evaluation_plan_of(cell, task_of_cell(cell).objective)
+    asked = make_evaluation_plan(cell, load_task(cell).objective)
     assert asked is not None
-    model = torch.full((task_of_cell(cell).objective.dimension,), bad, dtype=torch.float64)
+    model = torch.full((load_task(cell).objective.dimension,), bad, dtype=torch.float64)
     model[::7] = -bad
-    shares = asked.scores.contributions(model, held_out_shares(cell)[0])
+    shares = asked.scores.contributions(model, test_records_of_silos(cell)[0])
     assert torch.isfinite(shares).all()
     assert float(torch.linalg.vector_norm(shares, dim=-1).max()) <= asked.scores.norm
 

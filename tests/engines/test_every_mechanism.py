@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.claims.ledger import ReleaseStream, as_data, from_data
+from fedpriv.claims.ledger import ReleaseStream, stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError
-from fedpriv.noise.fitting.cost import noise_cost_of
-from fedpriv.noise.registry import AUTO, CHOSEN
+from fedpriv.noise.fitting.cost import make_noise_cost
+from fedpriv.noise.registry import AUTO, SELECTABLE_MECHANISMS
 from fedpriv.papers.base import NoiseSettings
-from fedpriv.plan.calibration import fitted, response_and_workload
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.calibration import fit_cell_noise, response_and_workload
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
@@ -27,7 +27,7 @@ from tests.parts import in_parts
 
 __all__ = ["a_small_problem"]  # a fixture
 
-NAMES = [*(kind.name for kind in CHOSEN), AUTO]
+NAMES = [*(kind.name for kind in SELECTABLE_MECHANISMS), AUTO]
 NOISY = ["accelerated-dp-srgd", "dp-ftrl", "momentum-tree"]
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -46,7 +46,7 @@ def cell_of(row: str, trust: str, epochs: int = 1, **settings: Any) -> Cell:
 
 
 def planned(cell: Cell) -> Plan:
-    return plan_of(cell, task_of_cell(cell).objective)
+    return make_plan(cell, load_task(cell).objective)
 
 
 def variants_of(name: str) -> list[str]:
@@ -65,7 +65,7 @@ def agreed(cell: Cell) -> tuple[ReleaseStream, ...]:
     )
     for stream in vectorized.cell_outcome.releases:
         assert stream.mu == pytest.approx(1.5, rel=1e-9)
-        assert from_data(json.loads(json.dumps(as_data(stream)))) == stream
+        assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) == stream
     return vectorized.cell_outcome.releases
 
 
@@ -77,7 +77,7 @@ def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ..
     (private,), _ = run("inprocess", integers)
     for stream in private.cell_outcome.releases:
         assert stream.mu <= 1.5
-        assert from_data(json.loads(json.dumps(as_data(stream)))).mu == stream.mu
+        assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))).mu == stream.mu
     quiet = {"privacy": integers.privacy.model_copy(update={"mu": little})}
     (exact,), _ = run("inprocess", integers.model_copy(update=quiet))
     (plain,), _ = run("inprocess", floats.model_copy(update=quiet))
@@ -101,7 +101,7 @@ def released_as_integers(floats: Cell, little: float) -> tuple[ReleaseStream, ..
 def test_engines_agree_and_the_claim_is_the_target(name: str, row: str, variant: str) -> None:
     settings = {"mechanism": name, **VARIANTS[variant]}
     for trust in ("untrusted", "trusted", "secure-aggregation"):
-        assert all(stream.mu <= 1.5 for stream in agreed(fitted(cell_of(row, trust, **settings))))
+        assert all(stream.mu <= 1.5 for stream in agreed(fit_cell_noise(cell_of(row, trust, **settings))))
 
 
 @pytest.mark.every(20)
@@ -109,7 +109,9 @@ def test_engines_agree_and_the_claim_is_the_target(name: str, row: str, variant:
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 def test_integers_have_the_same_noise(name: str, variant: str, trust: str) -> None:
     """What guards release: C of rounded poles and residues, B its inverse, within the target and near floats."""
-    assert released_as_integers(fitted(cell_of("dp-ftrl", trust, mechanism=name, **VARIANTS[variant])), 2e3)
+    assert released_as_integers(
+        fit_cell_noise(cell_of("dp-ftrl", trust, mechanism=name, **VARIANTS[variant])), 2e3
+    )
 
 
 @pytest.mark.every(4)
@@ -117,7 +119,7 @@ def test_integers_have_the_same_noise(name: str, variant: str, trust: str) -> No
 @pytest.mark.parametrize("row", NOISY)
 def test_late_clips_are_raised_at_the_same_noise(row: str, name: str) -> None:
     for epochs in (1, 3):
-        raised = fitted(cell_of(row, "trusted", epochs, mechanism=name, late_clip="column"))
+        raised = fit_cell_noise(cell_of(row, "trusted", epochs, mechanism=name, late_clip="column"))
         assert raised.algorithm.settings.model_dump()["late_clip"] == "column"
         same = raised.algorithm.model_dump() | {"late_clip": "same"}
         plain = raised.model_copy(update={"algorithm": type(raised.algorithm).model_validate(same)})
@@ -127,7 +129,7 @@ def test_late_clips_are_raised_at_the_same_noise(row: str, name: str) -> None:
         assert np.sum(np.log(clips[0])) > np.sum(np.log(clips[1]))
         if epochs == 1:
             assert np.all(clips[0] >= clips[1])
-        assert ours.largest_clip == np.max(clips[0])
+        assert ours.max_clip == np.max(clips[0])
 
 
 @pytest.mark.every(3)
@@ -137,12 +139,12 @@ def test_what_a_plan_runs_is_the_fit_for_its_own_row(row: str) -> None:
     cell = cell_of(row, "trusted", mechanism=AUTO)
     settings = cell.algorithm.settings
     assert isinstance(settings, NoiseSettings)
-    objective = noise_cost_of(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
-    best = objective.value(planned(fitted(cell)).mechanism)
+    objective = make_noise_cost(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
+    best = objective.evaluate(planned(fit_cell_noise(cell)).mechanism)
     for name in NAMES[:-1]:
-        rival = planned(fitted(cell_of(row, "trusted", mechanism=name, bands=4))).mechanism
+        rival = planned(fit_cell_noise(cell_of(row, "trusted", mechanism=name, bands=4))).mechanism
         if rival.memory_vectors(objective.workload) <= 4:
-            assert best <= 1.01**2 * objective.value(rival)
+            assert best <= 1.01**2 * objective.evaluate(rival)
 
 
 def test_a_plan_never_fits() -> None:
@@ -158,7 +160,7 @@ def test_rows_that_nothing_can_be_fitted_to_are_refused() -> None:
     tree["federation"] = {"silos": 3, "rounds": 12, "epochs": 3, "sampling": "poisson"}
     tree["privacy"] = {"relation": "zero-out", "mode": "none"}
     with pytest.raises(InputError, match="nobody may know in which rounds"):
-        fitted(resolve_cell(tree, "test"))
+        fit_cell_noise(resolve_cell(tree, "test"))
 
 
 def test_scaled_noise_and_raised_clips_exclude_each_other() -> None:

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import as_data, from_data, releases_of
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.participation.orders import Schedule
-from fedpriv.participation.registry import CHOSEN, PARTICIPATIONS
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.participation.registry import PARTICIPATIONS, SELECTABLE_PARTICIPATIONS
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
@@ -73,10 +73,10 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "all records": {"rounds": 12, "epochs": 12},
     **{
         name: {"rounds": 12, "epochs": 3, "sampling": name}
-        for name, kind in CHOSEN.items()
-        if name != Schedule.name and not kind.of_clients
+        for name, kind in SELECTABLE_PARTICIPATIONS.items()
+        if name != FixedOrder.name and not kind.client_initiated
     },
-    **{f"clients, {name}": {"rounds": 12, "sampling": name} for name in CHOSEN},
+    **{f"clients, {name}": {"rounds": 12, "sampling": name} for name in SELECTABLE_PARTICIPATIONS},
 }
 
 _ALWAYS = {"dp-mu2-fl", "accelerated-dp-srgd", "unaccelerated-dp-srgd", "accelerated-independent", "momentum-tree",
@@ -162,7 +162,7 @@ def pooled(schedule: str) -> bool:
 def secret(schedule: str) -> bool:
     """Whether the guarantee is a curve, which has no mu to ask for."""
     name = schedule.removeprefix("clients, ")
-    return name in CHOSEN and CHOSEN[name].secret
+    return name in SELECTABLE_PARTICIPATIONS and SELECTABLE_PARTICIPATIONS[name].secret
 
 
 @functools.cache
@@ -170,7 +170,7 @@ def usable(name: str, schedule: str, trust: str, private: bool) -> Cell | None:
     """The cell, or None where it is refused; a refusal is one line."""
     try:
         cell = cell_of(name, schedule, trust, private)
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
         return cell
     except InputError as error:
         lines = str(error).splitlines()
@@ -189,7 +189,7 @@ def test_the_grid_has_every_row() -> None:
 def test_several_epochs_are_refused_by_what_reads_once() -> None:
     """Phased SGD left the key unread: one pass in phases, whatever `epochs` said."""
     with pytest.raises(InputError, match="epochs: phased-sgd reads every record once, in phases"):
-        plan_of(cell := cell_of("phased-sgd", "several epochs", "curator", True), task_of_cell(cell).objective)
+        make_plan(cell := cell_of("phased-sgd", "several epochs", "curator", True), load_task(cell).objective)
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -200,7 +200,7 @@ def test_a_step_of_zero_is_refused(private: bool) -> None:
         tree["privacy"] = {"relation": "replace-one", "mode": "none"}
     cell = resolve_cell(tree, "test")
     with pytest.raises(InputError, match=r'algorithm\.step = "paper": .*smoothness.*; give a number'):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
 
 
 def runs(name: str, schedule: str, trust: str, private: bool) -> bool:
@@ -239,7 +239,10 @@ def trained_alike(cell: Cell) -> list[float]:
     losses, also = ([line[2] for line in each.evaluations] for each in (heard, also_heard))
     np.testing.assert_allclose(losses, also, rtol=rounding)
     assert ours.releases == theirs.releases
-    assert tuple(from_data(json.loads(json.dumps(as_data(each)))) for each in ours.releases) == ours.releases
+    assert (
+        tuple(stream_from_data(json.loads(json.dumps(stream_to_data(each)))) for each in ours.releases)
+        == ours.releases
+    )
     assert ours.gradient_evaluations == theirs.gradient_evaluations > 0
     assert ours.fraction_clipped == pytest.approx(theirs.fraction_clipped)
     return losses
@@ -323,7 +326,9 @@ def test_settings_beside_the_grid_train_alike_and_meet_their_target(
         tree["federation"] = {key: v for key, v in (tree["federation"] | federation).items() if v is not None}
         cell = resolve_cell(tree, "test")
         trained_alike(cell)
-        claim = claim_of(releases_of(plan_of(cell, task_of_cell(cell).objective), cell.schedule.rounds))
+        claim = compute_claim(
+            make_release_streams(make_plan(cell, load_task(cell).objective), cell.schedule.rounds)
+        )
         assert claim is not None
         if secret(schedule):
             assert 49.5 < claim.guarantee.epsilon_of(1e-5) <= 50.0

@@ -15,23 +15,23 @@ import httpx
 import pytest
 
 from fedpriv.addons.services import service
-from fedpriv.addons.services.certificates import SECRET, make_server_keys
+from fedpriv.addons.services.certificates import SECRET_FILE, make_server_keys
 from fedpriv.addons.services.flower_private import executor
-from fedpriv.addons.services.flower_private.control import Wire
+from fedpriv.addons.services.flower_private.control import ApiClient
 from fedpriv.addons.services.flower_private.executor import (
     CLIENTAPP,
     SERVERAPP,
     SIMULATION,
     Executor,
-    Task,
-    command_of,
+    TaskProcess,
     executor_command,
     start_task,
+    task_command,
 )
 from fedpriv.addons.services.flower_private.names import (
     ACQUIRE_TASK,
     LIST_RUNS,
-    RUNTIME,
+    RUNTIME_PREFIX,
     TASK_HEARTBEAT,
     TASK_OUTPUT,
 )
@@ -61,7 +61,7 @@ def test_a_tasks_token_is_on_no_command_line_and_in_no_environment_or_named_file
 
 @pytest.mark.parametrize("kind", [SERVERAPP, CLIENTAPP, SIMULATION])
 def test_a_tasks_command_is_flowers_own(kind: str, tmp_path: Path) -> None:
-    program, *options = command_of(kind, "127.0.0.1:1", tmp_path / "ca.crt", 7)
+    program, *options = task_command(kind, "127.0.0.1:1", tmp_path / "ca.crt", 7)
     assert Path(program).name == kind
     assert options == [
         *("--runtime-api-address", "127.0.0.1:1", "--root-certificates", str(tmp_path / "ca.crt")),
@@ -76,12 +76,12 @@ class Said:
         self.status = status
         self.requests: list[tuple[str, bytes]] = []
 
-    def wire(self) -> Wire:
+    def wire(self) -> ApiClient:
         def answer(request: httpx.Request) -> httpx.Response:
             self.requests.append((request.url.path, request.content))
             return httpx.Response(self.status)
 
-        return Wire(httpx.Client(transport=httpx.MockTransport(answer), base_url="http://link"))
+        return ApiClient(httpx.Client(transport=httpx.MockTransport(answer), base_url="http://link"))
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,20 @@ def test_a_task_that_is_killed_or_fails_is_reported_at_once(
 ) -> None:
     """Was: after a minute, and never for one that ended with 1."""
     said = Said(status)
-    task = Task(SERVERAPP, 7, subprocess.Popen([sys.executable, "-c", code]), said.wire())
+    task = TaskProcess(SERVERAPP, 7, subprocess.Popen([sys.executable, "-c", code]), said.wire())
     task.process.wait()
-    task.report()
+    task.report_failure()
     assert caplog.messages == [f"run 7: a run's server {words}; it can be resumed"]
     ((path, content),) = said.requests
-    told = TASK_OUTPUT.request.FromString(content)
+    told = TASK_OUTPUT.request_type.FromString(content)
     assert (path, told.sub_status, told.details) == (TASK_OUTPUT.path, "failed", f"a run's server {words}")
 
 
 def test_a_task_that_ends_well_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     said = Said()
-    task = Task(SERVERAPP, 7, subprocess.Popen([sys.executable, "-c", ""]), said.wire())
+    task = TaskProcess(SERVERAPP, 7, subprocess.Popen([sys.executable, "-c", ""]), said.wire())
     task.process.wait()
-    task.report()
+    task.report_failure()
     assert not said.requests
     assert not caplog.messages
 
@@ -122,9 +122,9 @@ def test_a_task_that_starts_slowly_is_kept_alive_for_five_minutes(monkeypatch: p
     """At load 30 a process needs more than the 30 s after which Flower takes its token back."""
     clock, said = [1000.0], Said(401)
     monkeypatch.setattr(executor.time, "monotonic", lambda: clock[0])
-    task = Task(SERVERAPP, 7, None, said.wire(), began=1000.0)  # type: ignore[arg-type]
+    task = TaskProcess(SERVERAPP, 7, None, said.wire(), start_time=1000.0)  # type: ignore[arg-type]
     for clock[0] in [1000.0 + second for second in range(0, 400, 5)]:
-        task.beat()
+        task.send_heartbeat()
     assert {path for path, _ in said.requests} == {TASK_HEARTBEAT.path}
     assert len(said.requests) == 20  # each 15 s of 300
 
@@ -142,13 +142,13 @@ def test_a_task_that_does_not_end_when_told_is_ended_with_its_executor() -> None
 
 @pytest.fixture
 def beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(service.BEATS, str(tmp_path))
+    monkeypatch.setenv(service.HEARTBEAT_FOLDER_VARIABLE, str(tmp_path))
     return tmp_path
 
 
 def of_link(link: Link, monkeypatch: pytest.MonkeyPatch) -> Executor:
     """An executor of this SuperLink, whose tasks are programs of Python."""
-    monkeypatch.setattr(executor, "open_client", lambda *_: link.client(RUNTIME))
+    monkeypatch.setattr(executor, "open_client", lambda *_: link.client(RUNTIME_PREFIX))
     return Executor("superlink", link.folder, os.getpid(), [SERVERAPP])
 
 
@@ -160,17 +160,17 @@ def test_a_server_that_is_killed_is_told_to_flower_with_its_reason(
     folder = tmp_path / "link"
     folder.mkdir()
     link = Link(folder)
-    monkeypatch.setattr(executor, "command_of", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(executor, "task_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
     running = of_link(link, monkeypatch)
-    running.look()
+    running.poll()
     (task,) = running.tasks
-    assert (task.type, task.run) == (SERVERAPP, link.run)
-    assert service.read_beat(beats, service.EXECUTOR) is not None
+    assert (task.task_type, task.run_id) == (SERVERAPP, link.run)
+    assert service.read_heartbeat(beats, service.EXECUTOR) is not None
     task.process.kill()
     task.process.wait()
-    running.look()
+    running.poll()
     assert not running.tasks
-    run = link.control.ask(LIST_RUNS, LIST_RUNS.request(run_id=link.run)).run_dict[link.run]
+    run = link.control.ask(LIST_RUNS, LIST_RUNS.request_type(run_id=link.run)).run_dict[link.run]
     assert (run.status.status, run.status.sub_status) == ("finished", "failed")
     assert run.status.details.startswith("a run's server was ended by SIGKILL")
 
@@ -184,38 +184,42 @@ def test_nobody_without_the_secret_gets_a_task(
     folder.mkdir()
     link = Link(folder)
     own, stranger = of_link(link, monkeypatch), of_link(link, monkeypatch)
-    request = ACQUIRE_TASK.request(supported_task_types=[SERVERAPP])
+    request = ACQUIRE_TASK.request_type(supported_task_types=[SERVERAPP])
     with pytest.raises(httpx.HTTPStatusError, match="401"):
-        Wire(link.client(RUNTIME)).ask(ACQUIRE_TASK, request)
-    signer = executor.SuperExecAuthHttpInterceptor(master_secret=b"x" * 32, protected_methods=[executor._METHOD])
-    stranger._asking = Wire(link.client(RUNTIME), lambda _, request: executor._signed(signer, request))
-    stranger.look()
+        ApiClient(link.client(RUNTIME_PREFIX)).ask(ACQUIRE_TASK, request)
+    signer = executor.SuperExecAuthHttpInterceptor(
+        master_secret=b"x" * 32, protected_methods=[executor._SIGNED_METHOD]
+    )
+    stranger._task_client = ApiClient(
+        link.client(RUNTIME_PREFIX), lambda _, request: executor._signed_headers(signer, request)
+    )
+    stranger.poll()
     assert not stranger.tasks
-    assert service.read_beat(beats, service.EXECUTOR) is None, "a service whose executor is refused is ill"
+    assert service.read_heartbeat(beats, service.EXECUTOR) is None, "a service whose executor is refused is ill"
     assert "401" in caplog.text
-    assert own._asking.ask(ACQUIRE_TASK, request).token
+    assert own._task_client.ask(ACQUIRE_TASK, request).token
 
 
 def test_a_task_of_another_type_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A SuperLink that a silo's executor does not ask names a program."""
     make_server_keys(tmp_path)
-    (tmp_path / SECRET).write_bytes(b"x" * 32)
+    (tmp_path / SECRET_FILE).write_bytes(b"x" * 32)
     running = Executor("127.0.0.1:1", tmp_path, os.getpid(), [CLIENTAPP])
 
     def ask(*_: Any) -> Any:
-        answer = ACQUIRE_TASK.answer(token=TOKEN)
+        answer = ACQUIRE_TASK.answer_type(token=TOKEN)
         answer.task.type = "../../bin/sh"
         return answer
 
-    monkeypatch.setattr(running._asking, "ask", ask)
+    monkeypatch.setattr(running._task_client, "ask", ask)
     monkeypatch.setattr(executor, "start_task", None)
-    running.look()
+    running.poll()
     assert not running.tasks
 
 
 def test_an_executor_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     make_server_keys(tmp_path)
-    (tmp_path / SECRET).write_bytes(b"x" * 32)
+    (tmp_path / SECRET_FILE).write_bytes(b"x" * 32)
     command = executor_command("127.0.0.1:1", tmp_path, SERVERAPP)
     code = f"import subprocess, time; print(subprocess.Popen({command!r}).pid, flush=True); time.sleep(60)"
     environment: Mapping[str, str] = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 
@@ -35,12 +35,12 @@ def test_it_is_the_algorithm_as_written(small_cell: MakeCell, engine: str) -> No
     """w_{t+1} = Σ_i (B_i/B) w_i after two local passes of steps over four records each."""
     cell = small_cell(**tree())
     assert len(set(cell.batch_sizes)) > 1
-    task = task_of_cell(cell)
+    task = load_task(cell)
     features, labels = task.train.features.numpy(), task.train.labels.numpy()
     model = np.zeros((10, features.shape[1]))
     for t in range(6):
         mean = np.zeros_like(model)
-        for share, size in zip(spread(cell), cell.batch_sizes, strict=True):
+        for share, size in zip(partition_records(cell), cell.batch_sizes, strict=True):
             rows = share.numpy().reshape(-1, size)[t % 3]
             own = model.copy()
             for _ in range(2):
@@ -72,4 +72,4 @@ def test_one_local_step_over_everything_is_gradient_descent(small_cell: MakeCell
 def test_noise_is_refused(small_cell: MakeCell) -> None:
     cell = small_cell(**{**tree(), "privacy": {"relation": "zero-out", "mu": 1.0}})
     with pytest.raises(InputError, match=r"no bound for one record.*privacy.mode = \"none\""):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)

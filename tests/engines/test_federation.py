@@ -18,16 +18,16 @@ from flwr.supernode import node_auth_http_interceptor as signing
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from fedpriv.addons.services.flower_private import FOLLOWS, STATUS, VERSION, presence
+from fedpriv.addons.services.flower_private import FOLLOWED_RUN_HEADER, STATUS_PATH, VERSION_HEADER, presence
 from fedpriv.addons.services.flower_private import control as control_module
-from fedpriv.addons.services.flower_private.control import Control, Status
+from fedpriv.addons.services.flower_private.control import ControlClient, RunStatus
 from fedpriv.addons.services.flower_private.front import SuperLinkApp
-from fedpriv.addons.services.flower_private.names import CONTROL, FLEET
-from fedpriv.addons.services.flower_private.presence import KeptRuns, Presence, runs_of, silos_of
-from fedpriv.addons.services.superlink_process import Only
+from fedpriv.addons.services.flower_private.names import CONTROL_PREFIX, FLEET_PREFIX
+from fedpriv.addons.services.flower_private.presence import Presence, RunHistory, list_runs, list_silos
+from fedpriv.addons.services.superlink_process import PathFilter
 from fedpriv.cli.app import app as command
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.protocol.messages import REFUSED
+from fedpriv.protocol.messages import REFUSED_SILOS_VARIABLE
 from fedpriv.server import grid
 from tests.attacks.test_hostile_silo import Keys, fleet
 from tests.attacks.test_hostile_silo import app as app
@@ -41,15 +41,15 @@ def told(app: Any, keys: Mapping[str, Keys], tmp_path: Path) -> Presence:
 
 
 @pytest.fixture
-def control(app: Any, told: Presence, monkeypatch: pytest.MonkeyPatch) -> Control:
+def control(app: Any, told: Presence, monkeypatch: pytest.MonkeyPatch) -> ControlClient:
     """The Control API over `told`, without a network."""
-    link, known = SuperLinkApp(app, polls=False), KeptRuns(None)
+    link, known = SuperLinkApp(app, long_polling=False), RunHistory(None)
 
     async def status() -> object:
-        known.keep(await link.runs())
-        return {**told.seen(), "runs": known.known()}
+        known.update(await link.list_runs())
+        return {**told.snapshot(), "runs": known.runs()}
 
-    listening = Only(told, CONTROL, status=status)
+    listening = PathFilter(told, CONTROL_PREFIX, status=status)
     make = control_module.open_client
 
     def client(*words: Any, **options: Any) -> Any:
@@ -57,7 +57,7 @@ def control(app: Any, told: Presence, monkeypatch: pytest.MonkeyPatch) -> Contro
         return TestClient(listening, raise_server_exceptions=False)
 
     monkeypatch.setattr(control_module, "open_client", client)
-    return Control("unix:/control.sock")
+    return ControlClient("unix:/control.sock")
 
 
 @pytest.fixture
@@ -70,40 +70,43 @@ def late() -> Iterator[Any]:
 
 def connect(app: Presence, pair: Keys, version: str = "0.2.0 (protocol 3)") -> None:
     asking = fleet(app, pair)
-    asking._client.headers[VERSION] = version
+    asking._client.headers[VERSION_HEADER] = version
     key = public_key_to_bytes(pair[1])
     asking.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
 
 
 def test_silos_are_shown_with_version_clock_and_when_they_were_seen(
-    told: Presence, keys: Mapping[str, Keys], control: Control, late: list[float], tmp_path: Path
+    told: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float], tmp_path: Path
 ) -> None:
-    assert [silo.line() for silo in silos_of(control)] == [
+    assert [silo.format_line() for silo in list_silos(control)] == [
         f"silo {silo}: not connected since the SuperLink was started" for silo in range(2)
     ]
     connect(told, keys["silo-0"], "0.2.0\x1b[2J (protocol 3)" + "x" * 100)
     late[0] = 20.0
     with pytest.raises(httpx.HTTPStatusError):
         connect(told, keys["silo-1"])
-    one, two = silos_of(control)
+    one, two = list_silos(control)
     assert one.connected
     assert re.match(
-        r"silo 0: connected, last seen \d+ s ago, fedpriv 0\.2\.0\\x1b\[2J \(protocol 3\)x", one.line()
+        r"silo 0: connected, last seen \d+ s ago, fedpriv 0\.2\.0\\x1b\[2J \(protocol 3\)x", one.format_line()
     )
-    assert one.line().endswith("clock as here")
+    assert one.format_line().endswith("clock as here")
     assert not two.connected
-    assert "silo 1: not let in (last connected: never): its clock is 20 s ahead of the SuperLink's" in two.line()
+    assert (
+        "silo 1: not let in (last connected: never): its clock is 20 s ahead of the SuperLink's"
+        in two.format_line()
+    )
     assert "its clock is 20 s ahead" in json.loads((tmp_path / "refused.json").read_text())["silo-1"]
     late[0] = -100.0
     connect(told, keys["silo-1"])
-    (_, two) = silos_of(control)
+    (_, two) = list_silos(control)
     assert two.connected
-    assert "clock 100 s behind the coordinator's" in two.line()
+    assert "clock 100 s behind the coordinator's" in two.format_line()
     assert json.loads((tmp_path / "refused.json").read_text()) == {}
 
 
 def test_a_stranger_says_nothing_of_a_silos_clock(
-    told: Presence, keys: Mapping[str, Keys], control: Control, late: list[float]
+    told: Presence, keys: Mapping[str, Keys], control: ControlClient, late: list[float]
 ) -> None:
     """Would gain: an operator who looks for a clock that is right; whoever knows a public key can name it."""
     late[0] = 1000.0
@@ -111,17 +114,17 @@ def test_a_stranger_says_nothing_of_a_silos_clock(
     for pair in ((stranger, keys["silo-1"][1]), generate_key_pairs()):
         with pytest.raises(httpx.HTTPStatusError):
             connect(told, pair)
-    asking = TestClient(Only(told, FLEET))
+    asking = TestClient(PathFilter(told, FLEET_PREFIX))
     for headers in ({}, {"flwr-public-key": "?"}, {"flwr-timestamp": "yesterday"}):
-        asking.post(f"{FLEET}activate-node", headers=headers)
-    assert told.seen()["silos"] == {"silo-0": {}, "silo-1": {}}
-    assert asking.get(STATUS).status_code == 404  # a silo does not see the others
-    asking.get(f"{FLEET}activate-node", headers={FOLLOWS: "7"})
-    assert told.seen()["followed"] == {}
+        asking.post(f"{FLEET_PREFIX}activate-node", headers=headers)
+    assert told.snapshot()["silos"] == {"silo-0": {}, "silo-1": {}}
+    assert asking.get(STATUS_PATH).status_code == 404  # a silo does not see the others
+    asking.get(f"{FLEET_PREFIX}activate-node", headers={FOLLOWED_RUN_HEADER: "7"})
+    assert told.snapshot()["followed"] == {}
 
 
 def test_a_silo_is_not_seen_as_another_one_by_a_header_that_is_there_twice(
-    told: Presence, keys: Mapping[str, Keys], control: Control
+    told: Presence, keys: Mapping[str, Keys], control: ControlClient
 ) -> None:
     """Would gain: a silo that is away is shown as connected, with a version and a clock of another's choice."""
     asking = fleet(told, keys["silo-0"])
@@ -135,16 +138,16 @@ def test_a_silo_is_not_seen_as_another_one_by_a_header_that_is_there_twice(
     with mock.patch.object(asking._client, "send", twice):
         key = public_key_to_bytes(keys["silo-0"][1])
         asking.ActivateNode(ActivateNodeRequest(public_key=key, heartbeat_interval=30.0))
-    assert [silo.connected for silo in silos_of(control)] == [True, False]
+    assert [silo.connected for silo in list_silos(control)] == [True, False]
 
 
 def test_a_silo_that_is_silent_for_a_minute_is_away(
-    told: Presence, keys: Mapping[str, Keys], control: Control, monkeypatch: pytest.MonkeyPatch
+    told: Presence, keys: Mapping[str, Keys], control: ControlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect(told, keys["silo-0"])
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 61.0)
-    assert silos_of(control)[0].line().startswith("silo 0: away, last seen 61 s ago")
+    assert list_silos(control)[0].format_line().startswith("silo 0: away, last seen 61 s ago")
 
 
 PYPROJECT = """\
@@ -164,24 +167,24 @@ out = ""
 
 @pytest.mark.slow
 def test_runs_are_shown_with_their_rounds_and_whether_a_command_follows_them_and_can_be_stopped(
-    control: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    control: ControlClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert runs_of(control) == []
+    assert list_runs(control) == []
     (tmp_path / "progress").write_text("5")
     run = control.start_run(PYPROJECT, str(tmp_path))
-    assert control.status(run) == Status("pending")
-    (seen,) = runs_of(control)
+    assert control.run_status(run) == RunStatus("pending")
+    (seen,) = list_runs(control)
     assert (seen.run, seen.state, seen.rounds, seen.folder, seen.orphan) == (
         *(str(run), "pending", 5, str(tmp_path), False),
     )
-    assert seen.line() == f"run {run}: pending, 5 rounds done, in {tmp_path}"
+    assert seen.format_line() == f"run {run}: pending, 5 rounds done, in {tmp_path}"
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 61.0)
-    (seen,) = runs_of(control)
+    (seen,) = list_runs(control)
     assert seen.orphan
-    assert "no `fedpriv run` follows it" in seen.line()
+    assert "no `fedpriv run` follows it" in seen.format_line()
     control.stop_run(run)
-    (seen,) = runs_of(control)
+    (seen,) = list_runs(control)
     assert seen.state == "finished:stopped"
     assert not seen.orphan
     with pytest.raises(RunError, match="refuses: Run is already finished"):
@@ -192,7 +195,7 @@ def test_runs_are_shown_with_their_rounds_and_whether_a_command_follows_them_and
 
 @pytest.mark.slow
 def test_the_commands_print_lines_or_json_and_one_line_where_no_superlink_is(
-    told: Presence, keys: Mapping[str, Keys], control: Control
+    told: Presence, keys: Mapping[str, Keys], control: ControlClient
 ) -> None:
     def said(*words: str) -> tuple[int, str]:
         result = CliRunner().invoke(command, ["federation", *words])
@@ -223,11 +226,11 @@ def test_a_server_says_why_the_superlink_does_not_let_a_silo_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Was: `silo 1 was not connected after 45 s`, and the word clock in no log."""
-    assert grid._refused_by_superlink([1]) == ""
-    monkeypatch.setenv(REFUSED, str(tmp_path / "refused.json"))
-    assert grid._refused_by_superlink([1]) == ""
-    (tmp_path / "refused.json").write_text(json.dumps({"silo-1": presence.clock_words(20.0)}))
-    assert grid._refused_by_superlink([0]) == ""
-    assert grid._refused_by_superlink([0, 1]) == (
+    assert grid._format_superlink_refusals([1]) == ""
+    monkeypatch.setenv(REFUSED_SILOS_VARIABLE, str(tmp_path / "refused.json"))
+    assert grid._format_superlink_refusals([1]) == ""
+    (tmp_path / "refused.json").write_text(json.dumps({"silo-1": presence.format_clock_refusal(20.0)}))
+    assert grid._format_superlink_refusals([0]) == ""
+    assert grid._format_superlink_refusals([0, 1]) == (
         "; silo 1: its clock is 20 s ahead of the SuperLink's, which refuses it; set both by NTP"
     )

@@ -11,15 +11,15 @@ import pytest
 from fedpriv.addons.services.flower_private import executor, front, names
 from fedpriv.addons.services.flower_private.names import (
     NAMES,
-    PULL,
-    PUSH,
+    PULL_MESSAGES,
+    PUSH_MESSAGES,
     ROUTES,
-    Name,
+    PythonName,
     Route,
     check_names,
-    faults,
+    find_faults,
 )
-from fedpriv.addons.services.service import script
+from fedpriv.addons.services.service import script_path
 from fedpriv.core.errors import InputError
 from tests.engines.flower_link import link_options
 
@@ -81,7 +81,7 @@ def test_nothing_is_patched() -> None:
 
 
 def test_the_installed_flower_is_the_one_of_the_table() -> None:
-    assert faults((*NAMES, *ROUTES)) == []
+    assert find_faults((*NAMES, *ROUTES)) == []
     assert check_names() == []
 
 
@@ -92,15 +92,15 @@ def a_function(one: int, two: int, more: int = 0) -> None:
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
-        (Name("flwr.gone", "x", "."), "flwr.gone.x is gone"),
-        (Name("flwr.app", "Massage", "."), "flwr.app.Massage is gone"),
+        (PythonName("flwr.gone", "x", "."), "flwr.gone.x is gone"),
+        (PythonName("flwr.app", "Massage", "."), "flwr.app.Massage is gone"),
         (
-            Name("flwr.app", "Message", ".", attributes="metadata content_type"),
+            PythonName("flwr.app", "Message", ".", attributes="metadata content_type"),
             "flwr.app.Message.content_type is gone",
         ),
-        (Name("flwr.common.constant", "SUPERLINK_NODE_ID", ".", value=2), "SUPERLINK_NODE_ID is 1, not 2"),
-        (Name(__name__, "a_function", ".", "one"), "a_function takes one, two, more"),
-        (Name(__name__, "a_function", ".", "two one"), "a_function takes one, two, more"),
+        (PythonName("flwr.common.constant", "SUPERLINK_NODE_ID", ".", value=2), "SUPERLINK_NODE_ID is 1, not 2"),
+        (PythonName(__name__, "a_function", ".", "one"), "a_function takes one, two, more"),
+        (PythonName(__name__, "a_function", ".", "two one"), "a_function takes one, two, more"),
         (Route("/v1/fleet/", "x", "gone.X", "."), "flwr.proto gone.X of /v1/fleet/x is gone"),
         (Route("/v1/fleet/", "x", "fleet.Pull", "."), "flwr.proto fleet.Pull of /v1/fleet/x is gone"),
         (
@@ -113,28 +113,28 @@ def a_function(one: int, two: int, more: int = 0) -> None:
         ),
     ],
 )
-def test_what_differs_is_named_and_refused(row: Name | Route, fault: str) -> None:
+def test_what_differs_is_named_and_refused(row: PythonName | Route, fault: str) -> None:
     """Guarantee: a Flower that lacks a protection starts nothing."""
-    assert fault in str(row.fault())
+    assert fault in str(row.find_fault())
     with pytest.raises(InputError, match=r"Flower 1\.\d+\.\d+: .*, which fedpriv needs; install a Flower that"):
         check_names([*NAMES, row, *ROUTES])
 
 
 def test_a_function_that_takes_more_of_its_own_accord_is_the_same() -> None:
-    assert Name(__name__, "a_function", ".", "one two").fault() is None
+    assert PythonName(__name__, "a_function", ".", "one two").find_fault() is None
 
 
 def test_a_row_that_only_gains_speed_costs_only_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Was: any change of Flower's, or none was noticed."""
-    monkeypatch.setattr(Route, "fault", lambda self: "it is gone" if self is PULL else None)
-    link = front.superlink_app(link_options(tmp_path)[1])
+    monkeypatch.setattr(Route, "find_fault", lambda self: "it is gone" if self is PULL_MESSAGES else None)
+    link = front.make_superlink_app(link_options(tmp_path)[1])
     assert "rounds take seconds longer: Flower has changed (it is gone)" in caplog.messages
-    assert list(link.app._handlers) == [PUSH.path]
-    monkeypatch.setattr(Route, "fault", lambda self: "it is gone" if self is PUSH else None)
+    assert list(link.app._handlers) == [PUSH_MESSAGES.path]
+    monkeypatch.setattr(Route, "find_fault", lambda self: "it is gone" if self is PUSH_MESSAGES else None)
     with pytest.raises(InputError, match="it is gone, which fedpriv needs"):
-        front.superlink_app(link_options(tmp_path)[1])
+        front.make_superlink_app(link_options(tmp_path)[1])
 
 
 @pytest.mark.parametrize("name", ["create_app", "SuperExecAuthHttpInterceptor"])
@@ -166,16 +166,16 @@ def test_an_api_that_flower_would_open_by_itself_is_refused(
     """Would gain: the Control API over gRPC, on a port of its own, for everybody."""
     monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
     with pytest.raises(InputError, match="FLWR_INTERNAL_GRPC_CONTROL_API: opens an API"):
-        front.superlink_app(link_options(tmp_path)[1])
+        front.make_superlink_app(link_options(tmp_path)[1])
 
 
 def test_every_program_of_flowers_that_is_started_is_installed_and_takes_its_options(tmp_path: Path) -> None:
     for program in (executor.SERVERAPP, executor.SIMULATION, executor.CLIENTAPP):
-        told = subprocess.run([script(program), "--help"], capture_output=True, text=True, check=True).stdout
-        command = executor.command_of(program, "127.0.0.1:1", tmp_path, 1)
+        told = subprocess.run([script_path(program), "--help"], capture_output=True, text=True, check=True).stdout
+        command = executor.task_command(program, "127.0.0.1:1", tmp_path, 1)
         assert all(word in told for word in (*command[1:], "--token-file") if word.startswith("--")), program
     told = subprocess.run(
-        [script("flower-supernode"), "--help"], capture_output=True, text=True, check=True
+        [script_path("flower-supernode"), "--help"], capture_output=True, text=True, check=True
     ).stdout
     options = ("isolation", "superexec-auth-secret-file", "superlink", "node-config", "root-certificates", "port")
     assert all(f"--{option}" in told for option in (*options, "auth-supernode-private-key", "insecure"))
@@ -196,8 +196,8 @@ def answers(statuses: dict[str, int]) -> object:
     ("statuses", "registered", "fault"),
     [
         ({}, True, None),
-        ({PULL.path: 200}, True, "answers /v1/fleet/pull-messages to strangers"),
-        ({PULL.path: 200}, False, None),
+        ({PULL_MESSAGES.path: 200}, True, "answers /v1/fleet/pull-messages to strangers"),
+        ({PULL_MESSAGES.path: 200}, False, None),
         ({"/v1/runtime/acquire-task": 200}, False, "answers /v1/runtime/acquire-task to strangers"),
         ({"/v1/runtime/acquire-task": 500}, True, "answers /v1/runtime/acquire-task to strangers"),
     ],
@@ -208,12 +208,12 @@ def test_guarantee_doors_that_have_to_be_shut_are_tried(
     """A Flower that keeps its names, and lets strangers in."""
     import asyncio
 
-    link = front.SuperLinkApp(answers(statuses), polls=True)  # type: ignore[arg-type]
+    link = front.SuperLinkApp(answers(statuses), long_polling=True)  # type: ignore[arg-type]
     if fault is None:
-        asyncio.run(link.check(registered=registered, fleet=True))
+        asyncio.run(link.check_access(has_registered_keys=registered, has_fleet=True))
         return
     with pytest.raises(InputError, match=fault):
-        asyncio.run(link.check(registered=registered, fleet=True))
+        asyncio.run(link.check_access(has_registered_keys=registered, has_fleet=True))
 
 
 def test_the_doors_of_the_installed_flower_are_shut_and_a_path_that_is_gone_is_named(
@@ -221,12 +221,12 @@ def test_the_doors_of_the_installed_flower_are_shut_and_a_path_that_is_gone_is_n
 ) -> None:
     import asyncio
 
-    link = front.superlink_app(link_options(tmp_path)[1])
-    asyncio.run(link.check(registered=True, fleet=True))
+    link = front.make_superlink_app(link_options(tmp_path)[1])
+    asyncio.run(link.check_access(has_registered_keys=True, has_fleet=True))
     moved = (*ROUTES, Route("/v2/fleet/", "pull-messages", "fleet.PullMessages", "."))
     monkeypatch.setattr(front, "ROUTES", moved)
     with pytest.raises(InputError, match="has no /v2/fleet/pull-messages, which fedpriv needs"):
-        asyncio.run(link.check(registered=True, fleet=True))
+        asyncio.run(link.check_access(has_registered_keys=True, has_fleet=True))
 
 
 def test_the_tested_versions_are_those_of_the_package() -> None:
@@ -234,7 +234,7 @@ def test_the_tested_versions_are_those_of_the_package() -> None:
 
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (flower,) = [each for each in told["dependencies"] if each.startswith("flwr")]
-    first, last = names.TESTED[0], names.TESTED[-1]
+    first, last = names.TESTED_VERSIONS[0], names.TESTED_VERSIONS[-1]
     after = f"1.{int(last.partition('.')[2]) + 1}"
     assert flower == f"flwr>={first},<{after}"
     assert told["optional-dependencies"]["ray"] == [f"flwr[simulation]>={first},<{after}"]

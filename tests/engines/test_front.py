@@ -14,8 +14,14 @@ from starlette.testclient import TestClient
 
 from fedpriv.addons.services.flower_private import front, silo_node
 from fedpriv.addons.services.flower_private.control import MEDIA_TYPE
-from fedpriv.addons.services.flower_private.names import FLEET, PULL, PUSH, PUSH_OBJECT, UNREGISTER_NODE
-from fedpriv.addons.services.superlink_process import Only
+from fedpriv.addons.services.flower_private.names import (
+    FLEET_PREFIX,
+    PULL_MESSAGES,
+    PUSH_MESSAGES,
+    PUSH_OBJECT,
+    UNREGISTER_NODE,
+)
+from fedpriv.addons.services.superlink_process import PathFilter
 from tests.engines.flower_link import Link, send
 
 QUERY = RecordDict({"config": ConfigRecord({"x": b"1" * 3000, "t": 1})})
@@ -37,17 +43,19 @@ def grid(link: Link, monkeypatch: pytest.MonkeyPatch) -> HttpGrid:
     return found
 
 
-def connected(link: Link, silo: int, monkeypatch: pytest.MonkeyPatch, reply: RecordDict = REPLY) -> silo_node.Node:
+def connected(
+    link: Link, silo: int, monkeypatch: pytest.MonkeyPatch, reply: RecordDict = REPLY
+) -> silo_node.SiloNode:
     """Silo's node, whose app replies with `reply`."""
     monkeypatch.setattr(silo_node, "app", lambda query, context: Message(reply, reply_to=query))
-    monkeypatch.setattr(silo_node.Node, "_beat", lambda self: None)
+    monkeypatch.setattr(silo_node.SiloNode, "_beat", lambda self: None)
     fleet = link.fleet(silo)
-    return silo_node.Node(fleet, fleet.connect(None, registers=False), silo, "guard.sock")
+    return silo_node.SiloNode(fleet, fleet.connect(None, registers_itself=False), silo, "guard.sock")
 
 
-def one_query(node: silo_node.Node) -> None:
+def one_query(node: silo_node.SiloNode) -> None:
     """Answer the next query."""
-    answer = node._fleet.ask(PULL, node=node._node)
+    answer = node._fleet.ask(PULL_MESSAGES, node=node._node_field)
     node._answer(answer.messages_list[0].metadata.run_id, answer.message_object_trees[0])
 
 
@@ -56,7 +64,7 @@ def test_a_query_and_its_reply_pass_between_flowers_grid_and_our_node_as_they_we
 ) -> None:
     seen: list[tuple[Message, Context]] = []
     node = connected(link, 0, monkeypatch)
-    assert node.number == link.nodes[0]
+    assert node.node_id == link.nodes[0]
 
     def app(query: Message, context: Context) -> Message:
         seen.append((query, context))
@@ -72,7 +80,7 @@ def test_a_query_and_its_reply_pass_between_flowers_grid_and_our_node_as_they_we
     assert reply.metadata.reply_to_message_id == numbers[0]
     assert context.node_config == {"partition-id": 0, "guard": "guard.sock"}
     assert context.run_config["protocol"] == 0
-    assert [path.removeprefix(FLEET) for path in link.requests] == [
+    assert [path.removeprefix(FLEET_PREFIX) for path in link.requests] == [
         *("activate-node", "pull-messages", *["pull-object"] * 3, "get-run", "get-fab"),
         *("push-messages", *["push-object"] * 3, "confirm-message-received"),
     ]
@@ -113,7 +121,7 @@ def test_a_query_that_is_none_is_left_and_the_next_one_answered(
         raise StoppedError(query.metadata.message_type)
 
     monkeypatch.setattr(silo_node, "inflate_object_from_contents", second_only)
-    monkeypatch.setattr(silo_node.Node, "_call", lambda self, run, query: stop(query))
+    monkeypatch.setattr(silo_node.SiloNode, "_call", lambda self, run, query: stop(query))
     for _ in range(3):
         send(grid, QUERY, link.nodes[0])
     with pytest.raises(StoppedError, match="train"):
@@ -143,17 +151,17 @@ def test_a_run_of_another_app_is_refused_and_none_of_its_code_is_run(
     )
 
 
-def announce(node: silo_node.Node, query: Any, **metadata: Any) -> tuple[Any, dict[str, bytes]]:
+def announce(node: silo_node.SiloNode, query: Any, **metadata: Any) -> tuple[Any, dict[str, bytes]]:
     """The announcement of a reply to `query`, and the reply's objects."""
     told = query.messages_list[0].metadata
-    request, contents = PUSH.request(), dict[str, bytes]()
-    request.node.node_id = node.number
+    request, contents = PUSH_MESSAGES.request_type(), dict[str, bytes]()
+    request.node.node_id = node.node_id
     message = request.messages_list.add()
     message.metadata.CopyFrom(told)
-    message.metadata.src_node_id, message.metadata.dst_node_id = node.number, 1
+    message.metadata.src_node_id, message.metadata.dst_node_id = node.node_id, 1
     message.metadata.reply_to_message_id, message.metadata.ttl = told.message_id, 1000.0
     reply = Message(REPLY, 1, "train")
-    silo_node._enter(request.message_object_trees.add(), reply, contents)
+    silo_node._add_objects(request.message_object_trees.add(), reply, contents)
     message.metadata.message_id = request.message_object_trees[0].object_id
     message.content.SetInParent()
     for key, value in metadata.items():
@@ -161,14 +169,14 @@ def announce(node: silo_node.Node, query: Any, **metadata: Any) -> tuple[Any, di
     return request, contents
 
 
-def push(node: silo_node.Node, request: Any) -> Any:
+def push(node: silo_node.SiloNode, request: Any) -> Any:
     fields = {"messages_list": request.messages_list, "message_object_trees": request.message_object_trees}
-    return node._fleet.ask(PUSH, node=request.node, patience=0.0, **fields)
+    return node._fleet.ask(PUSH_MESSAGES, node=request.node, patience=0.0, **fields)
 
 
-def push_object(node: silo_node.Node, run: int, session: str, name: str, content: bytes) -> bool:
+def push_object(node: silo_node.SiloNode, run: int, session: str, name: str, content: bytes) -> bool:
     fields = {"run_id": run, "session_id": session, "object_id": name, "object_content": content}
-    return bool(node._fleet.ask(PUSH_OBJECT, node=node._node, **fields).stored)
+    return bool(node._fleet.ask(PUSH_OBJECT, node=node._node_field, **fields).stored)
 
 
 def test_guarantee_a_reply_counts_as_its_senders(
@@ -177,8 +185,8 @@ def test_guarantee_a_reply_counts_as_its_senders(
     """Would gain: a release of its making in another silo's name, if it learnt what that silo was sent."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     numbers = send(grid, QUERY, *link.nodes)
-    query = two._fleet.ask(PULL, node=two._node)
-    request, _ = announce(one, query, src_node_id=two.number)
+    query = two._fleet.ask(PULL_MESSAGES, node=two._node_field)
+    request, _ = announce(one, query, src_node_id=two.node_id)
     with pytest.raises(httpx.HTTPStatusError, match="403"):
         push(one, request)
     for second in (0, 1):  # wherever in the list it stands
@@ -189,11 +197,11 @@ def test_guarantee_a_reply_counts_as_its_senders(
             both.messages_list.reverse()
         with pytest.raises(httpx.HTTPStatusError, match="403"):
             push(one, both)
-    request.node.node_id = two.number  # nor does it help to be the other one: the key says who signs
+    request.node.node_id = two.node_id  # nor does it help to be the other one: the key says who signs
     with pytest.raises(silo_node.LostError):
         push(one, request)
     assert list(grid.pull_messages(numbers)) == []
-    assert not [each for each in link.link.app._sessions.values() if each.reply]
+    assert not [each for each in link.link.app._sessions.values() if each.reply_id]
 
 
 def test_a_reply_whose_objects_are_on_their_way_is_not_handed_out(
@@ -202,32 +210,32 @@ def test_a_reply_whose_objects_are_on_their_way_is_not_handed_out(
     """Was: the server waits up to 180 s for a dead sender, for no other silo meanwhile."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     numbers = send(grid, QUERY, *link.nodes)
-    query = one._fleet.ask(PULL, node=one._node)
+    query = one._fleet.ask(PULL_MESSAGES, node=one._node_field)
     request, contents = announce(one, query)
     told = push(one, request)
     assert set(told.objects_to_push) == set(contents)
     one_query(two)
     asked = time.monotonic()
     (reply,) = grid.pull_messages(numbers)
-    assert reply.metadata.src_node_id == two.number
+    assert reply.metadata.src_node_id == two.node_id
     assert time.monotonic() - asked < 100.0
     for name, content in contents.items():
         assert list(grid.pull_messages(numbers[:1])) == []
         assert push_object(one, link.run, told.session_id, name, content)
     (reply,) = grid.pull_messages(numbers[:1])
     assert reply.content == REPLY
-    assert not link.link.app._questions
+    assert not link.link.app._node_by_query
 
 
 def test_a_silo_hides_no_reply_of_another(link: Link, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would gain: another silo is missing in every round, if it announces replies to that silo's queries."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     numbers = send(grid, QUERY, link.nodes[1])
-    query = two._fleet.ask(PULL, node=two._node)
+    query = two._fleet.ask(PULL_MESSAGES, node=two._node_field)
     push(one, announce(one, query)[0])
     two._answer(link.run, query.message_object_trees[0])
     (reply,) = grid.pull_messages(numbers)
-    assert reply.metadata.src_node_id == two.number
+    assert reply.metadata.src_node_id == two.node_id
 
 
 def test_what_is_announced_or_sent_again_is_taken_once(
@@ -236,7 +244,7 @@ def test_what_is_announced_or_sent_again_is_taken_once(
     """The answer was lost.  Was: no object was asked for, or an object refused, and the reply never came."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     numbers = send(grid, QUERY, link.nodes[0])
-    query = one._fleet.ask(PULL, node=one._node)
+    query = one._fleet.ask(PULL_MESSAGES, node=one._node_field)
     request, contents = announce(one, query)
     told = push(one, request)
     (first, content), *others = contents.items()
@@ -259,11 +267,13 @@ def test_a_stranger_learns_nothing_of_an_announcement_that_it_repeats(
     """Would gain: the session in which a silo sends."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     send(grid, QUERY, link.nodes[0])
-    request, _ = announce(one, one._fleet.ask(PULL, node=one._node))
+    request, _ = announce(one, one._fleet.ask(PULL_MESSAGES, node=one._node_field))
     session = push(one, request).session_id
-    for headers in ({}, dict(two._fleet._headers(PUSH, request))):
+    for headers in ({}, dict(two._fleet._headers(PUSH_MESSAGES, request))):
         headers["content-type"] = headers["accept"] = MEDIA_TYPE
-        answer = link.client(FLEET).post(PUSH.path, content=request.SerializeToString(), headers=headers)
+        answer = link.client(FLEET_PREFIX).post(
+            PUSH_MESSAGES.path, content=request.SerializeToString(), headers=headers
+        )
         assert answer.status_code == 401
         assert session.encode() not in answer.content
 
@@ -275,12 +285,12 @@ def test_guarantee_a_key_that_is_forgotten_opens_nothing_whether_its_node_was_th
     link.link._nodes = {"silo-0": link.nodes[0], "silo-1": link.nodes[1]}
     node = connected(link, 0, monkeypatch)
     for name in ("silo-0", "silo-1"):
-        asyncio.run(link.link.forget(name))
+        asyncio.run(link.link.unregister_node(name))
     for silo in range(2):
         with pytest.raises(silo_node.LostError, match="does not know this SuperNode's key"):
             connected(link, silo, monkeypatch)
     with pytest.raises(silo_node.LostError):
-        node._fleet.ask(PULL, node=node._node)
+        node._fleet.ask(PULL_MESSAGES, node=node._node_field)
 
 
 def test_a_key_that_cannot_be_forgotten_ends_the_service(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +303,7 @@ def test_a_key_that_cannot_be_forgotten_ends_the_service(link: Link, monkeypatch
     link.link._nodes = {"silo-0": link.nodes[0]}
     monkeypatch.setattr(link.link, "post", fails)
     with pytest.raises(RunError, match=r"the key of silo-0 cannot be revoked \(An internal error\.\)"):
-        asyncio.run(link.link.forget("silo-0"))
+        asyncio.run(link.link.unregister_node("silo-0"))
     assert UNREGISTER_NODE.path.endswith("unregister-node")
 
 
@@ -303,13 +313,13 @@ def test_no_spelling_of_the_path_brings_a_foreign_reply_past_the_front(
     """Would gain: what Flower routes as an announcement and the front does not see as one."""
     one, two = (connected(link, silo, monkeypatch) for silo in range(2))
     numbers = send(grid, QUERY, link.nodes[1])
-    request, _ = announce(one, two._fleet.ask(PULL, node=two._node), src_node_id=two.number)
-    headers = dict(one._fleet._headers(PUSH, request))
-    asking = TestClient(Only(link.link.app, FLEET), follow_redirects=False)
+    request, _ = announce(one, two._fleet.ask(PULL_MESSAGES, node=two._node_field), src_node_id=two.node_id)
+    headers = dict(one._fleet._headers(PUSH_MESSAGES, request))
+    asking = TestClient(PathFilter(link.link.app, FLEET_PREFIX), follow_redirects=False)
     for path in ("push-messages/", "/push-messages", "%70ush-messages", "push-messages?x=1", "./push-messages"):
         for kind in ("application/protobuf", "Application/Protobuf; q=1"):
             answer = asking.post(
-                f"{FLEET}{path}",
+                f"{FLEET_PREFIX}{path}",
                 content=request.SerializeToString(),
                 headers={**headers, "content-type": kind, "accept": kind},
             )

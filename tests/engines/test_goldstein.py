@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import releases_of
-from fedpriv.claims.outcome import gradient_evaluations
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams
+from fedpriv.claims.outcome import count_gradient_evaluations
 from fedpriv.core.errors import InputError
-from fedpriv.loss.goldstein import Smoothed, goldstein_of
-from fedpriv.noise.tree import levels
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import check_records, spread, task_of_cell
+from fedpriv.loss.goldstein import RandomSmoothing, measure_objective
+from fedpriv.noise.tree import level_count
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import check_record_count, load_task, partition_records
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 
@@ -45,8 +45,8 @@ MU = {"relation": "replace-one", "mu": 4.0}
 
 
 def checked_plan(cell: Cell) -> Plan:
-    check_records(cell)
-    return plan_of(cell, task_of_cell(cell).objective)
+    check_record_count(cell)
+    return make_plan(cell, load_task(cell).objective)
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
@@ -55,7 +55,7 @@ def test_the_ledger_gives_back_the_target(
     small_cell: MakeCell, algorithm: dict[str, Any], federation: dict[str, Any], relation: str
 ) -> None:
     cell = small_cell(federation=federation, algorithm=algorithm, privacy={"relation": relation, "mu": 0.7})
-    claim = claim_of(releases_of(plan_of(cell, task_of_cell(cell).objective), 11))
+    claim = compute_claim(make_release_streams(make_plan(cell, load_task(cell).objective), 11))
     assert claim is not None
     assert claim.guarantee.mu == pytest.approx(0.7, rel=1e-12)
     assert claim.relation == relation
@@ -69,17 +69,17 @@ def test_a_node_has_the_noise_of_the_formula(
     """σ = max(s1 √h1, s2 √h2)/μ, s1 = 2 C1/B1 and s2 = 2 C2/B2 of a silo's batch, or of all silos'."""
     settings = {**SINGLE, "anchor_clip": anchor_clip, "clip": clip, "period": 5, "trust": trust}
     cell = small_cell(federation=ONE_PASS, algorithm=settings, privacy={"relation": "replace-one", "mu": 2.0})
-    source = plan_of(cell, task_of_cell(cell).objective).noise.sources[0]
+    source = make_plan(cell, load_task(cell).objective).noise.sources[0]
     together = 3 if trust == "trusted" else 1
     first, other = 2 * anchor_clip / (6 * together), 2 * clip / (2 * together)
-    height = levels(5)
+    height = level_count(5)
     assert float(source.std) == pytest.approx(max(first * height**0.5, other * (height - 1) ** 0.5) / 2.0)
 
 
 def test_an_anchor_of_its_own_has_the_noise_of_its_clip(small_cell: MakeCell) -> None:
     """2 C1/(B1 μ) at an anchor; the square root's column of three rounds is what a difference is charged."""
     cell = small_cell(federation=ONE_PASS, algorithm=ANCHORED, privacy={"relation": "replace-one", "mu": 2.0})
-    plan = plan_of(cell, task_of_cell(cell).objective)
+    plan = make_plan(cell, load_task(cell).objective)
     std, anchor = float(plan.noise.sources[0].std), plan.mechanism.anchor
     assert std * anchor == pytest.approx(2 * 5.0 / 6 / 2.0)
     assert std == pytest.approx(2 * 1.0 / 2 * (1 + 1 / 4 + 9 / 64) ** 0.5 / 2.0)
@@ -88,7 +88,7 @@ def test_an_anchor_of_its_own_has_the_noise_of_its_clip(small_cell: MakeCell) ->
 def test_leaves_of_all_records_have_the_least_noise_at_their_price(small_cell: MakeCell) -> None:
     """Section 6.3: with a = n_a s1², b = n_d s2², Q = √a + √((Σ-1) b): σ1² = Q√a/μ², σ2² = Q √(b/(Σ-1))/μ²."""
     cell = small_cell(federation=ALL_RECORDS, algorithm=ERM, privacy={"relation": "replace-one", "mu": 2.0})
-    plan = plan_of(cell, task_of_cell(cell).objective)
+    plan = make_plan(cell, load_task(cell).objective)
     a, b = 3 * (2 * 5.0 / 5) ** 2, 8 * (2 * 1.0 / 5) ** 2
     q = a**0.5 + (3 * b) ** 0.5
     std = float(plan.noise.sources[0].std)
@@ -101,19 +101,19 @@ def test_every_record_is_read_once_in_order_anchors_more(small_cell: MakeCell) -
     schedule = cell.schedule
     sizes = [len(schedule.batches(t)) for t in range(1, 12)]
     assert sizes == [3, 1, 1, 1, 3, 1, 1, 1, 3, 1, 1]
-    assert [place for t in range(1, 12) for place in schedule.batches(t)] == list(range(schedule.batches_held))
-    assert all(len(share) == schedule.batches_held * 2 for share in spread(cell))
+    assert [place for t in range(1, 12) for place in schedule.batches(t)] == list(range(schedule.batches_per_silo))
+    assert all(len(share) == schedule.batches_per_silo * 2 for share in partition_records(cell))
     assert schedule.single_pass
 
 
 def test_gradient_evaluations_are_counted(small_cell: MakeCell) -> None:
     cell = small_cell(federation=ONE_PASS, algorithm=SINGLE, privacy=MU)
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    assert isinstance(plan.objective, Smoothed)
+    plan = make_plan(cell, load_task(cell).objective)
+    assert isinstance(plan.objective, RandomSmoothing)
     anchors, others = 3 * 3, 8
-    assert gradient_evaluations(plan, 11) == 6 * (anchors * 1 + others * 2 * 2)
+    assert count_gradient_evaluations(plan, 11) == 6 * (anchors * 1 + others * 2 * 2)
     values = small_cell(federation=ONE_PASS, algorithm={**SINGLE, "oracle": "zeroth-order"}, privacy=MU)
-    assert gradient_evaluations(plan_of(values, task_of_cell(values).objective), 11) == 6 * (
+    assert count_gradient_evaluations(make_plan(values, load_task(values).objective), 11) == 6 * (
         anchors * 2 * 2 + others * 4 * 2
     )
 
@@ -163,13 +163,13 @@ def test_both_engines_report_the_measure_by_name(small_cell: MakeCell) -> None:
     vectorized, inprocess = (run(engine, cell)[0][0].cell_outcome for engine in ("vectorized", "inprocess"))
     assert set(vectorized.metrics) == {"test_loss", "sizes_met", "goldstein"}
     assert dict(inprocess.metrics) == pytest.approx(dict(vectorized.metrics), abs=1e-8)
-    task = task_of_cell(cell)
+    task = load_task(cell)
     model = torch.from_numpy(vectorized.model)
-    expected = goldstein_of(task.objective, model, task.test, 0.8, count=256, seed=0)
+    expected = measure_objective(task.objective, model, task.test, 0.8, count=256, seed=0)
     assert vectorized.metrics["goldstein"] == pytest.approx(expected)
 
 
 def test_a_model_of_real_values_needs_data_of_real_values(small_cell: MakeCell) -> None:
     for data, model in (("phase-retrieval", "softmax-regression"), ("synthetic", "robust-phase-retrieval")):
         with pytest.raises(InputError, match="does not fit"):
-            task_of_cell(small_cell(data__name=data, model__name=model))
+            load_task(small_cell(data__name=data, model__name=model))

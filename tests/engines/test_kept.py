@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from fedpriv.addons.services import deployment
-from fedpriv.addons.services.deployment import Progress, follow, simulating_superlink
+from fedpriv.addons.services.deployment import RunProgress, follow_run, simulation_superlink
 from fedpriv.addons.services.flower_private import presence
 from fedpriv.addons.services.flower_private.control import LostRunError
 from fedpriv.addons.services.flower_private.names import LIST_RUNS
-from fedpriv.addons.services.flower_private.presence import KeptRuns
+from fedpriv.addons.services.flower_private.presence import RunHistory
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.protocol.cell_folder import FolderReader
@@ -20,7 +20,7 @@ from fedpriv.protocol.cell_folder import FolderReader
 
 def run(number: int, status: str, sub_status: str = "", finished: str = "") -> Any:
     """A run as the Control API lists it."""
-    (made,) = [LIST_RUNS.answer().run_dict[number]]
+    (made,) = [LIST_RUNS.answer_type().run_dict[number]]
     made.run_id, made.finished_at, made.running_at = number, finished, "2026-11-23T10:00:00+00:00"
     made.status.status, made.status.sub_status = status, sub_status
     made.override_config["out"].string = "/srv/run"
@@ -31,25 +31,25 @@ def test_runs_are_kept_and_those_that_were_under_way_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "runs.json"
-    KeptRuns(path).keep([run(7, "running"), run(8, "finished", "completed", "then")])
+    RunHistory(path).update([run(7, "running"), run(8, "finished", "completed", "then")])
     assert path.stat().st_mode & 0o777 == 0o600
     assert [set(each) for each in json.loads(path.read_text())] == [
         {"run", "state", "started", "finished", "folder"}
     ] * 2
-    after = KeptRuns(path)
-    assert [each["state"] for each in after.known()] == [
+    after = RunHistory(path)
+    assert [each["state"] for each in after.runs()] == [
         "finished:failed (the SuperLink was started again)",
         "finished:completed",
     ]
-    monkeypatch.setattr(presence, "_MOST_RUNS", 3)
-    after.keep(run(number, "pending") for number in range(10, 12))
-    assert [each["run"] for each in KeptRuns(path).known()] == ["8", "10", "11"]
-    unwritten = KeptRuns(None)
-    assert unwritten.known() == []
-    unwritten.keep([run(7, "running")])
-    assert [each["run"] for each in unwritten.known()] == ["7"]
-    assert not unwritten.are_due()
-    assert [after.are_due(), after.are_due()] == [True, False]
+    monkeypatch.setattr(presence, "_MAX_RUNS", 3)
+    after.update(run(number, "pending") for number in range(10, 12))
+    assert [each["run"] for each in RunHistory(path).runs()] == ["8", "10", "11"]
+    unwritten = RunHistory(None)
+    assert unwritten.runs() == []
+    unwritten.update([run(7, "running")])
+    assert [each["run"] for each in unwritten.runs()] == ["7"]
+    assert not unwritten.is_due()
+    assert [after.is_due(), after.is_due()] == [True, False]
 
 
 @pytest.mark.parametrize("broken", ["{", "[1]", '[{"state": "running"}]', "7"])
@@ -58,13 +58,13 @@ def test_a_file_that_is_none_of_ours_is_refused_in_one_line(tmp_path: Path, brok
     path.write_text(broken)
     path.chmod(0o600)
     with pytest.raises(InputError, match=r"--state .*runs\.json: cannot be used .*; move it away"):
-        KeptRuns(path)
+        RunHistory(path)
     path.write_text("[]")
     path.chmod(0o644)
     with pytest.raises(InputError, match="others can read it; chmod 600"):
-        KeptRuns(path)
+        RunHistory(path)
     with pytest.raises(InputError, match="cannot be written there"):
-        KeptRuns(tmp_path / "nowhere" / "runs.json")
+        RunHistory(tmp_path / "nowhere" / "runs.json")
 
 
 class Told(RunObserver):
@@ -96,13 +96,13 @@ def test_a_run_that_the_superlink_lost_is_told_apart_and_rounds_are_told_once(
     monkeypatch.setattr(deployment, "_STATUS_SECONDS", 0.0)
     monkeypatch.setattr(deployment, "_POLL_SECONDS", 0.0)
     told = Told()
-    progress, reader = Progress(told, 0, 9), FolderReader(tmp_path)
+    progress, reader = RunProgress(told, 0, 9), FolderReader(tmp_path)
 
     def followed(rounds: str) -> None:
         (tmp_path / "progress").write_text(rounds)
         lost: Callable[[], None] = lambda: None  # noqa: E731
         with pytest.raises(LostRunError):
-            follow(cast(Any, Lost()), 1, reader, lost, progress)
+            follow_run(cast(Any, Lost()), 1, reader, lost, progress)
 
     for rounds in ("4", "1", "6"):  # the second server begins again, from its journal
         followed(rounds)
@@ -114,6 +114,6 @@ def test_ray_without_flowers_program_is_one_line(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with (
         pytest.raises(RunError, match="flwr-simulation is missing: install fedpriv"),
-        simulating_superlink(tmp_path),
+        simulation_superlink(tmp_path),
     ):
         pass

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fedpriv.accounting.gaussian import mu_of
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import simulation_noise
 from fedpriv.loss.objective import Batch, Query
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.guard import Guard
@@ -41,7 +41,7 @@ def cell_of(**overrides: Any) -> Cell:
 
 def literally(cell: Cell) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The algorithm as one writes it down: softmax regression, every silo with its own model and noise."""
-    task, order, plan = task_of_cell(cell), spread(cell), plan_of(cell, task_of_cell(cell).objective)
+    task, order, plan = load_task(cell), partition_records(cell), make_plan(cell, load_task(cell).objective)
     noise, settings = simulation_noise(cell.seed, "float64"), cell.algorithm.settings
     features, labels = task.train.features.numpy(), task.train.labels.numpy()
     average, size = np.zeros((10, features.shape[1])), 5
@@ -106,7 +106,7 @@ def test_every_step_is_charged(epochs: int, relation: str, factor: float) -> Non
             algorithm={"local_steps": steps},
             privacy={"relation": relation, "mu": 2.0},
         )
-        (stream,) = releases_of(plan_of(cell, task_of_cell(cell).objective), 12)
+        (stream,) = make_release_streams(make_plan(cell, load_task(cell).objective), 12)
         assert stream.std == pytest.approx(factor * 2.0 * math.sqrt(epochs) / (5 * 2.0))
         assert stream.mu == pytest.approx(2.0)
         assert stream.schedule.rounds == 12
@@ -124,16 +124,18 @@ def test_sampled_steps_cost_what_as_many_sampled_rounds_of_dp_sgd_cost(sampling:
         {"name": "dp-sgd", "trust": "untrusted", "clip": 2.0, "step": 0.05},
     )
     plain = resolve_cell(tree, "test")
-    (one,), (other,) = (releases_of(plan_of(cell, task_of_cell(cell).objective), 12) for cell in (local, plain))
+    (one,), (other,) = (
+        make_release_streams(make_plan(cell, load_task(cell).objective), 12) for cell in (local, plain)
+    )
     assert one.std == other.std
-    claim, also = claim_of([one]), claim_of([other])
+    claim, also = compute_claim([one]), compute_claim([other])
     assert claim is not None
     assert also is not None
     assert claim.guarantee.epsilon_of(1e-5) == also.guarantee.epsilon_of(1e-5) <= 2.0
     fixed = cell_of(
         federation={**federation, "sampling": "fixed"}, privacy={"relation": "zero-out", "mu": mu_of(2.0, 1e-5)}
     )
-    (in_order,) = releases_of(plan_of(fixed, task_of_cell(fixed).objective), 12)
+    (in_order,) = make_release_streams(make_plan(fixed, load_task(fixed).objective), 12)
     assert one.std != in_order.std
 
 
@@ -164,16 +166,16 @@ SCENARIO = cell_json(algorithm=LOCAL, privacy=PRIVATE)
 
 def from_key(guard: Guard, queries: list[torch.Tensor]) -> list[torch.Tensor]:
     """What a silo with the guard's own key releases that is never stopped."""
-    run_ = guard._ledger.run("run")
+    run_ = guard._ledger.find_run("run")
     assert run_ is not None
     assert run_.key is not None
     cell = resolve_cell(json.loads(SCENARIO), "test")
-    admitted = guard._admission.admit(guard._admission.canonical(SCENARIO))
-    silo = Silo.of(0, admitted.plan, guard.shard.seen(cell), run_.key, admitted.digest)
-    state, releases = silo.start(), []
+    admitted = guard._admission.admit(guard._admission.canonicalize(SCENARIO))
+    silo = Silo.for_release(0, admitted.plan, guard.shard.model_records(cell), run_.key, admitted.scenario_digest)
+    state, releases = silo.initial_state(), []
     for t, query in enumerate(queries, start=1):
         release, state = silo.answer(state, t, query)
-        releases.append(silo.message(release.vector, t, b"", state.chain))
+        releases.append(silo.make_message(release.vector, t, b"", state.query_chain))
     return releases
 
 
@@ -193,8 +195,8 @@ def test_a_guard_takes_local_steps_and_goes_on_where_it_was_killed(tmp_path: Pat
 
 def test_a_silo_steps_from_its_own_releases_and_starts_again_from_the_average() -> None:
     cell = cell_of(privacy={"relation": "replace-one", "mode": "none"})
-    silo, query = SimulatedFederation.of(cell).silo(1), torch.zeros(7850, dtype=torch.float64)
-    state, own = silo.start(), query
+    silo, query = SimulatedFederation.from_cell(cell).silo(1), torch.zeros(7850, dtype=torch.float64)
+    state, own = silo.initial_state(), query
     for t in range(1, 7):
         own = query if t in (1, 5) else own
         release, state = silo.answer(state, t, query)
@@ -206,8 +208,11 @@ def test_a_silo_steps_from_its_own_releases_and_starts_again_from_the_average() 
 def gradient_at(cell: Cell, point: torch.Tensor, t: int) -> torch.Tensor:
     """Silo 1's clipped mean gradient of step t at `point`."""
     plain = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"name": "local-dp-sgd"})})
-    silo = SimulatedFederation.of(plain).silo(1)
-    records, weights = silo._read(silo.plan.rounds[t - 1]).records, silo._read(silo.plan.rounds[t - 1]).weights
+    silo = SimulatedFederation.from_cell(plain).silo(1)
+    records, weights = (
+        silo._read_batch(silo.plan.rounds[t - 1]).records,
+        silo._read_batch(silo.plan.rounds[t - 1]).weights,
+    )
     assert records is not None
     return silo.plan.objective.increment(Query([point]), Batch(records, weights), 2.0).total
 
@@ -216,6 +221,6 @@ def gradient_at(cell: Cell, point: torch.Tensor, t: int) -> torch.Tensor:
 def test_integers_and_floats_differ_by_their_noise_alone(arithmetic: str) -> None:
     (outcome,), _ = run("inprocess", cell_of(run__arithmetic=arithmetic))
     (stream,) = outcome.cell_outcome.releases
-    assert (stream.integers is not None) == (arithmetic == "integers")
+    assert (stream.integer_release is not None) == (arithmetic == "integers")
     assert stream.mu == pytest.approx(2.0)
     assert np.isfinite(outcome.cell_outcome.model).all()

@@ -9,19 +9,25 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from fedpriv.addons.services.flower_private import front
-from fedpriv.addons.services.flower_private.front import Front, Session
-from fedpriv.addons.services.flower_private.names import PULL, PUSH, PUSH_OBJECT, SERVER_PULL, SERVER_PUSH
+from fedpriv.addons.services.flower_private.front import Front, MessageSession
+from fedpriv.addons.services.flower_private.names import (
+    PULL_MESSAGES,
+    PUSH_MESSAGES,
+    PUSH_OBJECT,
+    SERVER_PULL_MESSAGES,
+    SERVER_PUSH_MESSAGES,
+)
 
 
 def test_sessions_that_flower_has_forgotten_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Front(nothing)
     clock = [1000.0]
     monkeypatch.setattr(front.time, "monotonic", lambda: clock[0])
-    before._sessions["s"] = Session(7, {"a"}, {1}, b"", "r", "q", last=clock[0])
-    before._sessions["t"] = Session(1, {"a"}, {7}, last=clock[0])
-    assert {session.question for session in before._unfinished()} == {"q", ""}
+    before._sessions["s"] = MessageSession(7, {"a"}, {1}, b"", "r", "q", last_activity=clock[0])
+    before._sessions["t"] = MessageSession(1, {"a"}, {7}, last_activity=clock[0])
+    assert {session.query_id for session in before._unfinished_queries()} == {"q", ""}
     clock[0] += 181.0
-    assert before._unfinished() == []
+    assert before._unfinished_queries() == []
     assert not before._sessions
 
 
@@ -51,7 +57,7 @@ class Inbox:
 
 
 def pulling(node: int = 7) -> bytes:
-    request = PULL.request()
+    request = PULL_MESSAGES.request_type()
     request.node.node_id = node
     return bytes(request.SerializeToString())
 
@@ -60,7 +66,9 @@ def post(path: str) -> Scope:
     return {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [], "state": {}}
 
 
-async def ask(app: Any, body: bytes, path: str = PULL.path, gone: asyncio.Event | None = None) -> httpx.Response:
+async def ask(
+    app: Any, body: bytes, path: str = PULL_MESSAGES.path, gone: asyncio.Event | None = None
+) -> httpx.Response:
     """A request in two parts; its sender is gone once the event is set."""
     parts: list[MutableMapping[str, Any]] = [
         {"type": "http.request", "body": body[:2], "more_body": True},
@@ -94,7 +102,7 @@ def test_an_empty_answer_is_held_until_its_node_is_woken() -> None:
         before._wake({7})
         assert (await asyncio.wait_for(asking, 1.5)).content == b"a message"
         assert app.asked == 2
-        assert not before._waiting
+        assert not before._waiting_events
 
     asyncio.run(main())
 
@@ -135,9 +143,9 @@ def test_a_message_is_not_given_to_one_that_is_gone() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "path"),
     [
-        (200, b"a message", PULL.path),
-        (401, b"", PULL.path),
-        (403, b"", SERVER_PULL.path),
+        (200, b"a message", PULL_MESSAGES.path),
+        (401, b"", PULL_MESSAGES.path),
+        (403, b"", SERVER_PULL_MESSAGES.path),
         (200, b"", "/v1/fleet/elsewhere"),
     ],
 )
@@ -145,12 +153,25 @@ def test_everything_else_passes_at_once(status: int, body: bytes, path: str) -> 
     """Guarantee: what Flower refuses is refused at once."""
     app = Inbox()
     app.status, app.body = status, body
-    request = SERVER_PULL.request(message_ids=["a"]).SerializeToString() if path == SERVER_PULL.path else pulling()
+    request = (
+        SERVER_PULL_MESSAGES.request_type(message_ids=["a"]).SerializeToString()
+        if path == SERVER_PULL_MESSAGES.path
+        else pulling()
+    )
     answer = asyncio.run(asyncio.wait_for(ask(Front(app), request, path), 0.9))
     assert (answer.status_code, answer.content) == (status, body)
 
 
-@pytest.mark.parametrize("path", [PULL.path, PUSH.path, PUSH_OBJECT.path, SERVER_PULL.path, SERVER_PUSH.path])
+@pytest.mark.parametrize(
+    "path",
+    [
+        PULL_MESSAGES.path,
+        PUSH_MESSAGES.path,
+        PUSH_OBJECT.path,
+        SERVER_PULL_MESSAGES.path,
+        SERVER_PUSH_MESSAGES.path,
+    ],
+)
 def test_a_body_that_cannot_be_read_goes_on_as_it_came(path: str) -> None:
     read: list[bytes] = []
 
@@ -171,25 +192,25 @@ def test_a_body_that_cannot_be_read_goes_on_as_it_came(path: str) -> None:
 def test_without_polls_senders_are_still_checked() -> None:
     """A Flower whose messages have changed costs seconds a round, and no protection."""
     app = Inbox()
-    before = Front(app, polls=False)
+    before = Front(app, long_polling=False)
     assert asyncio.run(asyncio.wait_for(ask(before, pulling()), 0.9)).content == b""
-    request = PUSH.request()
+    request = PUSH_MESSAGES.request_type()
     request.node.node_id = 7
     request.messages_list.add().metadata.src_node_id = 8
-    answer = asyncio.run(ask(before, request.SerializeToString(), PUSH.path))
+    answer = asyncio.run(ask(before, request.SerializeToString(), PUSH_MESSAGES.path))
     assert (answer.status_code, answer.content) == (403, b"node 7 replies as another node")
     assert app.asked == 1
 
 
 def test_a_queue_of_queries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "_MAX_QUESTIONS", 3)
+    monkeypatch.setattr(front, "_MAX_QUERIES", 3)
     before = Front(nothing)
     for number in range(5):
-        request = SERVER_PUSH.request()
+        request = SERVER_PUSH_MESSAGES.request_type()
         metadata = request.messages_list.add().metadata
         metadata.message_id, metadata.dst_node_id = f"{number}", 7
-        asyncio.run(ask(before, request.SerializeToString(), SERVER_PUSH.path))
-    assert list(before._questions) == ["2", "3", "4"]
+        asyncio.run(ask(before, request.SerializeToString(), SERVER_PUSH_MESSAGES.path))
+    assert list(before._node_by_query) == ["2", "3", "4"]
 
 
 def test_a_request_that_is_cut_off_is_no_request() -> None:
@@ -202,5 +223,5 @@ def test_a_request_that_is_cut_off_is_no_request() -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         raise AssertionError(message)
 
-    asyncio.run(Front(app)(post(PULL.path), receive, send))
+    asyncio.run(Front(app)(post(PULL_MESSAGES.path), receive, send))
     assert app.asked == 0

@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.long_vectors import vectors_at_peak
 from fedpriv.core.errors import InputError
-from fedpriv.core.limits import REMEDIES
+from fedpriv.core.limits import LIMIT_REMEDIES
 from fedpriv.engines import table
 from fedpriv.engines.vectorized.silos import group_cells
-from fedpriv.noise.registry import CHOSEN
+from fedpriv.noise.registry import SELECTABLE_MECHANISMS
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.cli.command import fedpriv
@@ -71,8 +71,8 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_with_the_remedy(
     tree = small_tree(**changes)
     if "sweep" in changes:
         tree.pop("seed")
-    scenario = scenario_of(tree, "test")
-    monkeypatch.setattr(table, "limits", lambda: {"memory": 300 * 10**6})
+    scenario = parse_scenario(tree, "test")
+    monkeypatch.setattr(table, "memory_limits", lambda: {"memory": 300 * 10**6})
     here = r"300 MB here \(mem_limit, MemoryMax\)"
     with pytest.raises(InputError, match=f"memory: a run takes up to .* and there are {here}: take {remedy}"):
         run_sweep(scenario, RunOptions(engine=engine, out=tmp_path / "run"))
@@ -115,7 +115,7 @@ def test_random_directions_are_counted_and_bounded_whatever_their_number() -> No
 def test_replicates_with_many_directions_run_a_few_at_a_time() -> None:
     tree = of_directions("zeroth-order", 5_000, sweep={"seeds": 12})
     tree.pop("seed")
-    cells = [point.cell for point in scenario_of(tree, "test").points]
+    cells = [point.cell for point in parse_scenario(tree, "test").points]
     assert [len(group) for group in group_cells(cells)] == [4, 4, 4]
     need = table.estimate_memory(cells, "vectorized")
     assert need is not None
@@ -127,13 +127,13 @@ def test_a_limit_of_the_process_counts_and_is_named(
     monkeypatch: pytest.MonkeyPatch, small_cell: MakeCell, name: str
 ) -> None:
     """What this process has of it already is not there for a run; other processes have limits of their own."""
-    monkeypatch.setattr(table, "taken", lambda: {name: 900 * 10**6})
+    monkeypatch.setattr(table, "memory_usage", lambda: {name: 900 * 10**6})
     monkeypatch.setattr(table, "_resident_bytes", lambda: 300 * 10**6)
-    monkeypatch.setattr(table, "limits", lambda: {name: 1000 * 10**6})
-    assert table.available_memory() == (400 * 10**6, REMEDIES[name])
-    assert table.available_memory(2) == (800 * 10**6, REMEDIES[name])
-    monkeypatch.setattr(table, "limits", lambda: {name: 700 * 10**6})
-    with pytest.raises(InputError, match=rf"and there are 100 MB here \({REMEDIES[name]}\): take "):
+    monkeypatch.setattr(table, "memory_limits", lambda: {name: 1000 * 10**6})
+    assert table.available_memory() == (400 * 10**6, LIMIT_REMEDIES[name])
+    assert table.available_memory(2) == (800 * 10**6, LIMIT_REMEDIES[name])
+    monkeypatch.setattr(table, "memory_limits", lambda: {name: 700 * 10**6})
+    with pytest.raises(InputError, match=rf"and there are 100 MB here \({LIMIT_REMEDIES[name]}\): take "):
         table.check_memory([small_cell()], "vectorized")
 
 
@@ -176,7 +176,7 @@ KINDS: dict[str, tuple[str, dict[str, object]]] = {
             engine,
             of_noise("dp-ftrl", mechanism=kind.name, **OPTIONS.get(kind.name, {})),
         )
-        for kind in CHOSEN
+        for kind in SELECTABLE_MECHANISMS
         for engine in ("vectorized", "inprocess")
     },
     "sliding differences": ("vectorized", of_noise("momentum-tree-reduced", SOFTMAX)),

@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.claims.ledger import releases_of
-from fedpriv.claims.outcome import gradient_evaluations
+from fedpriv.claims.ledger import make_release_streams
+from fedpriv.claims.outcome import count_gradient_evaluations
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import Estimator, PlainGradient, SplitGradient
-from fedpriv.loss.objective import Batch, Evaluation, Increment, Query, Records
+from fedpriv.loss.objective import Batch, Increment, ModelEvaluation, Query, Records
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.tran_cutkosky import NormalizedSGD, movement_bound
-from fedpriv.participation.orders import Schedule
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.rounds.floats import absorb, empty_sum
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.rounds.floats import initial_running_sum, update_running_sum
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.statement import loss_assumption
 from tests.engines.test_engines import run
@@ -75,7 +75,7 @@ class Tanh:
         factor = torch.clamp(clip / total.norm(), max=1.0)
         return Increment(batch.weights[0] * factor * total, (factor < 1.0).double())
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         raise NotImplementedError
 
 
@@ -83,12 +83,14 @@ def golden_run(estimator: Estimator, mechanism: Mechanism, fresh: Callable[[int]
     """The parts of fedpriv put together for one silo with one record a round."""
     objective, optimizer = Tanh(), NormalizedSGD(GOLDEN_STEP)
     state, hidden = optimizer.start(objective.initial()), mechanism.start()
-    total, steps = empty_sum(objective.initial()), []
+    total, steps = initial_running_sum(objective.initial()), []
     for t in range(1, GOLDEN_ROUNDS + 1):
         current = estimator.round(t)
         record = torch.from_numpy(GOLDEN_RECORDS[[(t - 1) % GOLDEN_PLACES]])
         batch, weights = Records(record, torch.zeros(1)), torch.ones(1, dtype=torch.float64)
-        total, _ = absorb(total, current, optimizer.query(state), objective, batch, weights, estimator.memory)
+        total, _ = update_running_sum(
+            total, current, optimizer.query(state), objective, batch, weights, estimator.memory
+        )
         noise, hidden = mechanism.noise(hidden, t, fresh(t))
         released = total.total + noise
         state = optimizer.update(state, released, current)
@@ -200,7 +202,7 @@ def test_clipped_parts_are_the_literal_reconstruction() -> None:
 def test_gradients_of_clipped_parts_are_counted(small_cell: MakeCell) -> None:
     """One a round, and for parts: one at the start, two more from round 2 on, four more from epoch 2 on."""
     for algorithm, rounds in ((TREE, 20), (REDUCED, 20), (ALIGNED, 20), (IN_PARTS, 1 + 4 * 3 + 3 * (3 + 4 * 5))):
-        assert gradient_evaluations(planned(small_cell, momentum_tree(algorithm)), 20) == 15 * rounds
+        assert count_gradient_evaluations(planned(small_cell, momentum_tree(algorithm)), 20) == 15 * rounds
 
 
 def test_without_noise_all_three_rows_are_momentum(small_cell: MakeCell) -> None:
@@ -226,10 +228,10 @@ def test_a_silo_stops_when_the_query_moves_too_far(
     small_cell: MakeCell, algorithm: dict[str, Any], stops: bool
 ) -> None:
     """η (1 + 1e-6) a round and no more, where the noise rests on it."""
-    silo = SimulatedFederation.of(small_cell(**momentum_tree(algorithm))).silo(0)
+    silo = SimulatedFederation.from_cell(small_cell(**momentum_tree(algorithm))).silo(0)
     start = torch.zeros(silo.plan.objective.dimension, dtype=torch.float64)
     away = torch.nn.functional.normalize(torch.ones_like(start), dim=0)
-    _, state = silo.answer(silo.start(), 1, start)
+    _, state = silo.answer(silo.initial_state(), 1, start)
     _, state = silo.answer(state, 2, start + 0.9999999 * movement_bound(algorithm["step"]) * away)
     last = start + 0.9999999 * movement_bound(algorithm["step"]) * away
     far = last + (1.0 + 3e-6) * algorithm["step"] * away
@@ -243,7 +245,7 @@ def test_a_silo_stops_when_the_query_moves_too_far(
 
 def planned(make: MakeCell, tree: dict[str, Any]) -> Plan:
     cell = make(**tree)
-    return plan_of(cell, task_of_cell(cell).objective)
+    return make_plan(cell, load_task(cell).objective)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_the_papers_noise_is_refused_beyond_its_condition(small_cell: MakeCell, 
     tree["federation"] = {"silos": 3, "rounds": 40, "epochs": 4}
     tree["privacy"] = {"relation": "replace-one", "epsilon": 1.0, "delta": 1e-5}
     exact = {**tree, "algorithm": {**tree["algorithm"], "calibration": "exact"}}
-    workload, errors = Workload(Schedule(40, 10), 0.8, np.ones(40)), []
+    workload, errors = Workload(FixedOrder(40, 10), 0.8, np.ones(40)), []
     for each in (tree, exact):
         plan = planned(small_cell, each)
         errors.append(plan.noise.std_in_mean * plan.mechanism.mean_variance(workload) ** 0.5)
@@ -280,7 +282,7 @@ def test_the_papers_noise_is_refused_beyond_its_condition(small_cell: MakeCell, 
 
 def test_rows_tie_noise_steps_and_smoothness_to_the_same_numbers(small_cell: MakeCell) -> None:
     """α L η N between epoch starts, α L η a round, with the rounding that silos allow; or α times the clips."""
-    objective = task_of_cell(small_cell()).objective
+    objective = load_task(small_cell()).objective
     rounds_per_epoch, alpha = 5, 0.2
     for algorithm in (REDUCED, ALIGNED):
         plan = planned(small_cell, momentum_tree(algorithm))
@@ -312,7 +314,7 @@ def test_a_difference_is_charged_what_two_clipped_gradients_can_differ_by(small_
     assert isinstance(short, SlidingDifferences)
     assert isinstance(long, SlidingDifferences)
     assert short.difference == pytest.approx(short.residual * plans[0].schedule.rounds_per_epoch)
-    assert long.difference == 2.0 * plans[1].largest_clip == 2.0 * 0.5 * 2.0
+    assert long.difference == 2.0 * plans[1].max_clip == 2.0 * 0.5 * 2.0
 
 
 def test_a_model_without_known_smoothness_is_refused_unless_differences_are_clipped(small_cell: MakeCell) -> None:
@@ -373,4 +375,4 @@ def test_a_mechanism_says_what_it_assumes_of_the_loss(
     plan = planned(small_cell, momentum_tree(algorithm))
     assumption = plan.mechanism.assumption
     assert (assumption is not None) == assumed
-    assert ("rests on the loss's smoothness" in loss_assumption(releases_of(plan, 20)[0])) == assumed
+    assert ("rests on the loss's smoothness" in loss_assumption(make_release_streams(plan, 20)[0])) == assumed

@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.addons.services.certificates import (
-    Revoked,
-    fingerprint,
+    RevocationMonitor,
+    key_fingerprint,
     make_node_key,
     node_public_key,
-    registered,
-    revoke,
+    read_registered_keys,
+    revoke_key,
 )
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
@@ -40,32 +40,32 @@ def revoking(keys: Path, *options: str) -> tuple[int, str]:
     return done.exit_code, done.output if done.exception is None else str(done.exception)
 
 
-def watched(keys: Path) -> tuple[Revoked, list[str]]:
+def watched(keys: Path) -> tuple[RevocationMonitor, list[str]]:
     """A SuperLink's watch over these keys, and a list for the names whose keys it finds revoked."""
-    return Revoked(keys, registered(keys)), []
+    return RevocationMonitor(keys, read_registered_keys(keys)), []
 
 
 def test_the_fingerprint_is_the_one_that_ssh_keygen_shows(keys: Path) -> None:
     shown = subprocess.run(["ssh-keygen", "-l", "-f", public(keys, 1)], capture_output=True, text=True, check=True)
-    assert fingerprint(node_public_key(public(keys, 1))) == shown.stdout.split()[1]
+    assert key_fingerprint(node_public_key(public(keys, 1))) == shown.stdout.split()[1]
 
 
 def test_a_key_is_revoked_in_one_line_that_names_silo_and_fingerprint(keys: Path) -> None:
-    own = fingerprint(node_public_key(public(keys, 1)))
+    own = key_fingerprint(node_public_key(public(keys, 1)))
     code, said = revoking(keys, "--revoke", "1")
     assert (code, said.count("\n")) == (0, 1)
     assert said.startswith(f"silo 1: the key {own} is revoked; ")
-    assert sorted(registered(keys)) == ["silo-0", "silo-2"]
+    assert sorted(read_registered_keys(keys)) == ["silo-0", "silo-2"]
 
 
 def test_an_unknown_silo_or_key_is_refused_in_one_line_and_nothing_is_taken(keys: Path) -> None:
     with pytest.raises(InputError, match=r"silo 7 has no key here; registered are silo-0, silo-1, silo-2$"):
-        revoke(keys, 7)
+        revoke_key(keys, 7)
     with pytest.raises(InputError, match=r"silo-0\.pub: silo 0 has no key here; registered are none$"):
-        revoke(keys / "elsewhere", 0)
+        revoke_key(keys / "elsewhere", 0)
     public(keys, 2).write_text("no key")
     with pytest.raises(InputError, match=r"silo-2\.pub: expected a public key"):
-        revoke(keys, 2)
+        revoke_key(keys, 2)
     for options in (["--revoke", "1", "--renew", str(keys)], [str(keys), "--revoke", "1"]):
         code, said = revoking(keys, *options)
         assert code
@@ -76,44 +76,44 @@ def test_an_unknown_silo_or_key_is_refused_in_one_line_and_nothing_is_taken(keys
 def test_guarantee_a_superlink_that_runs_forgets_a_revoked_key_once_and_no_other(
     keys: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = fingerprint(node_public_key(public(keys, 1)))
+    own = key_fingerprint(node_public_key(public(keys, 1)))
     watch, forgotten = watched(keys)
-    forgotten += watch.look()
+    forgotten += watch.poll()
     assert forgotten == []
     kept = public(keys, 1).read_bytes()
-    revoke(keys, 1)
-    forgotten += watch.look()
+    revoke_key(keys, 1)
+    forgotten += watch.poll()
     assert forgotten == ["silo-1"]
     assert f"silo-1: the key {own} is revoked" in caplog.text
     public(keys, 1).write_bytes(kept)
-    forgotten += watch.look()
-    revoke(keys, 1)
-    forgotten += watch.look()
+    forgotten += watch.poll()
+    revoke_key(keys, 1)
+    forgotten += watch.poll()
     assert forgotten == ["silo-1"], "it is forgotten for as long as the SuperLink runs"
 
 
 def test_guarantee_a_key_whose_place_another_has_taken_is_forgotten(keys: Path, tmp_path: Path) -> None:
     watch, forgotten = watched(keys)
-    forgotten += watch.look()
+    forgotten += watch.poll()
     draft = tmp_path / "silo-2.pub"
     make_node_key(tmp_path / "another.key", draft)
     os.replace(draft, public(keys, 2))
-    forgotten += watch.look()
+    forgotten += watch.poll()
     assert forgotten == ["silo-2"]
 
 
 def test_guarantee_a_key_that_went_while_the_superlink_started_is_forgotten(keys: Path) -> None:
-    found = registered(keys)
-    revoke(keys, 0)
-    assert Revoked(keys, found).look() == ["silo-0"]
+    found = read_registered_keys(keys)
+    revoke_key(keys, 0)
+    assert RevocationMonitor(keys, found).poll() == ["silo-0"]
 
 
 def test_a_disk_that_fails_is_no_revocation(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch, forgotten = watched(keys)
-    forgotten += watch.look()
+    forgotten += watch.poll()
     public(keys, 0).write_text("half a k")
-    forgotten += watch.look()
+    forgotten += watch.poll()
     assert "a key that changed revokes nothing" in caplog.text
     shutil.move(keys / "nodes", keys / "away")
-    forgotten += watch.look()
+    forgotten += watch.poll()
     assert forgotten == []

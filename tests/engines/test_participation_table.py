@@ -11,9 +11,9 @@ import pytest
 from fedpriv.core.errors import InputError
 from fedpriv.noise.trust import TRUSTS, UNITS
 from fedpriv.papers.table import ALGORITHMS
-from fedpriv.participation.registry import CHOSEN
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 from tests.engines.test_units import persons_tree
@@ -21,9 +21,11 @@ from tests.engines.test_units import persons_tree
 PAGE = Path("docs/participation.md")
 BEGIN, END = "<!-- made by tests/engines/test_participation_table.py -->", "<!-- end -->"
 
-PUBLIC = tuple(name for name, kind in CHOSEN.items() if not (kind.secret or kind.of_clients))
-AVAILABLE = tuple(name for name, kind in CHOSEN.items() if kind.of_clients)
-SECRET = tuple(name for name, kind in CHOSEN.items() if kind.secret)
+PUBLIC = tuple(
+    name for name, kind in SELECTABLE_PARTICIPATIONS.items() if not (kind.secret or kind.client_initiated)
+)
+AVAILABLE = tuple(name for name, kind in SELECTABLE_PARTICIPATIONS.items() if kind.client_initiated)
+SECRET = tuple(name for name, kind in SELECTABLE_PARTICIPATIONS.items() if kind.secret)
 FRESH = (
     {"name": "dp-sgd", "clip": 1.0, "step": 0.1},
     {"name": "phased-sgd", "step": 0.01, "radius": 2.0},  # the one row of a curator
@@ -82,7 +84,7 @@ def tree_of(folder: Path, row: Row, sampling: str, unit: str, trust: str, algori
     batch = {"batches": [2, 2]} if unit == "user" else {"batch": 2}
     groups = {"groups": row.groups} if row.groups > 1 else {}
     where = {} if "clients" in row.federation else {"silos": 2, **batch}
-    apart = {"min_separation": 2} if CHOSEN[sampling].of_clients else {}
+    apart = {"min_separation": 2} if SELECTABLE_PARTICIPATIONS[sampling].client_initiated else {}
     return {
         **tree,
         "federation": {"rounds": 4, "sampling": sampling, **where, **groups, **apart, **row.federation},
@@ -95,7 +97,7 @@ def refusal(tree: Any, arithmetic: str) -> str | None:
     """The line that refuses a cell; None if it runs."""
     try:
         cell = resolve_cell({**tree, "run": {"dtype": "float64", "arithmetic": arithmetic}}, "test")
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
     except InputError as error:
         return str(error).removeprefix("test: ")
     return None
@@ -154,7 +156,7 @@ def test_the_page_has_the_table_with_the_words_of_the_program(made: list[str]) -
 
 def test_every_trust_setting_sampling_and_unit_of_the_registries_is_in_it(made: list[str]) -> None:
     assert all(f"`{trust}`" in made[0] for trust in TRUSTS)
-    assert {name for row in TABLE for name in row.samplings} == set(CHOSEN)
+    assert {name for row in TABLE for name in row.samplings} == set(SELECTABLE_PARTICIPATIONS)
     assert {name for row in TABLE for name in row.units} == set(UNITS)
 
 

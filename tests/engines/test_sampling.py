@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.gaussian import epsilon_of
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import as_data, from_data, releases_of
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import SERVER, KeyedCoins, simulation_noise
+from fedpriv.core.random import SERVER, SamplingRandomness, simulation_noise
 from fedpriv.loss.objective import Batch, Query
-from fedpriv.participation.secret import Allocation, Poisson
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.participation.secret import PoissonSampling, RandomAllocation
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.silo import Silo, pack, unpack
-from fedpriv.study.stored import privacy_of
+from fedpriv.silo.silo import Silo, pack_state, unpack_state
+from fedpriv.study.stored import privacy_data
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
 from tests.parts import in_parts
@@ -66,12 +66,12 @@ def allocated(trust: str = "trusted", groups: int = 2, **changes: Any) -> dict[s
     return {**tree, "federation": {**tree["federation"], "sampling": "allocation", "groups": groups}}
 
 
-def drawn_by_coins(coins: KeyedCoins, count: int, silo: int, t: int) -> NDArray[np.bool_]:
+def drawn_by_coins(coins: SamplingRandomness, count: int, silo: int, t: int) -> NDArray[np.bool_]:
     """Poisson: which rows of a silo take part in round t, each with probability 1/4."""
-    return coins.heads(count, 0.25, silo, t)
+    return coins.bernoulli(count, 0.25, silo, t)
 
 
-def drawn_by_bins(coins: KeyedCoins, count: int, silo: int, t: int) -> NDArray[np.bool_]:
+def drawn_by_bins(coins: SamplingRandomness, count: int, silo: int, t: int) -> NDArray[np.bool_]:
     """Allocation: 4 rounds of an epoch, 2 groups; the row's number names its group."""
     bins = coins.numbers(count, 2, silo, (t - 1) // 4)
     return 2 * bins + np.arange(count) % 2 == (t - 1) % 4
@@ -85,17 +85,19 @@ def test_every_engine_runs_dp_sgd_with_secret_rounds(
 ) -> None:
     """Written out record by record, for Poisson Abadi et al.'s Algorithm 1: coins, clip, denominators, noise."""
     cell = small_cell(**tree(trust))
-    task, noise = task_of_cell(cell), simulation_noise(cell.seed, np.float64)
+    task, noise = load_task(cell), simulation_noise(cell.seed, np.float64)
     size = task.objective.dimension
-    silos, batches = spread(cell), cell.batch_sizes
+    silos, batches = partition_records(cell), cell.batch_sizes
     assert len(set(batches)) > 1
-    stds = {owner: float(plan_of(cell, task.objective).noise.std_of(owner)) for owner in (0, 1, 2, SERVER)}
+    stds = {owner: float(make_plan(cell, task.objective).noise.std_of(owner)) for owner in (0, 1, 2, SERVER)}
     model, drawn, clipped = np.zeros(size), 0, 0
     for t in range(1, 9):
         mean = stds[SERVER] * noise.vector(size, SERVER, t)
         for silo, (share, batch) in enumerate(zip(silos, batches, strict=True)):
             total = np.zeros(size)
-            for record in share[torch.from_numpy(takes_part(noise.coins(), len(share), silo, t))].tolist():
+            for record in share[
+                torch.from_numpy(takes_part(noise.sampling_randomness(), len(share), silo, t))
+            ].tolist():
                 z, label = task.train.features[record].numpy(), int(task.train.labels[record])
                 of_record = gradient(model, z, label)
                 norm = float(np.linalg.norm(of_record))
@@ -124,8 +126,8 @@ def test_rounds_that_draw_nobody_release_noise_alone(small_cell: MakeCell) -> No
     """One expected record in four rounds: most rounds are empty for a silo, and the engines still agree."""
     federation = {"silos": 1, "rounds": 8, "epochs": 2, "batch": 1, "sampling": "poisson"}
     cell = small_cell(**sampled(federation=federation))
-    coins = simulation_noise(cell.seed, np.float64).coins()
-    drawn = [int(coins.heads(4, 0.25, 0, t).sum()) for t in range(1, 9)]
+    coins = simulation_noise(cell.seed, np.float64).sampling_randomness()
+    drawn = [int(coins.bernoulli(4, 0.25, 0, t).sum()) for t in range(1, 9)]
     assert 0 in drawn
     assert max(drawn) > 1
     (vectorized,), _ = run("vectorized", cell)
@@ -143,11 +145,11 @@ def test_records_are_drawn_at_the_rate_that_is_charged(small_cell: MakeCell) -> 
     cell = small_cell(
         **{**quiet, "federation": {**quiet["federation"], "rounds": 200, "epochs": 20, "samples": 900}}
     )
-    silo = SimulatedFederation.of(cell).silo(0)
+    silo = SimulatedFederation.from_cell(cell).silo(0)
     alike = silo.records._replace(features=silo.records.features[:1].expand_as(silo.records.features))
     alike = alike._replace(labels=silo.records.labels[:1].expand_as(silo.records.labels))
     silo = dataclasses.replace(silo, records=alike)
-    query, state = torch.zeros(silo.plan.objective.dimension, dtype=torch.float64), silo.start()
+    query, state = torch.zeros(silo.plan.objective.dimension, dtype=torch.float64), silo.initial_state()
     full = silo.plan.objective.increment(
         Query([query]), Batch(alike, torch.ones(1, dtype=torch.float64)), CLIP
     ).total
@@ -166,15 +168,16 @@ def test_records_are_drawn_at_the_rate_that_is_charged(small_cell: MakeCell) -> 
 def test_silos_and_rounds_have_coins_of_their_own() -> None:
     """|correlation| of fixed draws below 4.5/√n for 28 pairs: false alarm 2e-4; the noise is another stream."""
     noise, other, size = simulation_noise(3, np.float64), simulation_noise(4, np.float64), 20_000
-    rows = [noise.coins().heads(size, 0.3, owner, t) for owner in (0, 1) for t in (1, 2, 3)]
-    rows += [other.coins().heads(size, 0.3, 0, 1), noise.vector(size, 0, 1) > 0]
+    rows = [noise.sampling_randomness().bernoulli(size, 0.3, owner, t) for owner in (0, 1) for t in (1, 2, 3)]
+    rows += [other.sampling_randomness().bernoulli(size, 0.3, 0, 1), noise.vector(size, 0, 1) > 0]
     correlations = np.corrcoef(np.array(rows, np.float64)) - np.eye(len(rows))
     assert np.abs(correlations).max() < 4.5 / np.sqrt(size)
     assert np.array_equal(
-        noise.coins().heads(size, 0.3, 0, 1), simulation_noise(3, np.float32).coins().heads(size, 0.3, 0, 1)
+        noise.sampling_randomness().bernoulli(size, 0.3, 0, 1),
+        simulation_noise(3, np.float32).sampling_randomness().bernoulli(size, 0.3, 0, 1),
     )
-    assert noise.coins().heads(5, 1.0, 0, 1).all()
-    assert not noise.coins().heads(5, 0.0, 0, 1).any()
+    assert noise.sampling_randomness().bernoulli(5, 1.0, 0, 1).all()
+    assert not noise.sampling_randomness().bernoulli(5, 0.0, 0, 1).any()
 
 
 @pytest.mark.parametrize(
@@ -190,10 +193,13 @@ def test_the_claim_is_recomputed_from_what_was_released(
 ) -> None:
     cell = small_cell(**tree(trust))
     (outcome,), _ = run("vectorized", cell)
-    releases = [from_data(json.loads(json.dumps(as_data(stream)))) for stream in outcome.cell_outcome.releases]
+    releases = [
+        stream_from_data(json.loads(json.dumps(stream_to_data(stream))))
+        for stream in outcome.cell_outcome.releases
+    ]
     assert tuple(releases) == outcome.cell_outcome.releases
     assert len(releases) == (3 if trust == "untrusted" else 1)
-    claim = claim_of(releases)
+    claim = compute_claim(releases)
     assert claim is not None
     claimed = claim.guarantee
     if tree is sampled:
@@ -201,13 +207,13 @@ def test_the_claim_is_recomputed_from_what_was_released(
         assert (claimed.sampling_rate, claimed.rounds) == (0.25, 8)
         assert 0.4995 < claimed.epsilon_of(1e-5) <= 0.5 + 1e-9
         for stream in releases:
-            assert stream.std == pytest.approx(claimed.noise_multiplier * CLIP * stream.per_record, rel=1e-12)
+            assert stream.std == pytest.approx(claimed.noise_multiplier * CLIP * stream.record_weight, rel=1e-12)
     else:
         assert isinstance(claimed, AllocatedGaussian)
         assert (claimed.bins, claimed.epochs, claimed.relation) == (2, 2, "zero-out")
-        assert all(stream.schedule == Allocation(8, 4, 2) for stream in releases)
+        assert all(stream.schedule == RandomAllocation(8, 4, 2) for stream in releases)
         assert 0.49 < claimed.epsilon_of(1e-5) <= 0.5
-    statement = privacy_of(cell, releases)
+    statement = privacy_data(cell, releases)
     assert (statement["guarantee"], statement["participation"]) == (guarantee, participation)
     assert [statement[key] for key in ("mu", "rho", "zcdp", "epsilon_paper")] == [None] * 4
     assert statement["epsilon"] == claimed.epsilon_of(1e-5)
@@ -216,36 +222,36 @@ def test_the_claim_is_recomputed_from_what_was_released(
 
 def test_a_target_in_mu_is_met_as_the_epsilon_it_gives(small_cell: MakeCell) -> None:
     cell = small_cell(**sampled(privacy={"relation": "zero-out", "mu": 0.3}))
-    statement = privacy_of(cell, releases_of(plan_of(cell, task_of_cell(cell).objective), 8))
+    statement = privacy_data(cell, make_release_streams(make_plan(cell, load_task(cell).objective), 8))
     assert 0.999 * epsilon_of(0.3, 1e-5) < statement["epsilon"] <= epsilon_of(0.3, 1e-5) * (1 + 1e-9)
     assert statement["target"] == "epsilon = 1.13178 at delta = 1e-05, what mu = 0.3 gives"
 
 
 def test_fewer_rounds_cost_less(small_cell: MakeCell) -> None:
     cell = small_cell(**sampled())
-    (stream,) = releases_of(plan_of(cell, task_of_cell(cell).objective), 3)
-    assert stream.schedule == Poisson(3, 4)
+    (stream,) = make_release_streams(make_plan(cell, load_task(cell).objective), 3)
+    assert stream.schedule == PoissonSampling(3, 4)
     assert stream.guarantee.epsilon_of(1e-5) < 0.4  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("tree", [sampled, allocated])
 def test_less_noise_shows_in_the_claim(small_cell: MakeCell, tree: Any) -> None:
     cell = small_cell(**tree("untrusted"))
-    honest = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
-    claim = claim_of([honest[0], dataclasses.replace(honest[1], std=honest[1].std / 2), honest[2]])
+    honest = make_release_streams(make_plan(cell, load_task(cell).objective), 8)
+    claim = compute_claim([honest[0], dataclasses.replace(honest[1], std=honest[1].std / 2), honest[2]])
     assert claim is not None
     assert claim.guarantee.epsilon_of(1e-5) > 0.9
-    assert claim_of([honest[0], dataclasses.replace(honest[1], std=0.0)]) is None
+    assert compute_claim([honest[0], dataclasses.replace(honest[1], std=0.0)]) is None
     with pytest.raises(InputError, match="has no mu"):
         _ = honest[0].mu
 
 
 def test_streams_that_are_sampled_in_two_ways_make_no_claim(small_cell: MakeCell) -> None:
     cell = small_cell(**sampled("untrusted"))
-    honest = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
+    honest = make_release_streams(make_plan(cell, load_task(cell).objective), 8)
     fixed = dataclasses.replace(honest[1], schedule=dataclasses.replace(honest[1].schedule, rounds_per_epoch=5))
     with pytest.raises(InputError, match="in one way and at one rate"):
-        claim_of([honest[0], fixed])
+        compute_claim([honest[0], fixed])
 
 
 @pytest.mark.parametrize(
@@ -286,13 +292,13 @@ def test_running_sums_and_correlated_noise_are_refused(small_cell: MakeCell, alg
     with pytest.raises(
         InputError, match="a record's influence is unbounded there; take an algorithm that releases"
     ):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
 
 
 def test_a_ledger_charges_replace_one_and_the_largest_clip(small_cell: MakeCell) -> None:
     """z is σ over the clip under both relations: the 2 of replace-one is in its pair of distributions."""
     cell = small_cell(**sampled())
-    (stream,) = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
+    (stream,) = make_release_streams(make_plan(cell, load_task(cell).objective), 8)
     other = dataclasses.replace(stream, relation="replace-one").guarantee
     assert isinstance(stream.guarantee, PoissonGaussian)
     assert isinstance(other, PoissonGaussian)
@@ -304,20 +310,25 @@ def test_a_ledger_charges_replace_one_and_the_largest_clip(small_cell: MakeCell)
     with pytest.raises(
         InputError, match="'shuffled' is none of fixed, poisson, allocation, balanced, available, phases"
     ):
-        from_data({**as_data(stream), "participation": {"name": "shuffled"}})
+        stream_from_data({**stream_to_data(stream), "participation": {"name": "shuffled"}})
 
 
 def test_a_silo_tells_nobody_whom_it_drew(small_cell: MakeCell) -> None:
     """The query and the round do not matter: the draws depend on the silo's secret alone."""
     cell = small_cell(**sampled("untrusted"))
-    shared = SimulatedFederation.of(cell)
+    shared = SimulatedFederation.from_cell(cell)
     secret = dataclasses.replace(shared, noise=type(shared.noise)(bytes(range(32)), np.float64))
     query = torch.zeros(shared.silo(0).plan.objective.dimension, dtype=torch.float64)
     drawn = []
     for federation in (shared, secret):
         silo = federation.silo(0)
-        drawn.append([silo._coins.heads(len(silo.records.labels), 0.25, 0, t).tolist() for t in range(1, 9)])
-        release, _ = silo.answer(silo.start(), 1, query)
+        drawn.append(
+            [
+                silo._sampling_randomness.bernoulli(len(silo.records.labels), 0.25, 0, t).tolist()
+                for t in range(1, 9)
+            ]
+        )
+        release, _ = silo.answer(silo.initial_state(), 1, query)
         assert release.counts.drawn == sum(drawn[-1][0])
     assert drawn[0] != drawn[1]
 
@@ -331,7 +342,7 @@ def test_more_bands_than_groups_are_refused(small_cell: MakeCell) -> None:
     algorithm = {"name": "accelerated-dp-srgd", "trust": "trusted", **noise}
     cell = small_cell(federation=federation, algorithm=algorithm, privacy={"relation": "zero-out", "epsilon": 4.0})
     with pytest.raises(InputError, match=r"3 bands of correlated noise and federation\.groups = 2"):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
 
 
 def multiplier(relation: str, epsilon: float, **federation: Any) -> float:
@@ -342,8 +353,8 @@ def multiplier(relation: str, epsilon: float, **federation: Any) -> float:
         privacy={"relation": relation, "epsilon": epsilon},
     )
     cell = resolve_cell(tree, "test")
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    claim = claim_of(releases_of(plan, cell.schedule.rounds))
+    plan = make_plan(cell, load_task(cell).objective)
+    claim = compute_claim(make_release_streams(plan, cell.schedule.rounds))
     assert claim is not None
     assert isinstance(claim.guarantee, AllocatedGaussian | PoissonGaussian)
     assert claim.guarantee.epsilon_of(1e-5) <= epsilon * (1 + 1e-9)
@@ -376,31 +387,31 @@ def test_golden_noise_of_a_scenario(
 
 def test_a_run_that_stops_early_is_charged_whole(small_cell: MakeCell) -> None:
     cell = small_cell(**allocated())
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    assert releases_of(plan, 3) == releases_of(plan, 8)
+    plan = make_plan(cell, load_task(cell).objective)
+    assert make_release_streams(plan, 3) == make_release_streams(plan, 8)
 
 
 def test_a_silo_that_restarts_draws_the_same_bins(small_cell: MakeCell) -> None:
     """From its key alone: a guard's silo, packed after every round and built anew, answers bit by bit the same."""
     cell = small_cell(**allocated("untrusted"))
-    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
-    records = SimulatedFederation.of(cell).silo(0).records
+    plan = make_plan(cell, load_task(cell).objective, for_release=True)
+    records = SimulatedFederation.from_cell(cell).silo(0).records
     query = torch.zeros(plan.objective.dimension, dtype=torch.float64)
 
     def silo(key: bytes) -> Silo:
-        return Silo.of(0, plan, records, key, b"scenario")
+        return Silo.for_release(0, plan, records, key, b"scenario")
 
     straight, restarted, drawn = silo(bytes(range(32))), silo(bytes(range(32))), []
-    state, other = straight.start(), restarted.start()
+    state, other = straight.initial_state(), restarted.initial_state()
     for t in range(1, 9):
         release, state = straight.answer(state, t, query)
         restarted = silo(bytes(range(32)))
-        again, other = restarted.answer(unpack(pack(other), restarted), t, query)
+        again, other = restarted.answer(unpack_state(pack_state(other), restarted), t, query)
         assert torch.equal(release.vector, again.vector)
         drawn.append(release.counts.drawn)
     assert sum(drawn) == 2 * len(records.labels)
     stranger = silo(bytes(32))
-    counts, state = [], stranger.start()
+    counts, state = [], stranger.initial_state()
     for t in range(1, 9):
         release, state = stranger.answer(state, t, query)
         counts.append(release.counts.drawn)

@@ -15,10 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from fedpriv.addons.services.service import made_anew, script, service_folder
+from fedpriv.addons.services.service import fresh_folder, script_path, service_folder
 from fedpriv.core.errors import InputError
 from fedpriv.engines.children import reap_processes
-from fedpriv.silo.metrics import private_socket
+from fedpriv.silo.metrics import open_private_socket
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -31,16 +31,16 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 def test_guarantee_a_socket_of_a_service_that_answers_stays_its_own(tmp_path: Path) -> None:
     """Was: a second start by mistake took the first one's control socket away, and then failed at the port."""
     path = tmp_path / "control.sock"
-    with private_socket(path, "--control") as first:
+    with open_private_socket(path, "--control") as first:
         with pytest.raises(
             InputError, match=r"--control .*control\.sock: a service answers there already; end it"
         ):
-            private_socket(path, "--control")
+            open_private_socket(path, "--control")
         with socket.socket(socket.AF_UNIX) as asking:
             asking.connect(str(path))
             connection, _ = first.accept()
             connection.close()
-    with private_socket(path, "--control"):  # the one that ended left it
+    with open_private_socket(path, "--control"):  # the one that ended left it
         assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -54,20 +54,20 @@ def test_guarantee_what_is_no_socket_is_never_deleted(tmp_path: Path, kind: str)
         (tmp_path / "own").write_text("mine")
         path.symlink_to("own") if kind == "link" else path.write_text("mine")
     with pytest.raises(InputError, match=r"--control .*notes\.txt: is a file, and no socket; name a path"):
-        private_socket(path, "--control")
+        open_private_socket(path, "--control")
     assert path.is_dir() if kind == "folder" else path.read_text() == "mine"
 
 
 def test_of_services_that_start_at_once_one_has_the_socket(tmp_path: Path) -> None:
     """Each would see the socket that a third one left, and take it away."""
     path = tmp_path / "control.sock"
-    private_socket(path, "--control").close()
+    open_private_socket(path, "--control").close()
     begin, made = threading.Barrier(8), list[socket.socket | None]()
 
     def start() -> None:
         begin.wait()
         try:
-            made.append(private_socket(path, "--control"))
+            made.append(open_private_socket(path, "--control"))
         except InputError:
             made.append(None)
 
@@ -92,12 +92,12 @@ def test_files_of_a_service_are_beside_its_socket_or_in_the_state_folder(
     beside.parent.mkdir()
     beside.mkdir()
     (beside / "stale").write_text("of a service that was killed")
-    with made_anew(beside):
+    with fresh_folder(beside):
         assert list(beside.iterdir()) == []
         assert beside.stat().st_mode & 0o777 == 0o700
     assert not beside.exists()
     beside.write_text("no folder")
-    with pytest.raises(InputError, match="the service's own files cannot be there"), made_anew(beside):
+    with pytest.raises(InputError, match="the service's own files cannot be there"), fresh_folder(beside):
         pass
     assert beside.read_text() == "no folder"
 
@@ -111,7 +111,7 @@ def test_a_superlink_that_is_started_twice_goes_on_and_has_no_file_where_hosts_d
     temporary.mkdir()
     (tmp_path / "empty").mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary), "FLWR_HOME": str(tmp_path / "flower")}
-    command = [script("fedpriv"), "superlink", "--control", str(control), "--simulation"]
+    command = [script_path("fedpriv"), "superlink", "--control", str(control), "--simulation"]
 
     def start() -> "subprocess.Popen[str]":
         pipe = subprocess.PIPE

@@ -20,16 +20,24 @@ import pytest
 from starlette.applications import Starlette
 
 from fedpriv.addons.services import deployment, service, supernode_process
-from fedpriv.addons.services.flower_private.control import Status, UnreachableError
-from fedpriv.addons.services.flower_private.names import CONTROL
-from fedpriv.addons.services.flower_private.silo_node import clock_trouble
-from fedpriv.addons.services.service import EXECUTOR, LOST, SUPERNODE, Absence, free_port, leave_beat, read_beat
-from fedpriv.addons.services.superlink_process import Only, _config, _serve, _Server
+from fedpriv.addons.services.flower_private.control import RunStatus, UnreachableError
+from fedpriv.addons.services.flower_private.names import CONTROL_PREFIX
+from fedpriv.addons.services.flower_private.silo_node import describe_clock_error
+from fedpriv.addons.services.service import (
+    EXECUTOR,
+    LOST_EXIT_CODE,
+    SUPERNODE,
+    OutageLog,
+    free_port,
+    read_heartbeat,
+    write_heartbeat,
+)
+from fedpriv.addons.services.superlink_process import PathFilter, _make_server_config, _serve_until_signal, _Server
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.logs import facts, log_as_service
+from fedpriv.core.logs import configure_service_logging, log_fields
 from fedpriv.protocol.cell_folder import FolderReader, report_waiting
-from fedpriv.silo.metrics import private_socket
+from fedpriv.silo.metrics import open_private_socket
 
 HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "health.py"
 SLEEP = "import time; time.sleep(60)"
@@ -45,12 +53,12 @@ def run_parts(
     (folder / "node.py").write_text(node)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
-    monkeypatch.setattr(supernode_process, "script", lambda _: str(program))
+    monkeypatch.setattr(supernode_process, "script_path", lambda _: str(program))
     monkeypatch.setattr(supernode_process, "executor_command", lambda *_: [sys.executable, "-c", executor])
-    monkeypatch.setattr(supernode_process, "NODE", "node")
-    monkeypatch.setattr(supernode_process, "_SHORTEST", 0.0)
-    monkeypatch.setattr(supernode_process, "_LOOK", 0.1)
-    monkeypatch.setenv(service.BEATS, "")
+    monkeypatch.setattr(supernode_process, "NODE_MODULE", "node")
+    monkeypatch.setattr(supernode_process, "_MIN_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(supernode_process, "_POLL_SECONDS", 0.1)
+    monkeypatch.setenv(service.HEARTBEAT_FOLDER_VARIABLE, "")
     for name in ("log_as_service", "end_when_asked", "check_names"):  # which are for a process of its own
         monkeypatch.setattr(supernode_process, name, lambda **_: None)
     supernode_process.run_supernode("127.0.0.1:1", 0, folder / "guard.sock", None, insecure=True, apps=apps)
@@ -114,17 +122,17 @@ def test_of_flowers_own_node_nothing_is_said_that_nobody_knows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It leaves no sign of the SuperLink's answers: neither since when it is away, nor for how long."""
-    watch = supernode_process.Watch("127.0.0.1:1", tmp_path, None, EXECUTOR)
-    watch._began -= 3600.0
-    watch.look()
+    watch = supernode_process.SupernodeMonitor("127.0.0.1:1", tmp_path, None, EXECUTOR)
+    watch._start_time -= 3600.0
+    watch.poll()
     assert not caplog.messages
-    watch.look(lost=True)
+    watch.poll(is_lost=True)
     assert caplog.messages == [
         "its SuperNode has ended: no SuperLink, or one that refuses it; it is started again"
     ]
-    assert "fedpriv_supernode_silent_seconds" not in {figure.name for figure in watch.figures(0)}
-    own = supernode_process.Watch("127.0.0.1:1", tmp_path, None)
-    assert "fedpriv_supernode_silent_seconds" in {figure.name for figure in own.figures(0)}
+    assert "fedpriv_supernode_silent_seconds" not in {figure.name for figure in watch.metrics(0)}
+    own = supernode_process.SupernodeMonitor("127.0.0.1:1", tmp_path, None)
+    assert "fedpriv_supernode_silent_seconds" in {figure.name for figure in own.metrics(0)}
 
 
 def test_a_node_that_fails_by_itself_ends_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,10 +175,10 @@ def test_a_supernode_that_lost_its_superlink_is_started_again_for_ever_and_says_
 
     monkeypatch.setattr(supernode_process.time, "sleep", sleep)
     (tmp_path / SUPERNODE).write_text("1000.0 1000.0\nConnection refused\x1b[2J")
-    watch = supernode_process.Watch("fl.example.org:8000", tmp_path, None)
-    ends = iter([LOST, 0] * 50 + [1])
+    watch = supernode_process.SupernodeMonitor("fl.example.org:8000", tmp_path, None)
+    ends = iter([LOST_EXIT_CODE, 0] * 50 + [1])
     with pytest.raises(RunError, match="exit code 1"):
-        supernode_process.stay(lambda: (SUPERNODE, next(ends)), watch)
+        supernode_process.keep_running(lambda: (SUPERNODE, next(ends)), watch)
     assert len(pauses) == 100
     assert pauses[:3] == [4.0, 8.0, 16.0]
     assert max(pauses) == 30.0
@@ -184,12 +192,12 @@ def test_a_supernode_that_lost_its_superlink_is_started_again_for_ever_and_says_
 
 def test_what_is_back_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fedpriv")
-    absence = Absence("answer")
-    absence.back()
-    absence.away(time.monotonic() - 7.0, "")
-    absence.away(time.monotonic(), "")
-    absence.back()
-    absence.back()
+    absence = OutageLog("answer")
+    absence.report_recovery()
+    absence.report_outage(time.monotonic() - 7.0, "")
+    absence.report_outage(time.monotonic(), "")
+    absence.report_recovery()
+    absence.report_recovery()
     assert [message.split(" (")[0][:12] for message in caplog.messages] == ["no answer si", "answer is ba"]
 
 
@@ -206,30 +214,30 @@ def test_what_is_back_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_a_clock_that_is_refused_is_named(ahead: float, words: str | None) -> None:
     """Was: 401, and no word of a clock in any log."""
-    said = clock_trouble("Mon, 23 Nov 2026 07:00:00 GMT", 1_795_417_200.0 + ahead)
+    said = describe_clock_error("Mon, 23 Nov 2026 07:00:00 GMT", 1_795_417_200.0 + ahead)
     assert said == words if words is None else words in str(said)
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday"])
 def test_an_answer_without_a_date_says_nothing_of_clocks(date: str | None) -> None:
-    assert clock_trouble(date, 1.0) is None
+    assert describe_clock_error(date, 1.0) is None
 
 
 def test_a_beat_keeps_the_last_good_time_and_is_read_as_it_was_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(service.BEATS, str(tmp_path))
-    assert read_beat(tmp_path, EXECUTOR) is None
-    leave_beat(EXECUTOR)
-    first = read_beat(tmp_path, EXECUTOR)
-    leave_beat(EXECUTOR, "the network")
-    second = read_beat(tmp_path, EXECUTOR)
+    monkeypatch.setenv(service.HEARTBEAT_FOLDER_VARIABLE, str(tmp_path))
+    assert read_heartbeat(tmp_path, EXECUTOR) is None
+    write_heartbeat(EXECUTOR)
+    first = read_heartbeat(tmp_path, EXECUTOR)
+    write_heartbeat(EXECUTOR, "the network")
+    second = read_heartbeat(tmp_path, EXECUTOR)
     assert first is not None
     assert second is not None
-    assert (second.at, second.trouble) == (first.at, "the network")
-    assert second.tried > first.tried
+    assert (second.last_success, second.error) == (first.last_success, "the network")
+    assert second.last_attempt > first.last_attempt
     (tmp_path / EXECUTOR).write_text("nonsense")
-    assert read_beat(tmp_path, EXECUTOR) is None
+    assert read_heartbeat(tmp_path, EXECUTOR) is None
 
 
 def health(address: str) -> "subprocess.CompletedProcess[str]":
@@ -239,14 +247,14 @@ def health(address: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize("part", [EXECUTOR, SUPERNODE])
 def test_health_is_that_of_the_service_itself(tmp_path: Path, part: str) -> None:
     """Was: the SuperLink's health in the place of the SuperNode's."""
-    watch = supernode_process.Watch("127.0.0.1:1", tmp_path, None, part)
+    watch = supernode_process.SupernodeMonitor("127.0.0.1:1", tmp_path, None, part)
     path = tmp_path / "health.sock"
-    with service.health_socket(path, watch.ails):
+    with service.health_socket(path, watch.why_unhealthy):
         assert path.stat().st_mode & 0o777 == 0o600
         now = time.monotonic()
         (tmp_path / part).write_text(f"{now} {now}\n")
         assert health(f"unix:{path}").returncode == 0
-        watch._began -= 3600.0
+        watch._start_time -= 3600.0
         if part == SUPERNODE:  # a SuperLink that is away makes no SuperNode ill
             (tmp_path / part).write_text(f"{now - 900.0} {now}\nConnection refused")
             assert health(f"unix:{path}").returncode == 0
@@ -285,8 +293,12 @@ def serve(tmp_path: Path, executor: str, then: Any) -> None:
     thread = threading.Thread(target=talk)
     thread.start()
     try:
-        server = _Server(_config(Only(Starlette(), CONTROL, lambda: ails[0]), None, lifespan="on"))
-        asyncio.run(_serve([(server, private_socket(control, "--control"))], process, look_at_nothing))
+        server = _Server(
+            _make_server_config(PathFilter(Starlette(), CONTROL_PREFIX, lambda: ails[0]), None, lifespan="on")
+        )
+        asyncio.run(
+            _serve_until_signal([(server, open_private_socket(control, "--control"))], process, look_at_nothing)
+        )
     finally:
         thread.join()
         process.kill()
@@ -326,8 +338,8 @@ def test_a_log_line_has_time_level_silo_run_and_round(
     before = log.handlers[:], log.level, log.propagate
     monkeypatch.setenv("FEDPRIV_LOG", form)
     try:
-        log_as_service(silo=2)
-        logging.getLogger("fedpriv.guard").info("answered\nnothing", extra=facts("5f0c", 7))
+        configure_service_logging(silo=2)
+        logging.getLogger("fedpriv.guard").info("answered\nnothing", extra=log_fields("5f0c", 7))
     finally:
         log.handlers[:], log.propagate = before[0], before[2]
         log.setLevel(before[1])
@@ -343,7 +355,7 @@ def test_a_log_line_has_time_level_silo_run_and_round(
 def test_a_log_format_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDPRIV_LOG", "xml")
     with pytest.raises(InputError, match="FEDPRIV_LOG='xml': expected text or json"):
-        log_as_service()
+        configure_service_logging()
 
 
 class Unanswering:
@@ -362,11 +374,11 @@ class Unanswering:
     def __init__(self, answers: list[str | None]) -> None:
         self._answers = iter(answers)
 
-    def status(self, _: int) -> Status:
+    def status(self, _: int) -> RunStatus:
         answer = next(self._answers)
         if answer is None:
             raise UnreachableError("the SuperLink cannot be reached: timed out")
-        return Status(answer, "it could not write /srv" if answer.startswith("finished") else "")
+        return RunStatus(answer, "it could not write /srv" if answer.startswith("finished") else "")
 
 
 def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +394,7 @@ def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch
     report_waiting(tmp_path, [1, 4], time.time() - 25.0)
     run: Any = Unanswering(["pending", None, "running", "running", "finished:failed"])
     with pytest.raises(RunError, match=r"Flower ended the run without a result \(it could not write /srv\)"):
-        deployment.follow(run, 1, FolderReader(tmp_path), lambda: None, deployment.Progress(Hears(), 0, 6))
+        deployment.follow_run(run, 1, FolderReader(tmp_path), lambda: None, deployment.RunProgress(Hears(), 0, 6))
     assert re.fullmatch(
         r"waiting for the SuperLink to start the run, which is pending since .* UTC \(0 s\)", lines[0]
     )
@@ -390,7 +402,7 @@ def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch
     assert lines[2].startswith("waiting for an answer of the SuperLink since ")
     assert len(lines) == 4
     report_waiting(tmp_path, [], 0.0)
-    assert FolderReader(tmp_path).waiting() is None
+    assert FolderReader(tmp_path).read_waiting() is None
 
 
 def test_a_superlink_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,5 +412,7 @@ def test_a_superlink_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: p
     began, run = time.monotonic(), Unanswering([None] * 1000)
     asked: Any = run
     with pytest.raises(UnreachableError, match="cannot be reached"):
-        deployment.follow(asked, 1, FolderReader(tmp_path), lambda: None, deployment.Progress(RunObserver(), 0, 6))
+        deployment.follow_run(
+            asked, 1, FolderReader(tmp_path), lambda: None, deployment.RunProgress(RunObserver(), 0, 6)
+        )
     assert time.monotonic() - began > 0.3

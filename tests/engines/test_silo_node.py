@@ -12,19 +12,19 @@ import pytest
 from fedpriv.addons.services import service
 from fedpriv.addons.services.certificates import make_node_key
 from fedpriv.addons.services.flower_private import front, silo_node
-from fedpriv.addons.services.flower_private.names import ACTIVATE, HEARTBEAT, PULL
-from fedpriv.addons.services.flower_private.silo_node import Fleet, LostError, Node, configuration_in
-from fedpriv.addons.services.service import SUPERNODE, read_beat
+from fedpriv.addons.services.flower_private.names import ACTIVATE_NODE, NODE_HEARTBEAT, PULL_MESSAGES
+from fedpriv.addons.services.flower_private.silo_node import FleetClient, LostError, SiloNode, read_configuration
+from fedpriv.addons.services.service import SUPERNODE, read_heartbeat
 from fedpriv.core.errors import InputError
 from tests.engines.flower_link import Link, silo_bundle
 
 
 def test_a_bundles_configuration_is_read_by_dotted_keys() -> None:
     pyproject = silo_bundle("fedpriv.clients.app:app")[0]
-    assert configuration_in(pyproject) == {
+    assert read_configuration(pyproject) == {
         **{"out": "", "protocol": 0, "fedpriv": "x", "run-token": "", "cell-json": ""}
     }
-    assert configuration_in(zipped(nested='[tool.flwr.app.config.a]\nb.c = 1\n"d" = "e"\n')) == {
+    assert read_configuration(zipped(nested='[tool.flwr.app.config.a]\nb.c = 1\n"d" = "e"\n')) == {
         "a.b.c": 1,
         "a.d": "e",
     }
@@ -54,25 +54,25 @@ def zipped(clientapp: str = "fedpriv.clients.app:app", nested: str = "", name: s
 )
 def test_a_bundle_of_another_app_has_none(bundle: bytes) -> None:
     """Would gain: code of the SuperLink's owner at the silo, or a node that fails."""
-    assert configuration_in(bundle) is None
+    assert read_configuration(bundle) is None
 
 
 @pytest.fixture
 def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
     monkeypatch.setattr(front, "_HOLD_SECONDS", 0.0)
     (tmp_path / "link").mkdir()
-    monkeypatch.setenv(service.BEATS, str(tmp_path))
+    monkeypatch.setenv(service.HEARTBEAT_FOLDER_VARIABLE, str(tmp_path))
     return Link(tmp_path / "link")
 
 
 def test_a_node_that_was_killed_is_let_in_again_at_once(link: Link) -> None:
     """Was: refused for a minute, until its heartbeats were missed."""
-    number = link.fleet(0).connect(None, registers=False)
+    number = link.fleet(0).connect(None, registers_itself=False)
     with pytest.raises(LostError, match="heard of another with it within a minute"):
-        link.fleet(0).connect(None, registers=False)
-    assert link.fleet(0).connect(number, registers=False) == number
-    assert link.fleet(1).connect(number, registers=False) == link.nodes[1], "another's id is of no use"
-    assert link.fleet(0).ask(HEARTBEAT, node={"node_id": number}, heartbeat_interval=15.0).success
+        link.fleet(0).connect(None, registers_itself=False)
+    assert link.fleet(0).connect(number, registers_itself=False) == number
+    assert link.fleet(1).connect(number, registers_itself=False) == link.nodes[1], "another's id is of no use"
+    assert link.fleet(0).ask(NODE_HEARTBEAT, node={"node_id": number}, heartbeat_interval=15.0).success
 
 
 def test_a_superlink_that_was_started_again_is_told_from_a_key_that_it_does_not_know(
@@ -80,14 +80,14 @@ def test_a_superlink_that_was_started_again_is_told_from_a_key_that_it_does_not_
 ) -> None:
     fleet = link.fleet(0)
     with pytest.raises(LostError, match="it was started again, or its key was revoked"):
-        fleet.ask(PULL, node={"node_id": 12345})
-    beat = read_beat(tmp_path, SUPERNODE)
+        fleet.ask(PULL_MESSAGES, node={"node_id": 12345})
+    beat = read_heartbeat(tmp_path, SUPERNODE)
     assert beat is not None
-    assert "it was started again, or its key was revoked" in beat.trouble
+    assert "it was started again, or its key was revoked" in beat.error
     make_node_key(tmp_path / "other.key", tmp_path / "other.pub")
-    fleet._key = silo_node._private_key(tmp_path / "other.key")
+    fleet._key = silo_node._read_private_key(tmp_path / "other.key")
     with pytest.raises(LostError):
-        fleet.connect(None, registers=False)
+        fleet.connect(None, registers_itself=False)
 
 
 def test_a_clock_that_is_wrong_is_named(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,10 +97,10 @@ def test_a_clock_that_is_wrong_is_named(link: Link, tmp_path: Path, monkeypatch:
     def refused(request: httpx.Request) -> httpx.Response:
         return httpx.Response(401, headers={"date": "Mon, 23 Nov 2026 07:00:00 GMT"})
 
-    fleet._wire.client = httpx.Client(transport=httpx.MockTransport(refused), base_url="http://link")
+    fleet._client.client = httpx.Client(transport=httpx.MockTransport(refused), base_url="http://link")
     monkeypatch.setattr(silo_node.time, "time", lambda: 1_795_417_220.0)
     with pytest.raises(LostError, match="this machine's clock is 20 s ahead of the SuperLink's; set it by NTP"):
-        fleet.ask(ACTIVATE, public_key=fleet.public_key, heartbeat_interval=15.0)
+        fleet.ask(ACTIVATE_NODE, public_key=fleet.public_key, heartbeat_interval=15.0)
 
 
 @pytest.mark.parametrize("failures", [1, 3])
@@ -118,13 +118,13 @@ def test_a_request_whose_answer_did_not_come_is_repeated(
         return httpx.Response(200)
 
     fleet = link.fleet(0)
-    fleet._wire.client = httpx.Client(transport=httpx.MockTransport(flaky), base_url="http://link")
+    fleet._client.client = httpx.Client(transport=httpx.MockTransport(flaky), base_url="http://link")
     monkeypatch.setattr(silo_node.time, "sleep", pauses.append)
-    assert not fleet.ask(PULL, node={"node_id": 1}).messages_list
+    assert not fleet.ask(PULL_MESSAGES, node={"node_id": 1}).messages_list
     assert pauses == [0.1, 0.2, 0.4][:failures]
-    beat = read_beat(tmp_path, SUPERNODE)
+    beat = read_heartbeat(tmp_path, SUPERNODE)
     assert beat is not None
-    assert not beat.trouble
+    assert not beat.error
 
 
 def test_a_superlink_that_stays_away_is_lost(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,15 +137,15 @@ def test_a_superlink_that_stays_away_is_lost(link: Link, tmp_path: Path, monkeyp
         clock[0] += seconds
 
     fleet = link.fleet(0)
-    fleet._wire.client = httpx.Client(transport=httpx.MockTransport(away), base_url="http://link")
+    fleet._client.client = httpx.Client(transport=httpx.MockTransport(away), base_url="http://link")
     monkeypatch.setattr(silo_node.time, "sleep", sleep)
     monkeypatch.setattr(silo_node.time, "monotonic", lambda: clock[0])
     with pytest.raises(LostError, match="Connection refused"):
-        fleet.ask(PULL, node={"node_id": 1})
+        fleet.ask(PULL_MESSAGES, node={"node_id": 1})
     assert 20.0 < clock[0] < 25.0
-    beat = read_beat(tmp_path, SUPERNODE)
+    beat = read_heartbeat(tmp_path, SUPERNODE)
     assert beat is not None
-    assert beat.trouble == "Connection refused"
+    assert beat.error == "Connection refused"
 
 
 def test_a_node_without_heartbeats_ends(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +163,10 @@ def test_a_node_without_heartbeats_ends(link: Link, monkeypatch: pytest.MonkeyPa
     threads = SimpleNamespace(Thread=lambda **_: SimpleNamespace(start=lambda: None))
     with monkeypatch.context() as patches:
         patches.setattr(silo_node, "threading", threads)
-        node = Node(link.fleet(0), 12345, 0, "guard.sock")
+        node = SiloNode(link.fleet(0), 12345, 0, "guard.sock")
     with pytest.raises(EndedError):
-        node._beat()
-    assert ended == [service.LOST]
+        node._send_heartbeats()
+    assert ended == [service.LOST_EXIT_CODE]
 
 
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN OPENSSH PRIVATE KEY-----\nx\n"])
@@ -176,11 +176,11 @@ def test_a_key_that_is_none_is_one_line(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(
         InputError, match=r"node\.key: expected a private key as `ssh-keygen -t ecdsa -b 384` makes"
     ):
-        Fleet("127.0.0.1:1", tmp_path)
+        FleetClient("127.0.0.1:1", tmp_path)
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
     form: Any = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
     (tmp_path / "node.key").write_bytes(ed25519.Ed25519PrivateKey.generate().private_bytes(*form))
     with pytest.raises(InputError, match="no ECDSA key"):
-        Fleet("127.0.0.1:1", tmp_path)
+        FleetClient("127.0.0.1:1", tmp_path)

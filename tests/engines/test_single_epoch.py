@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedpriv.claims.ledger import as_data, from_data
+from fedpriv.claims.ledger import stream_from_data, stream_to_data
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator, simulation_noise
 from fedpriv.engines.table import make_engine
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.orders import Phases
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.schema import Cell, FederationSection
 from tests import oracle_single_epoch as oracle
 from tests.engines.test_engines import run
@@ -94,7 +94,7 @@ def test_the_phased_method_needs_a_curator_and_its_certificate(small_cell: MakeC
         tree = single_epoch("phased-sgd", "curator")
         cell = small_cell(**{**tree, "algorithm": {**tree["algorithm"], **settings}})
         with pytest.raises(InputError, match=line):
-            plan_of(cell, task_of_cell(cell).objective)
+            make_plan(cell, load_task(cell).objective)
 
 
 def test_the_phased_method_refuses_what_is_not_known_to_be_convex(small_cell: MakeCell) -> None:
@@ -103,9 +103,9 @@ def test_the_phased_method_refuses_what_is_not_known_to_be_convex(small_cell: Ma
     for model, data in (("mlp", "synthetic"), ("least-squares", "linear-regression")):
         cell = small_cell(**tree, model={"name": model}, data={"name": data})
         with pytest.raises(InputError, match="rests on a convex loss"):
-            plan_of(cell, task_of_cell(cell).objective)
+            make_plan(cell, load_task(cell).objective)
     measured = small_cell(**tree, run__goldstein_radius=0.1)
-    assert plan_of(measured, task_of_cell(measured).objective).mechanism
+    assert make_plan(measured, load_task(measured).objective).mechanism
 
 
 def test_the_phased_method_reads_each_record_once_and_publishes_phase_ends(small_cell: MakeCell) -> None:
@@ -115,7 +115,7 @@ def test_the_phased_method_reads_each_record_once_and_publishes_phase_ends(small
     assert outcome.cell_outcome.gradient_evaluations == 10 * sum(cell.batch_sizes)
     (stream,) = outcome.cell_outcome.releases
     assert stream.mu == pytest.approx(2.0, rel=1e-9)
-    assert from_data(as_data(stream)) == stream
+    assert stream_from_data(stream_to_data(stream)) == stream
     assert heard.rounds == 13
 
 
@@ -178,9 +178,9 @@ def test_engine_is_the_algorithm_as_written(
         federation={"silos": 3, "rounds": ROUNDS, "samples": 150, "size_skew": 1.0},
     )
     assert len(set(cell.batch_sizes)) > 1
-    task, noise = task_of_cell(cell), simulation_noise(cell.seed, np.float64)
+    task, noise = load_task(cell), simulation_noise(cell.seed, np.float64)
     size = task.objective.dimension
-    shares = [share.reshape(cell.schedule.batches_held, -1) for share in spread(cell)]
+    shares = [share.reshape(cell.schedule.batches_per_silo, -1) for share in partition_records(cell)]
 
     def normal(owner: int, t: int) -> NDArray[np.floating]:
         if owner < 0 and cell.algorithm.trust_setting.masked:
@@ -208,10 +208,11 @@ def test_engine_is_the_algorithm_as_written(
 
 def descent(cell: Cell, unit: float) -> list[oracle.Vector]:
     """The iterates of noisy gradient descent on the records of a cell, written out."""
-    task, noise = task_of_cell(cell), simulation_noise(cell.seed, np.float64)
-    size, held = task.objective.dimension, cell.schedule.batches_held
+    task, noise = load_task(cell), simulation_noise(cell.seed, np.float64)
+    size, held = task.objective.dimension, cell.schedule.batches_per_silo
     shares = [
-        np.resize(share.reshape(held, -1), (cell.schedule.rounds, len(share) // held)) for share in spread(cell)
+        np.resize(share.reshape(held, -1), (cell.schedule.rounds, len(share) // held))
+        for share in partition_records(cell)
     ]
     setup = oracle.Setup(
         [task.train.features[share].numpy() for share in shares],

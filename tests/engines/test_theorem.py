@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.papers.choquette_choo import non_realizable
-from fedpriv.plan.plan import plan_of, problem_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.papers.choquette_choo import non_realizable_parameters
+from fedpriv.plan.plan import make_plan, make_problem
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.schema import Cell
 
 
@@ -29,22 +29,22 @@ def asking(theorem: str, rounds: int, **algorithm: Any) -> dict[str, Any]:
 def test_the_realizable_theorem_cannot_be_run_here_and_says_why(small_cell: Callable[..., Cell]) -> None:
     cell = small_cell(**asking("theorem-realizable", 60))
     with pytest.raises(InputError, match=r"the realizable theorem asks for [\d,]+ rounds of B = 0\.\d+ examples"):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
 
 
 def test_the_non_realizable_theorem_gives_clip_and_beta(small_cell: Callable[..., Cell]) -> None:
     """√6000 = 77.5: 77 rounds of 77 records, and another number of rounds is refused with that."""
     wrong = small_cell(**asking("theorem-non-realizable", 60))
-    objective = task_of_cell(wrong).objective
+    objective = load_task(wrong).objective
     with pytest.raises(
         InputError, match="asks for 77 rounds of 77 records at n = 6000; the scenario has 60 rounds"
     ):
-        plan_of(wrong, objective)
+        make_plan(wrong, objective)
     cell = small_cell(**asking("theorem-non-realizable", 77))
-    plan: Any = plan_of(cell, objective)
-    problem = problem_of(cell, objective)
+    plan: Any = make_plan(cell, objective)
+    problem = make_problem(cell, objective)
     assert problem.records == 77 * 76
-    asked = non_realizable(problem, 3.0)
+    asked = non_realizable_parameters(problem, 3.0)
     assert plan.estimator.round(2).clip == pytest.approx(asked.clip)
     assert plan.optimizer.beta == pytest.approx(asked.beta)
 

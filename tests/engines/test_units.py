@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from fedpriv.accounting.gaussian import epsilon_of
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import as_data, from_data
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import stream_from_data, stream_to_data
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
-from fedpriv.data.partition import counted, in_a_row, of_persons, roster
+from fedpriv.data.partition import counted_mask, group_by_person, group_consecutive, index_persons
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.plan.evaluation import records_of_silos
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.evaluation import train_indices_of_silos
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.study.stored import privacy_of
+from fedpriv.study.stored import privacy_data
 from tests.conftest import small_tree
 from tests.data.tables import rows, table_tree, write_csv
 from tests.engines.test_engines import run
@@ -61,12 +61,15 @@ def test_engines_agree_on_persons(tmp_path: Path, trust: str, sampling: str) -> 
     assert np.linalg.norm(model) > 1e-3
     np.testing.assert_allclose(model, inprocess.cell_outcome.model, rtol=near, atol=near * np.linalg.norm(model))
     assert vectorized.cell_outcome.fraction_clipped == inprocess.cell_outcome.fraction_clipped
-    releases = [from_data(json.loads(json.dumps(as_data(stream)))) for stream in vectorized.cell_outcome.releases]
+    releases = [
+        stream_from_data(json.loads(json.dumps(stream_to_data(stream))))
+        for stream in vectorized.cell_outcome.releases
+    ]
     assert tuple(releases) == vectorized.cell_outcome.releases
-    claim = claim_of(releases)
+    claim = compute_claim(releases)
     assert claim is not None
-    assert claim.unit == cell.privacy.protected
-    said = privacy_of(cell, releases)
+    assert claim.unit == cell.privacy.protected_unit
+    said = privacy_data(cell, releases)
     assert said["unit"] == "all records of one person in one silo, at most 4 a round"
     assert said["several_records"] is None
 
@@ -80,7 +83,7 @@ def test_results_say_what_several_records_of_a_person_cost(small_cell: MakeCell,
         privacy={"relation": "zero-out", "mu": 0.3},
     )
     (outcome,), _ = run("vectorized", cell)
-    said = privacy_of(cell, outcome.cell_outcome.releases)
+    said = privacy_data(cell, outcome.cell_outcome.releases)
     several = json.loads(json.dumps(said["several_records"]))
     assert list(several) == ["2", "8"]
     if sampling == "fixed":
@@ -97,23 +100,21 @@ def test_results_say_what_several_records_of_a_person_cost(small_cell: MakeCell,
 def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:
     """One round, written out person by person: the first four records of each, over the public number of them."""
     cell = person_cell(tmp_path, privacy__mode="none", privacy__mu=None, algorithm__trust="trusted")
-    task = task_of_cell(cell)
-    plain = task_of_cell(
-        resolve_cell({**persons_tree(tmp_path), "privacy": {"relation": "zero-out", "mu": 1.0}}, "")
-    )
-    assert task.units is not None
+    task = load_task(cell)
+    plain = load_task(resolve_cell({**persons_tree(tmp_path), "privacy": {"relation": "zero-out", "mu": 1.0}}, ""))
+    assert task.unit_indices is not None
     names = np.asarray(task.persons)
-    silo = SimulatedFederation.of(cell).silo(1)
+    silo = SimulatedFederation.from_cell(cell).silo(1)
     query, one = (
         torch.randn(silo.plan.objective.dimension, dtype=torch.float64),
         torch.ones(1, dtype=torch.float64),
     )
-    release, _ = silo.answer(silo.start(), 1, query)
+    release, _ = silo.answer(silo.initial_state(), 1, query)
     total = torch.zeros_like(query)
-    for unit in spread(cell)[1][:4].tolist():
-        person = names[roster(names)[0][unit]]
-        own = np.flatnonzero((names == person) & counted(plain.train.labels.numpy()))[:4]
-        assert own.tolist() == [row for row in task.units[unit].tolist() if row >= 0]
+    for unit in partition_records(cell)[1][:4].tolist():
+        person = names[index_persons(names)[0][unit]]
+        own = np.flatnonzero((names == person) & counted_mask(plain.train.labels.numpy()))[:4]
+        assert own.tolist() == [row for row in task.unit_indices[unit].tolist() if row >= 0]
         gradients = [
             task.objective.increment(
                 Query([query]), Batch(Records(plain.train.features[[row]], plain.train.labels[[row]]), one), 1e9
@@ -128,12 +129,12 @@ def test_without_noise_it_is_the_mean_of_clipped_means(tmp_path: Path) -> None:
 def test_a_person_moves_a_release_by_their_clip_however_many_records_they_have(tmp_path: Path) -> None:
     """Guarantee of the user unit: 2 C / B for one person exchanged for another, with four records far away."""
     cell = person_cell(tmp_path, privacy__mode="none", privacy__mu=None, algorithm__trust="trusted")
-    silo = SimulatedFederation.of(cell).silo(0)
+    silo = SimulatedFederation.from_cell(cell).silo(0)
     query = torch.randn(silo.plan.objective.dimension, dtype=torch.float64)
-    release, _ = silo.answer(silo.start(), 1, query)
+    release, _ = silo.answer(silo.initial_state(), 1, query)
     features, labels = silo.records.features.clone(), silo.records.labels.clone()
     features[2], labels[2] = 1e6 * torch.randn(features[2].shape, dtype=torch.float64), 1
-    other, _ = dataclasses.replace(silo, records=Records(features, labels)).answer(silo.start(), 1, query)
+    other, _ = dataclasses.replace(silo, records=Records(features, labels)).answer(silo.initial_state(), 1, query)
     assert 0.0 < float((release.vector - other.vector).norm()) <= 2.0 / 5 * (1 + 1e-9)
 
 
@@ -149,28 +150,28 @@ def test_clients_are_rows_of_a_pool(small_cell: MakeCell) -> None:
     (vectorized,), _ = run("vectorized", cell)
     (inprocess,), _ = run("inprocess", cell)
     np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-12)
-    claim = claim_of(vectorized.cell_outcome.releases)
+    claim = compute_claim(vectorized.cell_outcome.releases)
     assert claim is not None
-    assert claim.unit.words == "everything one client holds, at most 6 records a round"
-    assert len(spread(cell)[0]) == 40
+    assert claim.unit.description == "everything one client holds, at most 6 records a round"
+    assert len(partition_records(cell)[0]) == 40
     assert vectorized.cell_outcome.gradient_evaluations == 6 * 12 * 10
 
 
 def test_persons_are_grouped_by_their_own_records_alone() -> None:
     owners = ["b", "a", "b", "c", "b", "a"]
-    assert of_persons(owners, 2).tolist() == [[1, 5], [0, 2], [3, -1]]
-    assert of_persons(owners, 4).tolist() == [[1, 5, -1, -1], [0, 2, 4, -1], [3, -1, -1, -1]]
-    assert of_persons([*owners[1:], "c", "0"], 2).tolist() == [[6, -1], [0, 4], [1, 3], [2, 5]]
+    assert group_by_person(owners, 2).tolist() == [[1, 5], [0, 2], [3, -1]]
+    assert group_by_person(owners, 4).tolist() == [[1, 5, -1, -1], [0, 2, 4, -1], [3, -1, -1, -1]]
+    assert group_by_person([*owners[1:], "c", "0"], 2).tolist() == [[6, -1], [0, 4], [1, 3], [2, 5]]
     counts = np.array([True, True, False, False, True, False])
-    assert of_persons(owners, 2, counts).tolist() == [[1, -1], [0, 4], [-1, -1]]  # "c" keeps a place
-    assert of_persons([7, 7, 3], 1).tolist() == [[2], [0]]
-    assert in_a_row(7, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert group_by_person(owners, 2, counts).tolist() == [[1, -1], [0, 4], [-1, -1]]  # "c" keeps a place
+    assert group_by_person([7, 7, 3], 1).tolist() == [[2], [0]]
+    assert group_consecutive(7, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_the_records_of_a_silo_are_those_of_its_persons(tmp_path: Path) -> None:
     cell = person_cell(tmp_path)
-    names = np.asarray(task_of_cell(cell).persons)
-    of_silos = [set(names[records].tolist()) for records in records_of_silos(cell)]
+    names = np.asarray(load_task(cell).persons)
+    of_silos = [set(names[records].tolist()) for records in train_indices_of_silos(cell)]
     assert [len(each) for each in of_silos] == [10, 8]
     assert all(name.startswith("n") for name in of_silos[0])
     assert not of_silos[0] & of_silos[1]
@@ -214,7 +215,7 @@ def test_units_that_the_data_do_not_have_are_refused(changes: dict[str, Any], li
 
 
 def test_persons_in_several_silos_are_refused_with_secret_rounds(tmp_path: Path) -> None:
-    assert person_cell(tmp_path, privacy__shared=2).privacy.protected.shared == 2
+    assert person_cell(tmp_path, privacy__shared=2).privacy.protected_unit.max_silos == 2
     with pytest.raises(InputError, match="accounted for in public orders only"):
         person_cell(tmp_path, privacy__shared=2, federation__sampling="poisson")
     with pytest.raises(InputError, match="there are 2 silos"):
@@ -238,7 +239,7 @@ def test_what_takes_rows_for_records_is_refused(tmp_path: Path, name: str) -> No
         tree["privacy"] = {"unit": "user", "records": 4, "relation": "zero-out", "mode": "none"}
     cell = resolve_cell(tree, "test")
     with pytest.raises(InputError, match=r'privacy\.unit = "user"'):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
 
 
 @pytest.mark.parametrize("model", ["softmax-regression", "logistic-regression", "mlp"])

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from fedpriv.claims.outcome import Finished, RunObserver, digest_of
+from fedpriv.claims.outcome import CellOutcome, RunObserver, cell_digest
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines import workers as engine
 from fedpriv.engines.table import IndexedOutcome, find_engine_row, make_engine
@@ -37,7 +37,7 @@ evaluations = 4
 "federation.silos" = [1, 2, 3]
 seeds = 2
 """
-FINISHED = Finished({"test_loss": 1.0}, 0.0, 0.1, (), 1, np.zeros(2))
+FINISHED = CellOutcome({"test_loss": 1.0}, 0.0, 0.1, (), 1, np.zeros(2))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ class Recorder(RunObserver):
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         self.heard.append((place, t))
 
-    def noted(self, line: str) -> None:
+    def notified(self, line: str) -> None:
         self.heard.append(line)
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
@@ -176,7 +176,7 @@ def test_what_a_worker_kept_is_given_to_the_next_one(monkeypatch: pytest.MonkeyP
             self.dropped.append(name)
 
     cell: Any = SimpleNamespace(canonical=dict)
-    name, memory = checkpoint_name([digest_of(cell)] * 2), Memory()
+    name, memory = checkpoint_name([cell_digest(cell)] * 2), Memory()
     first = [
         BEGAN,
         RemoteCall("keep", (name, b"early")),
@@ -236,7 +236,7 @@ def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
     expected = {outcome.index: outcome.cell_outcome for outcome in make_engine(name)(cells, whole)}
     told = 0
     for group in row.group_cells(cells):
-        began, *events = run_worker(name, [cells[place].canonical() for place in group], [])
+        began, *events = run_worker(name, [cells[place].canonical_data() for place in group], [])
         assert began == RemoteCall("began", (socket.gethostname(), os.getpid(), installed_versions()))
         told += sum(
             event.arguments[0] for event in events if isinstance(event, RemoteCall) and event.method == "advanced"
@@ -251,7 +251,7 @@ def test_a_worker_says_what_its_engine_says(scenario: Path, name: str) -> None:
 
 def test_an_error_of_the_engine_is_raised_by_the_worker(scenario: Path) -> None:
     with pytest.raises(InputError, match="known engines"):
-        list(run_worker("none", [cell.canonical() for cell in cells_of(scenario)], []))
+        list(run_worker("none", [cell.canonical_data() for cell in cells_of(scenario)], []))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedpriv.data.named import load
-from fedpriv.data.partition import iid
+from fedpriv.data.partition import partition_iid
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.flower import PrivateClient, PrivateStrategy
 
@@ -69,7 +69,7 @@ def data() -> Arrays:
 def shares(silos: int = SILOS, count: int = ROUNDS * BATCH, seed: int = SEED) -> list[Arrays]:
     """The records of silo 0, 1, …, in the order in which a scenario of this seed spreads them."""
     images, labels = data()
-    return [(images[rows], labels[rows]) for rows in iid(labels, [count] * silos, seed)]
+    return [(images[rows], labels[rows]) for rows in partition_iid(labels, [count] * silos, seed)]
 
 
 def train_of(module: nn.Module, records: Sequence[Any], loss: Any = None) -> Train:

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fedpriv.data.named import load
-from fedpriv.silo.demo import policy_text, write_shard
+from fedpriv.silo.demo import format_policy, write_shard
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
 from tests.flower.quickstart.task import Net, load_centralized_dataset
@@ -57,7 +57,7 @@ def write_policy(folder: Path, silo: int, evaluation: Mapping[str, Any] | None =
         "relation": "zero-out", "clip": 1.0, "rounds": 12, "budget": 2.0, "tick": 0.0,
         "models": ["quickstart.task:net"], **allow,
     }  # fmt: skip
-    (own / "policy.toml").write_text(policy_text(keys, allowed, evaluation=evaluation))
+    (own / "policy.toml").write_text(format_policy(keys, allowed, evaluation=evaluation))
     return own / "policy.toml"
 
 
@@ -116,10 +116,10 @@ def ledger_of(folder: Path, silo: int = 0, *, tests: bool = False) -> list[tuple
     """(run, price, rounds answered) of all runs, as the silo's administrator sees them; or those of `tests`."""
     policy = read_policy(folder / f"silo-{silo}" / "policy.toml")
     if tests:
-        assert policy.for_tests is not None
-        policy = policy.for_tests
-    ledger = SiloLedger(policy.ledger, policy.marked)
-    rows = [(row.run_id, row.mu, row.answered) for row in ledger.overview()]
+        assert policy.test_policy is not None
+        policy = policy.test_policy
+    ledger = SiloLedger(policy.ledger, policy.mark_path)
+    rows = [(row.run_id, row.mu, row.answered_count) for row in ledger.list_runs()]
     ledger.close()
     return rows
 

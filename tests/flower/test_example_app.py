@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.addons.services.service import environment, script
+from fedpriv.addons.services.service import flower_environment, script_path
 from fedpriv.engines.children import reap_processes
 from fedpriv.engines.inprocess import InProcessGrid
 from tests.doc_pages import ROOT
@@ -106,10 +106,12 @@ def test_a_superlink_and_two_supernodes_run_the_example(app: Any, tmp_path: Path
         for home in homes.values():
             home.mkdir()
         address = f"127.0.0.1:{link}"
-        commands = {"link": [script("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(link)]}
+        commands = {
+            "link": [script_path("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(link)]
+        }
         for silo, port in enumerate(nodes):
             commands[f"node-{silo}"] = [
-                script("flower-supernode"), "--insecure", "--superlink", address, "--port", str(port),
+                script_path("flower-supernode"), "--insecure", "--superlink", address, "--port", str(port),
                 "--node-config", f"partition-id={silo} num-partitions=2",
             ]  # fmt: skip
         (homes["user"] / "config.toml").write_text(
@@ -123,7 +125,7 @@ def test_a_superlink_and_two_supernodes_run_the_example(app: Any, tmp_path: Path
 
 
 def own(home: Path) -> dict[str, str]:
-    return {**environment(home), "FLWR_HOME": str(home), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    return {**flower_environment(home), "FLWR_HOME": str(home), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
 @contextmanager
@@ -148,13 +150,13 @@ def submitted(home: Path, trust: str) -> str:
     keys = " ".join(f"{key}={value}" for key, value in SHORT.items()) + f' trust="{trust}"'
     deadline = time.monotonic() + 400
     while True:
-        words = [script("flwr"), "run", str(APP), "here", "--run-config", keys]
+        words = [script_path("flwr"), "run", str(APP), "here", "--run-config", keys]
         done = subprocess.run(words, env=own(home), capture_output=True, text=True, check=False)
         if done.returncode == 0 or time.monotonic() > deadline:
             break
         time.sleep(1.0)
     while time.monotonic() < deadline:
-        words = [script("flwr"), "list", "here", "--format", "json"]
+        words = [script_path("flwr"), "list", "here", "--format", "json"]
         listed = subprocess.run(words, env=own(home), capture_output=True, text=True, check=False)
         if listed.returncode == 0:
             runs = json.loads(listed.stdout)["runs"]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from fedpriv.clients.app import ask, ask_shapes
+from fedpriv.clients.app import ask_release, ask_shapes
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.flower import SiloGuard, guard_of
 from fedpriv.protocol.messages import Refusal
@@ -49,7 +49,7 @@ def model() -> ArrayRecord:
 
 def refused(guard: SiloGuard, t: int, query: Any, cell: str | None = None) -> str:
     """The reason why the guard releases nothing."""
-    answer = ask(guard.socket, guard.run, cell or guard.cell_json, t, query)
+    answer = ask_release(guard.socket, guard.run, cell or guard.cell_json, t, query)
     assert isinstance(answer, Refusal), answer
     return answer.reason
 
@@ -84,7 +84,7 @@ def test_it_sends_what_is_no_number(silo: Path, value: float) -> None:
 def test_it_scales_the_parameters(silo: Path) -> None:
     """Gains: a release as long as any other, by the clip; beyond the policy's largest query, nothing."""
     guard, query = own(silo, 3), np.full(SIZE, 1e9, np.float32)
-    release = ask(guard.socket, guard.run, guard.cell_json, 1, query)
+    release = ask_release(guard.socket, guard.run, guard.cell_json, 1, query)
     assert not isinstance(release, Refusal)
     assert np.linalg.norm(release) < 1.0 + 1.3 * NOISE * np.sqrt(SIZE)
     assert 0.8 * NOISE * np.sqrt(SIZE) < np.linalg.norm(release)
@@ -203,13 +203,15 @@ def test_it_evaluates_again_and_again(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="server round 13: the guard's scenario has 12 of them"):
             guard.evaluate(other, 13)
         query = np.zeros(SIZE, np.float32)
-        told = [ask(guard.socket, "1", guard.cell_json, t, query, tests=True) for t in (2, 3, 4, 5)]
+        told = [ask_release(guard.socket, "1", guard.cell_json, t, query, tests=True) for t in (2, 3, 4, 5)]
         assert [isinstance(each, Refusal) for each in told] == [False, False, True, True]
         widened = json.loads(guard.cell_json)
         widened["run"]["evaluations"] = 12
         hostile = json.dumps(widened)
-        assert "12 evaluations, allowed are 3" in str(ask(guard.socket, "2", hostile, 1, query, tests=True))
-        asked = [ask(guard.socket, str(run), guard.cell_json, 1, query, tests=True) for run in (3, 4, 5)]
+        assert "12 evaluations, allowed are 3" in str(
+            ask_release(guard.socket, "2", hostile, 1, query, tests=True)
+        )
+        asked = [ask_release(guard.socket, str(run), guard.cell_json, 1, query, tests=True) for run in (3, 4, 5)]
         assert [isinstance(each, Refusal) for each in asked] == [False, True, True]
         assert "the budget is 2.9" in str(asked[-1])
     assert ledger_of(tmp_path, tests=True) == [("1", pytest.approx(2.0), 3), ("3", pytest.approx(2.0), 1)]

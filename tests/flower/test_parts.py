@@ -10,11 +10,11 @@ from flwr.app import Context, RecordDict
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.flower import guard_of
-from fedpriv.flower.guards import ModelLayout, read_terms
-from fedpriv.loss.imported import shapes_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.flower.guards import ModelLayout, read_app_cell
+from fedpriv.loss.imported import parameter_shapes
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.seen import Events
+from fedpriv.silo.seen import GuardEvents
 from tests.conftest import small_tree
 from tests.doc_pages import ROOT
 from tests.flower.quickstart.client_app import SCENARIO
@@ -25,8 +25,8 @@ SHAPES = [(2, 1, 3, 3), (2,), (), (4, 2)]
 
 def test_arrays_are_the_vector_cut_and_back() -> None:
     arrays = [np.arange(np.prod(shape, dtype=int), dtype=np.float64).reshape(shape) + 0.25 for shape in SHAPES]
-    layout = ModelLayout.at_guard(arrays, "abcd", "float32", SHAPES)
-    flat = layout.flat(arrays)
+    layout = ModelLayout.from_guard_shapes(arrays, "abcd", "float32", SHAPES)
+    flat = layout.flatten(arrays)
     assert flat.dtype == np.float32
     assert flat[:18].tolist() == arrays[0].ravel().tolist()
     for array, back in zip(arrays, layout.split(flat), strict=True):
@@ -43,7 +43,7 @@ def test_arrays_are_the_vector_cut_and_back() -> None:
     ids=["module", "formula"],
 )
 def test_a_model_says_which_arrays_its_parameters_are(model: dict[str, Any], shapes: list[Any]) -> None:
-    assert shapes_of(task_of_cell(resolve_cell(small_tree(model=model), "test")).objective) == shapes
+    assert parameter_shapes(load_task(resolve_cell(small_tree(model=model), "test")).objective) == shapes
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_scenarios_that_are_no_steps_of_an_app_are_one_line(tmp_path: Path, old:
     assert text.count(old) == 1
     (tmp_path / "guard.toml").write_text(text.replace(old, new))
     with pytest.raises(InputError, match=line) as raised:
-        read_terms(tmp_path / "guard.toml")
+        read_app_cell(tmp_path / "guard.toml")
     assert "\n" not in str(raised.value)
 
 
@@ -116,10 +116,10 @@ def test_a_guard_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 
 def test_who_is_refused_for_ever_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    told = Events()
+    told = GuardEvents()
     with caplog.at_level(logging.WARNING, "fedpriv.guard"):
         for _ in range(3500):
-            told.refused("run\n\x1b[31m", "no\nreason")
+            told.record_refusal("run\n\x1b[31m", "no\nreason")
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == r"refusal 1, run run\n\x1b[31m: no\nreason"
     assert [int(line.split()[1].rstrip(",")) for line in lines] == [*range(1, 101), 1000, 2000, 3000]

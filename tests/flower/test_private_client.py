@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedpriv.clients import app as client_app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.data.given import arrays_of
+from fedpriv.data.given import to_record_arrays
 from fedpriv.flower import DPSGD, DPMu2FL, PrivateClient, PrivateStrategy
-from fedpriv.protocol.messages import opened_in, refusal_in
+from fedpriv.protocol.messages import read_refusal, unseal_vector
 from tests.flower.apps import (
     CNN,
     PRIVACY,
@@ -271,7 +271,7 @@ def test_a_second_strategy_in_the_same_run_is_refused() -> None:
 def digest_of(arrays: Any) -> bytes:
     """The digest of records under no key, on which who knows all others can try one."""
     digest = hashlib.sha256()
-    for array in arrays_of(arrays):
+    for array in to_record_arrays(arrays):
         digest.update(f"{array.dtype} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.digest()
@@ -292,7 +292,7 @@ def test_key_and_state_are_forgotten_with_the_last_round() -> None:
         kept = context.state["fedpriv-private"]
         assert (kept["key"], kept["state"]) == (b"", b"")
         assert bytes(kept["records"]) != digest_of(shares()[int(context.node_config["partition-id"])])
-    refusal = refusal_in(inner(last[0], contexts[0]).content)
+    refusal = read_refusal(inner(last[0], contexts[0]).content)
     assert refusal is not None
     assert refusal.reason == "silo 0: the run is over, and its key is forgotten"
 
@@ -323,7 +323,7 @@ def test_a_greeting_that_is_sent_again_keeps_the_key() -> None:
 def test_a_supernode_refuses_the_noise_of_a_seed(monkeypatch: pytest.MonkeyPatch, seed: int | None) -> None:
     """Its noise could be drawn by everybody who knows the seed."""
     monkeypatch.setattr("sys.argv", ["/usr/bin/flwr-clientapp"])
-    assert client_app.in_supernode()
+    assert client_app.runs_in_supernode()
     if seed is None:
         assert started(train_of(network(), shares())).arrays
         return
@@ -360,7 +360,7 @@ def test_what_leaves_an_untrusted_silo_is_sealed_and_has_its_noise() -> None:
     strategy.start(grid_of(train), ArrayRecord(module.state_dict()))
     first = [reply.content for reply in replies[SILOS : 2 * SILOS]]
     assert all("metrics" not in content for content in first)  # no count of records leaves
-    releases = np.stack([opened_in(content, "release") for content in first])
+    releases = np.stack([unseal_vector(content, "release") for content in first])
     std = float(strategy.plan.noise.std_of(0))
     assert abs(releases.std() / std - 1.0) < 0.05  # clipped gradients are small beside it
     assert all(content["config"]["seal"] for content in first)
@@ -372,7 +372,7 @@ def test_a_partition_id_that_is_no_silo_is_one_line() -> None:
     def train(message: Message, context: Context) -> Message:
         context.node_config["partition-id"] = 3
         reply = inner(message, context)
-        refusal = refusal_in(reply.content)
+        refusal = read_refusal(reply.content)
         assert refusal is not None
         assert refusal.reason.startswith("silo 3: partition-id = 3 in the node configuration: expected the silo's")
         return reply

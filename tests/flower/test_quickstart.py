@@ -18,10 +18,10 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.fab import Fab
 
 from fedpriv.addons.services import supernode_process
-from fedpriv.addons.services.deployment import SuperLink, federation_superlink, node_keys
-from fedpriv.addons.services.flower_private.control import Wire
+from fedpriv.addons.services.deployment import SuperLink, federation_superlink, node_key_folder
+from fedpriv.addons.services.flower_private.control import ApiClient
 from fedpriv.addons.services.flower_private.names import START_RUN
-from fedpriv.addons.services.service import environment
+from fedpriv.addons.services.service import flower_environment
 from fedpriv.data.named import load
 from fedpriv.engines.inprocess import InProcessGrid
 from tests.e2e.flwr_command import flwr_run
@@ -119,7 +119,7 @@ def submitted(link: SuperLink, folder: Path) -> int:
     files: dict[str, bytes | Path] = {name: text.encode() for name, text in app_files(config).items()}
     content, _ = build_fab_from_files(files)
     request = StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})))
-    return int(link.control._answer(lambda client: Wire(client).ask(START_RUN, request)).run_id)
+    return int(link.control._answer(lambda client: ApiClient(client).ask(START_RUN, request)).run_id)
 
 
 @pytest.mark.deployment
@@ -137,14 +137,18 @@ def test_supernodes_of_a_stock_app_train_through_their_sites_guards(tmp_path: Pa
             own = home / f"silo-{silo}"
             own.mkdir()
             socket = tmp_path / f"silo-{silo}" / "s.sock"
-            words = supernode_process.command(link.address, silo, socket, node_keys(home, silo), "--apps")
+            words = supernode_process.supernode_command(
+                link.address, silo, socket, node_key_folder(home, silo), "--apps"
+            )
             with (own / "log").open("wb") as log:
                 nodes.append(
-                    subprocess.Popen(words, cwd=own, env=environment(own), stdout=log, stderr=subprocess.STDOUT)
+                    subprocess.Popen(
+                        words, cwd=own, env=flower_environment(own), stdout=log, stderr=subprocess.STDOUT
+                    )
                 )
         run = submitted(link, tmp_path)
         deadline = time.monotonic() + 300
-        while not (status := link.control.status(run)).is_over and time.monotonic() < deadline:
+        while not (status := link.control.run_status(run)).is_over and time.monotonic() < deadline:
             time.sleep(0.3)
         logs = "".join((home / f"silo-{silo}" / "log").read_text(errors="replace")[-3000:] for silo in (0, 1))
         assert status.state == "finished:completed", f"{status}\n{link.log_tail()}\n{logs}"

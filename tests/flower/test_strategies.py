@@ -15,8 +15,8 @@ from torch import nn
 
 import fedpriv
 from fedpriv import flower
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.flower import DPFTRL, DPSGD, AcceleratedDPSRGD, DPGoldstein, DPMomentum, DPMu2FL, PrivateStrategy
 from tests.flower.apps import (
@@ -137,7 +137,7 @@ def test_without_a_seed_noise_is_fresh_and_the_claim_that_of_integers(row: str, 
     for _ in range(2):
         one = strategy(**SIZES, **PRIVACY, **settings, trust=trust)
         models.append(flat(run_app(one, module).arrays))
-        claim = claim_of(releases_of(one.plan, ROUNDS))
+        claim = compute_claim(make_release_streams(one.plan, ROUNDS))
         assert claim is not None
         assert claim.exact
         assert claim.guarantee.mu == pytest.approx(PRIVACY["mu"], rel=1e-3)

@@ -31,6 +31,6 @@ def charges(fed: Federation) -> list[str]:
         if len({run for run, _ in runs}) < len(runs):
             wrong.append(f"silo {silo} charged a run twice")
         prices = {price for _, price in runs}
-        if any(abs(price - (fed.cell.privacy.target or 0.0)) > 1e-9 for price in prices):
+        if any(abs(price - (fed.cell.privacy.target_mu or 0.0)) > 1e-9 for price in prices):
             wrong.append(f"silo {silo} charged {sorted(prices)}")
     return wrong

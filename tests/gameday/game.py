@@ -15,12 +15,12 @@ from pathlib import Path
 
 import psutil
 
-from fedpriv.addons.services.deployment import SOCKET, SuperLink
-from fedpriv.addons.services.flower_private.control import UNIX, Control
-from fedpriv.addons.services.flower_private.presence import runs_of
-from fedpriv.addons.services.service import free_port, script
+from fedpriv.addons.services.deployment import GUARD_SOCKET, SuperLink
+from fedpriv.addons.services.flower_private.control import UNIX_PREFIX, ControlClient
+from fedpriv.addons.services.flower_private.presence import list_runs
+from fedpriv.addons.services.service import free_port, script_path
 from fedpriv.core.errors import FedprivError
-from fedpriv.silo.backup import back_up
+from fedpriv.silo.backup import back_up_ledgers
 from tests.e2e.federation import Federation
 from tests.gameday.checks import charges, finished_run
 from tests.gameday.network import Network, Proxies
@@ -93,7 +93,7 @@ class Game:
         self.port = free_port()
         self.control = home / "control.sock"
         (own := home / "own").mkdir(mode=0o700)
-        link = SuperLink(Control(f"{UNIX}{self.control}"), home, f"127.0.0.1:{self.port}")
+        link = SuperLink(ControlClient(f"{UNIX_PREFIX}{self.control}"), home, f"127.0.0.1:{self.port}")
         overrides = [
             f"federation.rounds={rounds}",
             f"federation.batch={2000 // rounds}",
@@ -147,17 +147,22 @@ class Game:
     def back_up(self, site: int) -> None:
         """As its administrator does after each run."""
         (folder := self.backups / f"silo-{site}").mkdir(mode=0o700, parents=True, exist_ok=True)
-        back_up(self.fed.silos[site].policy, folder)
+        back_up_ledgers(self.fed.silos[site].policy, folder)
 
     def _begin(self) -> None:
-        fedpriv, link = script("fedpriv"), f"{UNIX}{self.control}"
+        fedpriv, link = script_path("fedpriv"), f"{UNIX_PREFIX}{self.control}"
         words = ["superlink", "--control", str(self.control), "--state", str(self.home / "runs.json")]
         words += ["--keys", str(self.keys / "superlink"), "--host", self.network.host, "--port", str(self.port)]
         self._service("superlink", None, fedpriv, *words)
         for site in SITES:
             policy = self.fed.silos[site].policy
             node = ["--silo", str(site), "--superlink", self.network.calls(site, self.port)]
-            node += ["--guard", str(policy.parent / SOCKET), "--keys", str(self.keys / f"silo-{site}" / "node")]
+            node += [
+                "--guard",
+                str(policy.parent / GUARD_SOCKET),
+                "--keys",
+                str(self.keys / f"silo-{site}" / "node"),
+            ]
             self._service(f"guard-{site}", site, fedpriv, "silo", "run", str(policy))
             node += ["--health", str(self.node_health(site))]
             self._service(f"node-{site}", site, fedpriv, "supernode", *node)
@@ -212,7 +217,7 @@ class Game:
             self._stopped = True
             self.manager.stop("run")
             with suppress(FedprivError):
-                for run in runs_of(self.fed.link.control):
+                for run in list_runs(self.fed.link.control):
                     if run.state == "running":
                         self.fed.link.control.stop_run(int(run.run))
 
@@ -284,7 +289,9 @@ class Game:
         always = [each for each in self.manager.services.values() if each.always]
         if not all(each.running for each in always):
             return False
-        sockets = [path for site in SITES for path in (self.fed.silos[site].home / SOCKET, self.node_health(site))]
+        sockets = [
+            path for site in SITES for path in (self.fed.silos[site].home / GUARD_SOCKET, self.node_health(site))
+        ]
         script = str(ROOT / "deploy" / "health.py")
         return all(
             subprocess.run([sys.executable, script, f"unix:{path}"], capture_output=True, check=False).returncode

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
-from fedpriv.addons.services.service import environment, script
+from fedpriv.addons.services.service import flower_environment, script_path
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
 from tests.gameday.game import Game, GameError
@@ -20,10 +20,10 @@ _UNKNOWN = "nobody knows what was released since"
 def command(game: Game, *words: str, extra: Mapping[str, str] | None = None) -> str:
     """What `fedpriv WORDS` prints; GameError if it fails."""
     done = subprocess.run(
-        [script("fedpriv"), *words],
+        [script_path("fedpriv"), *words],
         capture_output=True,
         text=True,
-        env={**environment(game.home / "person"), **(extra or {})},
+        env={**flower_environment(game.home / "person"), **(extra or {})},
         check=False,
     )
     if done.returncode:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from fedpriv.addons.services.service import environment, how
+from fedpriv.addons.services.service import describe_exit, flower_environment
 from fedpriv.engines.children import end_processes_in
 
 _RESTART = 3.0
@@ -140,7 +140,7 @@ class Supervisor:
         if service.process is not None:
             code = service.process.wait()
             service.process = None
-            self.journal.add("manager", f"{service.name}: main process {how(code)}")
+            self.journal.add("manager", f"{service.name}: main process {describe_exit(code)}")
             end_processes_in(service.home)
             if code == 0 and not service.always:
                 service.wanted = False
@@ -154,7 +154,7 @@ class Supervisor:
         service.process = subprocess.Popen(
             service.command,
             cwd=service.home,
-            env={**environment(service.home), **service.extra},
+            env={**flower_environment(service.home), **service.extra},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

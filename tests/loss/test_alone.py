@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.loss import features as backbone
-from fedpriv.loss.alone import each_alone, rows_apart
-from fedpriv.loss.features import frozen_features, orientation_histograms, scaled
-from fedpriv.loss.layered import objective_of
+from fedpriv.loss.alone import evaluate_per_record, map_records
+from fedpriv.loss.features import compute_frozen_features, orientation_histograms, scale_to_norm
+from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.models import LinearSettings, features_and_bias
+from fedpriv.loss.models import LinearSettings, compute_features_and_bias
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Objective, Query, Records, View
-from fedpriv.loss.rows import ColumnMoments, MomentSettings, moments
-from fedpriv.loss.scores import summed_scores
+from fedpriv.loss.rows import ColumnMoments, MomentSettings, moment_features
+from fedpriv.loss.scores import make_summed_scores
 from fedpriv.loss.views import PerUnit
-from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.plan.plan import plan_of
+from fedpriv.noise.integers.increments import sum_integer_increments
+from fedpriv.plan.plan import make_plan
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.silo import Silo
 from tests.conftest import small_tree
@@ -53,7 +53,9 @@ def sums(objective: Objective, large: float) -> Callable[[Tensor, Tensor], Tenso
     point[-LAST:] += large * torch.linspace(-1.0, 1.0, len(point))[-LAST:]
 
     def of(features: Tensor, own: Tensor) -> Tensor:
-        return torch.from_numpy(integer_sum(objective, Query([point]), 1.0, Records(features, own), NORM, 2.0**36))
+        return torch.from_numpy(
+            sum_integer_increments(objective, Query([point]), 1.0, Records(features, own), NORM, 2.0**36)
+        )
 
     return of
 
@@ -74,12 +76,12 @@ def unclipped(objective: Objective) -> Callable[[Tensor, Tensor], Tensor]:
 
 def moments_sums(features: Tensor, own: Tensor) -> Tensor:
     settings = MomentSettings(columns=(0, 1, 2, 3))
-    seen = moments(features.numpy(), torch.float64, settings)
+    seen = moment_features(features.numpy(), torch.float64, settings)
     return sums(ColumnMoments(8, 1.0), 0.0)(seen, own)
 
 
 def scores(made: Callable[[], Objective], large: float) -> Callable[[Tensor, Tensor], Tensor]:
-    return sums(summed_scores(made(), 4.0, classes=True), large)
+    return sums(make_summed_scores(made(), 4.0, classes=True), large)
 
 
 def fragile() -> ModuleObjective:
@@ -87,7 +89,9 @@ def fragile() -> ModuleObjective:
 
 
 def dense() -> Objective:
-    return objective_of(nn.Sequential(nn.Linear(WIDE, 5), nn.Tanh(), nn.Linear(5, 2)), WIDE, CrossEntropy(), 0)
+    return make_module_objective(
+        nn.Sequential(nn.Linear(WIDE, 5), nn.Tanh(), nn.Linear(5, 2)), WIDE, CrossEntropy(), 0
+    )
 
 
 ADDED = {
@@ -105,7 +109,9 @@ ADDED = {
 
 
 def frozen(features: Tensor) -> Tensor:
-    return frozen_features(features, f"{zoo.__name__}:Fragile", {"features": WIDE, "outputs": 4}, "kept", ())
+    return compute_frozen_features(
+        features, f"{zoo.__name__}:Fragile", {"features": WIDE, "outputs": 4}, "kept", ()
+    )
 
 
 def images(features: Tensor) -> Tensor:
@@ -116,9 +122,9 @@ def images(features: Tensor) -> Tensor:
 MAPPED: dict[str, Callable[[Tensor], Tensor]] = {
     "frozen features": frozen,
     "orientations": images,
-    "scaled": lambda features: scaled(features, 1.0, exactly=True),
-    "scaled to at most a norm": lambda features: scaled(features, 1.0, exactly=False),
-    "features and a bias": lambda features: features_and_bias(
+    "scaled": lambda features: scale_to_norm(features, 1.0, exactly=True),
+    "scaled to at most a norm": lambda features: scale_to_norm(features, 1.0, exactly=False),
+    "features and a bias": lambda features: compute_features_and_bias(
         features.numpy(), F32, LinearSettings(feature_norm=1.0)
     ),
 }
@@ -130,7 +136,7 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any frozen module, as if its weights were on this disk."""
     torch.manual_seed(0)
     module = zoo.Fragile(WIDE, 4)
-    monkeypatch.setattr(backbone, "_loaded", lambda *_: module)
+    monkeypatch.setattr(backbone, "_load_module", lambda *_: module)
 
 
 @pytest.fixture(params=["this processor", "disordered"])
@@ -174,13 +180,13 @@ def test_a_silos_record_moves_its_answer_by_the_same_in_any_company() -> None:
         run={"dtype": "float32"},
     )
     objective = fragile()
-    plan = plan_of(resolve_cell(tree, "test"), objective, released=True)
+    plan = make_plan(resolve_cell(tree, "test"), objective, for_release=True)
     query = objective.initial()
     query[-LAST:] *= 2.0**20
 
     def answer(features: Tensor) -> Tensor:
-        silo = Silo.of(0, plan, Records(features, labels()), bytes(31) + b"8", b"")
-        release, _ = silo.answer(silo.start(), 1, query)
+        silo = Silo.for_release(0, plan, Records(features, labels()), bytes(31) + b"8", b"")
+        release, _ = silo.answer(silo.initial_state(), 1, query)
         return release.vector
 
     moved = []
@@ -233,7 +239,7 @@ def test_whatever_a_record_makes_code_do_stays_with_it() -> None:
         drawn.append(torch.rand(1))
         return row + drawn[-1]
 
-    found = list(each_alone(of_one, (column,), torch.full((1, 3), -1.0)))
+    found = list(evaluate_per_record(of_one, (column,), torch.full((1, 3), -1.0)))
     assert [row.tolist() for row in found[:4]] == [[[-1.0] * 3]] * 4
     for place in (4, 5, 6):
         assert torch.equal(found[place], 2.0 * column[place : place + 1] + drawn[0])
@@ -248,7 +254,7 @@ def test_an_interrupt_is_not_a_failing_record() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(each_alone(interrupted, (torch.zeros(2, 1),), torch.zeros(1, 1)))
+        list(evaluate_per_record(interrupted, (torch.zeros(2, 1),), torch.zeros(1, 1)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5, 8])
@@ -266,7 +272,7 @@ def test_how_often_code_is_called_says_no_more_than_how_many_records_there_are_o
         return row
 
     column = torch.arange(1.0, count + 1.0).view(-1, 1)
-    found = list(each_alone(of_one, (column,), torch.zeros(1, 1), (torch.full((1, 1), 9.0),), 5))
+    found = list(evaluate_per_record(of_one, (column,), torch.zeros(1, 1), (torch.full((1, 1), 9.0),), 5))
     assert seen == [*column.flatten().tolist(), *[9.0] * (5 - count)]
     given = [0.0] * count if failing else column.flatten().tolist()
     assert [float(row) for row in found] == [*given, *[0.0] * (5 - count)]
@@ -277,7 +283,7 @@ def test_rows_apart_look_at_no_other_row() -> None:
     module, features = zoo.Finite(WIDE, 2), hostile().nan_to_num(0.0, 0.0, 0.0).clamp(-9.0, 9.0)
     features[4] = 1e30
     with torch.no_grad():
-        together = rows_apart(module, features)
+        together = map_records(module, features)
         alone = torch.cat([module(row.unsqueeze(0)) for row in features])
         assert not torch.allclose(module(features), alone)  # the control: in one batch they meet
     torch.testing.assert_close(together, alone)

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.layout import Input, Layout
-from fedpriv.loss.features import Augmentation, Augmented, augmented, check_seen_whole
-from fedpriv.loss.inputs import Labelled, objective_over
-from fedpriv.loss.layered import objective_of
+from fedpriv.data.layout import FeatureLayout, InputLayout
+from fedpriv.loss.features import Augmentation, AugmentedView, augment_objective, check_augmentation_allowed
+from fedpriv.loss.inputs import LabelledView, make_layout_objective
+from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.linear import SoftmaxRegression
-from fedpriv.loss.losses import Choice, CrossEntropy
-from fedpriv.loss.module import ModuleObjective, parameters_of
-from fedpriv.loss.objective import Batch, Query, Records, Slots, View
+from fedpriv.loss.losses import CrossEntropy, LossChoice
+from fedpriv.loss.module import ModuleObjective, unflatten_parameters
+from fedpriv.loss.objective import Batch, BatchLayout, Query, Records, View
 from fedpriv.loss.views import LocalTraining
-from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.noise.integers.increments import sum_integer_increments
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 from tests.loss.builders import first_rows
@@ -32,17 +32,17 @@ from tests.loss.test_hostile_queries import SLACK, pair_of, small_cnn
 MakeCell = Callable[..., Cell]
 COUNT, SIDE, CLASSES = 7, 6, 3
 THREE = Augmentation(copies=3, shift=2, flip=True)
-PICTURES = Layout(SIDE * SIDE, (Input((SIDE, SIDE), "numbers"),))
+PICTURES = FeatureLayout(SIDE * SIDE, (InputLayout((SIDE, SIDE), "numbers"),))
 SLOTS = first_rows(5, ((0, 4), (2, 3)))
 ONE_SILO = first_rows(5, ((0, COUNT),))
 HOSTILE = [(1e-6, torch.float32), (1e6, torch.float32), (1e-6, torch.float64), (1.0, torch.float64)]
 AUGMENTED = {"copies": 3, "shift": 2}
 
 
-def made(augmentation: Augmentation = THREE, dtype: torch.dtype = torch.float64) -> Augmented:
-    plain = objective_of(small_cnn(), SIDE * SIDE, CrossEntropy(), 0, dtype)
-    found = augmented(plain, augmentation, PICTURES)
-    assert isinstance(found, Augmented)
+def made(augmentation: Augmentation = THREE, dtype: torch.dtype = torch.float64) -> AugmentedView:
+    plain = make_module_objective(small_cnn(), SIDE * SIDE, CrossEntropy(), 0, dtype)
+    found = augment_objective(plain, augmentation, PICTURES)
+    assert isinstance(found, AugmentedView)
     return found
 
 
@@ -62,7 +62,7 @@ def moved(picture: Tensor, down: int, right: int, mirrored: int) -> Tensor:
     return out.flip(-1) if mirrored else out
 
 
-def by_hand(objective: Augmented, point: Tensor, records: Records, clip: float) -> Tensor:
+def by_hand(objective: AugmentedView, point: Tensor, records: Records, clip: float) -> Tensor:
     """Each record's mean gradient over its copies by autograd, clipped; (B, d)."""
     module, rows = objective.base.module, []  # type: ignore[attr-defined]
     for place in range(len(records.labels)):
@@ -71,12 +71,12 @@ def by_hand(objective: Augmented, point: Tensor, records: Records, clip: float) 
             functional.cross_entropy(
                 torch.func.functional_call(
                     module,
-                    parameters_of(module, own),
+                    unflatten_parameters(module, own),
                     (moved(records.features[place].view(SIDE, SIDE), *coin).view(1, -1),),
                 ),
                 records.labels[place : place + 1],
             )
-            for coin in objective.coins[place].tolist()
+            for coin in objective.transforms[place].tolist()
         ]
         (gradient,) = torch.autograd.grad(torch.stack(losses).mean(), own)
         rows.append(gradient * min(1.0, clip / float(gradient.norm())))
@@ -85,7 +85,7 @@ def by_hand(objective: Augmented, point: Tensor, records: Records, clip: float) 
 
 @pytest.mark.parametrize("clip", [1e-2, 0.5, 1e6])
 def test_an_increment_is_the_clipped_mean_gradient_of_a_records_copies(clip: float) -> None:
-    objective, records = made().at(ONE_SILO), drawn()
+    objective, records = made().for_batch(ONE_SILO), drawn()
     point, weights = objective.initial(), torch.linspace(0.5, 1.0, COUNT, dtype=torch.float64)
     rows = by_hand(objective, point, records, clip)
     found = objective.increment(Query((point,)), Batch(records, weights), clip)
@@ -101,18 +101,18 @@ def test_an_increment_is_the_clipped_mean_gradient_of_a_records_copies(clip: flo
 
 
 def test_few_records_at_a_time_and_several_replicates_add_up_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    objective, records, weights = made().at(SLOTS), drawn(), torch.ones(COUNT, dtype=torch.float64)
+    objective, records, weights = made().for_batch(SLOTS), drawn(), torch.ones(COUNT, dtype=torch.float64)
     points = torch.stack([objective.initial(), 2.0 * objective.initial()])
     whole = [objective.increment(Query((point,)), Batch(records, weights), 0.5) for point in points]
-    monkeypatch.setattr("fedpriv.loss.features._VALUES", 2 * 3 * SIDE * SIDE)
+    monkeypatch.setattr("fedpriv.loss.features._CHUNK_VALUES", 2 * 3 * SIDE * SIDE)
     both = Records(records.features.expand(2, -1, -1), records.labels.expand(2, -1))
     found = objective.increment(Query((points,)), Batch(both, weights), 0.5)
     assert torch.allclose(found.total, torch.stack([one.total for one in whole]))
-    assert found.clipped.tolist() == [int(one.clipped) for one in whole]
+    assert found.clipped_count.tolist() == [int(one.clipped_count) for one in whole]
 
 
 def test_evaluations_are_of_the_records_themselves() -> None:
-    objective, records = made().at(SLOTS), drawn()
+    objective, records = made().for_batch(SLOTS), drawn()
     point = objective.initial()
     assert torch.equal(objective.outputs(point, records), objective.base.outputs(point, records))
     assert torch.equal(objective.evaluate(point, records).loss, objective.base.evaluate(point, records).loss)
@@ -120,16 +120,16 @@ def test_evaluations_are_of_the_records_themselves() -> None:
 
 
 def test_copies_follow_from_seed_silo_round_and_row_alone() -> None:
-    coins = made().at(SLOTS).coins
-    assert np.array_equal(coins[4:], made().at(first_rows(5, ((2, 3),))).coins)
-    assert np.array_equal(coins[:2], made().at(first_rows(5, ((0, 2),))).coins)
-    several = made().at(Slots(5, ((0, 2), (2, 1)), np.array([[3, 1, 2], [0, 3, 1]]))).coins
+    coins = made().for_batch(SLOTS).transforms
+    assert np.array_equal(coins[4:], made().for_batch(first_rows(5, ((2, 3),))).transforms)
+    assert np.array_equal(coins[:2], made().for_batch(first_rows(5, ((0, 2),))).transforms)
+    several = made().for_batch(BatchLayout(5, ((0, 2), (2, 1)), np.array([[3, 1, 2], [0, 3, 1]]))).transforms
     assert np.array_equal(several, coins[[[3, 1, 6], [0, 3, 5]]])
-    assert not np.array_equal(coins, made().at(SLOTS._replace(t=6)).coins)
+    assert not np.array_equal(coins, made().for_batch(SLOTS._replace(t=6)).transforms)
     assert not np.array_equal(coins[:3], coins[4:])
     assert (coins.min((0, 1)) >= [-2, -2, 0]).all()
     assert (coins.max((0, 1)) <= [2, 2, 1]).all()
-    plain = made(Augmentation(copies=64, shift=0, flip=True)).at(SLOTS).coins
+    plain = made(Augmentation(copies=64, shift=0, flip=True)).for_batch(SLOTS).transforms
     assert not plain[..., :2].any()
     assert set(np.unique(plain[..., 2])) == {0, 1}
 
@@ -137,12 +137,14 @@ def test_copies_follow_from_seed_silo_round_and_row_alone() -> None:
 def test_a_record_moves_no_other_records_copies_and_no_sum_by_more_than_one_clip() -> None:
     """On integers, as a guard adds them, with 64 copies of a record that somebody made."""
     slots, records, norm = ONE_SILO, drawn(), 2**20
-    objective = made(Augmentation(copies=64, shift=1)).at(slots)
+    objective = made(Augmentation(copies=64, shift=1)).for_batch(slots)
     query, there = Query((1e6 * objective.initial(),)), np.ones(COUNT, np.bool_)
     there[2] = False
 
     def total(counts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        return integer_sum(objective, query, 1.0, records, norm, norm, counts=counts, rows=slots.rows)
+        return sum_integer_increments(
+            objective, query, 1.0, records, norm, norm, is_counted=counts, row_indices=slots.row_indices
+        )
 
     others = total(there)
     assert others.any()
@@ -161,34 +163,40 @@ def test_copies_of_a_record_are_the_same_whoever_else_is_read() -> None:
         some = Records(records.features[rows], records.labels[rows])
         there = np.ones(COUNT, np.bool_)
         there[left_out] = False
-        objective = made().at(slots)
-        all_read = integer_sum(objective, Query((point,)), 1.0, records, norm, norm, counts=there, rows=slots.rows)
-        few = Slots(5, ((0, len(rows)),), rows)
-        read = integer_sum(made().at(few), Query((point,)), 1.0, some, norm, norm, rows=rows)
+        objective = made().for_batch(slots)
+        all_read = sum_integer_increments(
+            objective, Query((point,)), 1.0, records, norm, norm, is_counted=there, row_indices=slots.row_indices
+        )
+        few = BatchLayout(5, ((0, len(rows)),), rows)
+        read = sum_integer_increments(
+            made().for_batch(few), Query((point,)), 1.0, some, norm, norm, row_indices=rows
+        )
         assert read.any()
         assert np.array_equal(all_read, read)
         weights = torch.ones(COUNT, dtype=torch.float64)
         weights[left_out] = 0.0
         whole = objective.increment(Query((point,)), Batch(records, weights), 1.0).total
-        found = made().at(few).increment(Query((point,)), Batch(some, weights[rows]), 1.0).total
+        found = made().for_batch(few).increment(Query((point,)), Batch(some, weights[rows]), 1.0).total
         torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-14)
 
 
 def test_a_round_in_which_nobody_is_drawn_computes_as_much_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    objective, records, counted = made().at(ONE_SILO), drawn(), []
-    whole = Augmented._copies
+    objective, records, counted = made().for_batch(ONE_SILO), drawn(), []
+    whole = AugmentedView._make_copies
 
-    def counting(self: Augmented, batch: Batch, coins: NDArray[np.int64]) -> Batch:
+    def counting(self: AugmentedView, batch: Batch, coins: NDArray[np.int64]) -> Batch:
         counted.append(len(coins))
         return whole(self, batch, coins)
 
-    monkeypatch.setattr(Augmented, "_copies", counting)
+    monkeypatch.setattr(AugmentedView, "_make_copies", counting)
     for few in (0, 1, COUNT):
         counted.clear()
         some = Records(records.features[:few], records.labels[:few])
         rows = np.arange(few, dtype=np.int64)
-        nobody = objective.at(Slots(5, ((0, few),), rows))
-        integer_sum(nobody, Query((objective.initial(),)), 1.0, some, 2**20, 2**20, least=COUNT, rows=rows)
+        nobody = objective.for_batch(BatchLayout(5, ((0, few),), rows))
+        sum_integer_increments(
+            nobody, Query((objective.initial(),)), 1.0, some, 2**20, 2**20, min_calls=COUNT, row_indices=rows
+        )
         assert counted == [1] * COUNT
 
 
@@ -201,7 +209,7 @@ def test_copies_of_hostile_pixels_stay_within_one_clip(clip: float, dtype: torch
 
     Copies whose gradients overflow, or cancel but for their rounding, are where a mean could pass its clip.
     """
-    objective, plain = made(Augmentation(copies=4, shift=2, flip=True), dtype).at(ONE_SILO), drawn(dtype)
+    objective, plain = made(Augmentation(copies=4, shift=2, flip=True), dtype).for_batch(ONE_SILO), drawn(dtype)
     weights = torch.linspace(0.1, 1.0, COUNT, dtype=torch.float64)
     tiny = torch.finfo(dtype).tiny
     for pixel, value in itertools.product((0, 21), (math.nan, math.inf, 1e38, -1e38, tiny / 8)):
@@ -222,8 +230,8 @@ def test_copies_of_hostile_pixels_stay_within_one_clip(clip: float, dtype: torch
 
 def test_a_record_of_which_one_copy_is_not_finite_adds_nothing() -> None:
     """Some copies have the corner's NaN in them, from others it is moved out of sight: all of them are silent."""
-    objective, records = made(Augmentation(copies=4, shift=2)).at(ONE_SILO), drawn()
-    sights = [[down >= 0 and right >= 0 for down, right, _ in copies] for copies in objective.coins.tolist()]
+    objective, records = made(Augmentation(copies=4, shift=2)).for_batch(ONE_SILO), drawn()
+    sights = [[down >= 0 and right >= 0 for down, right, _ in copies] for copies in objective.transforms.tolist()]
     some = [place for place, sight in enumerate(sights) if any(sight)]
     assert any(not all(sights[place]) for place in some)
     assert len(some) < COUNT
@@ -231,7 +239,7 @@ def test_a_record_of_which_one_copy_is_not_finite_adds_nothing() -> None:
     batch, query = Batch(records, torch.ones(COUNT, dtype=torch.float64)), Query((objective.initial(),))
     rows = objective.per_record(query, batch, torch.arange(COUNT), 1.0)
     assert [place for place in range(COUNT) if not rows[place].any()] == some
-    assert int(objective.increment(query, batch, 1e6).clipped) == len(some)
+    assert int(objective.increment(query, batch, 1e6).clipped_count) == len(some)
 
 
 @pytest.mark.slow
@@ -248,22 +256,22 @@ def test_engines_agree(small_cell: MakeCell) -> None:
 
 def test_several_labels_a_record_are_its_copies_labels() -> None:
     flags = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
-    layout = Layout(SIDE * SIDE + 2, (Input((SIDE, SIDE), "numbers"),), (2,))
-    plain, _ = objective_over(
-        nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 2)), layout, (SIDE, SIDE), Choice("binary"), 2, 0,
+    layout = FeatureLayout(SIDE * SIDE + 2, (InputLayout((SIDE, SIDE), "numbers"),), (2,))
+    plain, _ = make_layout_objective(
+        nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 2)), layout, (SIDE, SIDE), LossChoice("binary"), 2, 0,
         torch.float64, "flags",
     )  # fmt: skip
-    found = augmented(plain, Augmentation(copies=2, shift=1), layout)
-    assert isinstance(found, Labelled)
+    found = augment_objective(plain, Augmentation(copies=2, shift=1), layout)
+    assert isinstance(found, LabelledView)
     features = torch.cat([drawn().features[:2], flags], 1)
     batch = Batch(Records(features, torch.zeros(2)), torch.ones(2, dtype=torch.float64))
-    objective = found.at(first_rows(1, ((0, 2),)))
-    assert isinstance(objective, Labelled)
+    objective = found.for_batch(first_rows(1, ((0, 2),)))
+    assert isinstance(objective, LabelledView)
     inner = objective.base
-    assert isinstance(inner, Augmented)
+    assert isinstance(inner, AugmentedView)
     point, total = objective.initial(), torch.zeros(objective.dimension, dtype=torch.float64)
     for place in range(2):
-        for coin in inner.coins[place].tolist():
+        for coin in inner.transforms[place].tolist():
             copy = moved(drawn().features[place].view(SIDE, SIDE), *coin).view(1, -1)
             one = Records(torch.cat([copy, flags[place : place + 1]], 1), torch.zeros(1))
             total += plain.gradient(point, Batch(one, torch.full((1,), 0.5, dtype=torch.float64)))
@@ -281,27 +289,27 @@ def test_several_labels_a_record_are_its_copies_labels() -> None:
 )
 def test_records_that_are_no_pictures_are_refused(shape: tuple[int, ...], kind: str, said: str) -> None:
     width = int(np.prod(shape))
-    layout = Layout(width, (Input(shape, kind),))  # type: ignore[arg-type]
+    layout = FeatureLayout(width, (InputLayout(shape, kind),))  # type: ignore[arg-type]
     plain = ModuleObjective(nn.Linear(width, 2), CrossEntropy(), 0, torch.float32)
     with pytest.raises(InputError, match=said):
-        augmented(plain, THREE, layout)
+        augment_objective(plain, THREE, layout)
 
 
 def test_what_cannot_have_copies_is_refused(small_cell: MakeCell) -> None:
     softmax = SoftmaxRegression(36, CLASSES, feature_norm=1.0, dtype=torch.float32)
     with pytest.raises(InputError, match="for models of torch layers"):
-        augmented(softmax, THREE, PICTURES)
+        augment_objective(softmax, THREE, PICTURES)
     with pytest.raises(ValueError, match="differ by shift or flip"):
         Augmentation(copies=4)
     objective = made()
-    check_seen_whole(objective, objective, "a row")
+    check_augmentation_allowed(objective, objective, "a row")
     for looked_at in (View(objective), LocalTraining(objective, 0.1, 2, 1)):
         with pytest.raises(InputError, match=r"model\.augment: a row takes records apart in its own way"):
-            check_seen_whole(Labelled(objective, PICTURES), looked_at, "a row")
+            check_augmentation_allowed(LabelledView(objective, PICTURES), looked_at, "a row")
     fedavg = {"name": "fedavg", "trust": "trusted", "step": 0.5, "local_batch": 2, "local_epochs": 1}
     cell = small_cell(
         model={"name": "cnn", "augment": AUGMENTED}, federation__samples=27, federation__rounds=2,
         algorithm=fedavg, privacy={"relation": "zero-out", "mode": "none"},
     )  # fmt: skip
     with pytest.raises(InputError, match=r"model\.augment: fedavg takes records apart"):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)

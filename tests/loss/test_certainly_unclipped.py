@@ -9,9 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.loss.clipping import certainly_unclipped, clipping, rank_one, upper_length, upper_norm
+from fedpriv.loss.clipping import (
+    clipping_if_certain,
+    compute_clipping,
+    joint_upper_norm,
+    rank_one_bounds,
+    upper_norm,
+)
 from fedpriv.loss.layers import DenseTerms
-from fedpriv.loss.linear import Block, _longest
+from fedpriv.loss.linear import RecordBlock, _max_feature_norm
 from fedpriv.loss.objective import Records
 
 CLIPS = st.floats(2.0**-40, 2.0**40)
@@ -39,20 +45,20 @@ def test_a_glance_says_what_the_clip_of_each_record_says(
     summed = torch.float64 if wide or summed_wide else torch.float32
     columns = torch.tensor(slopes, dtype=kind).view(2, 3).to(summed)
     norms, weight = torch.tensor(seen, dtype=torch.float64), torch.tensor(weights, dtype=summed)
-    found = certainly_unclipped(columns, lambda: norms.max().item(), weight, clip)
+    found = clipping_if_certain(columns, lambda: norms.max().item(), weight, clip)
     if found is None:
         return
-    each = clipping(rank_one(upper_norm(columns, -2), norms), weight, clip)
-    assert found.held is each.held is None
-    assert found.beyond is each.beyond is None
+    each = compute_clipping(rank_one_bounds(upper_norm(columns, -2), norms), weight, clip)
+    assert found.representable is each.representable is None
+    assert found.is_clipped is each.is_clipped is None
     assert torch.equal(found.factor, each.factor)
-    assert torch.equal(found.clipped, each.clipped)
+    assert torch.equal(found.clipped_count, each.clipped_count)
 
 
 @pytest.mark.parametrize("clip", [0.999, 1.001])
 def test_it_knows_a_clip_that_is_just_long_enough(clip: float) -> None:
     slopes = torch.tensor([[0.6], [0.8]])
-    found = certainly_unclipped(slopes, lambda: 1.0, torch.ones(1), clip)
+    found = clipping_if_certain(slopes, lambda: 1.0, torch.ones(1), clip)
     assert (found is not None) == (clip > 1.0)
 
 
@@ -60,9 +66,9 @@ def test_it_does_not_look_where_each_replicate_has_a_clip_of_its_own_or_records_
     def looked() -> float:
         raise AssertionError("nobody asks for the longest")
 
-    assert certainly_unclipped(torch.zeros(2, 2, 1), looked, torch.ones(1), torch.tensor([[1.0], [2.0]])) is None
-    assert certainly_unclipped(torch.zeros(2, 600), looked, torch.ones(600), 1.0) is None
-    assert certainly_unclipped(torch.zeros(2, 0), looked, torch.ones(0), 1.0) is None
+    assert clipping_if_certain(torch.zeros(2, 2, 1), looked, torch.ones(1), torch.tensor([[1.0], [2.0]])) is None
+    assert clipping_if_certain(torch.zeros(2, 600), looked, torch.ones(600), 1.0) is None
+    assert clipping_if_certain(torch.zeros(2, 0), looked, torch.ones(0), 1.0) is None
 
 
 @pytest.mark.slow
@@ -72,7 +78,7 @@ def test_the_length_of_all_is_at_least_the_norm_of_each(values: list[float], wid
     """Also beyond 1,024 values, from where on squares are added in float64; NaN and infinity say nothing."""
     vectors = torch.tensor(values, dtype=torch.float64 if wide else torch.float32).unsqueeze(-1)
     vectors = vectors.expand(-1, 300 if long else 2)
-    length, norms = upper_length(vectors), upper_norm(vectors)
+    length, norms = joint_upper_norm(vectors), upper_norm(vectors)
     if math.isfinite(length):
         exact = sum(Fraction(value) ** 2 for value in vectors.double().flatten().tolist())
         assert Fraction(length) ** 2 >= exact
@@ -86,9 +92,9 @@ def test_a_block_knows_the_longest_of_each_round(seed: int, together: int, wide:
     """As records that are no part of a block are looked at: the same number for the same records."""
     draw, kind = torch.Generator().manual_seed(seed), torch.float64 if wide else torch.float32
     features = torch.randn(4, together, 9, generator=draw)
-    block = Block(Records(features, torch.zeros(4, together, dtype=torch.int64)), 2)
-    for of_round in block.rounds():
-        assert _longest(of_round, kind) == _longest(of_round.single, kind)
+    block = RecordBlock(Records(features, torch.zeros(4, together, dtype=torch.int64)), 2)
+    for of_round in block.split_rounds():
+        assert _max_feature_norm(of_round, kind) == _max_feature_norm(of_round.shared, kind)
 
 
 @pytest.mark.parametrize("terms", [2, 3])
@@ -101,4 +107,4 @@ def test_guarantee_a_norm_from_products_is_at_least_the_exact_one(terms: int) ->
         seen[-1] = -(slopes[:-1] * seen[:-1]).sum() / slopes[-1] * (1.0 + draw.choice([0.0, 1e-16, 1e-9, 0.3]))
         exact = sum(Fraction(float(u)) * Fraction(float(v)) for u, v in zip(slopes[:, 0], seen[:, 0], strict=True))
         held = DenseTerms(*([torch.from_numpy(each)[None] for each in parts] for parts in (slopes, seen)), False)
-        assert Fraction(float(held.size().norm)) ** 2 * (1 + Fraction(1, 2**50)) >= exact**2
+        assert Fraction(float(held.norm_bounds().norm)) ** 2 * (1 + Fraction(1, 2**50)) >= exact**2

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedpriv.core.replicates import at_once
+from fedpriv.core.replicates import max_values_at_once
 from fedpriv.loss import layered
-from fedpriv.loss.clipping import clipping, formed, never_above, upper_norm
+from fedpriv.loss.clipping import compute_clipping, never_above, upper_norm, vector_bounds
 from fedpriv.loss.layered import LayeredObjective
-from fedpriv.loss.layers import patches_by_view
-from fedpriv.loss.linear import Block, OfBlock, SoftmaxRegression, of_records, once
+from fedpriv.loss.layers import extract_patches_by_view
+from fedpriv.loss.linear import BlockRecords, RecordBlock, SoftmaxRegression, compute_per_block, shared_records
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.objective import Batch, Query, Records
 
@@ -25,24 +25,24 @@ COUNT = 300
 def test_chunks_of_many_parameters_have_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every chunk's sum is as long as the model: one of few records would be a pass over memory for little."""
     net = nn.Sequential(nn.Linear(200, 100), nn.Tanh(), nn.Linear(100, 3))
-    objective = LayeredObjective.of(net, 200, CrossEntropy(), 0, torch.float64)
+    objective = LayeredObjective.from_module(net, 200, CrossEntropy(), 0, torch.float64)
     assert objective is not None
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(COUNT, 200, generator=generator, dtype=torch.float64)
     records = Records(features, torch.randint(0, 3, (COUNT,), generator=generator))
     point, weights = objective.initial(), torch.full((COUNT,), 1.0 / COUNT, dtype=torch.float64)
     sizes: list[int] = []
-    terms = LayeredObjective._terms
+    terms = LayeredObjective._make_terms
 
     def noted(self: LayeredObjective, query: Query, chunk: Records) -> Any:
         sizes.append(len(chunk.labels))
         return terms(self, query, chunk)
 
-    monkeypatch.setattr(LayeredObjective, "_terms", noted)
+    monkeypatch.setattr(LayeredObjective, "_make_terms", noted)
     whole = objective.increment(Query([point]), Batch(records, weights), 1.0)
     monkeypatch.setattr(layered, "_CHUNK_VALUES", 1)
     in_chunks = objective.increment(Query([point]), Batch(records, weights), 1.0)
-    least = layered._VALUES_PER_PARAMETER * objective.dimension // objective.record_values
+    least = layered._VALUES_PER_PARAMETER * objective.dimension // objective.values_per_record
     assert COUNT / 2 > least > 10
     assert sizes == [COUNT, least, least, COUNT - 2 * least]
     torch.testing.assert_close(in_chunks.total, whole.total, rtol=1e-12, atol=1e-15)
@@ -53,7 +53,7 @@ def test_models_side_by_side_have_the_gradients_of_each_by_itself(
     leading: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken a few at a time along the last of the leading axes, two of three here."""
-    objective = LayeredObjective.of(nn.Sequential(nn.Linear(5, 3)), 5, CrossEntropy(), 0, torch.float64)
+    objective = LayeredObjective.from_module(nn.Sequential(nn.Linear(5, 3)), 5, CrossEntropy(), 0, torch.float64)
     assert objective is not None
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(*leading, objective.dimension, generator=generator, dtype=torch.float64)
@@ -61,15 +61,15 @@ def test_models_side_by_side_have_the_gradients_of_each_by_itself(
     labels = torch.randint(0, 3, (*leading, 4), generator=generator)
     weights = torch.rand(*leading, 4, generator=generator, dtype=torch.float64)
     counts: list[int] = []
-    one_part = LayeredObjective._gradient
+    one_part = LayeredObjective._sum_gradients
 
     def noted(self: LayeredObjective, point: torch.Tensor, batch: Batch) -> torch.Tensor:
         counts.append(point.shape[:-1].numel())
         return one_part(self, point, batch)
 
     rows = 4 * int(np.prod(leading[:-1]))
-    monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * rows * objective.record_values)
-    monkeypatch.setattr(LayeredObjective, "_gradient", noted)
+    monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * rows * objective.values_per_record)
+    monkeypatch.setattr(LayeredObjective, "_sum_gradients", noted)
     together = objective.gradient(points, Batch(Records(features, labels), weights))
     assert counts == [2 * rows // 4, rows // 4]
     for place in np.ndindex(leading):
@@ -89,8 +89,8 @@ def gathered() -> Records:
 
 def test_a_round_of_a_block_is_its_records_once_for_all_replicates() -> None:
     whole = gathered()
-    for t, records in enumerate(Block(whole, REPLICATES).rounds()):
-        for column, single, own in zip(records, once(records), whole, strict=True):
+    for t, records in enumerate(RecordBlock(whole, REPLICATES).split_rounds()):
+        for column, single, own in zip(records, shared_records(records), whole, strict=True):
             assert torch.equal(single, own[t])
             assert torch.equal(column, own[t].expand(REPLICATES, *own[t].shape))
             assert column.data_ptr() == own[t].data_ptr()
@@ -101,11 +101,11 @@ def test_increments_are_those_of_plain_records(clip: float) -> None:
     generator = torch.Generator().manual_seed(4)
     points = torch.randn(2, REPLICATES, OBJECTIVE.dimension, generator=generator, dtype=torch.float64).unbind()
     weights = torch.rand(BATCH, generator=generator, dtype=torch.float64)
-    for records in Block(gathered(), REPLICATES).rounds():
+    for records in RecordBlock(gathered(), REPLICATES).split_rounds():
         ours = OBJECTIVE.increment(Query(points, (3.0, -2.0)), Batch(records, weights), clip)
         plain = OBJECTIVE.increment(Query(points, (3.0, -2.0)), Batch(Records(*records), weights), clip)
         torch.testing.assert_close(ours.total, plain.total, rtol=1e-12, atol=1e-14)
-        assert torch.equal(ours.clipped, plain.clipped)
+        assert torch.equal(ours.clipped_count, plain.clipped_count)
 
 
 def test_a_quantity_of_records_is_computed_once_a_block() -> None:
@@ -115,17 +115,17 @@ def test_a_quantity_of_records_is_computed_once_a_block() -> None:
         asked.append(records.labels.shape)
         return records.features.sum(-1)
 
-    for t, records in enumerate(Block(gathered(), REPLICATES).rounds()):
-        assert torch.equal(of_records(records, "sums", sums), gathered().features[t].sum(-1))
+    for t, records in enumerate(RecordBlock(gathered(), REPLICATES).split_rounds()):
+        assert torch.equal(compute_per_block(records, "sums", sums), gathered().features[t].sum(-1))
     assert asked == [(ROUNDS, BATCH)]
 
 
 def test_a_part_of_a_round_has_nothing_of_its_block() -> None:
-    (records, *_) = Block(gathered(), REPLICATES).rounds()
+    (records, *_) = RecordBlock(gathered(), REPLICATES).split_rounds()
     part = Records(*(column.narrow(1, 0, 2) for column in records))
-    assert not isinstance(part, OfBlock)
-    assert once(part) is part
-    assert of_records(part, "sums", lambda some: some.features.sum(-1)).shape == (REPLICATES, 2)
+    assert not isinstance(part, BlockRecords)
+    assert shared_records(part) is part
+    assert compute_per_block(part, "sums", lambda some: some.features.sum(-1)).shape == (REPLICATES, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -135,11 +135,13 @@ def test_a_factor_is_the_same_beside_records_that_are_clipped(dtype: torch.dtype
     vectors = torch.rand(1000, 3, generator=generator, dtype=dtype)
     weights = torch.rand(1001, generator=generator, dtype=dtype)
     clip = float(torch.linalg.vector_norm(vectors, dim=-1).max()) * 1.001
-    alone = clipping(formed(upper_norm(vectors)), weights[:-1], clip)
-    beside = clipping(formed(upper_norm(torch.cat([vectors, 5.0 * vectors[:1] + 5.0]))), weights, clip)
+    alone = compute_clipping(vector_bounds(upper_norm(vectors)), weights[:-1], clip)
+    beside = compute_clipping(
+        vector_bounds(upper_norm(torch.cat([vectors, 5.0 * vectors[:1] + 5.0]))), weights, clip
+    )
     assert torch.equal(alone.factor, weights[:-1])
     assert torch.equal(beside.factor[:-1], alone.factor)
-    assert (int(alone.clipped), int(beside.clipped)) == (0, 1)
+    assert (int(alone.clipped_count), int(beside.clipped_count)) == (0, 1)
     assert float(beside.factor[-1]) < float(weights[-1])
 
 
@@ -154,8 +156,10 @@ def test_nothing_is_known_of_values_that_are_no_numbers() -> None:
 
 
 def test_a_device_is_given_larger_pieces_than_a_processor() -> None:
-    assert at_once(2**20, torch.device("cpu")) == 2**20
-    assert at_once(2**20, torch.device("meta")) == at_once(2**28, torch.device("meta")) == 2**28
+    assert max_values_at_once(2**20, torch.device("cpu")) == 2**20
+    assert (
+        max_values_at_once(2**20, torch.device("meta")) == max_values_at_once(2**28, torch.device("meta")) == 2**28
+    )
 
 
 @given(
@@ -172,4 +176,4 @@ def test_patches_by_a_view_are_those_of_torch(
 ) -> None:
     pictures = torch.randn(shape).mT if strided else torch.randn(shape)
     wanted = functional.unfold(pictures, kernel, dilation, padding, stride)
-    assert torch.equal(patches_by_view(pictures, kernel, dilation, padding, stride), wanted)
+    assert torch.equal(extract_patches_by_view(pictures, kernel, dilation, padding, stride), wanted)

@@ -18,9 +18,9 @@ from fedpriv.data.schema import TableSchema
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.models import LinearSettings
 from fedpriv.loss.objective import Query, Records
-from fedpriv.loss.scores import auc, logits_of
-from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.plan.plan import ALLOWANCE
+from fedpriv.loss.scores import auc, to_logits
+from fedpriv.noise.integers.increments import sum_integer_increments
+from fedpriv.plan.plan import ROUNDING_ALLOWANCE
 
 NORM = 2**36
 GROUPS = (Grouping("sex", ("f", "m"), 0), Grouping("age", ("young", "old"), 2, (0.0,)))
@@ -60,14 +60,14 @@ def test_no_two_records_are_further_apart_than_is_charged(groups: tuple[Grouping
     for place in range(len(records.labels)):
         one = Records(*(column[place : place + 1] for column in records))
         query = Query((MODEL * (1.0 + place % 2),))  # of a loss at either of its ends
-        vectors.append(integer_sum(asked, query, asked.norm, one, NORM, factor, 0).astype(float) / NORM)
+        vectors.append(sum_integer_increments(asked, query, asked.norm, one, NORM, factor, 0).astype(float) / NORM)
     vectors.append(np.zeros(asked.dimension))
     array = np.array(vectors)
     lengths = np.linalg.norm(array, axis=1)
     assert lengths.max() <= 1.0
     apart = max(float(np.linalg.norm(array - each, axis=1).max()) for each in array)
     certified = asked.diameter / asked.norm
-    assert 0.9 * certified < apart <= certified * (1.0 + ALLOWANCE)
+    assert 0.9 * certified < apart <= certified * (1.0 + ROUNDING_ALLOWANCE)
     assert certified == pytest.approx(math.sqrt((4.0 + 2.0 * weight) / (1.0 + weight)), rel=1e-12)
 
 
@@ -87,7 +87,7 @@ def test_a_record_is_in_the_cell_of_its_own_group_class_and_bin_alone() -> None:
     for place, of_batch in enumerate(beside):
         one = Records(*(column[place : place + 1].clone() for column in records))
         row = asked.contributions(MODEL, one)[0]
-        outputs = logits_of(asked.base.outputs(MODEL, one))[0]
+        outputs = to_logits(asked.base.outputs(MODEL, one))[0]
         logit = float((outputs[1] - outputs[0]).nan_to_num(nan=0.0, posinf=9.0, neginf=-9.0))
         if np.abs(logit - edges).min() > 1e-9:
             torch.testing.assert_close(of_batch, row, rtol=0.0, atol=1e-9)

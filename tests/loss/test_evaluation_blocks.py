@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.loss import layered, module
-from fedpriv.loss.alone import rows_apart
+from fedpriv.loss.alone import map_records
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.losses import CrossEntropy, SquaredError
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Objective, Records
-from fedpriv.loss.scores import Scored, summed_scores
+from fedpriv.loss.scores import ScoreView, make_summed_scores
 
 FEATURES, COUNT, ROWS = 6, 50, 8
 
@@ -44,14 +44,18 @@ def models(objective: Objective) -> Tensor:
 def evaluated(objective: Objective) -> dict[str, Tensor]:
     """Everything that the server's and the silos' evaluations measure."""
     silos = (("north", 20), ("south", 30))
-    scored = Scored(objective, ("auc", "balanced_accuracy"), silos).evaluate(models(objective), records()).named()
-    summed = summed_scores(objective, 4.0, classes=True).contributions(models(objective), records())
+    scored = (
+        ScoreView(objective, ("auc", "balanced_accuracy"), silos)
+        .evaluate(models(objective), records())
+        .to_metrics()
+    )
+    summed = make_summed_scores(objective, 4.0, classes=True).contributions(models(objective), records())
     return {**scored, "summed": summed}
 
 
 def layered_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Objective, list[int]]:
     net = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 3))
-    found = LayeredObjective.of(net, FEATURES, CrossEntropy(), 0, torch.float64)
+    found = LayeredObjective.from_module(net, FEATURES, CrossEntropy(), 0, torch.float64)
     assert found is not None
     shown: list[int] = []
     forward = LayeredObjective._forward
@@ -69,9 +73,9 @@ def module_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Objective, list[int]
 
     def noted(call: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
         shown.append(len(features))
-        return rows_apart(call, features)
+        return map_records(call, features)
 
-    monkeypatch.setattr(module, "rows_apart", noted)
+    monkeypatch.setattr(module, "map_records", noted)
     return ModuleObjective(General(), CrossEntropy(), 0, torch.float64), shown
 
 
@@ -82,9 +86,9 @@ def test_metrics_in_blocks_are_those_of_all_records_at_once(
     objective, shown = made(monkeypatch)
     whole = evaluated(objective)
     assert max(shown) == COUNT
-    values = 2 * objective.record_values if isinstance(objective, LayeredObjective) else FEATURES
+    values = 2 * objective.values_per_record if isinstance(objective, LayeredObjective) else FEATURES
     monkeypatch.setattr(layered, "_CHUNK_VALUES", ROWS * values)
-    monkeypatch.setattr(module, "_BLOCK_VALUES", ROWS * values)
+    monkeypatch.setattr(module, "_EVALUATION_VALUES", ROWS * values)
     shown.clear()
     in_blocks = evaluated(objective)
     assert max(shown) == ROWS
@@ -97,11 +101,11 @@ def test_losses_of_a_regression_in_blocks_are_those_of_all_records_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     net = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1))
-    objective = LayeredObjective.of(net, FEATURES, SquaredError(), 0, torch.float64)
+    objective = LayeredObjective.from_module(net, FEATURES, SquaredError(), 0, torch.float64)
     assert objective is not None
     own = Records(records().features, records().labels.double())
     whole = objective.losses(models(objective), own)
-    monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * ROWS * objective.record_values)
+    monkeypatch.setattr(layered, "_CHUNK_VALUES", 2 * ROWS * objective.values_per_record)
     torch.testing.assert_close(objective.losses(models(objective), own), whole, rtol=1e-12, atol=1e-14)
 
 

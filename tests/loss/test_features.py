@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError
-from fedpriv.loss.features import orientation_histograms, pixels, scaled
+from fedpriv.loss.features import orientation_histograms, pixel_features, scale_to_norm
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (30, 28, 28)).astype(np.uint8)
 
@@ -45,7 +45,7 @@ def test_all_of_an_edges_length_is_counted_and_no_feature_is_above_its_bound() -
     np.testing.assert_allclose(values.sum(1).numpy(), length.sum((1, 2)) / 16.0)
 
 
-@pytest.mark.parametrize("of", [pixels, orientation_histograms])
+@pytest.mark.parametrize("of", [pixel_features, orientation_histograms])
 def test_an_images_features_do_not_depend_on_the_others(of) -> None:  # type: ignore[no-untyped-def]
     together = of(IMAGES, torch.float64)
     for index in (0, 7, 29):
@@ -56,8 +56,8 @@ def test_scaled_to_at_most_a_norm_or_exactly() -> None:
     rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.3, 0.4]], dtype=torch.float64)
     at_most = torch.tensor([[0.0, 0.0], [1.2, 1.6], [0.3, 0.4]], dtype=torch.float64)
     exactly = torch.tensor([[0.0, 0.0], [1.2, 1.6], [1.2, 1.6]], dtype=torch.float64)
-    torch.testing.assert_close(scaled(rows, 2.0, exactly=False), at_most)
-    torch.testing.assert_close(scaled(rows, 2.0, exactly=True), exactly)
+    torch.testing.assert_close(scale_to_norm(rows, 2.0, exactly=False), at_most)
+    torch.testing.assert_close(scale_to_norm(rows, 2.0, exactly=True), exactly)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -69,7 +69,7 @@ def test_a_glance_changes_no_bit_of_scaled_features(dtype: torch.dtype, width: i
     near = drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True) * lengths
     ends = torch.tensor([0.0, -0.0, 1e-45, 1e-30, 1e38, math.inf, -math.inf, math.nan], dtype=dtype).view(-1, 1)
     rows = torch.cat([near, drawn * 0.01, ends.expand(-1, width)])
-    found, tiny = scaled(rows, 1.0, exactly=False), torch.finfo(dtype).tiny
+    found, tiny = scale_to_norm(rows, 1.0, exactly=False), torch.finfo(dtype).tiny
     for row, values in zip(rows, found, strict=True):
         alone = row.clone().unsqueeze(0)
         length = torch.linalg.vector_norm(alone, dim=1, keepdim=True)

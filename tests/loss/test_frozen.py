@@ -12,10 +12,10 @@ from torch import nn
 
 import fedpriv
 from fedpriv.core.errors import InputError
-from fedpriv.loss.imported import check_outputs, trained
-from fedpriv.loss.layered import objective_of
+from fedpriv.loss.imported import check_outputs, make_trained_model
+from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.models import model_named
+from fedpriv.loss.models import find_model
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Query, Records
 from tests.api.test_own import TREE, records
@@ -106,7 +106,7 @@ def test_a_buffer_that_a_record_changes_reaches_no_other_record() -> None:
 def test_a_tied_weight_is_counted_once_in_the_norm() -> None:
     """Its gradient is the sum of both uses: two halves, each with its own norm, would pass the clip together."""
     module = Tied().to(F64)
-    objective = objective_of(module, 5, CrossEntropy(), 0, F64)
+    objective = make_module_objective(module, 5, CrossEntropy(), 0, F64)
     assert objective.dimension == OUTPUTS * 4
     words = Records(
         torch.from_numpy(np.random.default_rng(0).integers(0, 3, (1, 5)).astype(float)), torch.zeros(1).long()
@@ -117,8 +117,8 @@ def test_a_tied_weight_is_counted_once_in_the_norm() -> None:
     found = objective.increment(Query((objective.initial(),)), Batch(words, one), clip)
     assert float(found.total.norm()) == pytest.approx(clip, rel=1e-5)
     assert torch.allclose(found.total, free / 3.0, rtol=1e-5)
-    assert int(found.clipped) == 1
-    back = trained(objective, objective.initial().numpy()).module
+    assert int(found.clipped_count) == 1
+    back = make_trained_model(objective, objective.initial().numpy()).module
     assert back.get_parameter("words.weight") is back.get_parameter("head.weight")
 
 
@@ -149,7 +149,7 @@ def written(folder: Path, state: dict[str, Any]) -> str:
 def test_what_is_frozen_in_a_scenario_is_named_by_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its digest a silo and its server could each have another network, and no claim would say which."""
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(tmp_path))
-    row = model_named(f"{ZOO}:half_frozen")
+    row = find_model(f"{ZOO}:half_frozen")
 
     def objective(**settings: Any) -> Any:
         return row.objective((6,), 3, torch.float64, row.settings.model_validate(settings))
@@ -160,11 +160,11 @@ def test_what_is_frozen_in_a_scenario_is_named_by_digest(tmp_path: Path, monkeyp
     digest = written(tmp_path, state)
     made = objective(weights=digest)
     assert made.dimension == 8 * 3 + 3 + 6 * 3
-    held = trained(made, made.initial().numpy()).module
+    held = make_trained_model(made, made.initial().numpy()).module
     assert all(torch.allclose(held.state_dict()[name].float(), values) for name, values in state.items())
     base = written(tmp_path, {name: values for name, values in state.items() if not name.startswith("outer")})
     begun = [
-        trained(one, one.initial().numpy()).module.state_dict()
+        make_trained_model(one, one.initial().numpy()).module.state_dict()
         for one in (objective(weights=base), objective(weights=base, initial_seed=1))
     ]
     assert torch.equal(begun[0]["skip.weight"], begun[1]["skip.weight"])

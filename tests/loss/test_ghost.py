@@ -11,12 +11,12 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedpriv.loss import functions, ghost
-from fedpriv.loss.clipping import clipping
-from fedpriv.loss.functions import Linear, PlacedTerms, RowTerms, Use, weight_terms
+from fedpriv.loss.clipping import compute_clipping
+from fedpriv.loss.functions import EmbeddingTerms, LinearFunction, ParameterUse, PositionTerms, make_weight_terms
 from fedpriv.loss.ghost import GhostObjective
-from fedpriv.loss.layered import objective_of
+from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.module import ModuleObjective, parameters_of
+from fedpriv.loss.module import ModuleObjective, unflatten_parameters
 from fedpriv.loss.objective import Batch, Query, Records
 from tests.loss import test_hostile_queries as hostile
 from tests.loss import zoo
@@ -169,7 +169,7 @@ def objective(name: str, dtype: torch.dtype = F64) -> GhostObjective:
     torch.manual_seed(3)
     net = CASES[name]()
     net(torch.randn(2, FEATURES))
-    found = objective_of(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
+    found = make_module_objective(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
     assert isinstance(found, GhostObjective)
     return found
 
@@ -188,7 +188,7 @@ def by_autograd(net: nn.Module, query: Query, records: Records) -> Tensor:
         increment = torch.zeros_like(query.points[0])
         for point, coefficient in zip(query.points, query.coefficients, strict=True):
             leaf = point.clone().requires_grad_()
-            outputs = functional_call(net, parameters_of(net, leaf), (feature.unsqueeze(0),))
+            outputs = functional_call(net, unflatten_parameters(net, leaf), (feature.unsqueeze(0),))
             loss = functional.cross_entropy(outputs, label.unsqueeze(0))
             increment += coefficient * torch.autograd.grad(loss, leaf)[0]
         increments.append(increment)
@@ -199,7 +199,7 @@ def closed(measured: GhostObjective, query: Query, batch: Batch, clip: float) ->
     """An increment, and that no record of it took the way of ModuleObjective."""
     taken: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModuleObjective, "_increment", lambda *args: taken.append(args))
+        patch.setattr(ModuleObjective, "_increment_of_replicate", lambda *args: taken.append(args))
         found = measured.increment(query, batch, clip)
     assert not taken
     return found
@@ -215,8 +215,8 @@ def test_increments_equal_autograd(
     if fewer != 0.2 and name not in ("attention", "used twice"):
         return
     if fewer != 0.2:
-        monkeypatch.setattr(functions, "_FEWER", fewer)
-        monkeypatch.setattr(functions, "_KEPT", 0.0)
+        monkeypatch.setattr(functions, "_MAX_PRODUCT_SHARE", fewer)
+        monkeypatch.setattr(functions, "_MAX_GRADIENT_SHARE", 0.0)
     measured = objective(name)
     at, records = sample(measured.dimension, points)
     query, weights = Query(at, [3.0, -2.0, 0.5][:points]), torch.linspace(0.1, 1.0, RECORDS, dtype=F64)
@@ -252,9 +252,9 @@ def test_no_contribution_is_beyond_its_clip(
 ) -> None:
     """What a sum loses with a record's weight, for points, records and coefficients of every size."""
     if fewer != 0.2:
-        monkeypatch.setattr(functions, "_FEWER", fewer)
-        monkeypatch.setattr(functions, "_KEPT", 0.0)
-    measured = objective_of(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
+        monkeypatch.setattr(functions, "_MAX_PRODUCT_SHARE", fewer)
+        monkeypatch.setattr(functions, "_MAX_GRADIENT_SHARE", 0.0)
+    measured = make_module_objective(net.to(dtype), FEATURES, CrossEntropy(), 0, dtype)
     for seed, pattern in enumerate(hostile.POINTS):
         generator = np.random.default_rng(seed)
         kinds = list(generator.choice(hostile.RECORDS, hostile.BATCH))
@@ -279,19 +279,23 @@ def test_places_that_cancel_stay_below_the_clip_with_their_rounding(
     dtype: torch.dtype, fewer: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fewer != 0.2:
-        monkeypatch.setattr(functions, "_FEWER", fewer)
-        monkeypatch.setattr(functions, "_KEPT", 0.0)
+        monkeypatch.setattr(functions, "_MAX_PRODUCT_SHARE", fewer)
+        monkeypatch.setattr(functions, "_MAX_GRADIENT_SHARE", 0.0)
     generator = np.random.default_rng(0)
     for _ in range(300):
         scale, apart = 10.0 ** generator.uniform(-3, 9), 10.0 ** generator.uniform(-16, 0)
         slope, seen, moved, shifted = (torch.from_numpy(generator.standard_normal((1, 3, n))) for n in (6, 9) * 2)
         slopes = scale * torch.cat([slope, -slope - apart * moved], 1)
-        uses = [Use(Linear(), torch.cat([seen, seen + apart * shifted], 1).to(dtype), slopes.to(dtype))]
-        terms = weight_terms(uses, (6, 9))
-        assert isinstance(terms, PlacedTerms)
-        factor = clipping(terms.size(), torch.ones(1, dtype=dtype), 1e-3).factor
+        uses = [
+            ParameterUse(
+                LinearFunction(), torch.cat([seen, seen + apart * shifted], 1).to(dtype), slopes.to(dtype)
+            )
+        ]
+        terms = make_weight_terms(uses, (6, 9))
+        assert isinstance(terms, PositionTerms)
+        factor = compute_clipping(terms.norm_bounds(), torch.ones(1, dtype=dtype), 1e-3).factor
         assert float(terms.weighted_sum(factor)[0].double().norm()) <= 1e-3
-        assert float(terms.rows(factor)[0].double().norm()) <= 1e-3
+        assert float(terms.per_record(factor)[0].double().norm()) <= 1e-3
 
 
 def test_a_record_that_is_not_finite_adds_nothing() -> None:
@@ -304,14 +308,14 @@ def test_a_record_that_is_not_finite_adds_nothing() -> None:
     rest = Batch(Records(*(column[kept] for column in records)), weights[kept])
     expected = measured.increment(query, rest, 1.0)
     torch.testing.assert_close(found.total, expected.total)
-    assert int(found.clipped) == int(expected.clipped) + 1
+    assert int(found.clipped) == int(expected.clipped_count) + 1
 
 
 def test_a_record_on_which_the_module_raises_adds_nothing() -> None:
     net = Of(
         lambda own, x: own.out(own.table((x[..., 0] > 3.0).long())), table=nn.Embedding(1, 4), out=nn.Linear(4, 3)
     )
-    measured = objective_of(net.double(), FEATURES, CrossEntropy(), 0, F64)
+    measured = make_module_objective(net.double(), FEATURES, CrossEntropy(), 0, F64)
     at, records = sample(measured.dimension, 1)
     records.features[2, 0] = 9.0
     weights = torch.ones(RECORDS, dtype=F64)
@@ -321,7 +325,7 @@ def test_a_record_on_which_the_module_raises_adds_nothing() -> None:
         Query(at), Batch(Records(*(column[kept] for column in records)), weights[kept]), 0.5
     )
     torch.testing.assert_close(found.total, expected.total)
-    assert (int(found.clipped), int(expected.clipped)) == (5, 4)
+    assert (int(found.clipped_count), int(expected.clipped_count)) == (5, 4)
 
 
 @pytest.mark.parametrize("name", ["looks at others", "asks all"])
@@ -354,7 +358,7 @@ def test_parameters_that_go_elsewhere_are_found(name: str, formed: set[str]) -> 
     measured.increment(Query(at), Batch(records, torch.ones(RECORDS, dtype=F64)), 1.0)
     (plan,) = measured.plans.values()
     assert plan is not None
-    assert plan.formed == formed
+    assert plan.materialized == formed
 
 
 class Turning(nn.Module):
@@ -398,7 +402,7 @@ def test_a_function_of_parameters_in_a_vmap_of_the_modules_own() -> None:
     def call(own: Any, values: Tensor) -> Tensor:
         return vmap(own.out)(values.unflatten(-1, (2, 6))).sum(1)
 
-    measured = objective_of(Of(call, out=nn.Linear(6, 3)).double(), FEATURES, CrossEntropy(), 0, F64)
+    measured = make_module_objective(Of(call, out=nn.Linear(6, 3)).double(), FEATURES, CrossEntropy(), 0, F64)
     at, records = sample(measured.dimension, 1)
     found = measured.increment(Query(at), Batch(records, torch.ones(RECORDS, dtype=F64)), 1e9).total
     torch.testing.assert_close(found, by_autograd(measured.module, Query(at), records).sum(0))
@@ -415,7 +419,7 @@ def test_chunks_and_modes_change_nothing(name: str, monkeypatch: pytest.MonkeyPa
         inside = Query([point.clone() for point in at], query.coefficients)
         parts = closed(measured, inside, Batch(Records(*(one.clone() for one in records)), weights), 0.7)
     torch.testing.assert_close(parts.total, whole.total, rtol=1e-12, atol=1e-12)
-    assert parts.clipped == whole.clipped
+    assert parts.clipped == whole.clipped_count
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -435,12 +439,12 @@ def test_clip_holds_in_float32_late_in_a_run(seed: int) -> None:
 def test_rows_of_an_embedding_are_added_up_before_their_norm() -> None:
     places = torch.tensor([[2, 0, 2, 2], [1, 1, 0, 3]])
     values = torch.randn(2, 4, 3, dtype=F64)
-    terms = RowTerms.of(places, values, 5)
+    terms = EmbeddingTerms.merge_rows(places, values, 5)
     dense = torch.zeros(2, 5, 3, dtype=F64)
     for record in range(2):
         for place, value in zip(places[record], values[record], strict=True):
             dense[record, place] += value
-    torch.testing.assert_close(terms.size().norm, dense.flatten(1).norm(dim=1))
+    torch.testing.assert_close(terms.norm_bounds().norm, dense.flatten(1).norm(dim=1))
     factor = torch.tensor([0.5, 2.0], dtype=F64)
     torch.testing.assert_close(terms.weighted_sum(factor)[0], factor @ dense.flatten(1))
-    torch.testing.assert_close(terms.rows(factor)[0], factor.unsqueeze(1) * dense.flatten(1))
+    torch.testing.assert_close(terms.per_record(factor)[0], factor.unsqueeze(1) * dense.flatten(1))

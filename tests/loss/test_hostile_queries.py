@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedpriv.loss.clipping import clipping
-from fedpriv.loss.goldstein import SeededDirections, Smoothed
-from fedpriv.loss.layered import LayeredObjective, objective_of
+from fedpriv.loss.clipping import compute_clipping
+from fedpriv.loss.goldstein import RandomSmoothing, SeededDirections
+from fedpriv.loss.layered import LayeredObjective, make_module_objective
 from fedpriv.loss.layers import DenseTerms
 from fedpriv.loss.linear import (
     LeastSquares,
@@ -62,7 +62,7 @@ def small_cnn() -> nn.Sequential:
 
 def layered(module: nn.Module, features: int, loss: Loss) -> Callable[[torch.dtype], Objective]:
     def make(dtype: torch.dtype) -> Objective:
-        objective = objective_of(module, features, loss, 0, dtype)
+        objective = make_module_objective(module, features, loss, 0, dtype)
         assert isinstance(objective, LayeredObjective)
         return objective
 
@@ -75,7 +75,7 @@ def softmax(dtype: torch.dtype) -> Objective:
 
 def smoothed(base: Callable[[torch.dtype], Objective], order: Any) -> Callable[[torch.dtype], Objective]:
     def make(dtype: torch.dtype) -> Objective:
-        return Smoothed(base(dtype), 0.1, order, 3, 2, True, SeededDirections((1,))).at(
+        return RandomSmoothing(base(dtype), 0.1, order, 3, 2, True, SeededDirections((1,))).for_batch(
             first_rows(1, ((0, BATCH),))
         )
 
@@ -191,7 +191,9 @@ def records_of(case: Case, patterns: list[str], dtype: torch.dtype, seed: int) -
 
 def only(objective: Any, place: int) -> Any:
     """The objective of the batch that holds this one of the records alone; directions are keyed by the row."""
-    return objective.at(first_rows(1, ((place, 1),))) if isinstance(objective, Smoothed) else objective
+    return (
+        objective.for_batch(first_rows(1, ((place, 1),))) if isinstance(objective, RandomSmoothing) else objective
+    )
 
 
 @pytest.mark.every(35)
@@ -274,12 +276,14 @@ def test_a_record_whose_logits_overflow_adds_nothing(dtype: torch.dtype, wider: 
     )
     alone = objective.increment(Query([point]), Batch(Records(dark, torch.tensor([1])), weights[:1]), 1.0)
     assert torch.equal(found.total, alone.total)
-    assert (int(found.clipped), int(alone.clipped)) == (1, 0)
+    assert (int(found.clipped_count), int(alone.clipped_count)) == (1, 0)
 
 
 def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
     """With activations of 1e9 the weight part of a norm swallows the bias part, which is added nonetheless."""
-    objective = objective_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), 2, CrossEntropy(), 0, F32)
+    objective = make_module_objective(
+        nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), 2, CrossEntropy(), 0, F32
+    )
     point = torch.zeros(objective.dimension)
     point[:4], point[-2:] = 1e9, torch.tensor([1.0, -1.0])
     other = point.clone()
@@ -288,7 +292,7 @@ def test_points_whose_weights_cancel_keep_the_biases_norm() -> None:
     for weights in (torch.ones(1), torch.ones(1, dtype=F64)):
         found = objective.increment(Query([point, other], [1.0, -1.0]), Batch(records, weights), 0.01)
         assert 0.0 < float(found.total.double().norm()) <= 0.01 * SLACK
-        assert int(found.clipped) == 1
+        assert int(found.clipped_count) == 1
 
 
 @pytest.mark.slow
@@ -309,8 +313,8 @@ def test_terms_that_cancel_stay_below_the_clip_with_their_rounding(
     generator = np.random.default_rng(seed)
     u, v, du, dv = (torch.from_numpy(generator.standard_normal((1, size))) for size in (6, 9, 6, 9))
     slopes = [(scale * u).to(dtype), (-scale * (u + apart * du)).to(dtype)]
-    terms = DenseTerms(slopes, [v.to(dtype), (v + apart * dv).to(dtype)], bias=True)
+    terms = DenseTerms(slopes, [v.to(dtype), (v + apart * dv).to(dtype)], has_bias=True)
     clip, one = 1e-3, torch.ones(1, dtype=dtype)
-    factor = clipping(terms.size(), one, clip).factor
+    factor = compute_clipping(terms.norm_bounds(), one, clip).factor
     added = torch.cat(terms.weighted_sum(factor), dim=-1)
     assert float(added.double().norm()) <= clip

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.loss.imported import build, check_alone, with_group_norm
+from fedpriv.loss.imported import build_module, check_per_record, replace_batch_norm
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.models import model_named
+from fedpriv.loss.models import find_model
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.demo import policy_text
+from fedpriv.silo.demo import format_policy
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
@@ -42,7 +42,7 @@ def records(count: int = 5, features: int = 6) -> Records:
 
 
 def objective_at(name: str, features: int = 6, **settings: Any) -> ModuleObjective | LayeredObjective:
-    row = model_named(f"{ZOO}:{name}")
+    row = find_model(f"{ZOO}:{name}")
     found = row.objective((features,), 3, torch.float64, row.settings.model_validate(settings))
     assert isinstance(found, ModuleObjective | LayeredObjective)
     return found
@@ -73,7 +73,7 @@ def test_a_module_that_mixes_records_is_refused_by_running_it(name: str) -> None
 
 def test_a_module_of_one_record_passes_the_probe() -> None:
     for module in (zoo.Wide(6, 3), nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.GroupNorm(1, 3))):
-        check_alone(module, 6, "test")
+        check_per_record(module, 6, "test")
 
 
 def test_a_module_whose_outputs_are_not_finite_is_told_so() -> None:
@@ -82,7 +82,7 @@ def test_a_module_whose_outputs_are_not_finite_is_told_so() -> None:
             return super().forward(features) / 0.0
 
     with pytest.raises(InputError, match="outputs or gradients that are not finite"):
-        check_alone(Divided(6, 3), 6, "test")
+        check_per_record(Divided(6, 3), 6, "test")
 
 
 def test_group_norm_stands_in_for_batch_norm() -> None:
@@ -91,7 +91,7 @@ def test_group_norm_stands_in_for_batch_norm() -> None:
         objective_at("normalized", **shape)
     objective = objective_at("normalized", group_norm=True, **shape)
     assert objective.dimension == sum(p.numel() for p in zoo.normalized(16, 3).parameters())
-    assert isinstance(with_group_norm(nn.BatchNorm2d(48)), nn.GroupNorm)
+    assert isinstance(replace_batch_norm(nn.BatchNorm2d(48)), nn.GroupNorm)
 
 
 @pytest.mark.parametrize("name", ["Wide", "Centred"])
@@ -125,7 +125,7 @@ def test_a_record_on_which_a_module_raises_is_left_out_and_no_other() -> None:
         Query((objective.initial(),)), Batch(Records(values[keep], labels[keep]), weights[keep]), 0.1
     )
     torch.testing.assert_close(with_it.total, without.total)
-    assert int(with_it.clipped) == int(without.clipped) + 1
+    assert int(with_it.clipped_count) == int(without.clipped_count) + 1
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_record_on_which_a_module_raises_is_left_out_and_no_other() -> None:
     ],
 )
 def test_what_is_no_model_is_one_line(name: str, settings: dict[str, Any], line: str) -> None:
-    row = model_named(name)
+    row = find_model(name)
     with pytest.raises(InputError, match=line) as caught:
         row.objective((6,), 3, torch.float64, row.settings.model_validate(settings))
     assert "\n" not in str(caught.value)
@@ -155,7 +155,7 @@ def test_what_is_no_model_is_one_line(name: str, settings: dict[str, Any], line:
 @pytest.mark.parametrize("name", ["os:system()", "a b:C", "..:x", "pkg:Na-me", ":x", "x:"])
 def test_names_of_another_form_are_no_import_paths(name: str) -> None:
     with pytest.raises(InputError, match=r"known models are .* or package\.module:Name"):
-        model_named(name)
+        find_model(name)
 
 
 def test_reading_a_scenario_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def guard_with(tmp_path: Path) -> Callable[..., Guard]:
         (tmp_path / "own.npz").chmod(0o600)
         keys = {"silo": 0, "classes": 3, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
         allow = {"relation": "zero-out", "clip": 1.0, "rounds": 8, "budget": 9.0, "models": list(models)}
-        (tmp_path / "policy.toml").write_text(policy_text(keys, allow))
+        (tmp_path / "policy.toml").write_text(format_policy(keys, allow))
         policy = read_policy(tmp_path / "policy.toml")
         begin_ledgers(policy)
         return open_guard(policy)
@@ -190,7 +190,7 @@ def cell_json(**model: Any) -> str:
         privacy={"relation": "zero-out", "epsilon": 2.0},
         federation={"silos": 3, "rounds": 4, "batch": 5},
     )
-    return json.dumps(resolve_cell(tree, "test").canonical())
+    return json.dumps(resolve_cell(tree, "test").canonical_data())
 
 
 def test_a_guard_runs_a_module_that_its_policy_names(guard_with: Callable[..., Guard]) -> None:
@@ -269,7 +269,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[nn.Mod
 
 
 def features_of(values: np.ndarray[Any, Any], **settings: Any) -> torch.Tensor:
-    row = model_named("softmax-regression")
+    row = find_model("softmax-regression")
     made = row.settings.model_validate({"feature_norm": 9.0, **settings})
     return row.features(values, torch.float64, made)
 
@@ -358,7 +358,7 @@ def test_building_draws_no_random_number_of_ours() -> None:
     torch.manual_seed(1)
     first = torch.rand(1)
     torch.manual_seed(1)
-    build(f"{ZOO}:Wide", "model.name", (6, 3), {})
+    build_module(f"{ZOO}:Wide", "model.name", (6, 3), {})
     assert torch.equal(torch.rand(1), first)
 
 
@@ -376,8 +376,8 @@ def test_a_factory_that_fails_tells_a_server_nothing_of_the_silos_files(tmp_path
     for name in ("folder", "secret", "nothing"):
         model: dict[str, Any] = {"name": f"{__name__}:opens", "arguments": {"path": str(tmp_path / name)}}
         with pytest.raises(RunError) as refused:
-            guard.shapes(silo_cell_json(model=model, algorithm=SGD, privacy=PRIVACY))
+            guard.query_shapes(silo_cell_json(model=model, algorithm=SGD, privacy=PRIVACY))
         said.add(str(refused.value).replace(name, "…"))
         with pytest.raises(InputError, match=r"cannot be built from .* \([A-Z\[]"):  # a person reads why
-            build(model["name"], "model.name", (6, 3), model["arguments"])
+            build_module(model["name"], "model.name", (6, 3), model["arguments"])
     assert len(said) == 1

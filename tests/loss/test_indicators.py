@@ -20,8 +20,8 @@ from fedpriv.addons.statistics.indicators import (
 )
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.views import PerUnit
-from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.plan.plan import ALLOWANCE
+from fedpriv.noise.integers.increments import sum_integer_increments
+from fedpriv.plan.plan import ROUNDING_ALLOWANCE
 
 NORM = 2**36
 COUNTS = {"axes": [{"column": 0, "words": 3}]}
@@ -46,7 +46,7 @@ def settings_of(*tables: dict[str, Any]) -> StatisticsSettings:
 def integers(objective: Any, features: torch.Tensor, labels: torch.Tensor) -> list[int]:
     point = torch.zeros(objective.dimension, dtype=torch.float64)
     records = Records(features, labels)
-    total = integer_sum(objective, Query((point,)), 1.0, records, NORM, float(NORM), 0)
+    total = sum_integer_increments(objective, Query((point,)), 1.0, records, NORM, float(NORM), 0)
     found: list[int] = total.tolist()
     return found
 
@@ -72,7 +72,7 @@ def test_the_distance_of_any_two_records_is_attained_and_never_exceeded(name: st
     worst = distance(vectors[one], vectors[other])
     assert max(lengths) <= 1.0
     assert max(lengths) == pytest.approx(1.0, abs=1e-6)
-    assert worst <= objective.diameter * (1.0 + ALLOWANCE)
+    assert worst <= objective.diameter * (1.0 + ROUNDING_ALLOWANCE)
     assert worst == pytest.approx(objective.diameter, rel=1e-6)
 
 
@@ -91,7 +91,7 @@ def test_moments_of_any_two_numbers_lie_within_the_certificate() -> None:
     squares = (array**2).sum(1)
     worst = math.sqrt((squares[:, None] + squares[None] - 2.0 * array @ array.T).max())
     assert math.sqrt(squares.max()) <= 1.0
-    assert worst <= objective.diameter * (1.0 + ALLOWANCE)
+    assert worst <= objective.diameter * (1.0 + ROUNDING_ALLOWANCE)
     assert worst == pytest.approx(objective.diameter, rel=1e-4)
     assert vectors[raw.index(1e308)] == vectors[400]
     assert not any(vectors[len(raw) - 2])
@@ -112,7 +112,7 @@ def test_persons_with_several_rows_are_no_further_apart(name: str) -> None:
     array = np.array(vectors, float) / NORM
     squares = (array**2).sum(1)
     worst = math.sqrt((squares[:, None] + squares[None] - 2.0 * array @ array.T).max())
-    assert worst <= base.diameter * (1.0 + ALLOWANCE)
+    assert worst <= base.diameter * (1.0 + ROUNDING_ALLOWANCE)
 
 
 def test_golden_figures_of_256_ordered_cells() -> None:
@@ -210,7 +210,7 @@ def test_floating_point_adds_up_what_integers_do_and_no_query_changes_it() -> No
     for point in (torch.zeros(objective.dimension), torch.full((objective.dimension,), 1e38)):
         query = Query((point.double(),))
         total = objective.increment(query, Batch(records, torch.ones(50, dtype=torch.float64)), 1.0).total
-        whole = integer_sum(objective, query, 1.0, records, NORM, float(NORM))
+        whole = sum_integer_increments(objective, query, 1.0, records, NORM, float(NORM))
         assert total.numpy() == pytest.approx(whole / NORM, abs=1e-8)
 
 

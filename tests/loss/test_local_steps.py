@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.loss.linear import SoftmaxRegression
-from fedpriv.loss.models import model_named
+from fedpriv.loss.models import find_model
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from fedpriv.loss.views import LocalSteps, PerUnit, QuantileClip, joint_clip
 from tests.loss.test_per_unit import CLASSES, FEATURES, MOST, UNITS, WORST, batch
@@ -22,7 +22,7 @@ def softmax() -> Objective:
 
 
 def network() -> Objective:
-    row = model_named("mlp")
+    row = find_model("mlp")
     return row.objective((FEATURES,), CLASSES, torch.float64, row.settings.model_validate({"hidden": 6}))
 
 
@@ -58,7 +58,7 @@ def test_a_client_moves_as_its_own_steps_do_and_is_clipped_whole(
     unit = PerUnit(LocalSteps(objective, STEP, STEPS, size), MOST)
     found = unit.increment(Query([query]), Batch(records, weights), CLIP)
     torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-12)
-    assert int(found.clipped) == sum(float(move.norm()) > CLIP for move in moves) > 0
+    assert int(found.clipped_count) == sum(float(move.norm()) > CLIP for move in moves) > 0
     rows = unit.per_record(
         Query([query]),
         Batch(records, torch.ones(UNITS, dtype=torch.float64)),
@@ -120,7 +120,10 @@ def test_the_bit_says_whether_a_client_fits() -> None:
     lengths = torch.tensor([min(1.0, move / limit) for move in moves], dtype=torch.float64)
     torch.testing.assert_close(rows[:, :-1].norm(dim=-1), lengths, rtol=1e-9, atol=1e-12)
     weights = torch.ones(UNITS, dtype=torch.float64)
-    assert int(unit.increment(Query([point]), Batch(records, weights), joint_clip(weight)).clipped) == UNITS // 2
+    assert (
+        int(unit.increment(Query([point]), Batch(records, weights), joint_clip(weight)).clipped_count)
+        == UNITS // 2
+    )
 
 
 def test_who_does_not_take_part_or_has_no_records_adds_nothing_to_the_bits() -> None:

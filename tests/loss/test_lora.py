@@ -9,9 +9,9 @@ from torch import nn
 
 import fedpriv
 from fedpriv.core.errors import InputError
-from fedpriv.loss.layered import objective_of
+from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.module import initial_point, parameters_of
+from fedpriv.loss.module import draw_initial_point, unflatten_parameters
 from tests.api.test_own import TREE, network, records
 from tests.loss.bring import LONG, OUTPUTS, SEQUENCE, WIDE, Then, with_lora
 
@@ -39,7 +39,7 @@ def test_it_begins_as_the_module_and_trains_two_matrices_a_layer(tmp_path: Path)
 def test_x1_of_a_seed_has_zeros_for_b() -> None:
     """A B that is drawn would be another network than the one that was given."""
     model = fedpriv.lora(network(), rank=2)
-    parts = parameters_of(model, initial_point(model, 3, torch.float64))
+    parts = unflatten_parameters(model, draw_initial_point(model, 3, torch.float64))
     assert list(parts) == ["0.lora_a", "0.lora_b", "2.lora_a", "2.lora_b"]
     assert not parts["0.lora_b"].any()
     assert 0.0 < float(parts["0.lora_a"].abs().max()) <= 8**-0.5
@@ -74,6 +74,6 @@ def test_no_fast_path_of_torchs_leaves_it_out() -> None:
         fast = model(values)
     assert torch.allclose(fast, model.train()(values), atol=1e-6)
     assert torch.allclose(fast, fedpriv.merged(model)(values), atol=1e-5)
-    objective = objective_of(model, 0, CrossEntropy(), 0, torch.float32)
+    objective = make_module_objective(model, 0, CrossEntropy(), 0, torch.float32)
     assert np.isfinite(objective.initial().numpy()).all()
     assert fast.shape == (3, OUTPUTS)

@@ -8,24 +8,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.layout import IGNORED
-from fedpriv.loss.losses import LOSSES, Choice
+from fedpriv.data.layout import IGNORED_CLASS
+from fedpriv.loss.losses import LOSSES, LossChoice
 
 CLASSES = 3
 CHOICES = [
-    *(Choice(name) for name in LOSSES),
-    Choice("cross-entropy", None, (1.0, 0.5, 3.0), 0.2),
-    Choice("binary", None, (1.0, 4.0)),
-    Choice("mine", lambda output, label: (output.sum() - label.sum()).square()),
+    *(LossChoice(name) for name in LOSSES),
+    LossChoice("cross-entropy", None, (1.0, 0.5, 3.0), 0.2),
+    LossChoice("binary", None, (1.0, 4.0)),
+    LossChoice("mine", lambda output, label: (output.sum() - label.sum()).square()),
 ]
 
 
-def sample(choice: Choice, label: tuple[int, ...]) -> tuple[Any, Tensor, Tensor, int]:
+def sample(choice: LossChoice, label: tuple[int, ...]) -> tuple[Any, Tensor, Tensor, int]:
     """The loss, outputs and labels of 5 records, and how many classes there are."""
     generator = torch.Generator().manual_seed(0)
     kind = LOSSES.get(choice.name)
-    classes = 0 if kind is None or kind.classes is False else 2 if kind.classes is None else CLASSES
-    loss, needed = choice.of(label, classes)
+    classes = 0 if kind is None or kind.takes_classes is False else 2 if kind.takes_classes is None else CLASSES
+    loss, needed = choice.make_loss(label, classes)
     outputs = torch.randn(5, *(needed or (4,)), generator=generator, dtype=torch.float64)
     labels = torch.randint(0, max(classes, 2), (5, *label), generator=generator)
     return loss, outputs, labels if classes else labels.double() + 0.25, classes
@@ -33,10 +33,10 @@ def sample(choice: Choice, label: tuple[int, ...]) -> tuple[Any, Tensor, Tensor,
 
 @pytest.mark.parametrize("label", [(), (4,), (2, 3)])
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: f"{choice.name}{len(choice.class_weights)}")
-def test_slopes_are_derivatives_of_each_record_alone(choice: Choice, label: tuple[int, ...]) -> None:
+def test_slopes_are_derivatives_of_each_record_alone(choice: LossChoice, label: tuple[int, ...]) -> None:
     loss, outputs, labels, classes = sample(choice, label)
     if classes and label:
-        labels[0] = labels[1, ..., :1] = IGNORED
+        labels[0] = labels[1, ..., :1] = IGNORED_CLASS
     outputs.requires_grad_()
     values = loss.value(outputs, labels)
     assert values.shape == (5,)
@@ -55,7 +55,9 @@ def test_slopes_are_derivatives_of_each_record_alone(choice: Choice, label: tupl
 def test_values_are_those_of_torch() -> None:
     outputs, numbers = torch.randn(5, 4, dtype=torch.float64), torch.rand(5, 4, dtype=torch.float64)
     found = {
-        name: Choice(name).of((4,), 0)[0].value(outputs, numbers) for name, kind in LOSSES.items() if kind.single
+        name: LossChoice(name).make_loss((4,), 0)[0].value(outputs, numbers)
+        for name, kind in LOSSES.items()
+        if kind.has_single_output
     }
     expected = {
         "binary": functional.binary_cross_entropy_with_logits(outputs, numbers, reduction="none"),
@@ -71,42 +73,42 @@ def test_values_are_those_of_torch() -> None:
 
 def test_the_cross_entropy_is_that_of_torch_with_weights_smoothing_and_ignored_labels() -> None:
     outputs, labels = torch.randn(5, 6, CLASSES, dtype=torch.float64), torch.randint(0, CLASSES, (5, 6))
-    labels[:, 1::2] = IGNORED
+    labels[:, 1::2] = IGNORED_CLASS
     weights = (0.5, 1.0, 2.0)
     for choice, given in (
-        (Choice("cross-entropy", None, weights), {"weight": torch.tensor(weights, dtype=torch.float64)}),
-        (Choice("cross-entropy", None, (), 0.3), {"label_smoothing": 0.3}),
+        (LossChoice("cross-entropy", None, weights), {"weight": torch.tensor(weights, dtype=torch.float64)}),
+        (LossChoice("cross-entropy", None, (), 0.3), {"label_smoothing": 0.3}),
     ):
         each = functional.cross_entropy(outputs.movedim(-1, 1), labels, reduction="none", **given)  # type: ignore[arg-type]
-        loss, needed = choice.of((6,), CLASSES)
+        loss, needed = choice.make_loss((6,), CLASSES)
         assert needed == (6, CLASSES)
         assert torch.allclose(loss.value(outputs, labels), each.sum(-1) / 3.0)
-    accuracy = Choice("cross-entropy").of((6,), CLASSES)[0].accuracy(outputs, labels)
+    accuracy = LossChoice("cross-entropy").make_loss((6,), CLASSES)[0].accuracy(outputs, labels)
     right = (outputs.argmax(-1) == labels)[:, ::2]
     assert accuracy == pytest.approx(float(right.double().mean()))
 
 
 def test_a_record_without_labels_has_no_loss_and_no_slope() -> None:
-    loss, _ = Choice("cross-entropy").of((2,), CLASSES)
-    outputs, labels = torch.randn(1, 2, CLASSES), torch.full((1, 2), IGNORED)
+    loss, _ = LossChoice("cross-entropy").make_loss((2,), CLASSES)
+    outputs, labels = torch.randn(1, 2, CLASSES), torch.full((1, 2), IGNORED_CLASS)
     assert float(loss.value(outputs, labels)) == 0.0
-    assert not loss.slope(outputs, labels).any()
+    assert not loss.output_gradient(outputs, labels).any()
 
 
 @pytest.mark.parametrize(
     ("choice", "classes", "line"),
     [
-        (Choice("cubic"), 2, "accepted are 'cross-entropy', 'binary'"),
-        (Choice("huber"), 3, "is for labels that are numbers .floats., and they are classes 0 … 2"),
-        (Choice("cross-entropy"), 0, "is for labels that are classes, and they are numbers"),
-        (Choice("binary"), 3, "is for labels that are 0 or 1, not 0 … 2"),
-        (Choice("cross-entropy", None, (1.0,)), 3, "expected 3 of them, one a class, not 1"),
-        (Choice("cross-entropy", None, (1.0, -1.0)), 2, "finite numbers, 0 or more"),
-        (Choice("huber", None, (1.0, 1.0)), 0, "are of the losses of classes"),
-        (Choice("binary", None, (), 0.1), 2, "label_smoothing: is of the cross-entropy"),
-        (Choice("cross-entropy", None, (), 1.0), 2, "0 or more, and less than 1"),
+        (LossChoice("cubic"), 2, "accepted are 'cross-entropy', 'binary'"),
+        (LossChoice("huber"), 3, "is for labels that are numbers .floats., and they are classes 0 … 2"),
+        (LossChoice("cross-entropy"), 0, "is for labels that are classes, and they are numbers"),
+        (LossChoice("binary"), 3, "is for labels that are 0 or 1, not 0 … 2"),
+        (LossChoice("cross-entropy", None, (1.0,)), 3, "expected 3 of them, one a class, not 1"),
+        (LossChoice("cross-entropy", None, (1.0, -1.0)), 2, "finite numbers, 0 or more"),
+        (LossChoice("huber", None, (1.0, 1.0)), 0, "are of the losses of classes"),
+        (LossChoice("binary", None, (), 0.1), 2, "label_smoothing: is of the cross-entropy"),
+        (LossChoice("cross-entropy", None, (), 1.0), 2, "0 or more, and less than 1"),
     ],
 )
-def test_labels_and_settings_that_do_not_fit_are_refused(choice: Choice, classes: int, line: str) -> None:
+def test_labels_and_settings_that_do_not_fit_are_refused(choice: LossChoice, classes: int, line: str) -> None:
     with pytest.raises(InputError, match=line):
-        choice.of((), classes)
+        choice.make_loss((), classes)

@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.data.named import load
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import SoftmaxRegression
-from fedpriv.loss.models import MODELS, PerceptronSettings, SoftmaxSettings, model_named
+from fedpriv.loss.models import MODELS, PerceptronSettings, SoftmaxSettings, find_model
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.rows import ModuleSettings
 
@@ -22,7 +22,7 @@ IMAGES[1] //= 20
 
 
 def test_feature_norm_scales_down_what_is_larger_and_nothing_else() -> None:
-    row, settings = model_named("softmax-regression"), SoftmaxSettings(feature_norm=2.0)
+    row, settings = find_model("softmax-regression"), SoftmaxSettings(feature_norm=2.0)
     plain = row.features(IMAGES, torch.float64, SoftmaxSettings())
     scaled = row.features(IMAGES, torch.float64, settings)
     norms, before = scaled[:, :-1].norm(dim=1), plain[:, :-1].norm(dim=1)
@@ -37,29 +37,29 @@ def test_feature_norm_scales_down_what_is_larger_and_nothing_else() -> None:
 
 
 def test_softmax_without_scaling_has_the_constants_of_the_pixels() -> None:
-    objective = model_named("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings())
-    assert objective == SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0), levels=255)
+    objective = find_model("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings())
+    assert objective == SoftmaxRegression(785, 10, feature_norm=math.sqrt(785.0), denominator=255)
 
 
 @pytest.mark.parametrize("settings", [{"centre": 0.25}, {"feature_norm": 2.0}, {"feature_norm": 1e-3}])
 def test_features_that_are_not_bytes_any_more_are_rounded_finely(settings: dict[str, Any]) -> None:
     """Exact releases round them to integers of 15 or 16 bits, and 255ths of what is left would be too coarse."""
-    objective = model_named("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings(**settings))
+    objective = find_model("softmax-regression").objective((785,), 10, torch.float32, SoftmaxSettings(**settings))
     assert isinstance(objective, SoftmaxRegression)
-    assert objective.levels is not None
-    assert 2**15 <= objective.levels * objective.feature_norm < 2**16
+    assert objective.denominator is not None
+    assert 2**15 <= objective.denominator * objective.feature_norm < 2**16
 
 
 def test_features_that_cannot_be_rounded_finely_are_not() -> None:
-    row = model_named("softmax-regression")
+    row = find_model("softmax-regression")
     for features, norm in ((10**5, 2.0), (785, 1e5)):
         made = row.objective((features,), 10, torch.float32, SoftmaxSettings(feature_norm=norm))
         assert isinstance(made, SoftmaxRegression)
-        assert made.levels is None
+        assert made.denominator is None
 
 
 def test_centred_pixels_have_a_constant_subtracted_before_they_are_scaled() -> None:
-    row = model_named("softmax-regression")
+    row = find_model("softmax-regression")
     settings = SoftmaxSettings(centre=0.25, feature_norm=2.0, scaling="exactly")
     features = row.features(IMAGES, torch.float64, settings)
     plain = row.features(IMAGES, torch.float64, SoftmaxSettings())[:, :-1] - 0.25
@@ -69,7 +69,7 @@ def test_centred_pixels_have_a_constant_subtracted_before_they_are_scaled() -> N
 
 
 def test_orientation_histograms_as_features() -> None:
-    row, settings = model_named("softmax-regression"), SoftmaxSettings(features="orientations", feature_norm=3.0)
+    row, settings = find_model("softmax-regression"), SoftmaxSettings(features="orientations", feature_norm=3.0)
     features = row.features(IMAGES, torch.float64, settings)
     assert features.shape == (50, 393)
     assert float(features[:, :-1].norm(dim=1).max()) <= 3.0 + 1e-12
@@ -100,7 +100,7 @@ def test_keys_of_features_that_do_not_fit_are_refused(keys: dict[str, object]) -
 def test_networks_take_the_fast_route_and_learn_with_clipped_gradients(
     name: str, settings: ModuleSettings, dimension: int
 ) -> None:
-    row = model_named(name)
+    row = find_model(name)
     features = row.features(IMAGES, torch.float32, settings)
     objective = row.objective(tuple(features.shape[1:]), 10, torch.float32, settings)
     assert isinstance(objective, LayeredObjective)
@@ -116,7 +116,7 @@ def test_networks_take_the_fast_route_and_learn_with_clipped_gradients(
 @pytest.mark.slow
 def test_a_network_of_rectifiers_learns_to_retrieve_phases() -> None:
     """|⟨x*, z⟩| is within reach of its hidden layer: much less is left than of the best constant, the median."""
-    row, data = model_named("relu-regression"), load("phase-retrieval")
+    row, data = find_model("relu-regression"), load("phase-retrieval")
     settings = PerceptronSettings(hidden=8)
     sizes = torch.from_numpy(data.train_labels[:1000])
     records = Records(row.features(data.train_images[:1000], torch.float64, settings), sizes)
@@ -129,7 +129,7 @@ def test_a_network_of_rectifiers_learns_to_retrieve_phases() -> None:
 
 def test_the_convolutional_net_refuses_other_images() -> None:
     with pytest.raises(InputError, match="28 x 28 = 784 pixels, not 3072"):
-        model_named("cnn").objective((3072,), 10, torch.float32, ModuleSettings())
+        find_model("cnn").objective((3072,), 10, torch.float32, ModuleSettings())
 
 
 def test_settings_of_another_model_are_refused() -> None:

@@ -16,9 +16,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
 from fedpriv.loss import layered, module
 from fedpriv.loss.imported import check_outputs
-from fedpriv.loss.layered import LayeredObjective, objective_of
+from fedpriv.loss.layered import LayeredObjective, make_module_objective
 from fedpriv.loss.losses import AbsoluteError, CrossEntropy, Loss, SquaredError
-from fedpriv.loss.module import ModuleObjective, initial_point, parameters_of
+from fedpriv.loss.module import ModuleObjective, draw_initial_point, unflatten_parameters
 from fedpriv.loss.objective import Batch, Query, Records
 
 F64 = torch.float64
@@ -60,7 +60,7 @@ def by_autograd(net: nn.Module, points: list[Tensor], coefficients: list[float],
         increment = torch.zeros_like(points[0])
         for point, coefficient in zip(points, coefficients, strict=True):
             leaf = point.clone().requires_grad_()
-            outputs = functional_call(net, parameters_of(net, leaf), (feature.unsqueeze(0),))
+            outputs = functional_call(net, unflatten_parameters(net, leaf), (feature.unsqueeze(0),))
             loss = nn.functional.cross_entropy(outputs, label.unsqueeze(0))
             increment += coefficient * torch.autograd.grad(loss, leaf)[0]
         increments.append(increment)
@@ -70,7 +70,7 @@ def by_autograd(net: nn.Module, points: list[Tensor], coefficients: list[float],
 def both_routes(name: str, loss: Loss | None = None) -> tuple[LayeredObjective, ModuleObjective]:
     make, features = MODULES[name]
     net, loss = make(), loss or CrossEntropy()
-    fast = objective_of(net, features, loss, 0, F64)
+    fast = make_module_objective(net, features, loss, 0, F64)
     assert isinstance(fast, LayeredObjective)
     return fast, ModuleObjective(net, loss, 0, F64)
 
@@ -92,7 +92,7 @@ def test_increments_equal_autograd(name: str, batch: int, points: int, clip: flo
     for objective in (fast, general):
         measured = objective.increment(Query(at, coefficients), Batch(records, weights), clip)
         torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-10)
-        assert int(measured.clipped) == sum(float(increment.norm()) > clip for increment in increments)
+        assert int(measured.clipped_count) == sum(float(increment.norm()) > clip for increment in increments)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -122,12 +122,12 @@ def test_one_record_moves_the_sum_by_at_most_the_clip(name: str) -> None:
 def test_clip_holds_in_float32_late_in_a_run(seed: int) -> None:
     """c = (t, -(t-1)) at points 1/t apart: products of the full gradients would leave no digit of the norm."""
     net = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
-    objective, t, clip = objective_of(net, 6, CrossEntropy(), 0), 60_000, 0.02
+    objective, t, clip = make_module_objective(net, 6, CrossEntropy(), 0), 60_000, 0.02
     (at, shift), records = sample(6, 1, objective.dimension, 2, seed)
     points = [(0.3 * at).float(), (0.3 * at + shift / t).float()]
     records = Records(records.features.float(), records.labels)
     increment = objective.increment(Query(points, [float(t), -float(t - 1)]), Batch(records, torch.ones(1)), clip)
-    assert int(increment.clipped) == 1
+    assert int(increment.clipped_count) == 1
     assert float(increment.total.norm()) == pytest.approx(clip, rel=1e-3)
 
 
@@ -153,7 +153,7 @@ def test_leading_axes_are_independent_replicates(name: str) -> None:
                 float(clip[place]),
             )
             torch.testing.assert_close(together.total[place], alone.total)
-            assert together.clipped[place] == alone.clipped
+            assert together.clipped_count[place] == alone.clipped_count
             single = objective.evaluate(points[0][place], whole)
             torch.testing.assert_close(evaluated.loss[place], single.loss)
             assert evaluated.accuracy is not None
@@ -194,7 +194,7 @@ def test_a_record_that_is_not_finite_adds_nothing(name: str) -> None:
         records.features[0, 0] = torch.nan
         measured = objective.increment(Query(at, [2.0, -1.0]), Batch(records, weights), 1.0)
         torch.testing.assert_close(measured.total, expected.total)
-        assert measured.clipped == expected.clipped + 1
+        assert measured.clipped_count == expected.clipped_count + 1
 
 
 @pytest.mark.parametrize("several", [1, 3])
@@ -223,10 +223,10 @@ def test_regression_loss(regression: Loss, value: Callable[[Tensor], Tensor]) ->
         torch.from_numpy(generator.standard_normal((5, 3))), torch.from_numpy(generator.standard_normal(5))
     )
     point = torch.from_numpy(generator.standard_normal(21)).requires_grad_()
-    outputs = functional_call(net, parameters_of(net, point), (records.features,)).squeeze(-1)
+    outputs = functional_call(net, unflatten_parameters(net, point), (records.features,)).squeeze(-1)
     loss = value(outputs - records.labels).mean()
     (expected,) = torch.autograd.grad(loss, point)
-    for objective in (objective_of(net, 3, regression, 0, F64), ModuleObjective(net, regression, 0, F64)):
+    for objective in (make_module_objective(net, 3, regression, 0, F64), ModuleObjective(net, regression, 0, F64)):
         weights = torch.full((5,), 0.2, dtype=F64)
         measured = objective.increment(Query([point.detach()]), Batch(records, weights), 1e9)
         torch.testing.assert_close(measured.total, expected, rtol=1e-10, atol=1e-12)
@@ -240,18 +240,18 @@ def test_a_long_initial_point_is_drawn_in_pieces_with_the_same_bits() -> None:
     module = nn.Sequential(nn.Linear(300, 250), nn.Linear(250, 2))
     bound = 1.0 / math.sqrt(300)
     drawn = public_generator(5, "initial model").uniform(-bound, bound, 300 * 250)
-    first = initial_point(module, 5, torch.float32)[: 300 * 250]
+    first = draw_initial_point(module, 5, torch.float32)[: 300 * 250]
     assert torch.equal(first, torch.from_numpy(drawn).to(torch.float32))
 
 
 def test_initial_point_depends_on_its_seed_alone() -> None:
     torch.manual_seed(1)
-    first = objective_of(dense(), 6, CrossEntropy(), 3).initial()
+    first = make_module_objective(dense(), 6, CrossEntropy(), 3).initial()
     torch.manual_seed(2)
-    assert torch.equal(first, objective_of(dense(), 6, CrossEntropy(), 3).initial())
-    assert not torch.equal(first, objective_of(dense(), 6, CrossEntropy(), 4).initial())
+    assert torch.equal(first, make_module_objective(dense(), 6, CrossEntropy(), 3).initial())
+    assert not torch.equal(first, make_module_objective(dense(), 6, CrossEntropy(), 4).initial())
     wide = nn.Sequential(nn.Linear(400, 50), nn.GroupNorm(5, 50), nn.Linear(50, 2))
-    parts = parameters_of(wide, ModuleObjective(wide, CrossEntropy(), 0).initial())
+    parts = unflatten_parameters(wide, ModuleObjective(wide, CrossEntropy(), 0).initial())
     assert 0.95 / 20 < float(parts["0.weight"].abs().max()) <= 1 / 20
     assert float(parts["0.bias"].abs().max()) <= 1 / 20
     assert torch.equal(parts["1.weight"], torch.ones(50))
@@ -278,7 +278,7 @@ class Noisy(nn.Module):
 )
 def test_layers_whose_gradient_is_not_the_records_own_are_refused(layer: nn.Module, named: str) -> None:
     with pytest.raises(InputError, match=named):
-        objective_of(nn.Sequential(nn.Linear(6, 5), layer, nn.Linear(5, 3)), 6, CrossEntropy(), 0)
+        make_module_objective(nn.Sequential(nn.Linear(6, 5), layer, nn.Linear(5, 3)), 6, CrossEntropy(), 0)
 
 
 class Attending(nn.Module):
@@ -298,7 +298,7 @@ class Attending(nn.Module):
 def test_dropout_that_drops_nothing_is_trained(net: nn.Module) -> None:
     net = net.double()
     check_outputs(net, 6, 3, "test")
-    objective = objective_of(net, 6, CrossEntropy(), 0, F64)
+    objective = make_module_objective(net, 6, CrossEntropy(), 0, F64)
     at, records = sample(6, 3, objective.dimension, 2, 2)
     expected = sum(by_autograd(net, at, [2.0, -1.0], records))
     for batch in (records, Records(records.features[:1], records.labels[:1])):
@@ -312,7 +312,7 @@ def test_dropout_that_drops_nothing_is_trained(net: nn.Module) -> None:
 
 @pytest.mark.parametrize("several", [1, 2])
 def test_hidden_randomness_is_refused(several: int) -> None:
-    objective = objective_of(Noisy(), 6, CrossEntropy(), 0, F64)
+    objective = make_module_objective(Noisy(), 6, CrossEntropy(), 0, F64)
     at, records = sample(6, several, objective.dimension, 1, 0)
     with pytest.raises(InputError, match="Noisy"):
         objective.increment(Query(at), Batch(records, torch.ones(several, dtype=F64)), 1.0)
@@ -328,7 +328,7 @@ def test_hidden_randomness_is_refused(several: int) -> None:
     ids=["shared", "layer norm", "conv1d"],
 )
 def test_other_modules_take_the_general_route(net: nn.Module) -> None:
-    objective = objective_of(net, 6, CrossEntropy(), 0, F64)
+    objective = make_module_objective(net, 6, CrossEntropy(), 0, F64)
     assert isinstance(objective, ModuleObjective)
     at, records = sample(6, 3, objective.dimension, 2, 2)
     expected = sum(by_autograd(net, at, [2.0, -1.0], records))

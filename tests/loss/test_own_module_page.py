@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.layout import Input
+from fedpriv.data.layout import InputLayout
 from fedpriv.loss.imported import check_outputs
-from fedpriv.loss.inputs import shown
-from fedpriv.loss.layered import objective_of
+from fedpriv.loss.inputs import wrap_module
+from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.module import parameters_of
+from fedpriv.loss.module import unflatten_parameters
 from fedpriv.loss.objective import Batch, Objective, Query, Records
 from tests.loss.bring import BESIDE, OUTPUTS, REFUSED, REVIEWED, RUNS, WORDS, Case
 
@@ -37,12 +37,12 @@ def rows_below(heading: str) -> dict[str, str]:
 
 def made(case: Case) -> tuple[Objective, nn.Module, Records]:
     torch.manual_seed(0)
-    module = shown(case.make().to(F64), (Input(case.shape, "numbers"),), case.shape)
+    module = wrap_module(case.make().to(F64), (InputLayout(case.shape, "numbers"),), case.shape)
     draw = np.random.default_rng(0)
     size = (COUNT, math.prod(case.shape))
     features = draw.integers(0, WORDS, size).astype(float) if case.words else draw.standard_normal(size)
     records = Records(torch.from_numpy(features), torch.arange(COUNT) % OUTPUTS)
-    return objective_of(module, size[1], CrossEntropy(), 0, F64), module, records
+    return make_module_objective(module, size[1], CrossEntropy(), 0, F64), module, records
 
 
 def gradients(module: nn.Module, point: Tensor, records: Records) -> Tensor:
@@ -50,7 +50,7 @@ def gradients(module: nn.Module, point: Tensor, records: Records) -> Tensor:
     rows = []
     for features, label in zip(*records, strict=True):
         alone = copy.deepcopy(module)
-        named = {key: part.clone().requires_grad_() for key, part in parameters_of(alone, point).items()}
+        named = {key: part.clone().requires_grad_() for key, part in unflatten_parameters(alone, point).items()}
         outputs = functional_call(alone, named, (features.unsqueeze(0),))
         loss = CrossEntropy().value(outputs, label.unsqueeze(0)).squeeze(0)
         parts = torch.autograd.grad(loss, list(named.values()), materialize_grads=True, allow_unused=True)
@@ -82,7 +82,7 @@ def test_what_runs_gives_the_clipped_gradients_of_records_alone(name: str) -> No
         found = objective.increment(Query((point,)), Batch(records, weights), clip)
         expected = (rows * (weights * (clip / norms).clamp(max=1.0)).unsqueeze(1)).sum(0)
         assert float((found.total - expected).norm()) <= 1e-5 * float(expected.norm())
-        assert int(found.clipped) == int((norms > clip).sum())
+        assert int(found.clipped_count) == int((norms > clip).sum())
     one = Records(records.features[:1], records.labels[:1])  # as a guard takes it
     alone = objective.increment(Query((point,)), Batch(one, weights[:1]), 1e6).total
     assert float((alone - weights[0] * rows[0]).norm()) <= 1e-5 * float(rows[0].norm())
@@ -123,7 +123,7 @@ def test_what_is_refused_is_one_line_that_names_the_layer(name: str) -> None:
     case = REFUSED[name]
     with pytest.raises(InputError, match=r"model: layer \S+ \(\w+\) ") as caught:
         check_outputs(
-            shown(case.make(), (Input(case.shape, "numbers"),), case.shape),
+            wrap_module(case.make(), (InputLayout(case.shape, "numbers"),), case.shape),
             math.prod(case.shape),
             OUTPUTS,
             "module-test",

@@ -12,11 +12,11 @@ from torch import nn
 
 from benchmarks.client_models import Transformer, convolutional
 from fedpriv.core.errors import InputError
-from fedpriv.loss.layered import objective_of
+from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy
-from fedpriv.loss.objective import Batch, Objective, Query, Records, short_passes
-from fedpriv.plan.task import task_of_cell
+from fedpriv.loss.objective import Batch, Objective, Query, Records, make_bfloat16_view
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.conftest import small_tree
@@ -24,8 +24,8 @@ from tests.engines.test_engines import run
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "softmax": lambda: SoftmaxRegression(784, 10, feature_norm=28.0),
-    "layered": lambda: objective_of(convolutional(2, 4), 784, CrossEntropy(), 0),
-    "ghost": lambda: objective_of(Transformer(8, 8), 784, CrossEntropy(), 0),
+    "layered": lambda: make_module_objective(convolutional(2, 4), 784, CrossEntropy(), 0),
+    "ghost": lambda: make_module_objective(Transformer(8, 8), 784, CrossEntropy(), 0),
 }
 SGD = {"name": "dp-sgd", "trust": "trusted", "clip": 1.0, "step": 0.1}
 DEVICES = ["cpu", *["cuda"] * torch.cuda.is_available()]
@@ -56,7 +56,10 @@ def test_no_record_moves_a_sum_by_more_than_the_clip(
 ) -> None:
     """Each record's part is what the sum has of it, in float32, measured in float64."""
     objective, records = OBJECTIVES[name](), pictures(3, scale)
-    asked, point = short_passes(objective, pictures(3)) if short else objective, point_of(objective).to(device)
+    asked, point = (
+        make_bfloat16_view(objective, pictures(3)) if short else objective,
+        point_of(objective).to(device),
+    )
     for record in range(3):
         one = Records(*(column[record : record + 1].to(device) for column in records))
         total = asked.increment(Query((point,)), Batch(one, torch.ones(1, device=device)), clip).total
@@ -67,7 +70,7 @@ def test_no_record_moves_a_sum_by_more_than_the_clip(
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_sums_are_near_those_of_whole_passes_and_in_the_type_of_the_weights(name: str) -> None:
     objective, records = OBJECTIVES[name](), pictures(40)
-    short, point = short_passes(objective, records), point_of(objective)
+    short, point = make_bfloat16_view(objective, records), point_of(objective)
     for kind in (torch.float32, torch.float64):
         batch = Batch(records, torch.ones(40, dtype=kind))
         wanted, found = (one.increment(Query((point,)), batch, 1.0).total for one in (objective, short))
@@ -84,7 +87,7 @@ def test_sums_are_near_those_of_whole_passes_and_in_the_type_of_the_weights(name
 
 
 def test_a_difference_of_gradients_is_refused() -> None:
-    short = short_passes(OBJECTIVES["softmax"](), pictures(2))
+    short = make_bfloat16_view(OBJECTIVES["softmax"](), pictures(2))
     with pytest.raises(InputError, match="differences of gradients"):
         short.increment(Query([point_of(short)] * 2, (2.0, -1.0)), Batch(pictures(2), torch.ones(2)), 1.0)
 
@@ -94,16 +97,16 @@ def test_whole_numbers_that_would_become_others_are_refused() -> None:
     words = records.features.clone()
     words[:, 3] = torch.tensor([1.0, 257.0, 3.0, 0.0, 9.0])
     with pytest.raises(InputError, match="feature 3 has whole numbers beyond 256"):
-        short_passes(OBJECTIVES["softmax"](), Records(words, records.labels))
+        make_bfloat16_view(OBJECTIVES["softmax"](), Records(words, records.labels))
     words[:, 3].clamp_(max=256.0)
-    short_passes(OBJECTIVES["softmax"](), Records(words, records.labels))
+    make_bfloat16_view(OBJECTIVES["softmax"](), Records(words, records.labels))
 
 
 def test_a_model_with_parts_in_another_type_is_refused() -> None:
     module = nn.Sequential(nn.Linear(784, 4), nn.Linear(4, 10))
     module[0].requires_grad_(False)
     with pytest.raises(InputError, match="cannot compute in it"):
-        short_passes(objective_of(module, 784, CrossEntropy(), 0), pictures(2))
+        make_bfloat16_view(make_module_objective(module, 784, CrossEntropy(), 0), pictures(2))
 
 
 def cell(**overrides: Any) -> Cell:
@@ -121,7 +124,7 @@ def test_a_run_has_other_bits_and_nearly_the_same_model() -> None:
 
 def test_units_of_several_records_take_short_passes_too() -> None:
     privacy = {"relation": "zero-out", "mu": 2.0, "unit": "client", "records": 2}
-    objective = task_of_cell(cell(privacy=privacy)).objective
+    objective = load_task(cell(privacy=privacy)).objective
     assert type(objective).__name__ == "ShortPasses"
     (one,), _ = run("vectorized", cell(privacy=privacy))
     assert np.isfinite(one.cell_outcome.model).all()

@@ -9,9 +9,9 @@ from torch import Tensor
 
 import fedpriv.loss.views
 from fedpriv.loss.linear import SoftmaxRegression
-from fedpriv.loss.models import model_named
+from fedpriv.loss.models import find_model
 from fedpriv.loss.objective import Batch, Objective, Query, Records
-from fedpriv.loss.views import PerUnit, absent, is_absent
+from fedpriv.loss.views import PerUnit, absent_label, is_absent
 
 CLIP, UNITS, MOST, FEATURES, CLASSES = 1.5, 7, 4, 5, 3
 
@@ -55,8 +55,8 @@ def test_a_unit_is_the_clipped_mean_of_its_own_records(coefficients: list[float]
     expected = sum(weight * clipped(mean) for weight, mean in zip(weights, means, strict=True))
     found = PerUnit(objective, MOST).increment(Query(points, coefficients), Batch(records, weights), CLIP)
     torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-12)
-    assert int(found.clipped) == sum(float(mean.norm()) > CLIP for mean in means)
-    assert 0 < int(found.clipped) < UNITS  # some are held, some are not
+    assert int(found.clipped_count) == sum(float(mean.norm()) > CLIP for mean in means)
+    assert 0 < int(found.clipped_count) < UNITS  # some are held, some are not
     rows = PerUnit(objective, MOST).per_record(
         Query(points, coefficients),
         Batch(records, torch.ones(UNITS, dtype=torch.float64)),
@@ -80,7 +80,7 @@ def test_replicates_lead_units_as_they_lead_records(monkeypatch: pytest.MonkeyPa
         alone = unit.increment(Query([points[place]]), Batch(own, weights[place]), CLIP)
         for found in (together, chunked):
             torch.testing.assert_close(found.total[place], alone.total, rtol=1e-9, atol=1e-12)
-            assert int(found.clipped[place]) == int(alone.clipped)
+            assert int(found.clipped_count[place]) == int(alone.clipped_count)
 
 
 def test_units_of_one_record_are_records() -> None:
@@ -135,7 +135,7 @@ def test_a_unit_without_records_adds_nothing() -> None:
 
 
 def test_a_network_takes_units_too() -> None:
-    row = model_named("mlp")
+    row = find_model("mlp")
     objective = row.objective((FEATURES,), CLASSES, torch.float64, row.settings.model_validate({"hidden": 6}))
     records, point = batch(), objective.initial()
     weights = torch.full((UNITS,), 0.5, dtype=torch.float64)
@@ -149,5 +149,5 @@ def test_labels_that_no_record_has() -> None:
     assert is_absent(torch.tensor([0, -1, 2])).tolist() == [False, True, False]
     numbers = torch.tensor([0.0, math.nan, -1.0])
     assert is_absent(numbers).tolist() == [False, True, False]
-    assert math.isnan(absent(numbers))
-    assert absent(torch.tensor([1])) == -1
+    assert math.isnan(absent_label(numbers))
+    assert absent_label(torch.tensor([1])) == -1

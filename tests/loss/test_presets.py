@@ -9,7 +9,7 @@ import fedpriv
 from benchmarks import pretrain
 from fedpriv.loss.models import convolutional_net
 from fedpriv.loss.presets import Transformer, adapted
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import load_scenario
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def test_the_weights_that_are_shipped_are_those_that_the_scenario_names(monkeypa
     monkeypatch.setenv("FEDPRIV_WEIGHTS", str(ROOT / "examples" / "lora"))
     few = ["seeds=1", "privacy.epsilon=3.0", 'label.method="LoRA, rank 8"', "data.name=synthetic"]
     (point,) = load_scenario(ROOT / "scenarios" / "lora-mnist.toml", few).points
-    task = task_of_cell(point.cell)
+    task = load_task(point.cell)
     assert task.objective.dimension == 8 * (512 + 32) + 330
     named = point.cell.model.settings.model_dump()["weights"]
     kept = torch.load(ROOT / "examples" / "lora" / f"{named.removeprefix('sha256:')}.pt", weights_only=True)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.errors import InputError
 from fedpriv.loss.models import MODELS, RidgeStatisticsSettings
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.loss.ridge import Published, RidgeStatistics
-from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.plan.plan import ALLOWANCE, apart_of, plan_of
-from fedpriv.plan.task import task_of_schema
+from fedpriv.loss.ridge import MeanStatistics, RidgeStatistics
+from fedpriv.noise.integers.increments import sum_integer_increments
+from fedpriv.plan.plan import ROUNDING_ALLOWANCE, find_increment_diameter, make_plan
+from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from tests.data.tables import rows, table_tree, write_csv
 
@@ -35,7 +35,7 @@ def integers(
     point = torch.full((asked.dimension,), query, dtype=torch.float64)
     labels = torch.tensor([label], dtype=torch.float64) if not asked.classes else torch.tensor([int(label)])
     record = Records(torch.tensor([features], dtype=torch.float64), labels)
-    return integer_sum(asked, Query((point,)), 1.0, record, NORM, float(NORM), 0).astype(float) / NORM
+    return sum_integer_increments(asked, Query((point,)), 1.0, record, NORM, float(NORM), 0).astype(float) / NORM
 
 
 @pytest.mark.parametrize("classes", [True, False])
@@ -49,7 +49,7 @@ def test_no_two_records_are_further_apart_than_is_charged(classes: bool) -> None
     array = np.array(vectors)
     assert np.linalg.norm(array, axis=1).max() <= 1.0
     apart = max(float(np.linalg.norm(array - each, axis=1).max()) for each in array)
-    assert apart <= asked.diameter * (1.0 + ALLOWANCE)
+    assert apart <= asked.diameter * (1.0 + ROUNDING_ALLOWANCE)
 
 
 def test_the_distance_is_attained_by_records_at_right_angles() -> None:
@@ -89,18 +89,18 @@ def test_without_noise_the_weights_are_those_of_ridge_regression(classes: bool) 
     z, y = records.features.numpy(), records.labels.numpy().astype(float)
     target = 2.0 * y - 1.0 if classes else y
     solved = np.linalg.solve(z.T @ z / 500 + 0.1 * np.eye(3), z.T @ target / 500) * (2.0 if classes else 1.0)
-    np.testing.assert_allclose(asked.weights(mean_of(asked, records)).numpy(), solved, atol=1e-9)
+    np.testing.assert_allclose(asked.compute_weights(mean_of(asked, records)).numpy(), solved, atol=1e-9)
     found = asked.evaluate(mean_of(asked, records), records)
     assert (found.accuracy is not None) == classes
     many = torch.stack([mean_of(asked, records), mean_of(asked, records) * 0.5])
-    np.testing.assert_allclose(asked.weights(many)[0].numpy(), solved, atol=1e-9)
+    np.testing.assert_allclose(asked.compute_weights(many)[0].numpy(), solved, atol=1e-9)
 
 
 def test_negative_eigenvalues_of_noise_make_no_weight_large() -> None:
     asked = objective(penalty=0.5)
     noisy = 100.0 * torch.randn(asked.dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    both = asked.matrix(noisy)[:3, 3]
-    assert float(asked.weights(noisy).norm()) <= 2.0 * float(both.norm()) / 0.5 + 1e-9
+    both = asked.moment_matrix(noisy)[:3, 3]
+    assert float(asked.compute_weights(noisy).norm()) <= 2.0 * float(both.norm()) / 0.5 + 1e-9
 
 
 @pytest.mark.slow
@@ -110,12 +110,12 @@ def test_intervals_cover_the_weights_of_the_population(classes: bool, std: float
     """Guarantee: sampling and noise are in an interval."""
     draw = np.random.default_rng(4)
     asked = objective(classes=classes)
-    true = asked.weights(mean_of(asked, drawn(1_000_000, draw, classes=classes))).tolist()
+    true = asked.compute_weights(mean_of(asked, drawn(1_000_000, draw, classes=classes))).tolist()
     hits = list[bool]()
     for _ in range(400):
         point = mean_of(asked, drawn(1000, draw, classes=classes))
         noise = torch.from_numpy(std * draw.normal(size=asked.dimension))
-        found = asked.coefficients(point + noise, Published(std, 1000, 1.0, 1))
+        found = asked.coefficients(point + noise, MeanStatistics(std, 1000, 1.0, 1))
         hits += [each.low <= value <= each.high for each, value in zip(found, true, strict=True)]
     print(f"covered: {100 * float(np.mean(hits)):.1f} %")
     assert 0.95 - 4.5 * math.sqrt(0.0475 / 400) < float(np.mean(hits)) < 0.99
@@ -146,14 +146,14 @@ def tree_of(path: Any, **changes: Any) -> dict[str, Any]:
 def test_one_release_is_charged_for_the_distance_that_is_proved_and_no_liar_is_believed(tmp_path: Any) -> None:
     cell = resolve_cell(tree_of(tmp_path), "test")
     assert cell.data.table_schema is not None
-    honest = task_of_schema(cell, cell.data.table_schema).objective
+    honest = make_schema_task(cell, cell.data.table_schema).objective
     assert isinstance(honest, RidgeStatistics)
     for released in (False, True):
-        plan = plan_of(cell, honest, released=released)
-        assert plan.apart == pytest.approx(math.sqrt(2.0), rel=1e-5)
-        assert releases_of(plan, 1)[0].mu == pytest.approx(1.0, rel=1e-6)
-    liar = Liar(honest.features, honest.bound, honest.classes, honest.penalty, honest.dtype)
-    assert apart_of(liar, plan.estimator, plan.mechanism, plan.schedule) == 2.0
+        plan = make_plan(cell, honest, for_release=released)
+        assert plan.increment_diameter == pytest.approx(math.sqrt(2.0), rel=1e-5)
+        assert make_release_streams(plan, 1)[0].mu == pytest.approx(1.0, rel=1e-6)
+    liar = Liar(honest.features, honest.norm_bound, honest.classes, honest.penalty, honest.dtype)
+    assert find_increment_diameter(liar, plan.estimator, plan.mechanism, plan.schedule) == 2.0
 
 
 @pytest.mark.parametrize(

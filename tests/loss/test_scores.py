@@ -9,7 +9,7 @@ from torch import Tensor
 from fedpriv.core.errors import InputError
 from fedpriv.loss.linear import LogisticRegression, SoftmaxRegression
 from fedpriv.loss.objective import Records
-from fedpriv.loss.scores import SCORES, Scored, auc, balanced_accuracy, calibration_error, check_scores, mae, r2
+from fedpriv.loss.scores import SCORES, ScoreView, auc, balanced_accuracy, calibration_error, check_scores, mae, r2
 
 GENERATOR = torch.Generator().manual_seed(16)
 LABELS = torch.tensor([0, 1, 1, 0, 2, 2, 1, 0, 1, 2, 0, 1])
@@ -84,12 +84,12 @@ RECORDS = Records(torch.randn(12, 4, generator=GENERATOR, dtype=torch.float64), 
 def test_every_silo_is_scored_on_its_own_records(objective: SoftmaxRegression | LogisticRegression) -> None:
     silos = (("a", 5), ("b", 4), ("c", 3))
     points = torch.randn(3, objective.dimension, generator=GENERATOR, dtype=torch.float64)
-    scored = Scored(objective, ("auc", "calibration_error"), silos).evaluate(points, RECORDS).named()
+    scored = ScoreView(objective, ("auc", "calibration_error"), silos).evaluate(points, RECORDS).to_metrics()
     start = 0
     accuracies, losses = [], []
     for name, count in silos:
         own = Records(*(column[start : start + count] for column in RECORDS))
-        alone = Scored(objective, ("auc", "calibration_error")).evaluate(points, own).named()
+        alone = ScoreView(objective, ("auc", "calibration_error")).evaluate(points, own).to_metrics()
         for key, values in alone.items():
             torch.testing.assert_close(scored[f"{key}_at_{name}"], values)
         accuracies.append(alone["test_accuracy"])

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.loss.estimators import VarianceReducedGradient
-from fedpriv.loss.goldstein import SeededDirections, Smoothed, Window
+from fedpriv.loss.goldstein import DirectionWindow, RandomSmoothing, SeededDirections
 from fedpriv.loss.linear import PhaseRetrieval, SoftmaxRegression
 from fedpriv.loss.module import ModuleObjective
 from fedpriv.loss.objective import Batch, Objective, Query, Records
-from fedpriv.rounds.floats import absorb, empty_sum
+from fedpriv.rounds.floats import initial_running_sum, update_running_sum
 from tests.loss.builders import first_rows
 from tests.papers.goldstein_golden import ExactlySmoothed
 
@@ -23,9 +23,11 @@ DTYPE, DIMENSION, ALPHA = torch.float64, 5, 0.3
 BASE = PhaseRetrieval(DIMENSION, 1, feature_norm=1.0, dtype=DTYPE)
 
 
-def smoothed(order: str, directions: int, shared: bool = True, base: Objective = BASE, seed: int = 1) -> Smoothed:
+def smoothed(
+    order: str, directions: int, shared: bool = True, base: Objective = BASE, seed: int = 1
+) -> RandomSmoothing:
     anchor = 1 if order == "first" else directions
-    return Smoothed(base, ALPHA, order, directions, anchor, shared, SeededDirections((seed,)))  # type: ignore[arg-type]
+    return RandomSmoothing(base, ALPHA, order, directions, anchor, shared, SeededDirections((seed,)))  # type: ignore[arg-type]
 
 
 def record(size: float) -> Records:
@@ -43,13 +45,13 @@ def test_estimates_are_unbiased(order: str, shared: bool) -> None:
     exact = ExactlySmoothed(DIMENSION, 1, feature_norm=1.0, dtype=DTYPE, alpha=ALPHA)
     for used, coefficients in ((points[:1], [1.0]), (points, [1.0, -1.0])):
         expected = exact.increment(Query(used, coefficients), Batch(one, torch.ones(1, dtype=DTYPE)), 1e9).total
-        objective = smoothed(order, 1, shared).at(first_rows(3, ((0, rows),)))
+        objective = smoothed(order, 1, shared).for_batch(first_rows(3, ((0, rows),)))
         many = Records(one.features.expand(rows, -1), one.labels.expand(rows))
         estimate = objective.increment(Query(used, coefficients), Batch(many, weights), 1e9)
         spread = DIMENSION * len(used) / math.sqrt(rows)  # no estimate is longer than d for each point
         assert float((estimate.total - expected).norm()) < 5 * spread / 2
         assert float((estimate.total - expected).abs().max()) < 0.02
-        assert int(estimate.clipped) == 0
+        assert int(estimate.clipped_count) == 0
 
 
 def test_directions_are_keyed_by_seed_silo_round_and_row() -> None:
@@ -89,11 +91,11 @@ def test_one_record_moves_a_period_by_its_clip_at_most_and_nothing_else(order: s
     weights = torch.full((batch,), 1 / batch, dtype=DTYPE)
 
     def sums(sizes: Tensor) -> list[Tensor]:
-        state, found = empty_sum(path[0]), []
+        state, found = initial_running_sum(path[0]), []
         for t in range(1, rounds + 1):
-            looked_at = objective.at(first_rows(t, ((0, batch),)))
+            looked_at = objective.for_batch(first_rows(t, ((0, batch),)))
             records = Records(features[t - 1], sizes[t - 1])
-            state, _ = absorb(state, estimator.round(t), path[t - 1], looked_at, records, weights, 2)
+            state, _ = update_running_sum(state, estimator.round(t), path[t - 1], looked_at, records, weights, 2)
             found.append(state.total)
         return found
 
@@ -114,11 +116,11 @@ def test_one_record_moves_a_period_by_its_clip_at_most_and_nothing_else(order: s
 
 def test_the_bound_of_an_anchor_is_attained() -> None:
     """b = 0 and b = 100 at the same measurement: opposite gradients, both clipped: 2 C/B."""
-    objective = smoothed("first", 1).at(first_rows(1, ((0, 1),)))
+    objective = smoothed("first", 1).for_batch(first_rows(1, ((0, 1),)))
     point, one = torch.ones(DIMENSION, dtype=DTYPE), torch.ones(1, dtype=DTYPE)
     pulls = [objective.increment(Query([point]), Batch(record(size), one), 0.4) for size in (0.0, 100.0)]
     assert float((pulls[0].total - pulls[1].total).norm()) == pytest.approx(0.8)
-    assert [int(pull.clipped) for pull in pulls] == [1, 1]
+    assert [int(pull.clipped_count) for pull in pulls] == [1, 1]
 
 
 @pytest.mark.parametrize("order", ["first", "zeroth"])
@@ -128,7 +130,7 @@ def test_nobody_drawn_is_a_sum_of_nothing(order: str, shared: bool) -> None:
     points = [torch.full((DIMENSION,), value, dtype=DTYPE) for value in (0.3, 0.1)]
     for used, coefficients in ((points[:1], [1.0]), (points, [1.0, -1.0])):
         objective, none = (
-            smoothed(order, 2, shared).at(first_rows(3, ((0, 0), (1, 0)))),
+            smoothed(order, 2, shared).for_batch(first_rows(3, ((0, 0), (1, 0)))),
             torch.ones(0, dtype=DTYPE),
         )
         nobody = Records(*(column[:0] for column in record(0.2)))
@@ -140,7 +142,7 @@ def test_nobody_drawn_is_a_sum_of_nothing(order: str, shared: bool) -> None:
         one = torch.ones(1, dtype=DTYPE)
         totals = [
             smoothed(order, 2, shared)
-            .at(first_rows(3, silos))
+            .for_batch(first_rows(3, silos))
             .increment(Query(used, coefficients), Batch(record(0.2), one), 9.0)
             .total
             for silos in (((0, 0), (1, 1)), ((1, 1),))
@@ -155,7 +157,7 @@ def test_shared_directions_make_a_difference_small() -> None:
     norms: dict[bool, list[float]] = {True: [], False: []}
     for shared, seen in norms.items():
         for t in range(1, 50):
-            objective = smoothed("zeroth", 1, shared).at(first_rows(t, ((0, 1),)))
+            objective = smoothed("zeroth", 1, shared).for_batch(first_rows(t, ((0, 1),)))
             seen.append(
                 float(objective.increment(Query(near, [1.0, -1.0]), Batch(record(0.3), one), 1e9).total.norm())
             )
@@ -172,17 +174,17 @@ def test_any_model_can_be_smoothed_and_replicates_are_alone(order: str) -> None:
     labels = torch.from_numpy(generator.integers(0, 2, (2, 4)))
     weights, clip = torch.full((4,), 0.25, dtype=DTYPE), torch.tensor([[0.2], [0.5]], dtype=DTYPE)
     slots = first_rows(1, ((0, 1), (1, 3)))
-    together = Smoothed(base, ALPHA, order, 2, 2, True, SeededDirections((1, 2))).at(slots)  # type: ignore[arg-type]
+    together = RandomSmoothing(base, ALPHA, order, 2, 2, True, SeededDirections((1, 2))).for_batch(slots)  # type: ignore[arg-type]
     found = together.increment(Query(points, [1.0, -1.0]), Batch(Records(features, labels), weights), clip)
     for place, seed in enumerate((1, 2)):
-        single = smoothed(order, 2, base=base, seed=seed).at(slots)
+        single = smoothed(order, 2, base=base, seed=seed).for_batch(slots)
         alone = single.increment(
             Query([point[place] for point in points], [1.0, -1.0]),
             Batch(Records(features[place], labels[place]), weights),
             float(clip[place]),
         )
         torch.testing.assert_close(found.total[place], alone.total, rtol=1e-10, atol=1e-12)
-        assert found.clipped[place] == alone.clipped
+        assert found.clipped_count[place] == alone.clipped_count
 
 
 def test_without_slots_and_without_values_it_refuses() -> None:
@@ -204,7 +206,7 @@ def test_a_window_of_directions_is_the_same_as_among_all(dtype: torch.dtype, cou
         drawn = draw(slots, count, like)
         for places in ([0], [2, 3, 6], [5, 0]):
             for first in range(count):
-                window = Window(places, first, count)
+                window = DirectionWindow(places, first, count)
                 torch.testing.assert_close(draw(slots, count, like, window), drawn[places, first:])
 
 
@@ -214,7 +216,7 @@ def test_a_window_of_directions_is_the_same_as_among_all(dtype: torch.dtype, cou
 def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
     monkeypatch: pytest.MonkeyPatch, order: str, shared: bool, points: int
 ) -> None:
-    objective = smoothed(order, 6, shared).at(first_rows(3, ((1, 4),)))
+    objective = smoothed(order, 6, shared).for_batch(first_rows(3, ((1, 4),)))
     generator = torch.Generator().manual_seed(0)
     query = [torch.randn(DIMENSION, generator=generator, dtype=DTYPE) for _ in range(points)]
     records = Records(torch.randn((4, DIMENSION), generator=generator, dtype=DTYPE), torch.rand(4, dtype=DTYPE))
@@ -222,7 +224,7 @@ def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
     asked = Query(query, [1.0, -0.5][:points])
     own = Batch(Records(*(column[places] for column in records)), torch.ones(4, dtype=torch.float64))
     at_once = objective.per_record(asked, own, places, 0.7)
-    monkeypatch.setattr("fedpriv.loss.goldstein._HELD", 2 * DIMENSION)
+    monkeypatch.setattr("fedpriv.loss.goldstein._CHUNK_VALUES", 2 * DIMENSION)
     torch.testing.assert_close(objective.per_record(asked, own, places, 0.7), at_once)
     whole = objective.increment(asked, Batch(records, own.weights), 0.7).total
     torch.testing.assert_close(at_once.sum(0), whole)
@@ -244,16 +246,16 @@ def test_few_rows_and_few_directions_at_a_time_give_what_all_give(
     )
     asked = Query(around, [1.0, -0.5][:points])
     batch, clip = Batch(records, torch.full((7,), 1 / 7, dtype=DTYPE)), torch.tensor([[0.2], [0.7]], dtype=DTYPE)
-    both = Smoothed(BASE, ALPHA, order, 6, 6, shared, SeededDirections(seeds)).at(slots)  # type: ignore[arg-type]
+    both = RandomSmoothing(BASE, ALPHA, order, 6, 6, shared, SeededDirections(seeds)).for_batch(slots)  # type: ignore[arg-type]
     whole = both.increment(asked, batch, clip)
-    monkeypatch.setattr("fedpriv.loss.goldstein._HELD", 2 * 6 * DIMENSION)
+    monkeypatch.setattr("fedpriv.loss.goldstein._CHUNK_VALUES", 2 * 6 * DIMENSION)
     assert torch.equal(both.increment(asked, batch, clip).total, whole.total)
-    monkeypatch.setattr("fedpriv.loss.goldstein._HELD", 4 * DIMENSION)
+    monkeypatch.setattr("fedpriv.loss.goldstein._CHUNK_VALUES", 4 * DIMENSION)
     few = both.increment(asked, batch, clip)
     torch.testing.assert_close(few.total, whole.total)
-    assert torch.equal(few.clipped, whole.clipped)
+    assert torch.equal(few.clipped_count, whole.clipped_count)
     for place, seed in enumerate(seeds):
-        alone = Smoothed(BASE, ALPHA, order, 6, 6, shared, SeededDirections((seed,))).at(slots)  # type: ignore[arg-type]
+        alone = RandomSmoothing(BASE, ALPHA, order, 6, 6, shared, SeededDirections((seed,))).for_batch(slots)  # type: ignore[arg-type]
         own = Batch(Records(*(column[place] for column in records)), batch.weights)
         found = alone.increment(Query([point[place] for point in around], asked.coefficients), own, clip[place])
         assert torch.equal(found.total, few.total[place])
@@ -265,16 +267,16 @@ def test_guarantee_few_directions_at_a_time_are_clipped_together(
     monkeypatch: pytest.MonkeyPatch, order: str, hostile: float
 ) -> None:
     """A record moves the sum by its clip at most, however many parts it is taken in; one not held adds nothing."""
-    monkeypatch.setattr("fedpriv.loss.goldstein._HELD", DIMENSION)
+    monkeypatch.setattr("fedpriv.loss.goldstein._CHUNK_VALUES", DIMENSION)
     base = PhaseRetrieval(DIMENSION, 2, feature_norm=1.0, dtype=DTYPE)
     one, point = torch.ones(1, dtype=DTYPE), torch.full((DIMENSION,), 2.0, dtype=DTYPE)
     objective = smoothed(order, 6, base=base)
-    objective = dataclasses.replace(objective, anchor_directions=6).at(first_rows(1, ((0, 1),)))
+    objective = dataclasses.replace(objective, anchor_direction_count=6).for_batch(first_rows(1, ((0, 1),)))
     pull = objective.increment(Query([point]), Batch(record(0.1), one), 0.01)
     assert 0.0099 < float(pull.total.norm()) <= 0.01
-    assert int(pull.clipped) == 1
+    assert int(pull.clipped_count) == 1
     bad = record(0.1)
     bad.features[0, 2] = hostile
     lost = objective.increment(Query([point]), Batch(bad, one), 0.01)
-    assert int(lost.clipped) == 1
+    assert int(lost.clipped_count) == 1
     assert not lost.total.any()

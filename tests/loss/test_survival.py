@@ -14,17 +14,17 @@ from torch import Tensor
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.cells import read_table
-from fedpriv.data.encode import encode
+from fedpriv.data.encode import encode_table
 from fedpriv.data.schema import Survival, TableSchema
 from fedpriv.engines.table import make_engine
-from fedpriv.loss.losses import Hazard, concordance, integrated_brier, survival, told
+from fedpriv.loss.losses import HazardLoss, concordance, decode_labels, integrated_brier, survival_curve
 from fedpriv.loss.models import MODELS, SoftmaxSettings
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.plan.evaluation import evaluation_plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.noise.integers.increments import sum_integer_increments
+from fedpriv.plan.evaluation import make_evaluation_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.demo import policy_text
+from fedpriv.silo.demo import format_policy
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
@@ -42,11 +42,11 @@ def test_labels_are_bins_survived_and_the_event() -> None:
     dead, alive = np.ones(10, np.bool_), np.zeros(10, np.bool_)
     own = {name: Survival(time="t", edges=EDGES, censored=name) for name in ("midpoint", "through", "before")}  # type: ignore[arg-type]
     for each in own.values():  # what was seen has no convention
-        assert each.labels(times, dead).tolist() == [5, 5, 5, 6, 7, 8, 4, 4, 0, 4]
-    assert own["midpoint"].labels(times, alive).tolist() == [0, 0, 1, 1, 3, 4, 4, 4, 0, 4]
-    assert own["through"].labels(times, alive).tolist() == [1, 1, 1, 2, 3, 4, 4, 4, 0, 4]
-    assert own["before"].labels(times, alive).tolist() == [0, 0, 0, 1, 2, 3, 4, 4, 0, 4]
-    assert own["before"].classes == 9
+        assert each.make_labels(times, dead).tolist() == [5, 5, 5, 6, 7, 8, 4, 4, 0, 4]
+    assert own["midpoint"].make_labels(times, alive).tolist() == [0, 0, 1, 1, 3, 4, 4, 4, 0, 4]
+    assert own["through"].make_labels(times, alive).tolist() == [1, 1, 1, 2, 3, 4, 4, 4, 0, 4]
+    assert own["before"].make_labels(times, alive).tolist() == [0, 0, 0, 1, 2, 3, 4, 4, 0, 4]
+    assert own["before"].class_count == 9
 
 
 def test_the_loss_is_the_likelihood_of_the_persons_periods() -> None:
@@ -56,18 +56,18 @@ def test_the_loss_is_the_likelihood_of_the_persons_periods() -> None:
             survived, seen = label % (K + 1), label > K
             likelihood = math.prod(1.0 - float(hazards[model, place, each]) for each in range(survived))
             likelihood *= float(hazards[model, place, survived]) if seen else 1.0
-            found = float(Hazard().value(OUTPUTS[model, place], LABELS[place]))
+            found = float(HazardLoss().value(OUTPUTS[model, place], LABELS[place]))
             assert found == pytest.approx(-math.log(likelihood), rel=1e-9, abs=1e-12)
 
 
 def test_the_slope_is_its_derivative() -> None:
     outputs = OUTPUTS.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(Hazard().value(outputs, LABELS).sum(), outputs)
-    torch.testing.assert_close(Hazard().slope(OUTPUTS, LABELS), expected)
+    (expected,) = torch.autograd.grad(HazardLoss().value(outputs, LABELS).sum(), outputs)
+    torch.testing.assert_close(HazardLoss().output_gradient(OUTPUTS, LABELS), expected)
 
 
 def pairs_in_order(alive: Tensor) -> float:
-    (last, seen), won, pairs = told(LABELS, K), 0.0, 0
+    (last, seen), won, pairs = decode_labels(LABELS, K), 0.0, 0
     for one in range(60):
         for other in range(60):
             if bool(seen[one]) and int(last[other]) > int(last[one]):
@@ -78,14 +78,14 @@ def pairs_in_order(alive: Tensor) -> float:
 
 def test_concordance_counts_the_pairs_in_order() -> None:
     found = concordance(OUTPUTS, LABELS).tolist()
-    assert found == pytest.approx([pairs_in_order(survival(each)) for each in OUTPUTS], rel=1e-12)
+    assert found == pytest.approx([pairs_in_order(survival_curve(each)) for each in OUTPUTS], rel=1e-12)
     perfect = 20.0 * (1.0 - 2.0 * torch.arange(60)[:, None] / 60.0) + torch.zeros(60, K)
     last = (torch.arange(60) // 12).clamp(max=K - 1)
     assert float(concordance(perfect.double(), last + K + 1)) == 1.0
 
 
 def brier(alive: Tensor) -> float:
-    last, seen = (each.tolist() for each in told(LABELS, K))
+    last, seen = (each.tolist() for each in decode_labels(LABELS, K))
 
     def kept(before: int) -> float:
         """Of not being censored in the bins before."""
@@ -107,7 +107,7 @@ def brier(alive: Tensor) -> float:
 
 def test_the_integrated_brier_score_weighs_against_censoring() -> None:
     found = integrated_brier(OUTPUTS, LABELS).tolist()
-    assert found == pytest.approx([brier(survival(each)) for each in OUTPUTS], rel=1e-9)
+    assert found == pytest.approx([brier(survival_curve(each)) for each in OUTPUTS], rel=1e-9)
 
 
 def test_the_score_does_not_depend_on_censoring() -> None:
@@ -137,7 +137,7 @@ def test_a_record_is_clipped_once_however_many_bins_it_survived(label: int, scal
     assert objective.dimension == 3 * K
     point = torch.linspace(-scale, scale, objective.dimension, dtype=torch.float64)
     record = Records(torch.tensor([[1.0, -1.0, 1.0]], dtype=torch.float64), torch.tensor([label]))
-    found = integer_sum(objective, Query((point,)), 0.25, record, norm, norm / 0.25, 0)
+    found = sum_integer_increments(objective, Query((point,)), 0.25, record, norm, norm / 0.25, 0)
     assert sum(int(each) ** 2 for each in found.tolist()) <= norm**2
     total = objective.increment(Query((point,)), Batch(record, torch.ones(1, dtype=torch.float64)), 0.25).total
     assert float(torch.linalg.vector_norm(total)) <= 0.25 * (1.0 + 1e-9)
@@ -198,7 +198,7 @@ def test_silos_do_not_evaluate_what_has_no_loss_record_by_record(tmp_path: Path)
     tree["run"]["metrics"] = []
     cell = resolve_cell(tree, "test")
     with pytest.raises(InputError, match="gives no losses record by record"):
-        evaluation_plan_of(cell, task_of_cell(cell).objective)
+        make_evaluation_plan(cell, load_task(cell).objective)
 
 
 def test_a_guard_answers_for_times_and_events_as_its_own_policy_reads_them(tmp_path: Path) -> None:
@@ -207,25 +207,25 @@ def test_a_guard_answers_for_times_and_events_as_its_own_policy_reads_them(tmp_p
     keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
     allow = {"relation": "replace-one", "clip": 4.0, "rounds": 20, "budget": 4.0}
     path = tmp_path / "policy.toml"
-    path.write_text(policy_text(keys, allow, TableSchema.model_validate(SCHEMA)))
+    path.write_text(format_policy(keys, allow, TableSchema.model_validate(SCHEMA)))
     path.chmod(0o600)
     policy = read_policy(path)
     begin_ledgers(policy)
     guard = open_guard(policy)
-    model = task_of_cell(cell).objective.initial()
-    release = guard.answer("run", json.dumps(cell.canonical()), 1, model)
+    model = load_task(cell).objective.initial()
+    release = guard.answer("run", json.dumps(cell.canonical_data()), 1, model)
     assert release.shape == (2 * K,)
     other = {**SCHEMA, "survival": {**SCHEMA["survival"], "censored": "before"}}
     asked = resolve_cell(tree_of(tmp_path, data={"table": other}), "test")
     with pytest.raises(RunError, match="describes the columns of the table otherwise"):
-        guard.answer("other", json.dumps(asked.canonical()), 1, model)
+        guard.answer("other", json.dumps(asked.canonical_data()), 1, model)
 
 
 PLAIN = {key: value for key, value in SCHEMA.items() if key != "survival"}
 
 
 def measured(path: Path, changes: dict[str, dict[str, Any]]) -> object:
-    return task_of_cell(resolve_cell(tree_of(path, **changes), "test"))
+    return load_task(resolve_cell(tree_of(path, **changes), "test"))
 
 
 @pytest.mark.parametrize(
@@ -252,11 +252,11 @@ def test_a_row_without_a_time_is_refused_or_dropped(tmp_path: Path) -> None:
     rows[3]["years"] = ""
     path = write_csv(tmp_path / "gaps.csv", rows)
     with pytest.raises(InputError, match="line 5, column 'years': '' is a missing value"):
-        encode(read_table(path), TableSchema.model_validate(SCHEMA))
-    dropped = encode(read_table(path), TableSchema.model_validate({**SCHEMA, "missing": "drop"}))
+        encode_table(read_table(path), TableSchema.model_validate(SCHEMA))
+    dropped = encode_table(read_table(path), TableSchema.model_validate({**SCHEMA, "missing": "drop"}))
     counts = np.zeros(20, np.bool_)
-    for part in (dropped.places.train, dropped.places.test):
-        counts[part.rows[part.counts]] = True
+    for part in (dropped.split.train, dropped.split.test):
+        counts[part.row_indices[part.is_counted]] = True
     assert np.flatnonzero(~counts).tolist() == [3]
 
 

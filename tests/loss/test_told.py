@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpriv.loss.functions import long_norm
+from fedpriv.loss.functions import long_upper_norm
 from fedpriv.loss.ghost import GhostObjective
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.objective import Batch, Query, Records
@@ -30,14 +30,14 @@ def test_a_call_that_autograd_does_not_come_to_is_told_as_such() -> None:
 def test_what_is_seen_is_kept_only_where_another_use_or_point_may_need_it() -> None:
     measured = objective("conv2d")
     (at, other), records = sample(measured.dimension, 2)
-    one = measured._pass(at, records, 1.0, frozenset(), alone=True)
-    assert not one.told
+    one = measured._run_pass(at, records, 1.0, frozenset(), is_only_point=True)
+    assert not one.call_gradients
     assert one.terms.keys() == measured.shapes.keys()
-    assert len(measured._pass(other, records, 1.0, frozenset(), alone=False).told) == 4
+    assert len(measured._run_pass(other, records, 1.0, frozenset(), is_only_point=False).call_gradients) == 4
     twice = objective("used twice")
     (at,), records = sample(twice.dimension, 1)
-    both = twice._pass(at, records, 1.0, frozenset(), alone=True)
-    assert [told.call.names[0] for told in both.told] == ["one.weight", "one.weight"]
+    both = twice._run_pass(at, records, 1.0, frozenset(), is_only_point=True)
+    assert [told.call.parameter_names[0] for told in both.call_gradients] == ["one.weight", "one.weight"]
     assert both.terms.keys() == {"out.weight", "out.bias"}
 
 
@@ -48,11 +48,11 @@ def test_the_norm_of_a_long_gradient_has_all_of_it(count: int, dtype: torch.dtyp
     for place in {0, count // 2, count - 1}:
         vector = torch.zeros(2, count, dtype=dtype)
         vector[1, place] = -3.0
-        assert 3.0 <= float(long_norm(vector)[1]) <= 3.0 * (1.0 + 1e-5)
+        assert 3.0 <= float(long_upper_norm(vector)[1]) <= 3.0 * (1.0 + 1e-5)
     vector = torch.rand(3, count, generator=torch.Generator().manual_seed(count), dtype=F64).to(dtype)
     exact = vector.double().norm(dim=1)
-    assert bool((long_norm(vector) >= exact).all())
-    torch.testing.assert_close(long_norm(vector), exact, rtol=1e-5, atol=0.0)
+    assert bool((long_upper_norm(vector) >= exact).all())
+    torch.testing.assert_close(long_upper_norm(vector), exact, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])

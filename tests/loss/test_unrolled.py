@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpriv.loss.unrolled import for_vmap
+from fedpriv.loss.unrolled import make_vmap_module
 
 RECURRENT: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
     (kind, {"num_layers": layers, "bidirectional": both, "bias": bias, "batch_first": first})
@@ -29,7 +29,7 @@ def same(one: Any, other: Any) -> bool:
 def test_a_recurrent_layer_is_torchs(kind: type[nn.RNNBase], settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     layer = kind(3, 4, **settings).double()
-    copied = for_vmap(layer)
+    copied = make_vmap_module(layer)
     assert copied is not layer
     assert type(layer) is kind
     assert [id(each) for each in copied.parameters()] == [id(each) for each in layer.parameters()]
@@ -49,8 +49,8 @@ def test_a_cell_is_torchs(make: Callable[..., nn.RNNCellBase]) -> None:
         cell = make(3, 4, bias=bias).double()
         values = torch.randn(2, 3, dtype=torch.float64)
         state = cell(values)
-        assert same(for_vmap(cell)(values), state)
-        assert same(for_vmap(cell)(values, state), cell(values, state))
+        assert same(make_vmap_module(cell)(values), state)
+        assert same(make_vmap_module(cell)(values, state), cell(values, state))
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -61,4 +61,4 @@ def test_a_bag_is_torchs(mode: Any, padding: int | None) -> None:
     words = torch.tensor([[0, 2, 2, 6], [2, 2, 2, 2], [1, 1, 3, 2]])
     weights: list[Tensor | None] = [None, torch.randn(3, 4, dtype=torch.float64)] if mode == "sum" else [None]
     for each in weights:
-        assert same(for_vmap(bag)(words, None, each), bag(words, None, each))
+        assert same(make_vmap_module(bag)(words, None, each), bag(words, None, each))

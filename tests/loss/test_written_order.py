@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.loss.alone import exp_of_negative, scores_of, softmax_slopes, sum_in_order, weight_bits
+from fedpriv.loss.alone import exp_nonpositive, integer_scores, softmax_residuals, sum_columns, weight_bits
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Batch, Records
 from tests.disordered import disordered
@@ -28,17 +28,17 @@ def test_exp_is_that_of_a_hundred_digits_to_two_units() -> None:
     values = np.concatenate(
         [-generator.random(2000) * 40, -(2.0 ** generator.uniform(-60, 9.2, 2000)), [0.0, -0.0]]
     )
-    found = exp_of_negative(values)
+    found = exp_nonpositive(values)
     with mpmath.workdps(100):
         for value, exp in zip(values.tolist(), found.tolist(), strict=True):
             assert abs(mpmath.mpf(exp) / mpmath.exp(mpmath.mpf(value)) - 1) < 2 * 2.0**-52
-    assert exp_of_negative(np.array([-np.inf, -600.1, -1e300])).tolist() == [0.0, 0.0, 0.0]
-    assert exp_of_negative(np.array([0.0])).tolist() == [1.0]
+    assert exp_nonpositive(np.array([-np.inf, -600.1, -1e300])).tolist() == [0.0, 0.0, 0.0]
+    assert exp_nonpositive(np.array([0.0])).tolist() == [1.0]
 
 
 def test_golden_bits() -> None:
     """On every processor; a library's exp has other last bits here and there."""
-    values = exp_of_negative(-np.arange(1, 9) / 7.0)
+    values = exp_nonpositive(-np.arange(1, 9) / 7.0)
     assert [value.hex() for value in values.tolist()] == GOLDEN
 
 
@@ -69,18 +69,20 @@ def some_query(seed: int, cancelling: bool) -> tuple[np.ndarray, np.ndarray]:
 def test_scores_are_whole_and_no_order_of_additions_changes_them(cancelling: bool) -> None:
     """Guarantee: the same on every processor and in any order of additions, for weights that cancel too."""
     x, point = some_query(2, cancelling)
-    found = scores_of(point, CLASSES, x, LEVELS, BITS)
-    assert np.abs(found.whole).max() <= 2.0**52
-    assert (found.whole == np.rint(found.whole)).all()
+    found = integer_scores(point, CLASSES, x, LEVELS, BITS)
+    assert np.abs(found.numerators).max() <= 2.0**52
+    assert (found.numerators == np.rint(found.numerators)).all()
     generator = np.random.default_rng(3)
     for _ in range(5):
         order = generator.permutation(FEATURES)
         moved = point.reshape(CLASSES, FEATURES)[:, order].ravel()
-        assert np.array_equal(scores_of(moved, CLASSES, x[:, order], LEVELS, BITS).whole, found.whole)
+        assert np.array_equal(
+            integer_scores(moved, CLASSES, x[:, order], LEVELS, BITS).numerators, found.numerators
+        )
     rows = generator.permutation(len(x))[:7]
-    assert np.array_equal(scores_of(point, CLASSES, x[rows], LEVELS, BITS).whole, found.whole[rows])
+    assert np.array_equal(integer_scores(point, CLASSES, x[rows], LEVELS, BITS).numerators, found.numerators[rows])
     exact = [sum(int(a) * int(b) for a, b in zip(x[5], row, strict=True)) for row in _grid(point, found.exponent)]
-    assert found.whole[5].tolist() == exact
+    assert found.numerators[5].tolist() == exact
 
 
 def _grid(point: np.ndarray, exponent: int) -> np.ndarray:
@@ -90,7 +92,7 @@ def _grid(point: np.ndarray, exponent: int) -> np.ndarray:
 def test_slopes_are_the_softmax_less_the_label() -> None:
     x, point = some_query(4, False)
     labels = np.arange(40) % CLASSES
-    found = softmax_slopes(scores_of(point, CLASSES, x, LEVELS, BITS), labels)
+    found = softmax_residuals(integer_scores(point, CLASSES, x, LEVELS, BITS), labels)
     logits = torch.from_numpy(x / LEVELS) @ torch.from_numpy(point.reshape(CLASSES, FEATURES)).T
     expected = logits.softmax(-1).numpy() - np.eye(CLASSES)[labels]
     assert np.abs(found - expected).max() < FEATURES * 2.0**-BITS  # what rounding the weights moves
@@ -100,10 +102,10 @@ def test_slopes_are_the_softmax_less_the_label() -> None:
 def test_slopes_do_not_follow_from_a_processors_order() -> None:
     x, point = some_query(7, False)
     labels = np.arange(40) % CLASSES
-    expected = softmax_slopes(scores_of(point, CLASSES, x, LEVELS, BITS), labels)
+    expected = softmax_residuals(integer_scores(point, CLASSES, x, LEVELS, BITS), labels)
     with disordered():
-        assert np.array_equal(softmax_slopes(scores_of(point, CLASSES, x, LEVELS, BITS), labels), expected)
-        some = softmax_slopes(scores_of(point, CLASSES, x[3:9], LEVELS, BITS), labels[3:9])
+        assert np.array_equal(softmax_residuals(integer_scores(point, CLASSES, x, LEVELS, BITS), labels), expected)
+        some = softmax_residuals(integer_scores(point, CLASSES, x[3:9], LEVELS, BITS), labels[3:9])
     assert np.array_equal(some, expected[3:9])
 
 
@@ -114,7 +116,7 @@ def test_any_point_gives_finite_slopes(point: list[float], seed: int) -> None:
     x = np.random.default_rng(seed).integers(-100, 101, (6, 10)).astype(float)
     labels = np.arange(6) % 2
     with np.errstate(all="ignore"):
-        slopes = softmax_slopes(scores_of(np.array(point), 2, x, 100, weight_bits(10, 350)), labels)
+        slopes = softmax_residuals(integer_scores(np.array(point), 2, x, 100, weight_bits(10, 350)), labels)
     assert np.isfinite(slopes).all()
     assert np.abs(slopes).max() <= 1.0
 
@@ -124,15 +126,15 @@ def test_a_sum_is_taken_from_the_first_column_to_the_last() -> None:
     expected = np.zeros(3)
     for place in range(40):
         expected = expected + values[:, place]
-    assert sum_in_order(values).tolist() == expected.tolist()
+    assert sum_columns(values).tolist() == expected.tolist()
 
 
 def test_rounded_weights_move_a_record_by_less_than_a_millionth() -> None:
     """Against the loss's own gradient in float64, at a point such as training reaches."""
     x, point = some_query(6, False)
-    objective = SoftmaxRegression(FEATURES, CLASSES, 28.0, torch.float64, levels=LEVELS)
+    objective = SoftmaxRegression(FEATURES, CLASSES, 28.0, torch.float64, denominator=LEVELS)
     labels = torch.arange(40) % CLASSES
-    slopes = softmax_slopes(scores_of(point, CLASSES, x, LEVELS, BITS), labels.numpy())
+    slopes = softmax_residuals(integer_scores(point, CLASSES, x, LEVELS, BITS), labels.numpy())
     records = Records(torch.from_numpy(x / LEVELS), labels)
     batch = Batch(records, torch.ones(40, dtype=torch.float64))
     gradient = objective.gradient(torch.from_numpy(point), batch).numpy()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedpriv.noise.series import Workload
-from fedpriv.participation.orders import Schedule, Separated
+from fedpriv.participation.orders import FixedOrder, MinSeparation
 
 Matrix = NDArray[np.float64]
 
@@ -16,7 +16,7 @@ Matrix = NDArray[np.float64]
 def workload_of(
     rounds: int, decay: float = 1.0, rounds_per_epoch: int | None = None, period: int | None = None
 ) -> Workload:
-    return Workload(Schedule(rounds, rounds_per_epoch or rounds), decay, np.ones(rounds), period)
+    return Workload(FixedOrder(rounds, rounds_per_epoch or rounds), decay, np.ones(rounds), period)
 
 
 def workload_matrix(rounds: int, decay: float, period: int | None = None) -> Matrix:
@@ -31,13 +31,13 @@ def workload_matrix(rounds: int, decay: float, period: int | None = None) -> Mat
 def patterns(workload: Workload) -> Iterator[tuple[int, ...]]:
     """Every set of rounds (from 0) in which one record may take part."""
     schedule, rounds = workload.schedule, workload.rounds
-    if isinstance(schedule, Schedule):
+    if isinstance(schedule, FixedOrder):
         yield from (
             tuple(range(p, rounds, schedule.rounds_per_epoch))
             for p in range(min(schedule.rounds_per_epoch, rounds))
         )
         return
-    assert isinstance(schedule, Separated)
+    assert isinstance(schedule, MinSeparation)
     for count in range(1, schedule.max_participations + 1):
         for chosen in itertools.combinations(range(rounds), count):
             if all(b - a >= schedule.min_separation for a, b in itertools.pairwise(chosen)):

@@ -3,15 +3,15 @@
 import numpy as np
 
 from fedpriv.loss.estimators import Estimator, PlainGradient, PowerWeights, RecursiveGradient
-from fedpriv.noise.fitting.cost import NoiseCost, Response, noise_cost_of, on_increments
+from fedpriv.noise.fitting.cost import NoiseCost, NoiseResponse, increment_weights, make_noise_cost
 from fedpriv.noise.series import Floats, Workload
 from fedpriv.papers.base import Optimizer
 from fedpriv.papers.choquette_choo import NesterovCoupling
 from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.papers.sgd import ProjectedSGD
-from fedpriv.participation.orders import Schedule
-from fedpriv.plan.calibration import response_of
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan.calibration import compute_response
 
 SUMMED, PLAIN = RecursiveGradient(1.0), PlainGradient(1.0, decay=1.0)
 
@@ -19,7 +19,7 @@ ROWS: dict[str, tuple[Optimizer, Estimator]] = {
     "dp-mu2-fl": (AnytimeSGD(1.0, 5.0), SUMMED),
     "online-to-batch": (
         AnytimeSGD(1.0, 5.0),
-        RecursiveGradient(1.0, weights=PowerWeights(2), growth=1),
+        RecursiveGradient(1.0, weights=PowerWeights(2), clip_growth=1),
     ),
     "accelerated": (NesterovCoupling(1.0, 5.0), SUMMED),
     "unaccelerated": (ProjectedSGD(1.0, 5.0), SUMMED),
@@ -32,19 +32,19 @@ ROWS: dict[str, tuple[Optimizer, Estimator]] = {
 }
 
 
-def response(row: str, rounds: int, queries: int | None = None) -> Response:
+def response(row: str, rounds: int, queries: int | None = None) -> NoiseResponse:
     optimizer, estimator = ROWS[row]
-    return response_of(optimizer, estimator.round, rounds, queries)
+    return compute_response(optimizer, estimator.round, rounds, queries)
 
 
 def workload(row: str, rounds: int, rounds_per_epoch: int | None = None) -> Workload:
     estimator = ROWS[row][1]
     clips = np.array([float(estimator.round(t).clip) for t in range(1, rounds + 1)])
-    return Workload(Schedule(rounds, rounds_per_epoch or rounds), estimator.decay, clips)
+    return Workload(FixedOrder(rounds, rounds_per_epoch or rounds), estimator.decay, clips)
 
 
 def objective(row: str, rounds: int, rounds_per_epoch: int | None = None) -> NoiseCost:
-    return noise_cost_of(response(row, rounds), workload(row, rounds, rounds_per_epoch))
+    return make_noise_cost(response(row, rounds), workload(row, rounds, rounds_per_epoch))
 
 
 def sharper_mean_bound(rows: Floats, workload: Workload, steps: int = 300) -> float:
@@ -54,7 +54,7 @@ def sharper_mean_bound(rows: Floats, workload: Workload, steps: int = 300) -> fl
     v <- diag (V^½ M V^½)^½ climbs.  O(T³) a step.
     """
     assert workload.schedule.single_pass
-    moved = on_increments(rows, workload.decay) * workload.clips
+    moved = increment_weights(rows, workload.decay) * workload.clips
     second = moved.T @ moved / len(rows)
     weights = np.full(workload.rounds, 1.0 / workload.rounds)
     best = 0.0

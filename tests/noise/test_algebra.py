@@ -15,7 +15,7 @@ from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Schedule, Separated
+from fedpriv.participation.orders import FixedOrder, MinSeparation
 from tests.noise.matrices import Matrix, farthest, workload_matrix, workload_of
 
 decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.0, 1.0))
@@ -191,9 +191,9 @@ def test_a_mechanism_refuses_a_workload_that_it_does_not_factor(
         (lambda: workload_of(3, float("nan")), "decay = nan"),
         (lambda: workload_of(0, 1.0), "rounds = 0"),
         (lambda: workload_of(3, 1.0, period=0), "period = 0"),
-        (lambda: Workload(Schedule(3, 3), 1.0, np.ones(2)), "clips"),
-        (lambda: Workload(Schedule(2, 2), 1.0, np.array([1.0, -1.0])), "clips"),
-        (lambda: Workload(Schedule(2, 2), 1.0, np.array([1.0, np.inf])), "clips"),
+        (lambda: Workload(FixedOrder(3, 3), 1.0, np.ones(2)), "clips"),
+        (lambda: Workload(FixedOrder(2, 2), 1.0, np.array([1.0, -1.0])), "clips"),
+        (lambda: Workload(FixedOrder(2, 2), 1.0, np.array([1.0, np.inf])), "clips"),
     ],
 )
 def test_what_cannot_be_a_mechanism_or_a_workload_is_refused(build, named: str) -> None:  # type: ignore[no-untyped-def]
@@ -239,7 +239,7 @@ def test_no_allowed_pattern_moves_the_inverse_farther(
         clips = np.ones(rounds)
     max_participations, gap = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
     c = np.linalg.inv(inverse_strategy(rounds, decay, bands))
-    workload = Workload(Separated(rounds, max_participations, gap), decay, clips)
+    workload = Workload(MinSeparation(rounds, max_participations, gap), decay, clips)
     moved = farthest(c, workload)
     found = BandedInverseSquareRoot(decay, bands).certified(workload)
     assert found.value >= moved * (1 - 1e-12)
@@ -251,7 +251,9 @@ def test_no_allowed_pattern_moves_the_inverse_farther(
 @pytest.mark.parametrize("bands", [1, 2, 3, 4, 8, 16, 64])
 def test_coefficients_of_the_inverse_fall(decay: float, bands: int) -> None:
     """Checked, not proved: `certified` refuses where it should not hold."""
-    found = BandedInverseSquareRoot(decay, bands).certified(Workload(Separated(900, 5, 60), decay, np.ones(900)))
+    found = BandedInverseSquareRoot(decay, bands).certified(
+        Workload(MinSeparation(900, 5, 60), decay, np.ones(900))
+    )
     assert found.exact
 
 
@@ -259,9 +261,9 @@ def test_a_strategy_that_rises_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     """c = 1, .1, .1, .9: the earliest pattern is charged 2.0100, and another moves it by 2.1564."""
     c = np.array([1.0, 0.1, 0.1, 0.9, 0.0, 0.0])
     inverse = np.linalg.inv(sum(value * np.eye(6, k=-lag) for lag, value in enumerate(c)))[:, 0].tolist()
-    monkeypatch.setattr(BandedInverseSquareRoot, "_inverse", inverse)
+    monkeypatch.setattr(BandedInverseSquareRoot, "_inverse_coefficients", inverse)
     with pytest.raises(InputError, match="increase"):
-        BandedInverseSquareRoot(1.0, 6).certified(Workload(Separated(6, 2, 2), 1.0, np.ones(6)))
+        BandedInverseSquareRoot(1.0, 6).certified(Workload(MinSeparation(6, 2, 2), 1.0, np.ones(6)))
 
 
 def test_golden_numbers_of_the_inverse() -> None:

@@ -13,7 +13,7 @@ from fedpriv.noise import series
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.series import Workload
-from fedpriv.participation.orders import Schedule, Separated
+from fedpriv.participation.orders import FixedOrder, MinSeparation
 from tests.noise.matrices import Matrix, clip_norms, farthest, workload_matrix, workload_of
 
 decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.05, 0.999))
@@ -87,7 +87,7 @@ def test_its_coefficients_never_increase_and_are_never_negative(
 def test_every_fixed_order_is_exact(data: st.DataObject, rounds: int, decay: float) -> None:
     mechanism = data.draw(mechanisms(rounds, decay))
     rounds_per_epoch = data.draw(st.integers(max(1, rounds // 8), 24))
-    workload = Workload(Schedule(rounds, rounds_per_epoch), decay, data.draw(clip_norms(rounds)))
+    workload = Workload(FixedOrder(rounds, rounds_per_epoch), decay, data.draw(clip_norms(rounds)))
     found = mechanism.certified(workload)
     assert found.exact
     assert found.value == pytest.approx(farthest(strategy(mechanism, rounds), workload), rel=1e-10)
@@ -100,7 +100,7 @@ def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
     mechanism = data.draw(mechanisms(rounds, decay))
-    pattern = Separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)))
+    pattern = MinSeparation(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)))
     workload = Workload(pattern, decay, data.draw(clip_norms(rounds)))
     found, moved = mechanism.certified(workload), farthest(strategy(mechanism, rounds), workload)
     assert found.value >= moved * (1.0 - 1e-12)
@@ -143,7 +143,7 @@ def test_the_search_is_tighter_than_what_there_was() -> None:
     generator = np.random.default_rng(5)
     for _ in range(20):
         mechanism = BufferedToeplitz(1.0, (0.95, 0.6), (0.8, 0.2))
-        workload = Workload(Separated(12, 3, 3), 1.0, generator.uniform(0.2, 2.0, 12))
+        workload = Workload(MinSeparation(12, 3, 3), 1.0, generator.uniform(0.2, 2.0, 12))
         found, moved = mechanism.certified(workload), farthest(strategy(mechanism, 12), workload)
         assert found.exact
         assert found.value == pytest.approx(moved, rel=1e-12)
@@ -153,7 +153,7 @@ def test_a_column_scale_is_the_same_as_clips() -> None:
     """C diag(D) with clips s is C with clips s D."""
     scale = (1.0, 1.2, 0.7, 2.0, 1.5, 3.0)
     plain, scaled = BufferedToeplitz(1.0, (0.9,), (0.4,)), BufferedToeplitz(1.0, (0.9,), (0.4,), scale)
-    for schedule in (Schedule(6, 6), Schedule(6, 2), Separated(6, 2, 2)):
+    for schedule in (FixedOrder(6, 6), FixedOrder(6, 2), MinSeparation(6, 2, 2)):
         ours = scaled.certified(Workload(schedule, 1.0, np.full(6, 2.0)))
         theirs = plain.certified(Workload(schedule, 1.0, 2.0 * np.array(scale)))
         assert ours == theirs
@@ -203,7 +203,7 @@ def test_long_streams_stay_accurate_in_float64() -> None:
     row, state = fresh[0], mechanism.start()
     for t in range(1, rounds + 1):
         row, state = mechanism.noise(state, t, fresh[t - 1])
-    inverse = series.of_roots(mechanism.phi, mechanism.theta, rounds)
+    inverse = series.series_from_roots(mechanism.phi, mechanism.theta, rounds)
     b = np.cumsum(inverse)
     assert float(row) == pytest.approx(float(b[::-1] @ fresh[:, 0].numpy()), abs=1e-11)
 
@@ -246,7 +246,7 @@ def test_jax_privacys_mechanism_in_numbers(rounds: int, squared_norm: float, var
 def test_separated_participation_in_numbers(
     rounds: int, min_separation: int, max_participations: int, squared_norm: float
 ) -> None:
-    workload = Workload(Separated(rounds, max_participations, min_separation), 1.0, np.ones(rounds))
+    workload = Workload(MinSeparation(rounds, max_participations, min_separation), 1.0, np.ones(rounds))
     found = BufferedToeplitz(1.0, (0.98, 0.7), (0.9, 0.3)).certified(workload)
     assert found.exact
     assert found.value**2 == pytest.approx(squared_norm, rel=1e-10)
@@ -259,14 +259,16 @@ def test_lambda_cgd_in_numbers() -> None:
     assert mechanism.variance(workload_of(60))[-1] == pytest.approx(1 + 59 * 0.04**2, rel=1e-13)
     assert mechanism.sensitivity(workload_of(60, rounds_per_epoch=6)) == pytest.approx(22.845543045804, rel=1e-12)
     clips = np.sqrt((1 - 0.96**120) / (1 - 0.96 ** (2 * (60.0 - np.arange(60)))))
-    with_columns = Workload(Schedule(60, 6), 1.0, clips)
+    with_columns = Workload(FixedOrder(60, 6), 1.0, clips)
     assert mechanism.sensitivity(with_columns) == pytest.approx(24.580195976483, rel=1e-12)
 
 
 def test_roots_for_a_decay_are_roots_for_one_times_the_decay() -> None:
     mechanism = BufferedToeplitz(0.9, (0.9 * 0.95, 0.9 * 0.5), (0.9 * 0.8, 0.9 * 0.1))
     assert mechanism.variance(workload_of(60, 0.9))[-1] == pytest.approx(1.397445280669, rel=1e-11)
-    workload = Workload(Separated(60, 5, 12), 0.9, np.ones(60))
+    workload = Workload(MinSeparation(60, 5, 12), 0.9, np.ones(60))
     assert mechanism.sensitivity(workload) ** 2 == pytest.approx(8.434140896455, rel=1e-11)
     one = BufferedToeplitz(1.0, (0.95, 0.5), (0.8, 0.1))
-    np.testing.assert_allclose(mechanism.strategy(9), one.strategy(9) * 0.9 ** np.arange(9), rtol=1e-12)
+    np.testing.assert_allclose(
+        mechanism.strategy_series(9), one.strategy_series(9) * 0.9 ** np.arange(9), rtol=1e-12
+    )

@@ -10,14 +10,27 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
-from fedpriv.noise.fitting.auto import auto, candidates, compared, fitted_sizes
-from fedpriv.noise.fitting.cost import NoiseCost, NoiseStream, noise_cost_of, pulled_back, rows_response, spread
-from fedpriv.noise.mechanism import Mechanism, raised
-from fedpriv.noise.registry import AUTO, CHOSEN, MechanismOptions, chosen_mechanism, mechanism_from
+from fedpriv.noise.fitting.auto import compare_mechanism, fit_auto, fit_sizes, undominated_candidates
+from fedpriv.noise.fitting.cost import (
+    NoiseCost,
+    NoiseStream,
+    apply_adjoint,
+    make_noise_cost,
+    output_variances,
+    rows_response,
+)
+from fedpriv.noise.mechanism import Mechanism, clip_multipliers
+from fedpriv.noise.registry import (
+    AUTO,
+    SELECTABLE_MECHANISMS,
+    MechanismOptions,
+    make_mechanism,
+    mechanism_from_data,
+)
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedInverseSquareRoot, BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Schedule, Separated
+from fedpriv.participation.orders import FixedOrder, MinSeparation
 from tests.noise.rows import ROWS, objective, response, workload
 from tests.parts import in_parts
 
@@ -35,13 +48,13 @@ def members(decay: float) -> list[Mechanism]:
         LambdaCgd(decay, (0.7 * decay,), (0.0,)),
         BufferedToeplitz(decay, (0.9 * decay, 0.5 * decay), (0.7 * decay, 0.0)),
         BufferedToeplitz(decay, (0.9 * decay, 0.5 * decay), (0.7 * decay, 0.1 * decay)),
-        LambdaCgd(decay, (0.7 * decay,), (0.0,)).lengthened(one_pass(decay)),
-        BufferedToeplitz(decay, (0.8 * decay,), (0.3 * decay,)).lengthened(one_pass(decay)),
+        LambdaCgd(decay, (0.7 * decay,), (0.0,)).with_equal_columns(one_pass(decay)),
+        BufferedToeplitz(decay, (0.8 * decay,), (0.3 * decay,)).with_equal_columns(one_pass(decay)),
     ]
 
 
 def one_pass(decay: float, clips: Sequence[float] = (1.0,) * ROUNDS) -> Workload:
-    return Workload(Schedule(ROUNDS, ROUNDS), decay, np.array(clips))
+    return Workload(FixedOrder(ROUNDS, ROUNDS), decay, np.array(clips))
 
 
 MEMBERS = [(decay, mechanism) for decay in (1.0, 0.8) for mechanism in members(decay)]
@@ -50,21 +63,21 @@ IDS = [f"{mechanism.label}, decay {decay}" for decay, mechanism in MEMBERS]
 
 def matrix(mechanism: Mechanism, decay: float) -> NDArray[np.float64]:
     """C = B^-1 A, from streaming alone."""
-    b = pulled_back(NoiseStream(mechanism), np.eye(ROUNDS))
+    b = apply_adjoint(NoiseStream(mechanism), np.eye(ROUNDS))
     lag = np.subtract.outer(np.arange(ROUNDS), np.arange(ROUNDS))
     return np.linalg.solve(b, np.where(lag >= 0, decay ** np.maximum(lag, 0.0), 0.0))
 
 
 def test_the_members_are_all_that_can_be_chosen() -> None:
-    assert {type(mechanism) for mechanism in members(1.0)} == set(CHOSEN)
+    assert {type(mechanism) for mechanism in members(1.0)} == set(SELECTABLE_MECHANISMS)
 
 
 @pytest.mark.parametrize(("decay", "mechanism"), MEMBERS, ids=IDS)
 def test_json_and_options_make_it_again(decay: float, mechanism: Mechanism) -> None:
     """Lists of JSON become tuples, and a scenario's keys give the same numbers."""
-    assert mechanism_from(json.loads(json.dumps(mechanism.as_data()))) == mechanism
+    assert mechanism_from_data(json.loads(json.dumps(mechanism.as_data()))) == mechanism
     options = MechanismOptions.model_validate(json.loads(json.dumps(mechanism.options())))
-    assert chosen_mechanism(mechanism.name, one_pass(decay), options) == mechanism
+    assert make_mechanism(mechanism.name, one_pass(decay), options) == mechanism
 
 
 @pytest.mark.parametrize(("decay", "mechanism"), MEMBERS, ids=IDS)
@@ -79,9 +92,9 @@ def test_columns_are_those_of_the_strategy(decay: float, mechanism: Mechanism) -
 @pytest.mark.parametrize(("decay", "mechanism"), MEMBERS, ids=IDS)
 def test_noise_in_weighted_rows_is_that_of_streaming(decay: float, mechanism: Mechanism) -> None:
     rows = np.random.default_rng(1).normal(size=(4, ROUNDS))
-    streamed = np.sum(pulled_back(NoiseStream(mechanism), rows) ** 2, axis=1)
-    np.testing.assert_allclose(spread(mechanism, rows, one_pass(decay)), streamed, rtol=1e-10)
-    alone = spread(mechanism, np.eye(ROUNDS), one_pass(decay))
+    streamed = np.sum(apply_adjoint(NoiseStream(mechanism), rows) ** 2, axis=1)
+    np.testing.assert_allclose(output_variances(mechanism, rows, one_pass(decay)), streamed, rtol=1e-10)
+    alone = output_variances(mechanism, np.eye(ROUNDS), one_pass(decay))
     np.testing.assert_allclose(alone, mechanism.variance(one_pass(decay)), rtol=1e-12)
 
 
@@ -89,13 +102,13 @@ def test_noise_in_weighted_rows_is_that_of_streaming(decay: float, mechanism: Me
 @pytest.mark.parametrize("rounds_per_epoch", [ROUNDS, 6])
 def test_raised_clips_cost_nothing(decay: float, mechanism: Mechanism, rounds_per_epoch: int) -> None:
     """Guarantee of `raised`: by brute force over the records of a fixed order every one costs the same."""
-    plain = Workload(Schedule(ROUNDS, rounds_per_epoch), decay, np.ones(ROUNDS))
-    factors = raised(mechanism.columns(plain), plain)
+    plain = Workload(FixedOrder(ROUNDS, rounds_per_epoch), decay, np.ones(ROUNDS))
+    factors = clip_multipliers(mechanism.columns(plain), plain)
     c, before = matrix(mechanism, decay), mechanism.sensitivity(plain)
     for place in range(rounds_per_epoch):
         held = np.arange(place, ROUNDS, rounds_per_epoch)
         assert np.linalg.norm(c[:, held] @ factors[held]) == pytest.approx(before, rel=1e-9)
-    after = mechanism.sensitivity(Workload(Schedule(ROUNDS, rounds_per_epoch), decay, factors))
+    after = mechanism.sensitivity(Workload(FixedOrder(ROUNDS, rounds_per_epoch), decay, factors))
     assert after == pytest.approx(before, rel=1e-9)
 
 
@@ -103,7 +116,7 @@ def test_raised_clips_cost_nothing(decay: float, mechanism: Mechanism, rounds_pe
 def test_separated_participations_with_unequal_clips_are_covered(decay: float, mechanism: Mechanism) -> None:
     """The row-wise bound is in every certificate: never below the worst pattern, and near it."""
     clips = np.random.default_rng(3).uniform(0.3, 2.0, ROUNDS)
-    asked = Workload(Separated(ROUNDS, 2, 9), decay, clips)
+    asked = Workload(MinSeparation(ROUNDS, 2, 9), decay, clips)
     c = matrix(mechanism, decay)
     moved = max(
         float(np.linalg.norm(clips[first] * c[:, first] + (clips[then] * c[:, then] if then < ROUNDS else 0.0)))
@@ -116,19 +129,19 @@ def test_separated_participations_with_unequal_clips_are_covered(decay: float, m
 
 def test_factors_are_known_where_clips_can_be_raised_only() -> None:
     mechanism = BinaryTree(1.0, 4)
-    restarting = Workload(Schedule(8, 8), 1.0, np.ones(8), 4)
+    restarting = Workload(FixedOrder(8, 8), 1.0, np.ones(8), 4)
     with pytest.raises(InputError, match="restart"):
-        raised(mechanism.columns(restarting), restarting)
-    separated = Workload(Separated(8, 2, 2), 1.0, np.ones(8))
+        clip_multipliers(mechanism.columns(restarting), restarting)
+    separated = Workload(MinSeparation(8, 2, 2), 1.0, np.ones(8))
     with pytest.raises(InputError, match="fixed order"):
-        raised(BinaryTree().columns(separated), separated)
+        clip_multipliers(BinaryTree().columns(separated), separated)
 
 
 @pytest.mark.parametrize("name", [AUTO, "scheduled", "lambda-cgd", "blt"])
 def test_nothing_is_fitted_where_a_plan_is_made(name: str) -> None:
     """A guard that fitted could be kept busy, or fit something else than its server."""
     with pytest.raises(InputError, match="fitted before a run starts"):
-        chosen_mechanism(name, one_pass(1.0), MechanismOptions())
+        make_mechanism(name, one_pass(1.0), MechanismOptions())
 
 
 @pytest.mark.parametrize(
@@ -143,27 +156,27 @@ def test_nothing_is_fitted_where_a_plan_is_made(name: str) -> None:
 )
 def test_numbers_that_are_none_of_its_own_are_refused(name: str, keys: dict[str, object], named: str) -> None:
     with pytest.raises(InputError, match=named):
-        chosen_mechanism(name, one_pass(1.0), MechanismOptions.model_validate(keys))
+        make_mechanism(name, one_pass(1.0), MechanismOptions.model_validate(keys))
 
 
 def test_scale_is_for_one_pass_with_equal_clips() -> None:
     options = MechanismOptions(theta=(0.9,), scale=True)
-    epochs = Workload(Schedule(8, 4), 1.0, np.ones(8))
-    unequal = Workload(Schedule(3, 3), 1.0, np.array([1.0, 2.0, 3.0]))
+    epochs = Workload(FixedOrder(8, 4), 1.0, np.ones(8))
+    unequal = Workload(FixedOrder(3, 3), 1.0, np.array([1.0, 2.0, 3.0]))
     for asked in (epochs, unequal):
         with pytest.raises(InputError, match="single pass with the same clip"):
-            chosen_mechanism("lambda-cgd", asked, options)
+            make_mechanism("lambda-cgd", asked, options)
 
 
 def momentum(rounds: int, rounds_per_epoch: int | None = None) -> NoiseCost:
     """The rows of momentum themselves, as normalized SGD's theorems ask for."""
-    asked = Workload(Schedule(rounds, rounds_per_epoch or rounds), 1 - 1 / rounds, np.ones(rounds))
-    return noise_cost_of(rows_response(rounds), asked)
+    asked = Workload(FixedOrder(rounds, rounds_per_epoch or rounds), 1 - 1 / rounds, np.ones(rounds))
+    return make_noise_cost(rows_response(rounds), asked)
 
 
 def separated(rounds: int, clips: str) -> NoiseCost:
     norms = np.ones(rounds) if clips == "equal" else np.linspace(2.0, 1.0, rounds)
-    return noise_cost_of(response("dp-ftrl", rounds), Workload(Separated(rounds, 3, 4), 1.0, norms))
+    return make_noise_cost(response("dp-ftrl", rounds), Workload(MinSeparation(rounds, 3, 4), 1.0, norms))
 
 
 def named(decay: float) -> list[Mechanism]:
@@ -193,13 +206,13 @@ CASES = {
 def test_no_named_mechanism_of_the_same_memory_is_one_percent_better(case: str) -> None:
     wanted = CASES[case]()
     rivals = [
-        (mechanism.memory_vectors(wanted.workload), np.sqrt(wanted.value(mechanism)))
+        (mechanism.memory_vectors(wanted.workload), np.sqrt(wanted.evaluate(mechanism)))
         for mechanism in named(wanted.workload.decay)
     ]
     for most in range(5):
-        chosen = auto(wanted, most)
-        assert chosen.vectors <= most
-        assert chosen.vectors == chosen.mechanism.memory_vectors(wanted.workload)
+        chosen = fit_auto(wanted, most)
+        assert chosen.vector_count <= most
+        assert chosen.vector_count == chosen.mechanism.memory_vectors(wanted.workload)
         for vectors, noise in rivals:
             assert vectors > most or chosen.noise <= 1.01 * noise + 1e-9
 
@@ -209,10 +222,10 @@ def test_no_named_mechanism_of_the_same_memory_is_one_percent_better(case: str) 
 def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
     """√J by filters against the certified sensitivity and the streamed noise."""
     wanted = CASES[case]()
-    found = list(candidates(wanted, 4))
-    assert found[0].vectors == 0
+    found = list(undominated_candidates(wanted, 4))
+    assert found[0].vector_count == 0
     for candidate in found:
-        assert candidate.noise == pytest.approx(np.sqrt(wanted.value(candidate.mechanism)), rel=1e-9)
+        assert candidate.noise == pytest.approx(np.sqrt(wanted.evaluate(candidate.mechanism)), rel=1e-9)
 
 
 @pytest.mark.every(12)
@@ -233,38 +246,38 @@ def test_what_a_candidate_claims_is_what_its_mechanism_does(case: str) -> None:
     ],
 )
 def test_choices(row: str, rounds: int, rounds_per_epoch: int | None, name: str) -> None:
-    found = auto(objective(row, rounds, rounds_per_epoch))
+    found = fit_auto(objective(row, rounds, rounds_per_epoch))
     assert found.name.partition(" (0.")[0] == name
 
 
 def test_the_bound_on_memory_is_kept_down_to_nothing() -> None:
     wanted = objective("dp-ftrl", 60)
-    assert auto(wanted, 0).mechanism == fitted_sizes(wanted)
-    assert auto(wanted, 1).vectors == 1
-    noise = [auto(wanted, most).noise for most in range(5)]
+    assert fit_auto(wanted, 0).mechanism == fit_sizes(wanted)
+    assert fit_auto(wanted, 1).vector_count == 1
+    noise = [fit_auto(wanted, most).noise for most in range(5)]
     assert noise == sorted(noise, reverse=True)
     with pytest.raises(InputError, match="max_vectors = -1"):
-        auto(wanted, -1)
+        fit_auto(wanted, -1)
 
 
 def test_only_public_numbers_matter_and_the_choice_is_the_same_every_time() -> None:
-    assert auto(objective("unaccelerated", 40)) == auto(objective("unaccelerated", 40))
+    assert fit_auto(objective("unaccelerated", 40)) == fit_auto(objective("unaccelerated", 40))
 
 
 @pytest.mark.slow
 def test_scaled_noise_is_for_one_pass_with_equal_clips() -> None:
-    assert any(candidate.scaled for candidate in candidates(objective("dp-ftrl", 20), 4))
+    assert any(candidate.is_scaled for candidate in undominated_candidates(objective("dp-ftrl", 20), 4))
     for wanted in (objective("dp-ftrl", 20, 5), objective("online-to-batch", 20), separated(20, "equal")):
-        assert not any(candidate.scaled for candidate in candidates(wanted, 4))
+        assert not any(candidate.is_scaled for candidate in undominated_candidates(wanted, 4))
 
 
 def test_a_comparison_is_in_the_units_of_unit_sensitivity() -> None:
     wanted, asked = response("accelerated", 60), workload("accelerated", 60)
-    found = compared(IndependentGaussian(), wanted, asked)
+    found = compare_mechanism(IndependentGaussian(), wanted, asked)
     assert found.sensitivity.value == pytest.approx(np.sqrt(60))
     assert found.rows_rms == found.rows_last == pytest.approx(np.sqrt(60))
-    assert found.published.output == pytest.approx(43.671961, rel=1e-7)
-    assert found.vectors == 0
-    rows = compared(BinaryTree(), rows_response(60, 60), asked)
-    assert rows.published.output is None
-    assert rows.published.queries == pytest.approx(rows.rows_rms, rel=1e-12)
+    assert found.published_noise.output == pytest.approx(43.671961, rel=1e-7)
+    assert found.vector_count == 0
+    rows = compare_mechanism(BinaryTree(), rows_response(60, 60), asked)
+    assert rows.published_noise.output is None
+    assert rows.published_noise.queries == pytest.approx(rows.rows_rms, rel=1e-12)

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.fitting.auto import compared, least
-from fedpriv.noise.fitting.cost import NoiseCost, Response, lower_bounds, noise_cost_of, rows_response
-from fedpriv.noise.fitting.fit import Fit, PlainLoss, RootLoss, ScaledLoss, fit_lambda, fit_roots
+from fedpriv.noise.fitting.auto import compare_mechanism, least_published_noise
+from fedpriv.noise.fitting.cost import NoiseCost, NoiseResponse, make_noise_cost, rows_response, std_lower_bounds
+from fedpriv.noise.fitting.fit import PlainLoss, RootFit, RootLoss, ScaledLoss, fit_lambda, fit_roots
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Phases, Schedule, Separated
+from fedpriv.participation.orders import FixedOrder, MinSeparation, Phases
 from tests.noise.rows import ROWS, objective, response, sharper_mean_bound, workload
 from tests.parts import in_parts
 
@@ -27,10 +27,10 @@ def last_prefix(rounds: int) -> NoiseCost:
     """√J is the largest error of a prefix sum: the last one's."""
     row = np.zeros((1, rounds))
     row[0, -1] = 1.0
-    return NoiseCost(Workload(Schedule(rounds, rounds), 1.0, np.ones(rounds)), row)
+    return NoiseCost(Workload(FixedOrder(rounds, rounds), 1.0, np.ones(rounds)), row)
 
 
-def fitted(wanted: NoiseCost, pairs: int, last_free: bool = True) -> Fit:
+def fitted(wanted: NoiseCost, pairs: int, last_free: bool = True) -> RootFit:
     return fit_roots(PlainLoss(wanted), pairs, last_free, fit_lambda(wanted).theta)
 
 
@@ -75,7 +75,9 @@ LOSSES: dict[str, RootLoss] = {
     "epochs": PlainLoss(objective("unaccelerated", 30, 7)),
     "unequal clips": PlainLoss(objective("online-to-batch", 30, 7)),
     "separated": PlainLoss(
-        NoiseCost(Workload(Separated(30, 3, 6), 0.9, np.ones(30)), np.random.default_rng(1).normal(size=(4, 30)))
+        NoiseCost(
+            Workload(MinSeparation(30, 3, 6), 0.9, np.ones(30)), np.random.default_rng(1).normal(size=(4, 30))
+        )
     ),
     "no sums": PlainLoss(objective("dp-sgd", 30)),
     "scaled": ScaledLoss(objective("dp-ftrl, momentum", 30)),
@@ -86,9 +88,10 @@ LOSSES: dict[str, RootLoss] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_the_loss(name: str) -> None:
     loss, roots, step = LOSSES[name], np.array([0.88, 0.8, 0.6, 0.15]), 1e-6
-    _, gradient = loss.at(roots)
+    _, gradient = loss.evaluate(roots)
     numeric = [
-        (loss.at(roots + step * unit)[0] - loss.at(roots - step * unit)[0]) / (2 * step) for unit in np.eye(4)
+        (loss.evaluate(roots + step * unit)[0] - loss.evaluate(roots - step * unit)[0]) / (2 * step)
+        for unit in np.eye(4)
     ]
     np.testing.assert_allclose(gradient, numeric, atol=1e-8)
 
@@ -99,8 +102,8 @@ def test_a_loss_is_the_mechanisms_own_objective(name: str) -> None:
     loss = LOSSES[name]
     assert isinstance(loss, PlainLoss)
     mechanism = BufferedToeplitz(loss.workload.decay, (0.88, 0.6), (0.8, 0.0))
-    found, _ = loss.at(np.array([0.88, 0.8, 0.6, 0.0]))
-    assert math.exp(found) == pytest.approx(loss.cost.value(mechanism), rel=1e-10)
+    found, _ = loss.evaluate(np.array([0.88, 0.8, 0.6, 0.0]))
+    assert math.exp(found) == pytest.approx(loss.cost.evaluate(mechanism), rel=1e-10)
 
 
 @pytest.mark.slow
@@ -127,7 +130,10 @@ def test_pairs_that_cancel_are_left_out() -> None:
 def output_ratio(mechanism: Mechanism, row: str, rounds: int, rounds_per_epoch: int | None = None) -> float:
     """Noise in the output over what no mechanism falls below."""
     asked, wanted = workload(row, rounds, rounds_per_epoch), response(row, rounds, queries=1)
-    found, bound = compared(mechanism, wanted, asked).published.output, least(wanted, asked).output
+    found, bound = (
+        compare_mechanism(mechanism, wanted, asked).published_noise.output,
+        least_published_noise(wanted, asked).output,
+    )
     assert found is not None
     assert bound is not None
     return found / bound
@@ -146,9 +152,9 @@ def cgd(root: float) -> BufferedToeplitz:
     ],
 )
 def test_output_noise_of_lambda_cgd(row: str, rounds: int, std: float) -> None:
-    found = compared(cgd(0.96), response(row, rounds), workload(row, rounds))
-    assert found.published.output == pytest.approx(std, rel=1e-11)
-    assert found.vectors == 1
+    found = compare_mechanism(cgd(0.96), response(row, rounds), workload(row, rounds))
+    assert found.published_noise.output == pytest.approx(std, rel=1e-11)
+    assert found.vector_count == 1
 
 
 @pytest.mark.parametrize(
@@ -162,16 +168,18 @@ def test_output_noise_of_lambda_cgd(row: str, rounds: int, std: float) -> None:
 )
 def test_output_noise_of_what_there_was(row: str, tree: float, independent: float | None) -> None:
     wanted, asked = response(row, 60), workload(row, 60)
-    assert compared(BinaryTree(), wanted, asked).published.output == pytest.approx(tree, rel=1e-8)
+    assert compare_mechanism(BinaryTree(), wanted, asked).published_noise.output == pytest.approx(tree, rel=1e-8)
     if independent is not None:
-        found = compared(IndependentGaussian(), wanted, asked).published.output
+        found = compare_mechanism(IndependentGaussian(), wanted, asked).published_noise.output
         assert found == pytest.approx(independent, rel=1e-7)
 
 
 def test_ten_epochs_of_dp_mu2_fl() -> None:
     wanted, asked = response("dp-mu2-fl", 600, queries=1), workload("dp-mu2-fl", 600, 60)
-    assert compared(cgd(1 - 12.3 / 600), wanted, asked).published.output == pytest.approx(2321.757684, rel=1e-9)
-    independent = compared(IndependentGaussian(), wanted, asked).published.output
+    assert compare_mechanism(cgd(1 - 12.3 / 600), wanted, asked).published_noise.output == pytest.approx(
+        2321.757684, rel=1e-9
+    )
+    independent = compare_mechanism(IndependentGaussian(), wanted, asked).published_noise.output
     assert independent == pytest.approx(2715.708058, rel=1e-9)
 
 
@@ -180,8 +188,8 @@ def test_ten_epochs_of_dp_mu2_fl() -> None:
 )
 def test_one_root_for_every_length(rounds: int, std: float) -> None:
     wanted = response("dp-mu2-fl", rounds, queries=1)
-    found = compared(cgd(1 - 2.5 / rounds), wanted, workload("dp-mu2-fl", rounds))
-    assert found.published.output == pytest.approx(std, rel=1e-7)
+    found = compare_mechanism(cgd(1 - 2.5 / rounds), wanted, workload("dp-mu2-fl", rounds))
+    assert found.published_noise.output == pytest.approx(std, rel=1e-7)
 
 
 @pytest.mark.parametrize("row", ["accelerated", "dp-mu2-fl"])
@@ -197,9 +205,9 @@ def test_one_vector_comes_within_two_percent_of_the_least_noise(row: str, rounds
 def test_one_vector_comes_within_two_percent_at_many_rounds(row: str, rounds: int) -> None:
     wanted, asked = response(row, rounds), workload(row, rounds)
     assert wanted.output is not None
-    mechanism = cgd(fit_lambda(noise_cost_of(wanted, asked)).theta[0])
-    alone = PlainLoss(noise_cost_of(Response(wanted.output[None]), asked))
-    ratio = mechanism.sensitivity(asked) * math.sqrt(alone.spread(mechanism.theta, mechanism.phi))
+    mechanism = cgd(fit_lambda(make_noise_cost(wanted, asked)).theta[0])
+    alone = PlainLoss(make_noise_cost(NoiseResponse(wanted.output[None]), asked))
+    ratio = mechanism.sensitivity(asked) * math.sqrt(alone.noise_energy(mechanism.theta, mechanism.phi))
     assert ratio <= 1.02
 
 
@@ -223,12 +231,12 @@ def test_unaccelerated_comes_within_one_percent(rounds: int) -> None:
 def test_ftrl_with_two_buffers_and_a_scale(row: str, rounds: int, most: float) -> None:
     wanted = objective(row, rounds)
     found = fit_roots(ScaledLoss(wanted), 2, True, fit_lambda(wanted).theta)
-    mechanism = BufferedToeplitz(1.0, found.theta, found.phi).lengthened(wanted.workload)
+    mechanism = BufferedToeplitz(1.0, found.theta, found.phi).with_equal_columns(wanted.workload)
     assert output_ratio(mechanism, row, rounds) <= most
     assert mechanism.sensitivity(wanted.workload) == pytest.approx(
         BufferedToeplitz(1.0, found.theta, found.phi).sensitivity(wanted.workload), rel=1e-12
     )
-    assert wanted.value(mechanism) == pytest.approx(math.exp(found.loss), rel=1e-9)
+    assert wanted.evaluate(mechanism) == pytest.approx(math.exp(found.loss), rel=1e-9)
 
 
 MECHANISMS = (
@@ -251,11 +259,11 @@ MECHANISMS = (
     ],
 )
 def test_the_outputs_bound_at_60_rounds(row: str, bound: float) -> None:
-    assert least(response(row, 60), workload(row, 60)).output == pytest.approx(bound, rel=1e-7)
+    assert least_published_noise(response(row, 60), workload(row, 60)).output == pytest.approx(bound, rel=1e-7)
 
 
 def test_the_outputs_bound_in_ten_epochs() -> None:
-    found = least(response("dp-mu2-fl", 600), workload("dp-mu2-fl", 600, 60)).output
+    found = least_published_noise(response("dp-mu2-fl", 600), workload("dp-mu2-fl", 600, 60)).output
     assert found == pytest.approx(1700.509706, rel=1e-9)
 
 
@@ -268,7 +276,7 @@ def test_the_sharper_bound_of_the_queries(row: str, bound: float) -> None:
 @pytest.mark.parametrize(("rounds", "best"), [(16, 1.68940369), (60, 2.08034753)])
 def test_the_sharper_bound_is_the_dense_optimum_for_prefix_sums(rounds: int, best: float) -> None:
     """In one pass the bound is attained, by a C of T vectors: jax-privacy's optimizer finds it."""
-    everyone = Response(np.eye(rounds))
+    everyone = NoiseResponse(np.eye(rounds))
     found = sharper_mean_bound(everyone.queries, workload("dp-ftrl", rounds), steps=2000)
     assert found == pytest.approx(best, rel=1e-6)
 
@@ -280,32 +288,37 @@ def test_no_mechanism_falls_below(data: st.DataObject, rounds: int, seed: int) -
     generator = np.random.default_rng(seed)
     rows, clips = generator.normal(size=(3, rounds)), generator.uniform(0.3, 3.0, rounds)
     rounds_per_epoch, max_participations = data.draw(st.integers(1, rounds)), data.draw(st.integers(1, 3))
-    for schedule in (Schedule(rounds, rounds_per_epoch), Separated(rounds, max_participations, rounds_per_epoch)):
+    for schedule in (
+        FixedOrder(rounds, rounds_per_epoch),
+        MinSeparation(rounds, max_participations, rounds_per_epoch),
+    ):
         asked = Workload(schedule, 1.0, clips)
         for row in rows:
-            alone = noise_cost_of(Response(row[None]), asked)
-            assert all(alone.value(mechanism) >= 1.0 - 1e-9 for mechanism in MECHANISMS)
-    single = Workload(Schedule(rounds, rounds), 1.0, clips)
+            alone = make_noise_cost(NoiseResponse(row[None]), asked)
+            assert all(alone.evaluate(mechanism) >= 1.0 - 1e-9 for mechanism in MECHANISMS)
+    single = Workload(FixedOrder(rounds, rounds), 1.0, clips)
     sharper = sharper_mean_bound(rows, single)
-    least_mean = np.mean(lower_bounds(rows, single) ** 2)
+    least_mean = np.mean(std_lower_bounds(rows, single) ** 2)
     for mechanism in MECHANISMS:
-        assert noise_cost_of(Response(rows), single).value(mechanism) * least_mean >= sharper**2 * (1 - 1e-9)
+        assert make_noise_cost(NoiseResponse(rows), single).evaluate(mechanism) * least_mean >= sharper**2 * (
+            1 - 1e-9
+        )
 
 
 def test_phases_are_refused() -> None:
     phased = Workload(Phases((3, 1)), 1.0, np.ones(6))
     with pytest.raises(InputError, match="phased"):
-        lower_bounds(np.ones((1, 6)), phased)
+        std_lower_bounds(np.ones((1, 6)), phased)
 
 
 def test_an_objective_refuses_what_it_is_not_for() -> None:
     with pytest.raises(InputError, match="8 rounds"):
-        noise_cost_of(rows_response(8), workload("dp-ftrl", 9))
-    restarts = Workload(Schedule(8, 8), 1.0, np.ones(8), period=4)
+        make_noise_cost(rows_response(8), workload("dp-ftrl", 9))
+    restarts = Workload(FixedOrder(8, 8), 1.0, np.ones(8), period=4)
     with pytest.raises(InputError, match="restart"):
-        noise_cost_of(rows_response(8), restarts)
+        make_noise_cost(rows_response(8), restarts)
 
 
 def test_the_objective_is_one_a_term_at_its_bound() -> None:
     """One round: every mechanism is optimal in the output and in the only point."""
-    assert objective("accelerated", 1).value(IndependentGaussian()) == pytest.approx(2.0)
+    assert objective("accelerated", 1).evaluate(IndependentGaussian()) == pytest.approx(2.0)

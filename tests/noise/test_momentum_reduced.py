@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError
-from fedpriv.noise.differences import AlignedDifferences, DifferenceTrees, calibrated, sized_by_the_paper
+from fedpriv.noise.differences import AlignedDifferences, DifferenceTrees, calibrate_trees, size_by_paper
 from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.tree import PaperTree, cover, used_ends
-from fedpriv.participation.orders import Schedule, Separated
+from fedpriv.participation.orders import FixedOrder, MinSeparation
 from tests.oracle_momentum import (
     GOLDEN_STDS,
     Interval,
@@ -46,7 +46,7 @@ def trees(kind: type[DifferenceTrees], rounds_per_epoch: int, decay: float = 0.7
 
 
 def workload(rounds: int, rounds_per_epoch: int, decay: float = 0.75) -> Workload:
-    return Workload(Schedule(rounds, rounds_per_epoch), decay, np.ones(rounds))
+    return Workload(FixedOrder(rounds, rounds_per_epoch), decay, np.ones(rounds))
 
 
 def test_the_cover_is_compose() -> None:
@@ -99,7 +99,7 @@ def test_golden_mu_of_every_record() -> None:
 @pytest.mark.parametrize(("rounds_per_epoch", "rounds"), SIZES)
 def test_energies_are_those_of_a_loop_over_nodes_and_records(rounds_per_epoch: int, rounds: int) -> None:
     mechanism = dataclasses.replace(trees(SlidingDifferences, rounds_per_epoch), difference=3.0, residual=0.5)
-    found = mechanism.squared_norms(Workload(Schedule(rounds, rounds_per_epoch), 0.75, np.full(rounds, 2.0)))
+    found = mechanism.squared_norms(Workload(FixedOrder(rounds, rounds_per_epoch), 0.75, np.full(rounds, 2.0)))
     nodes = gradient_nodes(rounds, rounds_per_epoch)
     early = {node for node in nodes if node[1] <= 2 * rounds_per_epoch}
     expected = [
@@ -264,8 +264,8 @@ def test_calibration_costs_at_most_the_clip(
     kind: type[DifferenceTrees], shares: str, rounds_per_epoch: int, rounds: int
 ) -> None:
     """With shares λ that sum to 1 the parts add up to at most 1: μ ≤ 1/σ."""
-    work = Workload(Schedule(rounds, rounds_per_epoch), 0.75, np.full(rounds, 2.0))
-    found = calibrated(trees(kind, rounds_per_epoch), work, "best" if shares == "best" else "equal")
+    work = Workload(FixedOrder(rounds, rounds_per_epoch), 0.75, np.full(rounds, 2.0))
+    found = calibrate_trees(trees(kind, rounds_per_epoch), work, "best" if shares == "best" else "equal")
     assert 1.0 <= found.sensitivity(work) <= 2.0 * (1.0 + 1e-12)
     assert (found.std_residual == 0.0) == (rounds_per_epoch == 1)
 
@@ -274,7 +274,7 @@ def test_calibration_costs_at_most_the_clip(
 def test_the_best_shares_have_the_least_noise(kind: type[DifferenceTrees]) -> None:
     """At the size where the shares just add up, μ = 1/σ, no other split has a smaller mean variance."""
     work = workload(500, 50, decay=1.0 - 1 / 50)
-    best = calibrated(trees(kind, 50, decay=1.0 - 1 / 50), work, "best")
+    best = calibrate_trees(trees(kind, 50, decay=1.0 - 1 / 50), work, "best")
     worst = np.array([float(group.max()) for group in best.squared_norms(work)])
     split = worst / np.square(best.stds)
     assert np.sum(split) == pytest.approx(1.0)
@@ -292,7 +292,7 @@ def test_the_papers_size_is_enough(rounds_per_epoch: int, epochs: int) -> None:
     """Its ρ = 2/σ² is what it is sized for; exact counting of the same noise gives less."""
     alpha, rounds = 1.0 / rounds_per_epoch, rounds_per_epoch * epochs
     step = 1.0 / math.sqrt(rounds_per_epoch * rounds)
-    work = Workload(Schedule(rounds, rounds_per_epoch), 1.0 - alpha, np.full(rounds, alpha))
+    work = Workload(FixedOrder(rounds, rounds_per_epoch), 1.0 - alpha, np.full(rounds, alpha))
     plain = SlidingDifferences(
         rounds_per_epoch,
         step * rounds_per_epoch,
@@ -301,7 +301,7 @@ def test_the_papers_size_is_enough(rounds_per_epoch: int, epochs: int) -> None:
         step,
         decay=1.0 - alpha,
     )
-    paper = sized_by_the_paper(plain, work, sigma_mu=2.0)
+    paper = size_by_paper(plain, work, sigma_mu=2.0)
     exact = dataclasses.replace(paper, least=0.0)
     assert paper.sensitivity(work) == 4.0 * alpha
     ratio = exact.sensitivity(work) / paper.sensitivity(work)
@@ -312,7 +312,7 @@ def test_the_papers_size_is_enough(rounds_per_epoch: int, epochs: int) -> None:
 def test_what_is_refused(kind: type[DifferenceTrees]) -> None:
     mechanism = trees(kind, 5)
     with pytest.raises(InputError, match="one order of"):
-        mechanism.sensitivity(Workload(Separated(20, 4, 5), 0.75, np.ones(20)))
+        mechanism.sensitivity(Workload(MinSeparation(20, 4, 5), 0.75, np.ones(20)))
     with pytest.raises(InputError, match="one order of"):
         mechanism.sensitivity(workload(20, 4))
     with pytest.raises(InputError, match="smoothness"):
@@ -324,11 +324,11 @@ def test_what_is_refused(kind: type[DifferenceTrees]) -> None:
     with pytest.raises(InputError, match="decay"):
         mechanism.sensitivity(workload(20, 5, decay=0.5))
     with pytest.raises(InputError, match="6"):
-        sized_by_the_paper(mechanism, workload(20, 5), 2.0)
+        size_by_paper(mechanism, workload(20, 5), 2.0)
     with pytest.raises(InputError, match="at least 1/N"):
-        sized_by_the_paper(trees(kind, 8, decay=0.95), workload(20, 8, decay=0.95), 2.0)
+        size_by_paper(trees(kind, 8, decay=0.95), workload(20, 8, decay=0.95), 2.0)
     with pytest.raises(InputError, match="clipped differences"):
-        sized_by_the_paper(dataclasses.replace(mechanism, movement=None), workload(20, 5), 2.0)
+        size_by_paper(dataclasses.replace(mechanism, movement=None), workload(20, 5), 2.0)
 
 
 @pytest.mark.parametrize("place", range(1, 6))
@@ -359,7 +359,7 @@ def test_one_record_moves_releases_less_than_accounted() -> None:
     rounds, rounds_per_epoch, decay, step = 23, 5, 0.75, 0.1
     for kind in KINDS:
         base = kind(rounds_per_epoch, 0.3, step * rounds_per_epoch, step, step, decay=decay)
-        mechanism = calibrated(base, workload(rounds, rounds_per_epoch), "best")
+        mechanism = calibrate_trees(base, workload(rounds, rounds_per_epoch), "best")
         count = sum(mechanism.draws(t) or 0 for t in range(1, rounds + 1))
         state, drawn, rows = mechanism.start(), 0, []
         for t in range(1, rounds + 1):
@@ -378,8 +378,8 @@ def test_one_record_moves_releases_less_than_accounted() -> None:
 
 
 def test_a_papers_tree_is_charged_by_its_largest_clip_and_is_exact_up_to_what_counting_gives() -> None:
-    work = Workload(Schedule(4, 4), 1.0, np.array([1.0, 2.0, 1.0, 0.5]))
-    counted = PaperTree().counted(work)
+    work = Workload(FixedOrder(4, 4), 1.0, np.array([1.0, 2.0, 1.0, 0.5]))
+    counted = PaperTree().charged_sensitivity(work)
     assert counted.exact
     least = counted.value / 2.0  # of the largest clip: 2 · least is what counting gives, to the last bit
     assert PaperTree(least=least).certified(work) == counted

@@ -12,13 +12,13 @@ from fedpriv.noise import tree
 from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.tran_cutkosky import paper_node_count
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 from tests.oracle_momentum import compose, prefix_nodes, squared_norms
 
 
 def weights_of_nodes(rounds: int, rounds_per_epoch: int, alpha: float) -> float:
     """W: the squared norm of the worst record at clip 1."""
-    workload = Workload(Schedule(rounds, rounds_per_epoch), 1.0 - alpha, np.ones(rounds))
+    workload = Workload(FixedOrder(rounds, rounds_per_epoch), 1.0 - alpha, np.ones(rounds))
     return BinaryTree(1.0 - alpha).sensitivity(workload) ** 2
 
 
@@ -162,7 +162,7 @@ def test_published_guarantees_of_periodic_trees(
     """Anchors of another sensitivity than the steps between them: μ does not depend on the number of periods."""
     clips = np.tile(np.r_[first, np.full(period - 1, other)], rounds)
     total = len(clips)
-    workload = Workload(Schedule(total, total), 1.0, clips, period)
+    workload = Workload(FixedOrder(total, total), 1.0, clips, period)
     assert BinaryTree(1.0, period).sensitivity(workload) / std == pytest.approx(mu, abs=1e-12)
 
 

@@ -15,7 +15,7 @@ from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 
 ROUNDS, SIZE, FALSE_ALARM = 24, 20_000, 1e-6
 
@@ -40,7 +40,7 @@ def stream(mechanism: Mechanism, seed: int) -> np.ndarray:
 
 def workload_for(mechanism: Mechanism) -> Workload:
     decay, period = getattr(mechanism, "decay", 1.0), getattr(mechanism, "period", None)
-    return Workload(Schedule(ROUNDS, ROUNDS), decay, np.ones(ROUNDS), period)
+    return Workload(FixedOrder(ROUNDS, ROUNDS), decay, np.ones(ROUNDS), period)
 
 
 @pytest.mark.parametrize("mechanism", MEMBERS, ids=str)

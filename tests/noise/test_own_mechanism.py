@@ -13,7 +13,7 @@ import torch
 import fedpriv
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.registry import ADDED, MECHANISMS, add_mechanism, mechanism_from
+from fedpriv.noise.registry import MECHANISMS, USER_MECHANISMS, add_mechanism, mechanism_from_data
 from fedpriv.scenario.load import resolve_cell
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree
@@ -26,11 +26,11 @@ EXTENSION = ["tests.noise.own"]
 
 @pytest.fixture(autouse=True)
 def added() -> Iterator[None]:
-    before = dict(ADDED)
+    before = dict(USER_MECHANISMS)
     add_mechanism(Echo)
     yield
-    ADDED.clear()
-    ADDED.update(before)
+    USER_MECHANISMS.clear()
+    USER_MECHANISMS.update(before)
 
 
 def cell_of(trust: str = "untrusted", **overrides: Any) -> Any:
@@ -48,7 +48,7 @@ def test_nobody_replaces_a_mechanism_of_fedpriv(name: str) -> None:
         add_mechanism(other)
     with pytest.raises(TypeError):
         MECHANISMS[name] = other  # type: ignore[index]
-    assert mechanism_from({"name": "independent"}) == IndependentGaussian()
+    assert mechanism_from_data({"name": "independent"}) == IndependentGaussian()
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_what_is_no_mechanism_gets_no_name(kind: Any, words: str) -> None:
 
 
 def test_a_name_that_nobody_added_names_those_there_are() -> None:
-    ADDED.clear()
+    USER_MECHANISMS.clear()
     with pytest.raises(InputError, match="'independent', 'scheduled', 'tree'"):
         cell_of()
     with pytest.raises(InputError, match=r"ledger: mechanism 'echo' is none of independent, .* FEDPRIV_IMPORT"):
-        mechanism_from(Echo().as_data())
+        mechanism_from_data(Echo().as_data())
 
 
 # Runs

@@ -12,12 +12,12 @@ from fedpriv.loss.estimators import PlainGradient
 from fedpriv.noise.buffered import BufferedToeplitz
 from fedpriv.noise.differences import AlignedDifferences
 from fedpriv.noise.fitting import cost
-from fedpriv.noise.fitting.cost import NoiseStream, pulled_back, rows_response
+from fedpriv.noise.fitting.cost import NoiseStream, apply_adjoint, rows_response
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.tran_cutkosky import NormalizedSGD
-from fedpriv.plan.calibration import response_of
+from fedpriv.plan.calibration import compute_response
 from tests.noise.rows import ROWS, response
 
 Numbers = NDArray[np.float64]
@@ -93,7 +93,7 @@ def test_a_published_query_counts_once() -> None:
 @pytest.mark.parametrize("row", ["accelerated", "dp-ftrl, momentum"])
 def test_segments_do_not_change_the_map(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = response(row, 23)
-    monkeypatch.setattr(cost, "_SEGMENT", 4)
+    monkeypatch.setattr(cost, "_SEGMENT_ROUNDS", 4)
     in_parts = response(row, 23)
     np.testing.assert_allclose(in_parts.output, whole.output, atol=1e-14)
     np.testing.assert_allclose(in_parts.queries, whole.queries, atol=1e-14)
@@ -114,7 +114,7 @@ def test_rows_are_themselves() -> None:
 
 def test_an_optimizer_that_is_not_linear_is_refused() -> None:
     with pytest.raises(InputError, match="not linear"):
-        response_of(NormalizedSGD(0.1), PlainGradient(1.0).round, 10)
+        compute_response(NormalizedSGD(0.1), PlainGradient(1.0).round, 10)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_an_optimizer_that_is_not_linear_is_refused() -> None:
 def test_a_mechanisms_rows_are_those_of_its_streamed_noise(
     mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "_SEGMENT", 5)
+    monkeypatch.setattr(cost, "_SEGMENT_ROUNDS", 5)
     state, rows = mechanism.start(), []
     for t, fresh in enumerate(torch.eye(13, dtype=torch.float64), start=1):
         row, state = mechanism.noise(state, t, fresh)
         rows.append(row)
     weights = np.random.default_rng(0).normal(size=(3, 13))
     expected = weights @ torch.stack(rows).numpy()
-    np.testing.assert_allclose(pulled_back(NoiseStream(mechanism), weights), expected, atol=1e-13)
+    np.testing.assert_allclose(apply_adjoint(NoiseStream(mechanism), weights), expected, atol=1e-13)
 
 
 def test_noise_of_several_fresh_vectors_a_round_has_no_such_rows() -> None:

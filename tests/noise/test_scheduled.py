@@ -11,11 +11,11 @@ import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
-from fedpriv.noise.fitting.auto import fitted_sizes, most_moved
-from fedpriv.noise.fitting.cost import noise_cost_of, rows_response
-from fedpriv.noise.registry import MechanismOptions, chosen_mechanism, mechanism_from
+from fedpriv.noise.fitting.auto import fit_sizes, max_displacements
+from fedpriv.noise.fitting.cost import make_noise_cost, rows_response
+from fedpriv.noise.registry import MechanismOptions, make_mechanism, mechanism_from_data
 from fedpriv.noise.series import Workload
-from fedpriv.participation.orders import Schedule, Separated
+from fedpriv.participation.orders import FixedOrder, MinSeparation
 from tests.noise.rows import objective, response, workload
 
 SIZES = (1.0, 0.5, 2.0, 1.5, 0.7, 3.0, 1.0, 0.9)
@@ -34,7 +34,7 @@ def dense(workload: Workload) -> np.ndarray[Any, np.dtype[np.float64]]:
 def test_the_worst_record_is_charged_exactly(decay: float, rounds: int, epoch: int) -> None:
     """Guarantee: every record of the fixed order, by brute force, also where the last epoch is cut."""
     clips = np.array([1.0, 2.0, 0.5, 1.0, 3.0, 1.0, 0.2, 2.5])[:rounds]
-    workload = Workload(Schedule(rounds, epoch), decay, clips)
+    workload = Workload(FixedOrder(rounds, epoch), decay, clips)
     mechanism = ScheduledGaussian(SIZES, decay)
     matrix = dense(workload)
     norms = [np.linalg.norm(matrix[:, place::epoch] @ clips[place::epoch]) for place in range(epoch)]
@@ -49,7 +49,7 @@ def test_the_worst_record_is_charged_exactly(decay: float, rounds: int, epoch: i
 
 def test_the_papers_formula_for_any_schedule() -> None:
     """Reshef & Levy: ρ = 2S √(Σ_t 1/σ_t²) under replace-one, so the distance is S √(Σ_t 1/d_t²)."""
-    workload = Workload(Schedule(8, 8), 1.0, np.full(8, 118.1))
+    workload = Workload(FixedOrder(8, 8), 1.0, np.full(8, 118.1))
     expected = 118.1 * math.sqrt(sum(size**-2 for size in SIZES))
     assert ScheduledGaussian(SIZES).sensitivity(workload) == pytest.approx(expected, rel=1e-13)
     same = ScheduledGaussian((2.0,) * 8)
@@ -57,7 +57,7 @@ def test_the_papers_formula_for_any_schedule() -> None:
 
 
 def test_noise_has_the_sizes_and_nothing_is_kept() -> None:
-    mechanism, workload = ScheduledGaussian(SIZES), Workload(Schedule(8, 8), 1.0, np.ones(8))
+    mechanism, workload = ScheduledGaussian(SIZES), Workload(FixedOrder(8, 8), 1.0, np.ones(8))
     for t, size in enumerate(SIZES, start=1):
         noise, state = mechanism.noise((), t, torch.ones(3))
         assert noise.tolist() == pytest.approx([size] * 3)
@@ -73,64 +73,66 @@ def test_noise_has_the_sizes_and_nothing_is_kept() -> None:
 def test_fitted_sizes_are_the_best(row: str, epoch: int | None) -> None:
     """No other sizes do better: the product is Σ m √w, and 200 nearby schedules lie above."""
     wanted = objective(row, 24, epoch)
-    best = fitted_sizes(wanted)
-    value = wanted.value(best)
-    assert value <= wanted.value(IndependentGaussian()) * (1 + 1e-12)
-    weights = np.sqrt(np.sum(wanted.rows**2, axis=0))
+    best = fit_sizes(wanted)
+    value = wanted.evaluate(best)
+    assert value <= wanted.evaluate(IndependentGaussian()) * (1 + 1e-12)
+    weights = np.sqrt(np.sum(wanted.weights**2, axis=0))
     if np.min(weights) > 1e-3 * np.max(weights):
-        assert math.sqrt(value) == pytest.approx(float(np.sum(most_moved(wanted.workload) * weights)), rel=1e-9)
+        assert math.sqrt(value) == pytest.approx(
+            float(np.sum(max_displacements(wanted.workload) * weights)), rel=1e-9
+        )
     generator = np.random.default_rng(1)
     for _ in range(200):
         other = np.array(best.sizes) * np.exp(0.05 * generator.normal(size=24))
-        assert wanted.value(ScheduledGaussian(tuple(other.tolist()))) >= value * (1 - 1e-6)
+        assert wanted.evaluate(ScheduledGaussian(tuple(other.tolist()))) >= value * (1 - 1e-6)
 
 
 def test_the_output_of_rows_that_sum_sums_is_near_its_bound_without_any_state() -> None:
     """Accelerated-DP-SRGD at T = 60: √(J/2) of 1.0575 where independent noise has 1.2168."""
     wanted = objective("accelerated", 60)
-    assert math.sqrt(wanted.value(fitted_sizes(wanted)) / 2) == pytest.approx(1.0575, abs=5e-5)
-    assert math.sqrt(wanted.value(IndependentGaussian()) / 2) == pytest.approx(1.2168, abs=5e-5)
+    assert math.sqrt(wanted.evaluate(fit_sizes(wanted)) / 2) == pytest.approx(1.0575, abs=5e-5)
+    assert math.sqrt(wanted.evaluate(IndependentGaussian()) / 2) == pytest.approx(1.2168, abs=5e-5)
 
 
 @pytest.mark.parametrize("row", ["dp-ftrl", "dp-ftrl, momentum", "accelerated"])
 def test_rounds_between_the_queries_that_are_looked_at_get_no_free_noise(row: str) -> None:
     """A fit of 200 rounds looks at 64 queries: in all of them its noise is what it is in those."""
-    some, every = objective(row, 200), noise_cost_of(response(row, 200, 200), workload(row, 200))
-    sizes = fitted_sizes(some)
-    assert every.value(sizes) <= 1.1 * some.value(sizes)
-    assert every.value(sizes) <= 1.05 * every.value(fitted_sizes(every))
+    some, every = objective(row, 200), make_noise_cost(response(row, 200, 200), workload(row, 200))
+    sizes = fit_sizes(some)
+    assert every.evaluate(sizes) <= 1.1 * some.evaluate(sizes)
+    assert every.evaluate(sizes) <= 1.05 * every.evaluate(fit_sizes(every))
 
 
 def test_where_every_sum_counts_alike_so_does_its_noise() -> None:
     """Momentum's theorem asks for the mean noise of the sums; 64 of 300 are looked at, all have the same noise."""
-    asked = Workload(Schedule(300, 300), 0.9, np.ones(300))
-    sizes = fitted_sizes(noise_cost_of(rows_response(300), asked)).sizes
+    asked = Workload(FixedOrder(300, 300), 0.9, np.ones(300))
+    sizes = fit_sizes(make_noise_cost(rows_response(300), asked)).sizes
     assert max(sizes) <= 1.0 + 1e-9
 
 
 @pytest.mark.parametrize(("decay", "epoch"), list(itertools.product([0.0, 0.7, 1.0], [2, 5, 12])))
 def test_how_far_a_record_can_have_moved_each_sum(decay: float, epoch: int) -> None:
     clips = np.linspace(2.0, 1.0, 12)
-    workload = Workload(Schedule(12, epoch), decay, clips)
+    workload = Workload(FixedOrder(12, epoch), decay, clips)
     moved = [
         max(sum(decay ** (t - i) * clips[i] for i in range(t + 1) if i % epoch == place) for place in range(epoch))
         for t in range(12)
     ]
-    assert most_moved(workload) == pytest.approx(moved, rel=1e-12)
+    assert max_displacements(workload) == pytest.approx(moved, rel=1e-12)
 
 
 def test_what_is_written_is_read_and_what_is_wrong_is_refused() -> None:
     mechanism = ScheduledGaussian(SIZES, 0.5)
-    assert mechanism_from(json.loads(json.dumps(mechanism.as_data()))) == mechanism
-    workload = Workload(Schedule(8, 8), 0.5, np.ones(8))
+    assert mechanism_from_data(json.loads(json.dumps(mechanism.as_data()))) == mechanism
+    workload = Workload(FixedOrder(8, 8), 0.5, np.ones(8))
     options = MechanismOptions.model_validate(mechanism.options())
-    assert chosen_mechanism("scheduled", workload, options) == mechanism
+    assert make_mechanism("scheduled", workload, options) == mechanism
     with pytest.raises(InputError, match="8 numbers, and there are 5 rounds"):
-        chosen_mechanism("scheduled", Workload(Schedule(5, 5), 0.5, np.ones(5)), options)
+        make_mechanism("scheduled", Workload(FixedOrder(5, 5), 0.5, np.ones(5)), options)
     with pytest.raises(InputError, match="fitted before a run starts"):
-        chosen_mechanism("scheduled", workload, MechanismOptions())
+        make_mechanism("scheduled", workload, MechanismOptions())
     with pytest.raises(InputError, match='noise_sizes is for mechanism = "scheduled"'):
-        chosen_mechanism("tree", workload, options)
+        make_mechanism("tree", workload, options)
     with pytest.raises(InputError, match="at most 1e"):
         ScheduledGaussian((1.0, 1e7))
     with pytest.raises(InputError, match="a finite number above 0"):
@@ -140,7 +142,7 @@ def test_what_is_written_is_read_and_what_is_wrong_is_refused() -> None:
 def test_separated_participations_are_covered() -> None:
     """Guarantee: never below the worst of all patterns."""
     clips = np.array([1.0, 2.0, 0.5, 1.0, 3.0, 1.0, 0.2, 2.5])
-    workload = Workload(Separated(8, 3, 2), 0.8, clips)
+    workload = Workload(MinSeparation(8, 3, 2), 0.8, clips)
     matrix = dense(workload)
     patterns = [
         held
@@ -155,11 +157,11 @@ def test_separated_participations_are_covered() -> None:
         max(sum(0.8 ** (t - i) * clips[i] for i in held if i <= t) for held in patterns if min(held) <= t)
         for t in range(8)
     ]
-    assert np.all(most_moved(workload) <= np.array(moved) * (1 + 1e-12))
+    assert np.all(max_displacements(workload) <= np.array(moved) * (1 + 1e-12))
 
 
-@pytest.mark.parametrize("order", [Schedule(6, 6), Schedule(6, 3)])
-def test_sums_that_restart_are_refused(order: Schedule) -> None:
+@pytest.mark.parametrize("order", [FixedOrder(6, 6), FixedOrder(6, 3)])
+def test_sums_that_restart_are_refused(order: FixedOrder) -> None:
     """Two epochs of 3 places and period 2 were charged 30.98, "exactly", where the truth is 21.93."""
     with pytest.raises(InputError, match="built for period = None, the workload has period = 2"):
         ScheduledGaussian(SIZES[:6]).certified(Workload(order, 1.0, np.ones(6), period=2))

@@ -12,11 +12,11 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise import sensitivity
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism, toeplitz_inner
-from fedpriv.noise.sensitivity import farthest_pattern, heaviest_pattern, heaviest_patterns, of_rows
+from fedpriv.noise.sensitivity import farthest_pattern, heaviest_pattern, heaviest_patterns, sensitivity_from_rows
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Schedule, Separated
+from fedpriv.participation.orders import FixedOrder, MinSeparation
 from tests.noise.matrices import Matrix, clip_norms, farthest, patterns
 
 decays = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.01, 0.99))
@@ -26,10 +26,12 @@ def factor(mechanism: Mechanism, workload: Workload) -> Matrix:
     """C by its definition; see test_algebra for the proof that it belongs to the streamed B."""
     rounds, decay = workload.rounds, workload.decay
     if isinstance(mechanism, LeafGaussian):
-        return np.diag([1.0 / mechanism.first if t % workload.block == 0 else 1.0 for t in range(rounds)])
+        return np.diag(
+            [1.0 / mechanism.first if t % workload.rounds_per_period == 0 else 1.0 for t in range(rounds)]
+        )
     c = np.zeros((rounds, rounds))
     for t in range(rounds):
-        place = t % workload.block + 1
+        place = t % workload.rounds_per_period + 1
         reach = {"IndependentGaussian": place, "BinaryTree": place & -place}.get(type(mechanism).__name__)
         for age in range(t + 1 if reach is None else reach):
             if isinstance(mechanism, BandedSquareRoot):
@@ -58,7 +60,7 @@ def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: i
     rounds_per_epoch = data.draw(st.integers(max(1, rounds // 8), 30))
     period = data.draw(st.one_of(st.none(), st.integers(1, 30)))
     mechanism = data.draw(mechanisms(decay, period))
-    workload = Workload(Schedule(rounds, rounds_per_epoch), decay, data.draw(clip_norms(rounds)), period)
+    workload = Workload(FixedOrder(rounds, rounds_per_epoch), decay, data.draw(clip_norms(rounds)), period)
     found = mechanism.certified(workload)
     assert found.exact
     assert found.value == pytest.approx(farthest(factor(mechanism, workload), workload), rel=1e-10)
@@ -69,7 +71,7 @@ def test_fixed_order_is_exact_for_every_mechanism(data: st.DataObject, rounds: i
 def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
-    pattern = Separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)))
+    pattern = MinSeparation(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 14)))
     period = data.draw(st.one_of(st.none(), st.integers(1, 14)))
     mechanism = data.draw(mechanisms(decay, period))
     workload = Workload(pattern, decay, data.draw(clip_norms(rounds)), period)
@@ -84,7 +86,7 @@ def test_separated_patterns_are_exact_or_say_that_they_are_bounds(
 @pytest.mark.parametrize(("bands", "reason"), [(1, "squares add up"), (3, "squares add up"), (4, "by search")])
 def test_a_separation_of_at_least_the_bands_is_exact_for_any_clips(bands: int, reason: str) -> None:
     clips = np.array([1.0, 5.0, 2.0, 4.0, 4.0, 0.5, 3.0, 2.0])
-    mechanism, workload = BandedSquareRoot(1.0, bands), Workload(Separated(8, 2, 3), 1.0, clips)
+    mechanism, workload = BandedSquareRoot(1.0, bands), Workload(MinSeparation(8, 2, 3), 1.0, clips)
     found, worst = mechanism.certified(workload), farthest(factor(mechanism, workload), workload)
     assert found.exact
     assert reason in found.reason
@@ -92,13 +94,13 @@ def test_a_separation_of_at_least_the_bands_is_exact_for_any_clips(bands: int, r
 
 
 def test_the_number_of_participations_counts_also_without_overlap() -> None:
-    mechanism, workload = BandedSquareRoot(1.0, 2), Workload(Separated(12, 2, 3), 1.0, np.ones(12))
+    mechanism, workload = BandedSquareRoot(1.0, 2), Workload(MinSeparation(12, 2, 3), 1.0, np.ones(12))
     worst = farthest(factor(mechanism, workload), workload)
     assert mechanism.sensitivity(workload) == pytest.approx(worst)
 
 
 def test_the_bound_of_a_periodic_tree_counts_its_last_short_tree() -> None:
-    mechanism, workload = BinaryTree(1.0, 2), Workload(Separated(3, 3, 1), 1.0, np.ones(3), 2)
+    mechanism, workload = BinaryTree(1.0, 2), Workload(MinSeparation(3, 3, 1), 1.0, np.ones(3), 2)
     worst = farthest(factor(mechanism, workload), workload)
     assert worst == pytest.approx(math.sqrt(6))
     assert mechanism.sensitivity(workload) >= worst
@@ -116,7 +118,7 @@ def test_a_tree_with_equal_clips_and_separated_rounds_is_bounded(
     rounds: int, most: int, gap: int, decay: float, period: int | None
 ) -> None:
     mechanism = BinaryTree(decay, period)
-    workload = Workload(Separated(rounds, most, gap), decay, np.full(rounds, 2.0), period)
+    workload = Workload(MinSeparation(rounds, most, gap), decay, np.full(rounds, 2.0), period)
     worst = farthest(factor(mechanism, workload), workload)
     assert worst * (1 - 1e-12) <= mechanism.sensitivity(workload) <= worst * (1 + 1e-12)
 
@@ -128,13 +130,13 @@ def test_rows_tighten_a_tree_with_equal_clips() -> None:
         (600, 10, 60): 12.8841,
         (1000, 10, 100): 10.4881,
     }.items():
-        workload = Workload(Separated(rounds, most, gap), 1.0, np.ones(rounds))
+        workload = Workload(MinSeparation(rounds, most, gap), 1.0, np.ones(rounds))
         assert BinaryTree().sensitivity(workload) == pytest.approx(found, abs=1e-4)
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BandedSquareRoot(0.8, 5)], ids=str)
 def test_equal_clips_are_exact_for_any_separation(mechanism: Mechanism) -> None:
-    workload = Workload(Separated(10, 3, 2), 0.8, np.full(10, 2.0))
+    workload = Workload(MinSeparation(10, 3, 2), 0.8, np.full(10, 2.0))
     assert mechanism.certified(workload).exact
 
 
@@ -147,7 +149,7 @@ def test_no_pair_of_neighbours_with_vector_increments_is_farther_apart(
     mechanism = data.draw(mechanisms(decay, None))
     rounds_per_epoch = data.draw(st.integers(1, rounds))
     clips = data.draw(clip_norms(rounds))
-    workload = Workload(Schedule(rounds, rounds_per_epoch), decay, clips)
+    workload = Workload(FixedOrder(rounds, rounds_per_epoch), decay, clips)
     generator = np.random.default_rng(seed)
     record = int(generator.integers(rounds_per_epoch))
     directions = generator.standard_normal((2, rounds, 3))
@@ -163,7 +165,7 @@ def test_no_pair_of_neighbours_with_vector_increments_is_farther_apart(
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(0.6), BandedSquareRoot(0.6, 4)], ids=str)
 def test_opposite_records_attain_the_replace_one_distance(mechanism: Mechanism) -> None:
     clips = np.array([0.5, 2.0, 1.0, 3.0, 1.0, 1.0, 0.2])
-    workload = Workload(Schedule(7, 3), 0.6, clips)
+    workload = Workload(FixedOrder(7, 3), 0.6, clips)
     c = factor(mechanism, workload)
     worst = max(float(np.linalg.norm(2 * c[:, chosen] @ clips[list(chosen)])) for chosen in patterns(workload))
     assert 2 * mechanism.sensitivity(workload) == pytest.approx(worst, rel=1e-12)
@@ -171,7 +173,7 @@ def test_opposite_records_attain_the_replace_one_distance(mechanism: Mechanism) 
 
 def test_the_papers_single_pass_noise() -> None:
     """Reshef & Levy: σ² = 4S²T/ρ², so the sensitivity is S√T."""
-    workload = Workload(Schedule(600, 600), 1.0, np.full(600, 118.1))
+    workload = Workload(FixedOrder(600, 600), 1.0, np.full(600, 118.1))
     assert IndependentGaussian().sensitivity(workload) == pytest.approx(118.1 * math.sqrt(600), rel=1e-14)
 
 
@@ -181,7 +183,7 @@ def test_clips_that_grow_towards_their_limit_are_charged_round_by_round() -> Non
     for rounds, ratio in ((16, 0.67), (60, 0.81), (600, 0.94), (60_000, 0.993)):
         t = np.arange(1.0, rounds + 1)
         clips = g + 2 * ld * (t - 1) / (t + 1)
-        sensitivity = IndependentGaussian().sensitivity(Workload(Schedule(rounds, rounds), 1.0, clips))
+        sensitivity = IndependentGaussian().sensitivity(Workload(FixedOrder(rounds, rounds), 1.0, clips))
         assert sensitivity / ((g + 2 * ld) * math.sqrt(rounds)) == pytest.approx(ratio, abs=0.006)
 
 
@@ -189,9 +191,9 @@ def test_clips_that_grow_towards_their_limit_are_charged_round_by_round() -> Non
 def test_clipping_the_first_leaf_tighter_is_free(rounds: int, gain: float) -> None:
     levels = rounds.bit_length()
     clips = np.ones(rounds)
-    plain = BinaryTree().sensitivity(Workload(Schedule(rounds, rounds), 1.0, clips))
+    plain = BinaryTree().sensitivity(Workload(FixedOrder(rounds, rounds), 1.0, clips))
     clips[0] = math.sqrt((levels - 1) / levels)
-    tighter = BinaryTree().sensitivity(Workload(Schedule(rounds, rounds), 1.0, clips))
+    tighter = BinaryTree().sensitivity(Workload(FixedOrder(rounds, rounds), 1.0, clips))
     assert 1 - tighter / plain == pytest.approx(gain, abs=0.006)
 
 
@@ -199,7 +201,7 @@ def test_clipping_the_first_leaf_tighter_is_free(rounds: int, gain: float) -> No
 @settings(deadline=None)
 def test_the_heaviest_pattern_is_the_heaviest(data: st.DataObject, rounds: int) -> None:
     weights = np.array(data.draw(st.lists(st.floats(0.0, 9.0), min_size=rounds, max_size=rounds)))
-    pattern = Separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 16)))
+    pattern = MinSeparation(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 16)))
     workload = Workload(pattern, 1.0, np.ones(rounds))
     best = max(sum(weights[list(chosen)]) for chosen in patterns(workload))
     assert heaviest_pattern(weights, pattern) == pytest.approx(best)
@@ -208,7 +210,7 @@ def test_the_heaviest_pattern_is_the_heaviest(data: st.DataObject, rounds: int) 
 @given(rounds=st.integers(1, 10_000_000), decay=decays)
 @settings(max_examples=5, deadline=None)
 def test_single_pass_formulas_hold_up_to_ten_million_rounds(rounds: int, decay: float) -> None:
-    workload = Workload(Schedule(rounds, rounds), decay, np.ones(rounds))
+    workload = Workload(FixedOrder(rounds, rounds), decay, np.ones(rounds))
     first = (
         rounds if decay == 1.0 else -math.expm1(2 * rounds * math.log(decay)) / (1 - decay**2) if decay else 1.0
     )
@@ -220,7 +222,7 @@ def test_single_pass_formulas_hold_up_to_ten_million_rounds(rounds: int, decay: 
 def test_many_epochs_of_unequal_clips_match_the_matrix() -> None:
     rounds, rounds_per_epoch = 96, 7
     clips = np.random.default_rng(3).uniform(0.5, 2.0, rounds)
-    workload = Workload(Schedule(rounds, rounds_per_epoch), 0.97, clips)
+    workload = Workload(FixedOrder(rounds, rounds_per_epoch), 0.97, clips)
     for mechanism in (IndependentGaussian(), BinaryTree(0.97), BandedSquareRoot(0.97, 20)):
         c = factor(mechanism, workload)
         worst = max(float(np.linalg.norm(c[:, s] @ clips[list(s)])) for s in patterns(workload))
@@ -230,16 +232,16 @@ def test_many_epochs_of_unequal_clips_match_the_matrix() -> None:
 def test_a_participation_that_cannot_be_is_refused() -> None:
     for arguments in ((0, 1, 1), (5, 0, 1), (5, 1, 0)):
         with pytest.raises(InputError, match="1 or more"):
-            Separated(*arguments)
+            MinSeparation(*arguments)
 
 
 @given(rounds=st.integers(1, 50), max_participations=st.integers(1, 50), min_separation=st.integers(1, 60))
 def test_a_record_takes_part_no_more_often_than_the_rounds_allow(
     rounds: int, max_participations: int, min_separation: int
 ) -> None:
-    pattern = Separated(rounds, max_participations, min_separation)
-    assert pattern.most == min(max_participations, len(range(0, rounds, min_separation)))
-    assume(pattern.most == 1)
+    pattern = MinSeparation(rounds, max_participations, min_separation)
+    assert pattern.max_rounds_per_record == min(max_participations, len(range(0, rounds, min_separation)))
+    assume(pattern.max_rounds_per_record == 1)
     assert pattern.single_pass
 
 
@@ -248,7 +250,7 @@ def test_a_record_takes_part_no_more_often_than_the_rounds_allow(
 def test_it_is_the_heaviest_pattern_of_every_row(data: st.DataObject, rounds: int, rows: int) -> None:
     line = st.lists(st.floats(0.0, 9.0), min_size=rounds, max_size=rounds)
     weights = np.array(data.draw(st.lists(line, min_size=rows, max_size=rows)))
-    pattern = Separated(rounds, data.draw(st.integers(1, 5)), data.draw(st.integers(1, 16)))
+    pattern = MinSeparation(rounds, data.draw(st.integers(1, 5)), data.draw(st.integers(1, 16)))
     expected = [heaviest_pattern(row, pattern) for row in weights]
     np.testing.assert_allclose(heaviest_patterns(weights, pattern), expected, rtol=1e-13)
 
@@ -260,9 +262,9 @@ def test_the_search_finds_the_worst_pattern(data: st.DataObject, rounds: int, pe
     numbers = st.lists(st.floats(0.0, 1.0), min_size=rounds, max_size=rounds)
     series = np.array(data.draw(numbers))
     clips = np.array(data.draw(st.lists(st.floats(0.1, 5.0), min_size=rounds, max_size=rounds)))
-    pattern = Separated(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6)))
+    pattern = MinSeparation(rounds, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6)))
     workload = Workload(pattern, 1.0, clips, period)
-    block = np.arange(rounds) // workload.block
+    block = np.arange(rounds) // workload.rounds_per_period
     c = sum(value * np.eye(rounds, k=-lag) for lag, value in enumerate(series))
     c = np.where(np.equal.outer(block, block), c, 0.0)
     moved = max(
@@ -271,15 +273,17 @@ def test_the_search_finds_the_worst_pattern(data: st.DataObject, rounds: int, pe
         for chosen in itertools.combinations(range(rounds), count)
         if all(b - a >= pattern.min_separation for a, b in itertools.pairwise(chosen))
     )
-    found = of_rows(toeplitz_inner(series, rounds, period), workload, pattern)
+    found = sensitivity_from_rows(toeplitz_inner(series, rounds, period), workload, pattern)
     assert found.exact
     assert found.value == pytest.approx(moved, rel=1e-12)
 
 
 def test_it_is_exact_where_columns_do_not_overlap() -> None:
-    workload = Workload(Separated(7, 3, 2), 1.0, np.array([1.0, 3.0, 1.0, 2.0, 0.5, 4.0, 1.0]))
+    workload = Workload(MinSeparation(7, 3, 2), 1.0, np.array([1.0, 3.0, 1.0, 2.0, 0.5, 4.0, 1.0]))
     inner = toeplitz_inner(np.array([1.0]), 7)
-    assert of_rows(inner, workload, Separated(7, 3, 2)).value == pytest.approx(np.sqrt(9 + 4 + 16))
+    assert sensitivity_from_rows(inner, workload, MinSeparation(7, 3, 2)).value == pytest.approx(
+        np.sqrt(9 + 4 + 16)
+    )
 
 
 def test_a_search_that_is_cut_short_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,12 +292,12 @@ def test_a_search_that_is_cut_short_is_a_bound(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(60):
         rounds, most, gap = (int(draw.integers(low, high)) for low, high in ((3, 12), (1, 5), (1, 5)))
         clips = np.exp(draw.uniform(-1.0, 1.0, rounds))
-        workload = Workload(Separated(rounds, most, gap), 1.0, clips)
+        workload = Workload(MinSeparation(rounds, most, gap), 1.0, clips)
         weights = BinaryTree().columns(workload).inner(np.arange(rounds)) * np.outer(clips, clips)
         worst = max(float(weights[np.ix_(chosen, chosen)].sum()) for chosen in patterns(workload))
         for steps in (1, 2, 4, 400):
-            monkeypatch.setattr(sensitivity, "_MOST_STEPS", steps)
-            found, attained = farthest_pattern(weights, workload.order)
+            monkeypatch.setattr(sensitivity, "_MAX_STEPS", steps)
+            found, attained = farthest_pattern(weights, workload.public_order)
             assert found >= worst * (1 - 1e-12)
             if attained:
                 assert found == pytest.approx(worst, rel=1e-12)

@@ -10,7 +10,7 @@ from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999, 1.0])
@@ -35,7 +35,7 @@ def test_the_square_root_series_far_out() -> None:
 def test_a_million_rounds_of_banded_noise() -> None:
     """The variance grows like t/c(1)², the mean over rounds like half of it."""
     rounds, bands = 1_000_000, 8
-    workload = Workload(Schedule(rounds, rounds), 1.0, np.ones(rounds))
+    workload = Workload(FixedOrder(rounds, rounds), 1.0, np.ones(rounds))
     total = float(np.sum(series.square_root(1.0, bands)))
     variance = BandedSquareRoot(1.0, bands).variance(workload)
     assert variance[-1] == pytest.approx(rounds / total**2, rel=1e-4)
@@ -45,7 +45,7 @@ def test_a_million_rounds_of_banded_noise() -> None:
 def test_bands_buy_error_at_the_same_guarantee() -> None:
     """Noise for μ = 1 times its growth: doubling few bands helps, and the square root beats the tree."""
     rounds = 512
-    workload = Workload(Schedule(rounds, rounds), 1.0, np.ones(rounds))
+    workload = Workload(FixedOrder(rounds, rounds), 1.0, np.ones(rounds))
 
     def error(mechanism: BandedSquareRoot | BinaryTree | IndependentGaussian) -> float:
         return mechanism.sensitivity(workload) * math.sqrt(mechanism.mean_variance(workload))

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fedpriv.core.replicates import Scalar
 from fedpriv.loss.estimators import VarianceReducedGradient
-from fedpriv.loss.goldstein import Window
+from fedpriv.loss.goldstein import DirectionWindow
 from fedpriv.loss.linear import PhaseRetrieval
-from fedpriv.loss.objective import Objective, Records, Slots
+from fedpriv.loss.objective import BatchLayout, Objective, Records
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.papers.kornowski import O2NC, O2NCState
-from fedpriv.rounds.floats import absorb, empty_sum
+from fedpriv.rounds.floats import initial_running_sum, update_running_sum
 from tests.loss.builders import first_rows
 
 ALPHA, ROUNDS, PERIOD, WINDOW = 0.4, 11, 4, 3
@@ -50,18 +50,20 @@ class GoldenChoices:
 
 @dataclass(frozen=True)
 class GoldenDirections:
-    def sphere(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+    def sphere(
+        self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None
+    ) -> Tensor:
         angles = self._per_row(slots, count, lambda t, r, i: 1.0 + 2 * t + 3 * r + 5 * i)
         return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
-    def ball(self, slots: Slots, count: int, like: Tensor, window: Window | None = None) -> Tensor:
+    def ball(self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None) -> Tensor:
         lengths = self._per_row(
             slots, count, lambda t, r, i: math.sqrt(fraction(0.5 + 0.37 * (t + 2 * r + 3 * i)))
         )
         return lengths.unsqueeze(-1) * self.sphere(slots, count, like)
 
-    def _per_row(self, slots: Slots, count: int, formula) -> Tensor:  # type: ignore[no-untyped-def]
-        ((_, rows),) = slots.silos
+    def _per_row(self, slots: BatchLayout, count: int, formula) -> Tensor:  # type: ignore[no-untyped-def]
+        ((_, rows),) = slots.silo_sizes
         return torch.tensor(
             [[formula(slots.t, r, i) for i in range(count)] for r in range(rows)], dtype=torch.float64
         )
@@ -73,7 +75,7 @@ class ExactlySmoothed(PhaseRetrieval):
 
     alpha: float = ALPHA
 
-    def _slope(self, point: Tensor, records: Records) -> Tensor:
+    def _output_gradient(self, point: Tensor, records: Records) -> Tensor:
         inner = (records.features @ point.unsqueeze(-1)).squeeze(-1)
         reach = self.alpha * torch.linalg.vector_norm(records.features, dim=-1)
         slope = -1.0 + 2.0 * self._above(inner, -records.labels, reach)
@@ -104,15 +106,15 @@ def golden_run(
 ) -> Trace:
     optimizer = O2NC(0.04, 0.05, GoldenChoices())  # type: ignore[arg-type]
     state: O2NCState = optimizer.start(START)
-    total, hidden = empty_sum(START), mechanism.start()
+    total, hidden = initial_running_sum(START), mechanism.start()
     trace = Trace([], [], [], [], 0)
     clipped = 0
     for t in range(1, ROUNDS + 1):
         current, batch = estimator.round(t), batches[t - 1]
         query, rows = optimizer.query(state), len(batch.labels)
         weights = torch.full((rows,), 1.0 / rows, dtype=torch.float64)
-        looked_at = objective.at(first_rows(t, ((0, rows),)))
-        total, clips = absorb(total, current, query, looked_at, batch, weights, estimator.memory)
+        looked_at = objective.for_batch(first_rows(t, ((0, rows),)))
+        total, clips = update_running_sum(total, current, query, looked_at, batch, weights, estimator.memory)
         clipped += int(clips)
         noise, hidden = mechanism.noise(hidden, t, fresh[t - 1])
         state = optimizer.update(state, total.total + noise, current)

@@ -9,12 +9,17 @@ import pytest
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.core.errors import InputError
 from fedpriv.papers.base import Problem
-from fedpriv.papers.choquette_choo import AcceleratedParameters, non_realizable, realizable, realizable_factor
-from fedpriv.participation.orders import Schedule
+from fedpriv.papers.choquette_choo import (
+    AcceleratedParameters,
+    non_realizable_parameters,
+    realizable_factor,
+    realizable_parameters,
+)
+from fedpriv.participation.orders import FixedOrder
 
 
-def reading(records: int) -> Schedule:
-    return Schedule(records, records)
+def reading(records: int) -> FixedOrder:
+    return FixedOrder(records, records)
 
 
 MNIST = Problem(7850, 2.0, 3.0, True, 1, reading(60_000), epsilon=1.0, delta=1e-5, relation="zero-out")
@@ -44,7 +49,7 @@ def test_realizable_numbers_by_hand() -> None:
     """n = 10^8, p = 10^10, ε = 2: √p/(ε√n) = 5, n^{1/4} = 100, n^{3/4} = 10^6."""
     problem = replace(MNIST, schedule=reading(10**8), dimension=10**10, epsilon=2.0, delta=1e-9, lipschitz=3.0)
     factor = float(factor_in_mpmath(10**8, "1e-9"))
-    asked = realizable(replace(problem, smoothness=0.5), 4.0)
+    asked = realizable_parameters(replace(problem, smoothness=0.5), 4.0)
     assert asked.rounds == pytest.approx(100 * factor, rel=1e-12)
     assert asked.batch == pytest.approx(1e6 / factor, rel=1e-12)
     assert asked.beta == pytest.approx(5 * factor**2 * 3 / 4, rel=1e-12)
@@ -59,12 +64,12 @@ def test_realizable_numbers_by_hand() -> None:
 
 
 def test_noise_matters_less_than_one_in_beta() -> None:
-    asked = realizable(replace(MNIST, dimension=1), RADIUS)
+    asked = realizable_parameters(replace(MNIST, dimension=1), RADIUS)
     assert asked.beta == pytest.approx(float(factor_in_mpmath(60_000, "1e-5")) ** 2 * 2.0 / 10.0, rel=1e-12)
 
 
 def test_realizable_at_mnist_is_refused_in_words() -> None:
-    asked = realizable(MNIST, RADIUS)
+    asked = realizable_parameters(MNIST, RADIUS)
     assert asked.refusal is not None
     assert "335,237 rounds of B = 0.179 examples" in asked.refusal
     assert "n = 60,000" in asked.refusal
@@ -78,13 +83,13 @@ def test_the_realizable_formula_can_be_run_from_1014903_examples_on() -> None:
     with mpmath.workdps(30):
         root = mpmath.findroot(lambda n: n**0.75 - factor_in_mpmath(n, "1e-5"), 1e6)
     assert 1_014_902 < float(root) < 1_014_903
-    assert realizable(replace(MNIST, schedule=reading(1_014_902)), RADIUS).refusal is not None
-    assert realizable(replace(MNIST, schedule=reading(1_014_903)), RADIUS).refusal is None
+    assert realizable_parameters(replace(MNIST, schedule=reading(1_014_902)), RADIUS).refusal is not None
+    assert realizable_parameters(replace(MNIST, schedule=reading(1_014_903)), RADIUS).refusal is None
 
 
 def test_non_realizable_numbers_by_hand() -> None:
     """c = M R / L = 15: β = (240 + 8) L n^{3/2} / (R n) = 248 · 2 · √n / 10, clip = 124 · 2."""
-    asked = non_realizable(replace(MNIST, schedule=reading(40_000)), RADIUS)
+    asked = non_realizable_parameters(replace(MNIST, schedule=reading(40_000)), RADIUS)
     assert (asked.rounds, asked.batch) == (pytest.approx(200.0), pytest.approx(200.0))
     assert asked.beta == pytest.approx(248 * 2 * 200 / 10, rel=1e-13)
     assert asked.clip == pytest.approx(248.0, rel=1e-13)
@@ -97,7 +102,7 @@ def test_non_realizable_numbers_by_hand() -> None:
 @pytest.mark.parametrize(("epsilon", "least"), [(1.0, 1.084), (8.0, 11.94)])
 def test_the_noise_that_corollary_9_prints_is_too_small_for_what_it_claims(epsilon: float, least: float) -> None:
     """Guarantee of `sigma`: a tree node's noise by the printed formula, in mpmath, and the ε it really has."""
-    asked = realizable(replace(MNIST, epsilon=epsilon), RADIUS)
+    asked = realizable_parameters(replace(MNIST, epsilon=epsilon), RADIUS)
     with mpmath.workdps(30):
         spread = mpmath.sqrt(mpmath.log(asked.rounds, 2) * mpmath.log(mpmath.mpf("2.5") / mpmath.mpf("1e-5")))
         printed = float(asked.clip / asked.batch * spread / epsilon)
@@ -111,7 +116,7 @@ def test_the_noise_that_corollary_9_prints_is_too_small_for_what_it_claims(epsil
 
 
 def test_the_noise_that_corollary_13_prints_is_private_and_twice_as_much_as_needed() -> None:
-    asked = non_realizable(replace(MNIST, epsilon=8.0), RADIUS)
+    asked = non_realizable_parameters(replace(MNIST, epsilon=8.0), RADIUS)
     relative = MNIST.smoothness * RADIUS / MNIST.lipschitz
     factor = (16.0 * math.sqrt(2.0) * relative + 8.0 * math.sqrt(2.0)) * MNIST.lipschitz
     log = math.log2(asked.rounds) * math.log(2.5 / 1e-5)
@@ -124,8 +129,8 @@ def test_the_two_bounds_on_the_batch_meet_where_the_theorem_ends() -> None:
     n, epsilon = 10_000, 0.01
     limit = round((epsilon * n) ** 2)
     problem = replace(MNIST, schedule=reading(n), epsilon=epsilon)
-    at = non_realizable(replace(problem, dimension=limit), RADIUS)
-    beyond = non_realizable(replace(problem, dimension=4 * limit), RADIUS)
+    at = non_realizable_parameters(replace(problem, dimension=limit), RADIUS)
+    beyond = non_realizable_parameters(replace(problem, dimension=4 * limit), RADIUS)
     assert at.batch == pytest.approx(100.0)
     assert holds(at)["p ≤ ε² n²"]
     assert beyond.batch == pytest.approx(50.0)
@@ -136,30 +141,30 @@ def test_the_two_bounds_on_the_batch_meet_where_the_theorem_ends() -> None:
 def test_beta_is_at_least_twice_smoothness_times_rounds_whatever_the_batch() -> None:
     for epsilon in (MNIST.epsilon, 0.01, 0.001):  # the second bound on B holds from 0.0015 down
         for smoothness in (1e-3, 1.0, 1e3):
-            asked = non_realizable(replace(MNIST, smoothness=smoothness, epsilon=epsilon), RADIUS)
+            asked = non_realizable_parameters(replace(MNIST, smoothness=smoothness, epsilon=epsilon), RADIUS)
             assert holds(asked)["2 M T ≤ β"]
 
 
 def test_a_batch_below_one_is_refused_here_too() -> None:
-    asked = non_realizable(replace(MNIST, epsilon=1e-6), RADIUS)
+    asked = non_realizable_parameters(replace(MNIST, epsilon=1e-6), RADIUS)
     assert asked.batch == pytest.approx(1e-6 * 60_000**1.5 / math.sqrt(7850))
     assert asked.batch < 1.0
     assert asked.refusal is not None
 
 
 def test_delta_above_one_over_n_breaks_a_condition() -> None:
-    assert not holds(realizable(replace(MNIST, delta=1e-4), RADIUS))["δ ≤ 1/n"]
-    assert holds(realizable(replace(MNIST, delta=1 / 60_000), RADIUS))["δ ≤ 1/n"]
+    assert not holds(realizable_parameters(replace(MNIST, delta=1e-4), RADIUS))["δ ≤ 1/n"]
+    assert holds(realizable_parameters(replace(MNIST, delta=1 / 60_000), RADIUS))["δ ≤ 1/n"]
 
 
 def test_too_rough_a_loss_breaks_a_condition() -> None:
-    asked = realizable(MNIST, RADIUS)
-    assert not holds(realizable(replace(MNIST, smoothness=asked.beta * 1.01), RADIUS))["M ≤ β"]
+    asked = realizable_parameters(MNIST, RADIUS)
+    assert not holds(realizable_parameters(replace(MNIST, smoothness=asked.beta * 1.01), RADIUS))["M ≤ β"]
 
 
 @pytest.mark.parametrize("key", ["epsilon", "delta", "lipschitz", "smoothness", "radius"])
 def test_what_means_nothing_is_refused(key: str) -> None:
     changed, radius = (MNIST, 0.0) if key == "radius" else (replace(MNIST, **{key: 0.0}), RADIUS)
-    for theorem in (realizable, non_realizable):
+    for theorem in (realizable_parameters, non_realizable_parameters):
         with pytest.raises(InputError, match=key):
             theorem(changed, radius)

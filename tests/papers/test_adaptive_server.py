@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedpriv.loss.estimators import Round
-from fedpriv.loss.views import SMALLEST, joint_clip
+from fedpriv.loss.views import MIN_ADAPTIVE_CLIP, joint_clip
 from fedpriv.papers.fedavg import FedAdagrad, FedAdam, FedYogi, QuantileClipping
 from fedpriv.papers.sgd import ProjectedSGD
 
@@ -67,7 +67,7 @@ def test_a_clip_stays_a_number_whatever_is_released() -> None:
     server = QuantileClipping(ProjectedSGD(1.0, math.inf), 0.01, 0.5, 10.0)
     state = server.start(torch.tensor([0.0, 1.0], dtype=torch.float64))
     state = server.update(state, torch.tensor([0.0, 1e6], dtype=torch.float64), round_of(1))
-    assert float(state.clip) == SMALLEST
+    assert float(state.clip) == MIN_ADAPTIVE_CLIP
 
 
 @pytest.mark.parametrize(("cohort", "noise_on_moves"), [(100, 1.00504), (20, 1.15470)])

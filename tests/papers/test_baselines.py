@@ -16,23 +16,23 @@ def failing(conditions: tuple[Condition, ...]) -> list[str]:
 
 
 def test_phases_halve() -> None:
-    assert phased.phases_of(64).lengths == (32, 16, 8, 4, 2, 1)
-    assert phased.phases_of(60_000, batch=250).lengths == (120, 60, 30, 15, 7, 3, 1)
+    assert phased.make_phases(64).lengths == (32, 16, 8, 4, 2, 1)
+    assert phased.make_phases(60_000, batch=250).lengths == (120, 60, 30, 15, 7, 3, 1)
 
 
 @pytest.mark.parametrize(("examples", "batch"), [(100, 1), (1000, 7), (60_000, 600)])
 def test_phases_never_read_more_than_there_is(examples: int, batch: int) -> None:
-    assert phased.phases_of(examples, batch).rounds_per_epoch * batch < examples
+    assert phased.make_phases(examples, batch).rounds_per_epoch * batch < examples
 
 
 @pytest.mark.parametrize(("examples", "batch"), [(1, 1), (10, 6), (10, 0)])
 def test_too_few_examples_for_a_phase_are_refused(examples: int, batch: int) -> None:
     with pytest.raises(InputError, match="two batches"):
-        phased.phases_of(examples, batch)
+        phased.make_phases(examples, batch)
 
 
 def test_steps_quarter() -> None:
-    assert [phased.shrink_of_phase(i) for i in (1, 2, 3)] == [0.25, 0.0625, 0.015625]
+    assert [phased.phase_step_factor(i) for i in (1, 2, 3)] == [0.25, 0.0625, 0.015625]
 
 
 def test_the_suggested_step_by_hand() -> None:
@@ -48,31 +48,31 @@ def test_the_contraction_condition_is_two_over_smoothness_for_the_first_phase() 
 
 def test_noisy_minibatch_by_hand() -> None:
     """n = 100, R = 25, ε = 4, δ = e^-2, L = 3: σ² = 8·9·25·2/(10⁴·16), K = 100·√(4/100)."""
-    setting = noisy_minibatch.by_moments(100, 25, 4.0, math.exp(-2.0), 3.0)
+    setting = noisy_minibatch.parameters_by_moments(100, 25, 4.0, math.exp(-2.0), 3.0)
     assert setting.sigma**2 == pytest.approx(8 * 9 * 25 * 2 / 160_000)
     assert setting.batch == 20
     assert failing(setting.conditions) == []
-    larger = noisy_minibatch.by_moments(100, 25, 4.1, math.exp(-2.0), 3.0)
+    larger = noisy_minibatch.parameters_by_moments(100, 25, 4.1, math.exp(-2.0), 3.0)
     assert failing(larger.conditions) == ["ε ≤ 2 ln(1/δ)"]
 
 
 def test_noisy_minibatch_by_advanced_composition_by_hand() -> None:
     """δ = 2 e^-8: K = 1000·2/(4·√(2·36·8)) = 20.8, σ² = 256·36·ln(2.5·36·20/(1000 δ))·8/(10⁶·4)."""
     delta = 2.0 * math.exp(-8.0)
-    setting = noisy_minibatch.by_advanced_composition(1000, 36, 2.0, delta, 1.0)
+    setting = noisy_minibatch.parameters_by_advanced_composition(1000, 36, 2.0, delta, 1.0)
     assert setting.batch == 20
     assert setting.sigma**2 == pytest.approx(256 * 36 * (math.log(1.8 / 2) + 8) * 8 / 4e6)
     assert failing(setting.conditions) == []
 
 
 def test_few_rounds_ask_for_more_records_than_there_are() -> None:
-    setting = noisy_minibatch.by_moments(100, 1, 5.0, 1e-5, 1.0)
+    setting = noisy_minibatch.parameters_by_moments(100, 1, 5.0, 1e-5, 1.0)
     assert setting.batch == 111
     assert failing(setting.conditions) == ["K ≤ n"]
 
 
 def test_a_small_epsilon_still_has_a_batch_of_one() -> None:
-    assert noisy_minibatch.by_moments(100, 1000, 1e-9, 1e-5, 1.0).batch == 1
+    assert noisy_minibatch.parameters_by_moments(100, 1000, 1e-9, 1e-5, 1.0).batch == 1
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 3.5])

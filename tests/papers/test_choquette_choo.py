@@ -8,15 +8,15 @@ import pytest
 from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.base import Problem
-from fedpriv.papers.table import algorithm_named
-from fedpriv.participation.orders import Schedule
+from fedpriv.papers.table import find_algorithm
+from fedpriv.participation.orders import FixedOrder
 
 
 @pytest.mark.parametrize(("rounds", "saved"), [(16, 0.106), (60, 0.087), (240, 0.065)])
 def test_a_balanced_first_clip_evens_out_the_nodes_of_round_1(rounds: int, saved: float) -> None:
     """Round 1 is in one released node more than any other; with its clip smaller all cost the same."""
-    row = algorithm_named("accelerated-dp-srgd")
-    problem = Problem(10, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=Schedule(rounds, rounds))
+    row = find_algorithm("accelerated-dp-srgd")
+    problem = Problem(10, lipschitz=1.0, smoothness=1.0, convex=True, batch=1, schedule=FixedOrder(rounds, rounds))
     prices = []
     for first_clip in ("same", "balanced"):
         settings = row.settings.model_validate({"clip": 3.0, "beta": 1.0, "radius": 1.0, "first_clip": first_clip})

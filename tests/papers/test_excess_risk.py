@@ -15,10 +15,10 @@ import fedpriv
 from fedpriv.cli.app import app
 from fedpriv.noise.series import Floats
 from fedpriv.papers.base import Problem, ReleaseNumbers
-from fedpriv.papers.choquette_choo import accelerated, non_realizable, realizable
+from fedpriv.papers.choquette_choo import accelerated_bound, non_realizable_parameters, realizable_parameters
 from fedpriv.papers.phased import phased_bound
-from fedpriv.papers.sgd import projected
-from fedpriv.participation.orders import Schedule
+from fedpriv.papers.sgd import projected_bound
+from fedpriv.participation.orders import FixedOrder
 
 _ROUNDING = 1e-9
 
@@ -74,7 +74,9 @@ def test_three_sequences_never_leave_their_bound(seed: int) -> None:
     total = rounds * (rounds + 1) / 2
     exact = (beta / 2 * float(problem.best @ problem.best) + turned + squares) / total
     assert problem.value(output) <= exact * (1 + _ROUNDING) + 1e-12
-    assert problem.value(output) <= accelerated(np.array(sizes), radius, smoothness, beta).value * (1 + _ROUNDING)
+    assert problem.value(output) <= accelerated_bound(np.array(sizes), radius, smoothness, beta).value * (
+        1 + _ROUNDING
+    )
 
 
 @given(seed=st.sampled_from(range(150)))
@@ -90,7 +92,7 @@ def test_projected_steps_never_leave_their_bound(seed: int) -> None:
         sizes.append(float(np.linalg.norm(error)))
         point = into_ball(point - step * (problem.gradient(point) + error), problem.radius)
         average = average + point / problem.rounds
-    bound = projected(np.array(sizes), problem.radius, problem.smoothness, step)
+    bound = projected_bound(np.array(sizes), problem.radius, problem.smoothness, step)
     assert problem.value(average) <= bound.value * (1 + _ROUNDING)
 
 
@@ -99,54 +101,56 @@ def test_the_bounds_are_attained_up_to_two() -> None:
     radius, slope = 3.0, 2.0
     beta = 2 * slope / radius
     for found in (
-        accelerated(np.zeros(1), radius, 0.0, beta),
-        projected(np.zeros(1), radius, 0.0, 1 / beta),
+        accelerated_bound(np.zeros(1), radius, 0.0, beta),
+        projected_bound(np.zeros(1), radius, 0.0, 1 / beta),
     ):
         assert slope * (radius - slope / beta) == pytest.approx(found.value / 2)
 
 
 def test_numbers_by_hand() -> None:
     """T = 2, β = 10, M = 2, R = 1, s = (3, 4): slacks 8 and 14/3."""
-    found = accelerated(np.array([3.0, 4.0]), 1.0, 2.0, 10.0)
+    found = accelerated_bound(np.array([3.0, 4.0]), 1.0, 2.0, 10.0)
     squares = 2 / (4 * 8) * 9 + 3 / (8 * 14 / 3) * 16
     assert found.value == pytest.approx((5.0 + 2 * 7 + squares) / 3)
-    assert accelerated(np.array([3.0, 4.0]), 1.0, 2.0, 10.0, fresh=True).value == pytest.approx((5 + squares) / 3)
-    assert projected(np.array([3.0, 4.0]), 1.0, 2.0, 0.1).value == pytest.approx(1 / 0.4 + 7)
-    assert projected(np.array([3.0, 4.0]), 1.0, 2.0, 0.1, fresh=True).value == pytest.approx(2.5 + 12.5 / 16)
+    assert accelerated_bound(np.array([3.0, 4.0]), 1.0, 2.0, 10.0, fresh=True).value == pytest.approx(
+        (5 + squares) / 3
+    )
+    assert projected_bound(np.array([3.0, 4.0]), 1.0, 2.0, 0.1).value == pytest.approx(1 / 0.4 + 7)
+    assert projected_bound(np.array([3.0, 4.0]), 1.0, 2.0, 0.1, fresh=True).value == pytest.approx(2.5 + 12.5 / 16)
     of_phases = phased_bound((4, 2), (0.5, 0.125), (0.2, 0.1), 1.0, 3.0).value
     assert of_phases == pytest.approx(1 / 4 + 0.25 * 9 + 0.04 / 0.5 + 0.125 / 2 * 9 + 0.3)
 
 
 def test_what_is_released_errs_by_sampling_and_noise() -> None:
     released = ReleaseNumbers(10, 4, np.array([1.0, 2.0, 2.0]), np.array([0.5, 0.5, 1.0]))
-    assert released.of_sums == pytest.approx(np.sqrt([0.1 + 1, 0.5 + 1, 0.9 + 4]))
-    assert released.of_gradients == pytest.approx(np.sqrt([0.1 + 1, 0.4 + 1, 0.4 + 4]))
+    assert released.sum_errors == pytest.approx(np.sqrt([0.1 + 1, 0.5 + 1, 0.9 + 4]))
+    assert released.gradient_errors == pytest.approx(np.sqrt([0.1 + 1, 0.4 + 1, 0.4 + 4]))
 
 
 def test_where_nothing_is_proved_the_bound_is_infinite_and_the_condition_fails() -> None:
     for found in (
-        accelerated(np.ones(9), 1.0, 2.0, 10.0),
-        projected(np.ones(9), 1.0, 2.0, 1.0),
-        projected(np.ones(9), 1.0, 2.0, 0.5, fresh=True),
+        accelerated_bound(np.ones(9), 1.0, 2.0, 10.0),
+        projected_bound(np.ones(9), 1.0, 2.0, 1.0),
+        projected_bound(np.ones(9), 1.0, 2.0, 0.5, fresh=True),
     ):
         assert math.isinf(found.value)
-    assert not accelerated(np.ones(9), 1.0, 2.0, 9.0).conditions[0].holds
+    assert not accelerated_bound(np.ones(9), 1.0, 2.0, 9.0).conditions[0].holds
 
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_the_theorems_own_numbers_have_a_bound(relation: Any) -> None:
     """Theorem 15's β is beyond M (T + 1)/2; Theorem 3's is so at sizes that no machine holds."""
-    schedule = Schedule(10_000, 10_000)
+    schedule = FixedOrder(10_000, 10_000)
     problem = Problem(50, 2.0, 0.5, True, 1, schedule, epsilon=1.0, delta=1e-5, relation=relation)
-    asked = non_realizable(problem, 3.0)
+    asked = non_realizable_parameters(problem, 3.0)
     rounds, nodes = asked.whole_rounds, [bin(t).count("1") for t in range(1, asked.whole_rounds + 1)]
     errors = [
         math.sqrt(t * asked.clip**2 / asked.whole_batch + 50 * count * asked.sigma**2)
         for t, count in zip(range(1, rounds + 1), nodes, strict=True)
     ]
-    assert asked.excess_risk() == pytest.approx(accelerated(np.array(errors), 3.0, 0.5, asked.beta).value)
+    assert asked.excess_risk() == pytest.approx(accelerated_bound(np.array(errors), 3.0, 0.5, asked.beta).value)
     with pytest.raises(fedpriv.core.errors.InputError, match="asks for"):
-        realizable(problem, 3.0).excess_risk()
+        realizable_parameters(problem, 3.0).excess_risk()
 
 
 SCENARIO = """

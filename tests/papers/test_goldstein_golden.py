@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedpriv.loss.estimators import VarianceReducedGradient
-from fedpriv.loss.goldstein import Smoothed
+from fedpriv.loss.goldstein import RandomSmoothing
 from fedpriv.loss.objective import Batch, Objective, Query
 from fedpriv.noise.diagonal import LeafGaussian
 from fedpriv.noise.tree import BinaryTree, column_squared_norms
@@ -27,9 +27,9 @@ NEVER = 1e9
 EXACT = ExactlySmoothed(2, 1, feature_norm=1.0, dtype=torch.float64)
 
 
-def smoothed(order: str, shared: bool) -> Smoothed:
+def smoothed(order: str, shared: bool) -> RandomSmoothing:
     anchor = 1 if order == "first" else 2
-    return Smoothed(LOSS, ALPHA, order, 2, anchor, shared, GoldenDirections())  # type: ignore[arg-type]
+    return RandomSmoothing(LOSS, ALPHA, order, 2, anchor, shared, GoldenDirections())  # type: ignore[arg-type]
 
 
 def node_noise(t: int) -> torch.Tensor:

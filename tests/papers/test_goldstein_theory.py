@@ -7,25 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.loss.goldstein import least_norm
+from fedpriv.loss.goldstein import find_min_norm_point
 from fedpriv.noise.series import Floats
 from fedpriv.papers.kornowski import GoldsteinSettings
 from fedpriv.papers.kornowski_bounds import (
-    Nonsmooth,
+    NonsmoothProblem,
     direction_energy,
     leaf_noise_ratio,
-    longest_window,
+    max_window,
     multi_pass_error,
     needed_directions,
     paper_window,
-    plan_multi,
-    plan_single,
+    plan_multi_pass,
+    plan_single_pass,
     printed_directions,
     smoothness_constant,
 )
 from fedpriv.scenario.load import load_scenario
 
-PROBLEM = Nonsmooth(dimension=20, lipschitz=1.0, gap=1.0, smoothing=0.2)
+PROBLEM = NonsmoothProblem(dimension=20, lipschitz=1.0, gap=1.0, smoothing=0.2)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_direction_energy(dimension: int, energy: float) -> None:
 
 
 def test_golden_single_pass() -> None:
-    plan = plan_single(PROBLEM, 60_000, mu=1.0)
+    plan = plan_single_pass(PROBLEM, 60_000, mu=1.0)
     assert (plan.rounds, plan.window, plan.windows, plan.period) == (30_000, 136, 220, 188)
     assert (plan.anchor_batch, plan.batch, plan.records) == (188, 1, 59_920)
     assert plan.radius == pytest.approx(3.67641190e-4, rel=1e-8)
@@ -56,14 +56,14 @@ def test_golden_single_pass() -> None:
 
 
 def test_golden_single_pass_without_privacy() -> None:
-    plan = plan_single(PROBLEM, 60_000, mu=math.inf)
+    plan = plan_single_pass(PROBLEM, 60_000, mu=math.inf)
     assert (plan.period, plan.records, plan.anchor_std) == (122, 59_766, 0.0)
     assert plan.error == pytest.approx(0.171891424, rel=1e-8)
     assert plan.bound == pytest.approx(0.704097650, rel=1e-8)
 
 
 def test_golden_single_pass_of_a_million_records() -> None:
-    plan = plan_single(PROBLEM, 10**6, mu=1.0)
+    plan = plan_single_pass(PROBLEM, 10**6, mu=1.0)
     assert (plan.rounds, plan.window, plan.period) == (499_800, 887, 1026)
     assert plan.radius == pytest.approx(5.63453823e-5, rel=1e-8)
     assert plan.anchor_std == pytest.approx(0.0128756692, rel=1e-8)
@@ -71,11 +71,13 @@ def test_golden_single_pass_of_a_million_records() -> None:
 
 
 def test_the_guarantee_is_vacuous_at_the_size_of_mnist() -> None:
-    assert plan_single(Nonsmooth(7850, 1.0, 2.3, 0.1), 60_000, mu=1.0).bound == pytest.approx(117, rel=0.01)
+    assert plan_single_pass(NonsmoothProblem(7850, 1.0, 2.3, 0.1), 60_000, mu=1.0).bound == pytest.approx(
+        117, rel=0.01
+    )
 
 
 def test_golden_multi_pass() -> None:
-    plan = plan_multi(PROBLEM, 60_000, target=0.3, mu=1.0)
+    plan = plan_multi_pass(PROBLEM, 60_000, target=0.3, mu=1.0)
     assert (plan.rounds, plan.window, plan.windows, plan.period) == (1482, 11, 134, 10)
     assert plan.radius == pytest.approx(0.0045, rel=1e-12)
     assert plan.anchor_std == pytest.approx(6.38036869e-4, rel=1e-8)
@@ -86,7 +88,7 @@ def test_golden_multi_pass() -> None:
 
 
 def test_golden_multi_pass_in_many_dimensions() -> None:
-    plan = plan_multi(Nonsmooth(7850, 1.0, 2.3, 0.1), 60_000, target=0.3, mu=1.0)
+    plan = plan_multi_pass(NonsmoothProblem(7850, 1.0, 2.3, 0.1), 60_000, target=0.3, mu=1.0)
     assert (plan.rounds, plan.period) == (6815, 1)
     assert plan.error == pytest.approx(0.2438, abs=1e-4)
     assert plan.bound == pytest.approx(1.58, abs=0.005)
@@ -95,10 +97,10 @@ def test_golden_multi_pass_in_many_dimensions() -> None:
 @pytest.mark.parametrize(("length", "loss"), [(7.0, 1.0), (1.0, 5.0), (0.1, 0.3)])
 def test_units(length: float, loss: float) -> None:
     """x → length · x and f → loss · f scale D by `length` and change no count: the printed D and T do not."""
-    scaled = Nonsmooth(20, loss / length, loss, 0.2 * length)
+    scaled = NonsmoothProblem(20, loss / length, loss, 0.2 * length)
     for plan, same in (
-        (plan_single(PROBLEM, 5000, 1.0), plan_single(scaled, 5000, 1.0)),
-        (plan_multi(PROBLEM, 5000, 0.3, 1.0), plan_multi(scaled, 5000, 0.3 * loss / length, 1.0)),
+        (plan_single_pass(PROBLEM, 5000, 1.0), plan_single_pass(scaled, 5000, 1.0)),
+        (plan_multi_pass(PROBLEM, 5000, 0.3, 1.0), plan_multi_pass(scaled, 5000, 0.3 * loss / length, 1.0)),
     ):
         assert same.radius == pytest.approx(plan.radius * length, rel=1e-9)
         assert (same.rounds, same.window, same.period, same.windows) == (
@@ -115,7 +117,7 @@ def test_windows(radius: float, smoothing: float) -> None:
     def spread(window: int) -> float:
         return ((window + 1) / 2 - 1 / window) * radius
 
-    longest = longest_window(radius, smoothing)
+    longest = max_window(radius, smoothing)
     assert spread(longest) <= smoothing * (1 + 1e-6) < spread(longest + 1)
     assert 1 <= paper_window(radius, smoothing) <= longest
 
@@ -158,7 +160,7 @@ def test_the_multi_pass_error_is_a_bound_where_every_direction_turns(shared: boo
         second = first if shared else along(directions)
         estimate = estimate + (gradient(now + first) - gradient(before + second)).mean(1)
     measured = math.sqrt(float(np.mean(estimate**2)))  # the smoothed gradient is 0 everywhere
-    problem = Nonsmooth(1, 1.0, 1.0, smoothing, "first", directions, shared)
+    problem = NonsmoothProblem(1, 1.0, 1.0, smoothing, "first", directions, shared)
     bound = multi_pass_error(problem, period, 1, 0.0, 0.0, tooth)
     assert 0.98 * bound < measured < 1.02 * bound
     assert bound == pytest.approx(math.sqrt(1 + (4 if shared else 2) * (period - 1) / directions), rel=1e-12)
@@ -173,7 +175,7 @@ def test_the_multi_pass_error_of_values() -> None:
         (True, math.inf, 4 * energy),
         (False, 0.01, 2 * energy),
     ):
-        problem = Nonsmooth(d, lipschitz, 1.0, smoothing, "zeroth", directions, shared)
+        problem = NonsmoothProblem(d, lipschitz, 1.0, smoothing, "zeroth", directions, shared)
         squares = lipschitz**2 * (energy + (period - 1) * of_difference) / (directions * records)
         squares += d * (0.3**2 + (period - 1) * 0.2**2)
         assert multi_pass_error(problem, period, records, 0.3, 0.2, radius) == pytest.approx(math.sqrt(squares))
@@ -194,15 +196,15 @@ def test_proposition_5_1_is_false_as_printed(records: int) -> None:
     assert of_records.mean() == pytest.approx(-0.5, abs=0.01)
     for start in range(0, 19 * inside, inside // 2):
         interval = slice(start, start + inside)
-        assert least_norm(of_records[interval, None]).norm == 0.0
-        assert least_norm(of_population[interval, None]).norm == 0.5
+        assert find_min_norm_point(of_records[interval, None]).norm == 0.0
+        assert find_min_norm_point(of_population[interval, None]).norm == 0.5
 
 
 def test_directions_of_a_single_pass_as_printed() -> None:
     """Theorems 3.1 and 6.1, written out; neighbours share directions, so far fewer are needed."""
     n, d, alpha, delta = 290, 8, 0.25, 1e-5
-    zeroth, first = (Nonsmooth(d, 1.0, 0.8, alpha, order) for order in ("zeroth", "first"))
-    asked = plan_single(zeroth, n, 1.666)
+    zeroth, first = (NonsmoothProblem(d, 1.0, 0.8, alpha, order) for order in ("zeroth", "first"))
+    asked = plan_single_pass(zeroth, n, 1.666)
     b1, moved = asked.period, alpha**2 / asked.radius**2
     printed = math.log(d * (b1 + 1) / delta) * (d**2 * b1**2 + d * moved)
     assert printed_directions(zeroth, asked, delta) == pytest.approx(printed, rel=1e-12)
@@ -220,9 +222,9 @@ def test_directions_over_all_records_as_printed_are_too_few() -> None:
     rounds, radius, period = 1 / (alpha * beta**3), alpha * beta**2, 10
     price = math.sqrt(rounds * math.log(1 / delta)) / n
     anchor, difference = price / math.sqrt(period), price * radius * math.sqrt(d) / alpha
-    problem = Nonsmooth(d, 1.0, 1.0, alpha, "zeroth")
+    problem = NonsmoothProblem(d, 1.0, 1.0, alpha, "zeroth")
     asked = dataclasses.replace(
-        plan_multi(problem, n, beta, 1.0),
+        plan_multi_pass(problem, n, beta, 1.0),
         radius=radius,
         period=period,
         anchor_std=anchor,
@@ -236,12 +238,15 @@ def test_directions_over_all_records_as_printed_are_too_few() -> None:
 def test_the_scenario_as_printed_has_the_theorems_numbers(method: str) -> None:
     path = Path(__file__).parents[2] / "scenarios" / "goldstein-as-printed.toml"
     cell = load_scenario(path, [f"label.method={method}", "privacy.mu=1.666"]).points[0].cell
-    run, problem = cell.algorithm.settings, Nonsmooth(8, 1.0, 0.8, 0.25, "zeroth", 1, shared=False)
+    run, problem = (
+        cell.algorithm.settings,
+        NonsmoothProblem(8, 1.0, 0.8, 0.25, "zeroth", 1, shares_directions=False),
+    )
     assert isinstance(run, GoldsteinSettings)
     assert not run.first_order
     assert not run.shared_directions
     single = cell.algorithm.name == "goldstein-single-pass"
-    asked = plan_single(problem, 290, 1.666) if single else plan_multi(problem, 290, 0.5, 1.666)
+    asked = plan_single_pass(problem, 290, 1.666) if single else plan_multi_pass(problem, 290, 0.5, 1.666)
     assert (cell.schedule.rounds, run.period, run.window_rounds) == (asked.rounds, asked.period, asked.window)
     assert run.radius == pytest.approx(asked.radius, rel=1e-3)
     assert run.directions == pytest.approx(printed_directions(problem, asked, 1e-5), rel=0.04)

@@ -24,7 +24,7 @@ from fedpriv.noise.differences import AlignedDifferences, paper_window_counts
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.tree import BinaryTree
 from fedpriv.papers.base import Problem
-from fedpriv.papers.table import algorithm_named
+from fedpriv.papers.table import find_algorithm
 from fedpriv.papers.tran_cutkosky import (
     NormalizedSGD,
     movement_bound,
@@ -33,7 +33,7 @@ from fedpriv.papers.tran_cutkosky import (
     tree_gradient_bound,
     tree_parameters,
 )
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 from tests.oracle_momentum import (
     GOLDEN_ALPHA,
     GOLDEN_MIXING,
@@ -185,12 +185,12 @@ def test_replicates_may_publish_different_iterates() -> None:
 
 
 def test_the_random_iterate_is_public_and_one_of_the_theorems() -> None:
-    row = algorithm_named("momentum-tree")
+    row = find_algorithm("momentum-tree")
     settings = row.settings.model_validate({"clip": 1.0, "output": "random"})
     chosen = set()
     for seed in range(40):
         problem = Problem(
-            2, lipschitz=1.0, smoothness=1.0, batch=1, schedule=Schedule(8, 4), seed=seed, convex=False
+            2, lipschitz=1.0, smoothness=1.0, batch=1, schedule=FixedOrder(8, 4), seed=seed, convex=False
         )
         optimizer = row.optimizer(settings, problem, 0.0)
         assert optimizer == row.optimizer(settings, problem, 1.0)

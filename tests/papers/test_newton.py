@@ -12,20 +12,20 @@ import torch
 from scipy import optimize
 from torch.autograd.functional import hessian
 
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.cli.explore import compute_coefficients
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.estimators import Round
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.loss.ridge import Published
-from fedpriv.noise.integers.increments import integer_sum
-from fedpriv.papers.newton import GradientAndHessian, NoisyNewton, matrix
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import resolve_cell, scenario_of
-from fedpriv.silo.demo import policy_text
+from fedpriv.loss.ridge import MeanStatistics
+from fedpriv.noise.integers.increments import sum_integer_increments
+from fedpriv.papers.newton import GradientAndHessian, NoisyNewton, symmetric_matrix
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import parse_scenario, resolve_cell
+from fedpriv.silo.demo import format_policy
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.data.tables import SCHEMA, rows, table_tree, write_csv
@@ -70,7 +70,7 @@ def test_a_record_answers_with_its_gradient_and_its_hessian() -> None:
     point = torch.cat([at.detach(), torch.full((6,), 7.0, dtype=torch.float64)])  # whatever the matrix is
     found = of.per_record(Query((point,)), Batch(records, torch.ones(1).double()), torch.zeros(1), 1e9)[0]
     torch.testing.assert_close(found[:3], slope)
-    torch.testing.assert_close(matrix(found[3:] / of.kappa, 3), hessian(loss, at.detach()))
+    torch.testing.assert_close(symmetric_matrix(found[3:] / of.kappa, 3), hessian(loss, at.detach()))
 
 
 def test_no_record_adds_more_than_either_clip() -> None:
@@ -81,7 +81,9 @@ def test_no_record_adds_more_than_either_clip() -> None:
     for a, b, y, query in itertools.product(values, values, (0.0, 1.0), (0.0, 0.3, -1e30, math.nan)):
         point = torch.full((of.dimension,), query, dtype=torch.float64)
         record = Records(torch.tensor([[a, b, 1.0]]).double(), torch.tensor([y]).double())
-        seen.append(integer_sum(of, Query((point,)), clip, record, NORM, NORM / clip, 0).astype(float) / NORM)
+        seen.append(
+            sum_integer_increments(of, Query((point,)), clip, record, NORM, NORM / clip, 0).astype(float) / NORM
+        )
     array = np.array(seen) * clip
     assert np.linalg.norm(array, axis=1).max() <= clip
     assert 0.49 < np.linalg.norm(array[:, :3], axis=1).max() <= 0.5 * (1.0 + 1e-9)
@@ -97,7 +99,7 @@ def test_a_sum_is_that_of_its_records_and_counts_each_that_is_clipped_anywhere()
         whole = of.increment(Query((point,)), batch, 20.0)
         each = of.per_record(Query((point,)), batch, torch.arange(40), 20.0)
         torch.testing.assert_close(whole.total, each.sum(0))
-        assert whole.clipped == beyond
+        assert whole.clipped_count == beyond
         beside = torch.cat([point[:3], torch.full((6,), math.nan).double()])
         assert torch.equal(of.per_record(Query((beside,)), batch, torch.arange(40), 20.0), each)
 
@@ -133,7 +135,7 @@ def test_intervals_cover_the_weights_of_the_population(rounds: int, std: float) 
     hits = list[bool]()
     for _ in range(100):
         found = of.coefficients(
-            solved(of, drawn(1000, draw), rounds, std, draw), Published(std, 1000, 1.0, rounds)
+            solved(of, drawn(1000, draw), rounds, std, draw), MeanStatistics(std, 1000, 1.0, rounds)
         )
         hits += [each.low <= value <= each.high for each, value in zip(found, true, strict=True)]
     print(f"covered: {100 * float(np.mean(hits)):.1f} %")
@@ -147,7 +149,7 @@ def test_one_round_has_no_intervals() -> None:
     with pytest.raises(
         InputError, match=r"^federation\.rounds: 1 round of noisy-newton .*; take 2 rounds or more$"
     ):
-        of.coefficients(found, Published(0.02, 100, 1.0, 1))
+        of.coefficients(found, MeanStatistics(0.02, 100, 1.0, 1))
 
 
 def tree_of(folder: Path, **algorithm: Any) -> dict[str, Any]:
@@ -165,7 +167,7 @@ def tree_of(folder: Path, **algorithm: Any) -> dict[str, Any]:
 def test_a_run_gives_named_coefficients_and_costs_what_it_was_calibrated_for(tmp_path: Path, trust: str) -> None:
     tree = tree_of(tmp_path, trust=trust)
     del tree["seed"]
-    (record,) = read_results(run_sweep(scenario_of(tree, "test"), RunOptions(out=tmp_path / "run"))).cells
+    (record,) = read_results(run_sweep(parse_scenario(tree, "test"), RunOptions(out=tmp_path / "run"))).cells
     assert record["mu"] == pytest.approx(1.0, rel=1e-9)
     found = compute_coefficients(record, tmp_path / "run")
     assert [name for name, _ in found][-1] == "constant"
@@ -178,20 +180,20 @@ def test_a_guard_answers_with_both_and_charges_every_round_once(tmp_path: Path) 
     (tmp_path / "own.csv").chmod(0o600)
     keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
     allow = {"relation": "replace-one", "clip": 1.2, "rounds": 3, "budget": 1.0}
-    (tmp_path / "policy.toml").write_text(policy_text(keys, allow, TableSchema.model_validate(SCHEMA)))
+    (tmp_path / "policy.toml").write_text(format_policy(keys, allow, TableSchema.model_validate(SCHEMA)))
     guard = guard_at(tmp_path / "policy.toml")
     tree = tree_of(tmp_path)
     tree["federation"]["batches"] = [90, 60]
     cell = resolve_cell(tree, "test")
-    text, zero = json.dumps(cell.canonical()), torch.zeros(7 + 28).double()
+    text, zero = json.dumps(cell.canonical_data()), torch.zeros(7 + 28).double()
     first = guard.answer("run", text, 1, zero)
     assert torch.equal(first, guard.answer("run", text, 1, zero))
     with pytest.raises(RunError):
         guard.answer("run", text, 2, zero[:7])
     with pytest.raises(RunError, match="budget"):
         guard.answer("again", text, 1, zero)
-    plan = plan_of(cell, task_of_cell(cell).objective, released=True)
-    assert releases_of(plan, 3)[0].mu == pytest.approx(1.0, rel=1e-9)
+    plan = make_plan(cell, load_task(cell).objective, for_release=True)
+    assert make_release_streams(plan, 3)[0].mu == pytest.approx(1.0, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_a_guard_answers_with_both_and_charges_every_round_once(tmp_path: Path) 
 def test_other_models_are_refused(tmp_path: Path, model: dict[str, Any], said: str) -> None:
     cell = resolve_cell(tree_of(tmp_path) | {"model": model}, "test")
     with pytest.raises(InputError, match=said):
-        task_of_cell(cell)
+        load_task(cell)
 
 
 def test_more_than_fifty_parameters_are_refused() -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.core.replicates import signature, stack
+from fedpriv.core.replicates import stack, stack_signature
 from fedpriv.loss.estimators import Round
 from fedpriv.papers.kornowski import O2NC, O2NCState, PublicChoices
 
@@ -62,7 +62,7 @@ def test_moves_queries_and_windows_are_bounded_under_any_noise(seed: int, window
     releases = 100.0 * torch.randn((rounds, 3), generator=generator, dtype=torch.float64)
     start = torch.ones(3, dtype=torch.float64)
     states = drive(O2NC(1.0, radius, PublicChoices((seed,), rounds, window)), start, releases)
-    queries = torch.stack([state.ask for state in states[:rounds]])
+    queries = torch.stack([state.query_point for state in states[:rounds]])
     assert torch.equal(queries[0], start)
     assert all(float(state.move.norm()) <= radius * (1 + 1e-12) for state in states)
     assert float((queries[1:] - queries[:-1]).norm(dim=1).max()) <= 2 * radius * (1 + 1e-12)
@@ -107,25 +107,25 @@ def test_the_published_window_is_uniform_at_every_stop() -> None:
 
 
 def test_the_last_window_can_be_published_instead() -> None:
-    optimizer = O2NC(0.1, 0.4, PublicChoices((0,), 9, 3, last=True))
+    optimizer = O2NC(0.1, 0.4, PublicChoices((0,), 9, 3, publishes_last=True))
     releases = torch.randn((9, 2), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     states = drive(optimizer, torch.ones(2, dtype=torch.float64), releases)
     for end in (3, 6, 9):
-        queries = torch.stack([state.ask for state in states[end - 3 : end]])
+        queries = torch.stack([state.query_point for state in states[end - 3 : end]])
         torch.testing.assert_close(optimizer.output(states[end]), queries.mean(0))
 
 
 def test_replicates_with_seeds_of_their_own_move_as_if_alone() -> None:
     rounds, dtype = 12, torch.float64
     alone = [O2NC(0.1 * (1 + seed), 0.4, PublicChoices((seed,), rounds, 3)) for seed in range(3)]
-    assert len({signature(optimizer) for optimizer in alone}) == 1
+    assert len({stack_signature(optimizer) for optimizer in alone}) == 1
     together = stack(alone, dtype, torch.device("cpu"))
     releases = torch.randn((rounds, 3, 2), generator=torch.Generator().manual_seed(5), dtype=dtype)
     stacked = drive(together, torch.ones((3, 2), dtype=dtype), releases)
     for place, optimizer in enumerate(alone):
         single = drive(optimizer, torch.ones(2, dtype=dtype), releases[:, place])
         for ours, theirs in zip(stacked, single, strict=True):
-            torch.testing.assert_close(ours.ask[place], theirs.ask, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(ours.query_point[place], theirs.query_point, rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(ours.published[place], theirs.published, rtol=1e-12, atol=1e-12)
 
 

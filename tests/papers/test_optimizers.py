@@ -15,8 +15,8 @@ from fedpriv.loss.estimators import Round
 from fedpriv.noise.trust import TRUSTS
 from fedpriv.papers.adam import CorrectedAdam
 from fedpriv.papers.base import FadingAverage, Optimizer, ReleaseNumbers, ScheduledSettings, ScheduledSteps
-from fedpriv.plan.plan import plan_of, problem_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.plan import make_plan, make_problem
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
@@ -83,7 +83,7 @@ def test_a_run_is_its_papers_with_the_noise_of_its_plan(
     released, model = heard(cell, "inprocess", monkeypatch)
     t = np.arange(1, 41)
     steps = 0.05 * np.minimum(1, t / 10) * 0.5 * (1 + np.cos(np.pi * np.maximum(0, t - 11) / 30))
-    std = plan_of(cell, task_of_cell(cell).objective).noise.std_in_mean
+    std = make_plan(cell, load_task(cell).objective).noise.std_in_mean
     points = adam(released, steps, std**2, 0.02, 0.3)
     np.testing.assert_allclose(model, faded(points, 0.7), rtol=1e-12, atol=1e-12)
 
@@ -94,14 +94,14 @@ def test_what_is_subtracted_is_the_variance_of_what_is_released(
 ) -> None:
     """Noise drowns the gradients here: the mean square of releases is φ, and of unequal silos, too."""
     cell = cell_of(trust, arithmetic, epsilon=0.01, name="dp-adam")
-    tree = cell.canonical() | {"federation": {"silos": 3, "rounds": 40, "batches": [1, 2, 5]}}
+    tree = cell.canonical_data() | {"federation": {"silos": 3, "rounds": 40, "batches": [1, 2, 5]}}
     for unequal in (cell, resolve_cell(tree, "test")):
         released, _ = heard(unequal, "inprocess", monkeypatch)
-        optimizer: Any = plan_of(unequal, task_of_cell(unequal).objective).optimizer
+        optimizer: Any = make_plan(unequal, load_task(unequal).objective).optimizer
         assert np.mean(released**2) == pytest.approx(optimizer.noise_std**2, rel=0.1)
         assert optimizer.noise_std == optimizer.floor
-    kept: Any = plan_of(
-        biased := cell_of(trust, arithmetic, name="dp-adam", bias="kept"), task_of_cell(biased).objective
+    kept: Any = make_plan(
+        biased := cell_of(trust, arithmetic, name="dp-adam", bias="kept"), load_task(biased).objective
     ).optimizer
     assert kept.noise_std == 0.0 < kept.floor
 
@@ -141,14 +141,14 @@ def settings(**keys: Any) -> ScheduledSettings:
 
 
 def test_schedules_by_hand() -> None:
-    assert settings().factors(3) == (1.0, 1.0, 1.0)
-    assert settings(warm_up=0.5).factors(4) == (0.5, 1.0, 1.0, 1.0)
-    cosine = settings(step_schedule="cosine").factors(4)
+    assert settings().step_factors(3) == (1.0, 1.0, 1.0)
+    assert settings(warm_up=0.5).step_factors(4) == (0.5, 1.0, 1.0, 1.0)
+    cosine = settings(step_schedule="cosine").step_factors(4)
     assert cosine == pytest.approx([1.0, 0.5 + 0.25 * math.sqrt(2), 0.5, 0.5 - 0.25 * math.sqrt(2)])
-    drops = settings(step_schedule="drops", step_drops=[0.5, 0.75], step_drop=0.5).factors(4)
+    drops = settings(step_schedule="drops", step_drops=[0.5, 0.75], step_drop=0.5).step_factors(4)
     assert drops == (1.0, 1.0, 0.5, 0.25)
-    assert settings(step_schedule="drops", step_drops=[0.5]).factors(2) == (1.0, 0.1)
-    assert all(min(settings(step_schedule="cosine", warm_up=0.9).factors(n)) > 0.0 for n in range(1, 30))
+    assert settings(step_schedule="drops", step_drops=[0.5]).step_factors(2) == (1.0, 0.1)
+    assert all(min(settings(step_schedule="cosine", warm_up=0.9).step_factors(n)) > 0.0 for n in range(1, 30))
 
 
 class Walk:
@@ -167,7 +167,7 @@ class Walk:
 
 def test_replicates_move_as_they_do_alone() -> None:
     """Steps, noise, floors and averages of one's own, in one stacked optimizer."""
-    factors = settings(step_schedule="cosine").factors(8)
+    factors = settings(step_schedule="cosine").step_factors(8)
     alone = [
         FadingAverage(ScheduledSteps(CorrectedAdam(0.1 * k, 0.9, 0.99, 0.2 * k, 0.1 * k, 0.0), factors), 0.5 / k)
         for k in (1, 2)
@@ -184,7 +184,7 @@ def test_nothing_is_proved_of_steps_that_change() -> None:
     told = ReleaseNumbers(6, 3, np.ones(40), np.ones(40))
     for keys, proved in (({}, True), ({"step_schedule": "cosine"}, False), ({"warm_up": 0.1}, False)):
         cell = cell_of(name="dp-sgd", output="average", radius=1.0, **keys)
-        row, problem = cell.algorithm.row, problem_of(cell, task_of_cell(cell).objective)
+        row, problem = cell.algorithm.row, make_problem(cell, load_task(cell).objective)
         assert (row.excess_risk(cell.algorithm.settings, problem, told) is not None) == proved
 
 
@@ -210,7 +210,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(keys: dict[str, Any], reason
 
 def test_keys_left_out_leave_no_trace() -> None:
     """What a scenario without them asks a guard, and what its results are known by, is what it was."""
-    kept = cell_of(name="dp-sgd").canonical()["algorithm"]
+    kept = cell_of(name="dp-sgd").canonical_data()["algorithm"]
     assert not kept.keys() & ScheduledSettings.model_fields.keys()
 
 

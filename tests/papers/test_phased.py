@@ -26,7 +26,7 @@ def workload(phases: Phases = PHASES, clip: float = 2.0, decay: float = 0.0) -> 
 
 
 def test_phases_skip_an_empty_round_at_their_ends() -> None:
-    assert [PHASES.place(t) for t in range(1, 10)] == [0, 1, 2, None, 3, 4, None, 5, None]
+    assert [PHASES.batch_index(t) for t in range(1, 10)] == [0, 1, 2, None, 3, 4, None, 5, None]
     assert [PHASES.phase(t) for t in range(1, 10)] == [1, 1, 1, 1, 2, 2, 2, 3, 3]
     assert (PHASES.rounds, PHASES.rounds_per_epoch, PHASES.single_pass) == (9, 6, True)
 
@@ -34,14 +34,14 @@ def test_phases_skip_an_empty_round_at_their_ends() -> None:
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_every_place_is_read_exactly_once_and_in_order(lengths: list[int]) -> None:
     phases = Phases(tuple(lengths))
-    rounds_per_epoch = [place for t in range(1, phases.rounds + 1) if (place := phases.place(t)) is not None]
+    rounds_per_epoch = [place for t in range(1, phases.rounds + 1) if (place := phases.batch_index(t)) is not None]
     assert rounds_per_epoch == list(range(phases.rounds_per_epoch))
 
 
 @pytest.mark.parametrize("t", [0, 10])
 def test_a_round_outside_is_no_round(t: int) -> None:
     with pytest.raises(ValueError, match="is not one of 1 … 9"):
-        PHASES.place(t)
+        PHASES.batch_index(t)
 
 
 @pytest.mark.parametrize("lengths", [(), (3, 0)])
@@ -108,7 +108,7 @@ def descend(
     phases, starts = optimizer.phases, []
     state = optimizer.start(torch.zeros(features.shape[-1], dtype=torch.float64))
     for t in range(1, phases.rounds + 1):
-        place = phases.place(t)
+        place = phases.batch_index(t)
         if place is None:
             released = noise[t - 1]
         else:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError
 from fedpriv.engines.vectorized.engine import run_vectorized
@@ -22,14 +22,14 @@ from fedpriv.noise.diagonal import IndependentGaussian
 from fedpriv.noise.series import Workload
 from fedpriv.papers.base import Problem, project_to_ball
 from fedpriv.papers.reshef_levy import AnytimeSGD, mu2_parameters
-from fedpriv.participation.orders import Schedule
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.rounds.floats import absorb, empty_sum
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.rounds.floats import initial_running_sum, update_running_sum
 from fedpriv.scenario.schema import Cell
 from tests.engines.test_engines import run
 
-MNIST = Problem(7850, math.sqrt(2 * 785), 785 / 2, True, 100, Schedule(600, 600), silos=100)
+MNIST = Problem(7850, math.sqrt(2 * 785), 785 / 2, True, 100, FixedOrder(600, 600), silos=100)
 ASKED = 4.0, 0.1
 """Tables 1 and 2 at M = 100, ρ = 4 and D = 0.1."""
 
@@ -120,7 +120,7 @@ ROUNDS, CLIP, MU = 8, 5.0, 4.0
 
 
 def plan(cell: Cell) -> Plan:
-    return plan_of(cell, task_of_cell(cell).objective)
+    return make_plan(cell, load_task(cell).objective)
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
@@ -139,7 +139,7 @@ def test_raised_late_clips_cost_no_noise_and_every_record_what_is_claimed(
         for t in range(1, ROUNDS + 1)
     ]
     np.testing.assert_allclose(moved, MU)
-    (stream,) = releases_of(balanced, ROUNDS)
+    (stream,) = make_release_streams(balanced, ROUNDS)
     assert stream.mu == pytest.approx(MU)
 
 
@@ -148,10 +148,10 @@ def test_increments_are_clipped_to_the_raised_bounds() -> None:
     estimator = RaisedClips(RecursiveGradient(CLIP), tuple((ROUNDS / (ROUNDS - t)) ** 0.5 for t in range(ROUNDS)))
     objective = SoftmaxRegression(4, 3, feature_norm=1e9, dtype=torch.float64)
     records = Records(torch.full((1, 4), 1e6, dtype=torch.float64), torch.tensor([1]))
-    total = empty_sum(objective.initial())
+    total = initial_running_sum(objective.initial())
     for t in range(1, ROUNDS + 1):
         before = total.total.clone()
-        total, clipped = absorb(
+        total, clipped = update_running_sum(
             total, estimator.round(t), objective.initial(), objective, records, torch.ones(1), estimator.memory
         )
         assert int(clipped) == 1
@@ -213,12 +213,12 @@ def test_late_clips_are_refused_beyond_a_single_pass(small_cell: Callable[..., C
     privacy = {"relation": "zero-out", "mode": "none"}
     cell = small_cell(**late, privacy=privacy)
     with pytest.raises(InputError, match=r"late_clip = \"balanced\" is free for a single pass .*use \"same\""):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
 
 
 def test_late_clips_in_two_epochs_would_cost_17_percent() -> None:
     """What the refusal says: the price of two passes, over that of equal clips."""
-    rounds, schedule = 60, Schedule(60, 30)
+    rounds, schedule = 60, FixedOrder(60, 30)
     clips = np.array([math.sqrt(rounds / (rounds - t + 1)) for t in range(1, rounds + 1)])
     raised, same = (
         IndependentGaussian().sensitivity(Workload(schedule, 1.0, of)) for of in (clips, np.ones(rounds))
@@ -234,8 +234,8 @@ def test_growing_clips_cost_less(small_cell: Callable[..., Cell], rounds: int, s
     paper, growing = plan(small_cell(**keys)), plan(small_cell(**keys, algorithm__clip="growing"))
     assert growing.noise.std_in_mean / paper.noise.std_in_mean == pytest.approx(share, abs=6e-4)
     assert float(growing.estimator.round(1).clip) < float(growing.estimator.round(rounds).clip)
-    assert growing.largest_clip <= paper.largest_clip
-    (stream,) = releases_of(growing, rounds)
+    assert growing.max_clip <= paper.max_clip
+    (stream,) = make_release_streams(growing, rounds)
     assert stream.mu == pytest.approx(4.0)
 
 

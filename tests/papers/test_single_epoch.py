@@ -16,7 +16,7 @@ from fedpriv.papers.choquette_choo import NesterovCoupling
 from fedpriv.papers.ftrl import FollowTheRegularizedLeader
 from fedpriv.papers.reshef_levy import AnytimeSGD
 from fedpriv.papers.sgd import ProjectedSGD
-from fedpriv.rounds.floats import absorb, empty_sum
+from fedpriv.rounds.floats import initial_running_sum, update_running_sum
 
 LOOSE = 1e9
 
@@ -79,14 +79,20 @@ def test_at_a_fixed_point_the_sum_is_the_running_mean(rounds: int, batch: int, s
     point = torch.randn(12, generator=generator, dtype=torch.float64)
     weights = torch.full((batch,), 1.0 / batch, dtype=torch.float64)
     recursive, plain = RecursiveGradient(LOOSE), PlainGradient(LOOSE)
-    state, gradients = empty_sum(point), []
+    state, gradients = initial_running_sum(point), []
     for t in range(1, rounds + 1):
         records = Records(
             torch.randn(batch, 4, generator=generator, dtype=torch.float64),
             torch.randint(0, 3, (batch,), generator=generator),
         )
-        state, _ = absorb(state, recursive.round(t), point, objective, records, weights, recursive.memory)
-        gradients.append(absorb(empty_sum(point), plain.round(t), point, objective, records, weights, 1)[0].total)
+        state, _ = update_running_sum(
+            state, recursive.round(t), point, objective, records, weights, recursive.memory
+        )
+        gradients.append(
+            update_running_sum(initial_running_sum(point), plain.round(t), point, objective, records, weights, 1)[
+                0
+            ].total
+        )
         torch.testing.assert_close(state.total / t, torch.stack(gradients).mean(0), rtol=1e-10, atol=1e-12)
 
 
@@ -103,7 +109,7 @@ def test_zeroing_a_record_moves_every_later_sum_by_the_clip_over_the_batch(
     weights = torch.full((batch,), 1.0 / batch, dtype=torch.float64)
     without = weights.clone()
     without[0] = 0.0
-    ours = theirs = empty_sum(torch.zeros(12, dtype=torch.float64))
+    ours = theirs = initial_running_sum(torch.zeros(12, dtype=torch.float64))
     for t in range(1, rounds + 1):
         point = 3.0 * torch.randn(12, generator=generator, dtype=torch.float64)
         records = Records(
@@ -111,8 +117,10 @@ def test_zeroing_a_record_moves_every_later_sum_by_the_clip_over_the_batch(
             torch.randint(0, 3, (batch,), generator=generator),
         )
         current = estimator.round(t)
-        ours, _ = absorb(ours, current, point, objective, records, weights, 2)
-        theirs, _ = absorb(theirs, current, point, objective, records, without if t == victim else weights, 2)
+        ours, _ = update_running_sum(ours, current, point, objective, records, weights, 2)
+        theirs, _ = update_running_sum(
+            theirs, current, point, objective, records, without if t == victim else weights, 2
+        )
         moved = float((ours.total - theirs.total).norm())
         bound = (0.7 * clip if victim == 1 else clip) / batch
         assert moved <= bound * (1 + 1e-9) if t >= victim else moved == 0.0
@@ -124,7 +132,7 @@ def test_the_bound_on_a_zeroed_record_is_attained() -> None:
     records = Records(10.0 * torch.eye(4, dtype=torch.float64)[:2], torch.tensor([0, 1]))
     current = RecursiveGradient(0.5).round(1)
     both, one = (
-        absorb(empty_sum(point), current, point, objective, records, weights, 2)[0].total
+        update_running_sum(initial_running_sum(point), current, point, objective, records, weights, 2)[0].total
         for weights in (torch.tensor([0.5, 0.5]).double(), torch.tensor([0.0, 0.5]).double())
     )
     assert float((both - one).norm()) == pytest.approx(0.25, rel=1e-12)
@@ -134,9 +142,9 @@ def test_the_bound_on_a_zeroed_record_is_attained() -> None:
 def test_power_weights_add_up(power: int, t: int) -> None:
     weights = PowerWeights(power)
     assert weights.total(t) == pytest.approx(sum(k**power for k in range(1, t + 1)), rel=1e-12)
-    assert weights.at(0) == 0.0
+    assert weights.weight(0) == 0.0
     if power == 1:
-        assert (weights.at(t), weights.total(t)) == (LinearWeights().at(t), LinearWeights().total(t))
+        assert (weights.weight(t), weights.total(t)) == (LinearWeights().weight(t), LinearWeights().total(t))
 
 
 def test_momentum_and_averages_by_hand() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedpriv
-from fedpriv.core.random import KeyedCoins
+from fedpriv.core.random import SamplingRandomness
 from fedpriv.participation.registry import DrawnOrder
 
 
@@ -18,10 +18,10 @@ class WithoutReplacement(DrawnOrder):
     name: ClassVar[str] = "without-replacement"
     title: ClassVar[str] = "rounds drawn without replacement"
 
-    def rounds_of(self, count: int, silo: int, coins: KeyedCoins) -> NDArray[np.int64]:
-        found = np.zeros((count, self.most), np.int64)
-        for place in range(self.most):
-            last = self.rounds - self.most + place + 1
+    def rounds_of(self, count: int, silo: int, coins: SamplingRandomness) -> NDArray[np.int64]:
+        found = np.zeros((count, self.max_rounds_per_record), np.int64)
+        for place in range(self.max_rounds_per_record):
+            last = self.rounds - self.max_rounds_per_record + place + 1
             drawn = coins.numbers(count, last, silo, place) + 1
             again = np.any(found == drawn[:, None], axis=1)
             found[:, place] = np.where(again, last, drawn)

@@ -15,8 +15,8 @@ from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.gaussian import Relation
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import simulation_noise
-from fedpriv.participation.registry import participation_from
-from fedpriv.participation.secret import Balanced
+from fedpriv.participation.registry import participation_from_data
+from fedpriv.participation.secret import BalancedSubsampling
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
@@ -24,18 +24,18 @@ from tests.engines.test_engines import run
 Floats = NDArray[np.float64]
 
 
-def table_of(order: Balanced, batch: int, seed: int = 1, silo: int = 0) -> NDArray[np.bool_]:
+def table_of(order: BalancedSubsampling, batch: int, seed: int = 1, silo: int = 0) -> NDArray[np.bool_]:
     """(records, rounds): who takes part when."""
-    coins = simulation_noise(seed, np.float64).coins()
-    found = np.zeros((order.batches_held * batch, order.rounds), bool)
+    coins = simulation_noise(seed, np.float64).sampling_randomness()
+    found = np.zeros((order.batches_per_silo * batch, order.rounds), bool)
     for t in range(1, order.rounds + 1):
-        found[order.rows(t, batch, silo, lambda: coins), t - 1] = True
+        found[order.select_rows(t, batch, silo, lambda: coins), t - 1] = True
     return found
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_every_record_takes_part_in_as_many_rounds_as_there_are_epochs(groups: int) -> None:
-    order = Balanced(24, 6, groups)
+    order = BalancedSubsampling(24, 6, groups)
     found = table_of(order, 50)
     assert (found.sum(1) == 4).all()
     for group in range(groups):
@@ -47,7 +47,7 @@ def test_every_record_takes_part_in_as_many_rounds_as_there_are_epochs(groups: i
 
 def test_every_set_of_rounds_is_as_likely() -> None:
     """Chi-square over the 20 sets of 3 of 6 rounds; at the fixed seed, false alarm rate 1e-6."""
-    found = table_of(Balanced(6, 2), 10_000)
+    found = table_of(BalancedSubsampling(6, 2), 10_000)
     counts = Counter(tuple(np.flatnonzero(row)) for row in found)
     expected = len(found) / 20
     assert set(counts) == set(itertools.combinations(range(6), 3))
@@ -56,7 +56,7 @@ def test_every_set_of_rounds_is_as_likely() -> None:
 
 def test_records_are_drawn_independently_of_each_other() -> None:
     """Of pairs of neighbours a share of 1/20 has the same set of rounds, ± 5 standard errors."""
-    found = table_of(Balanced(6, 2), 10_000)
+    found = table_of(BalancedSubsampling(6, 2), 10_000)
     same = (found[1:] == found[:-1]).all(1).mean()
     assert abs(same - 0.05) < 5.0 * math.sqrt(0.05 * 0.95 / len(found))
 
@@ -98,7 +98,7 @@ def test_what_is_charged_is_never_below_samples_of_the_truth(
     relation: Relation, z: float, rounds: int, passes: int
 ) -> None:
     """Guarantee: δ at 6 values of ε in both directions, less 4 standard errors; 72 points in all."""
-    promise = Balanced(rounds, rounds // passes).promise(z, relation)
+    promise = BalancedSubsampling(rounds, rounds // passes).guarantee_for_noise(z, relation)
     assert promise == AllocatedGaussian(z, rounds // passes, passes, relation)
     curve = promise.curve
     for losses in ratios(relation, z, rounds, passes):
@@ -113,7 +113,7 @@ def test_what_is_charged_is_never_below_samples_of_the_truth(
 def test_the_bound_is_within_a_few_percent_of_the_truth(relation: Relation) -> None:
     """At δ = 1e-2, where 40,000 samples tell: the bound is at most 6 % above."""
     for z, rounds, passes in ((2.0, 60, 10), (1.0, 20, 2)):
-        promise = Balanced(rounds, rounds // passes).promise(z, relation)
+        promise = BalancedSubsampling(rounds, rounds // passes).guarantee_for_noise(z, relation)
         bound = promise.epsilon_of(1e-2)
         for epsilon in (0.94 * bound,):
             deltas = [
@@ -137,10 +137,10 @@ def test_engines_agree_and_the_ledger_reads_it_back() -> None:
     ((vectorized,), _), ((inprocess,), _) = (run(engine, cell) for engine in ("vectorized", "inprocess"))
     np.testing.assert_allclose(vectorized.cell_outcome.model, inprocess.cell_outcome.model, rtol=1e-9, atol=1e-13)
     order = vectorized.cell_outcome.releases[0].schedule
-    assert participation_from(json.loads(json.dumps(order.as_data()))) == order == Balanced(8, 4)
+    assert participation_from_data(json.loads(json.dumps(order.to_data()))) == order == BalancedSubsampling(8, 4)
     assert "2 of 8 rounds" in order.words
 
 
 def test_rounds_that_are_no_whole_epochs_are_refused() -> None:
     with pytest.raises(InputError, match="no whole number of epochs"):
-        Balanced(10, 4)
+        BalancedSubsampling(10, 4)

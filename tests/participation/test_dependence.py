@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError
-from fedpriv.loss.goldstein import SeededDirections, Smoothed
+from fedpriv.loss.goldstein import RandomSmoothing, SeededDirections
 from fedpriv.loss.linear import LogisticRegression
 from fedpriv.loss.objective import EvaluationView, RecordView, View
 from fedpriv.loss.views import LocalSteps, LocalTraining, PerUnit, QuantileClip
 from fedpriv.noise.trust import CLIENT, RECORD, USER
 from fedpriv.participation.orders import (
-    KNOWN,
-    OWN,
+    OWN_FACTS,
+    PUBLIC_ORDER_FACTS,
     UNDECLARED,
     Dependence,
     check_dependence,
@@ -35,7 +35,7 @@ def test_guarantee_silence_means_anything() -> None:
     assert declared_dependence(Silent(BASE)) == UNDECLARED
     assert declared_dependence(dataclasses.make_dataclass("Odd", [("dependence", str)])("record")) == UNDECLARED
     with pytest.raises(InputError, match=r"^a sampling does not go with Silent, .* does not declare"):
-        check_dependence(Silent(BASE), KNOWN, "a sampling")
+        check_dependence(Silent(BASE), PUBLIC_ORDER_FACTS, "a sampling")
 
 
 def test_guarantee_views_add_to_what_their_base_declares() -> None:
@@ -43,8 +43,8 @@ def test_guarantee_views_add_to_what_their_base_declares() -> None:
     for kind in (RecordView, EvaluationView):
         assert declared_dependence(kind(BASE)) == Dependence.RECORD
         assert declared_dependence(kind(Silent(BASE))) == UNDECLARED
-    smoothed = Smoothed(BASE, 0.1, "first", 1, 1, True, SeededDirections((1,)))
-    assert declared_dependence(smoothed) == OWN
+    smoothed = RandomSmoothing(BASE, 0.1, "first", 1, 1, True, SeededDirections((1,)))
+    assert declared_dependence(smoothed) == OWN_FACTS
     steps = QuantileClip(LocalSteps(BASE, 0.1, 2), 0.1, 1.0)
     assert Dependence.BATCH in declared_dependence(steps)
     assert declared_dependence(PerUnit(steps, 3)) == Dependence.RECORD
@@ -56,39 +56,39 @@ def test_guarantee_views_add_to_what_their_base_declares() -> None:
 class Sure(View):
     """A view that declares its own part alone, over whatever its base is."""
 
-    dependence = OWN
+    dependence = OWN_FACTS
 
 
 class Positioned(View):
-    dependence = OWN | Dependence.POSITION
+    dependence = OWN_FACTS | Dependence.POSITION
 
 
 @pytest.mark.parametrize("inner", [Silent, Positioned])
 def test_guarantee_no_view_covers_the_silence_or_the_positions_of_its_base(inner: type[View]) -> None:
     """Gains: a part that is keyed by who else is drawn, inside of one that says it is keyed by rows."""
-    assert declared_dependence(Sure(BASE)) == OWN
+    assert declared_dependence(Sure(BASE)) == OWN_FACTS
     for part in (Sure(inner(BASE)), Sure(EvaluationView(inner(BASE)))):
         with pytest.raises(InputError, match=f"^a sampling does not go with {inner.__name__}, "):
-            check_dependence(part, OWN, "a sampling")
+            check_dependence(part, OWN_FACTS, "a sampling")
 
 
 def test_every_participation_says_what_it_allows() -> None:
     for kind in PARTICIPATIONS.values():
-        assert kind.allowed == (OWN if kind.secret else KNOWN)
-    assert all(Dependence.BATCH not in kind.allowed for kind in PARTICIPATIONS.values())
+        assert kind.allowed_dependence == (OWN_FACTS if kind.secret else PUBLIC_ORDER_FACTS)
+    assert all(Dependence.BATCH not in kind.allowed_dependence for kind in PARTICIPATIONS.values())
 
 
 @pytest.mark.parametrize("unit", [USER, CLIENT])
 def test_a_unit_has_no_rows_of_single_records(unit: Any) -> None:
-    assert RECORD.allowed == UNDECLARED
-    smoothed = Smoothed(BASE, 0.1, "first", 1, 1, True, SeededDirections((1,)))
+    assert RECORD.allowed_dependence == UNDECLARED
+    smoothed = RandomSmoothing(BASE, 0.1, "first", 1, 1, True, SeededDirections((1,)))
     with pytest.raises(InputError, match=r"depends on its row in the silo, the round, the silo"):
         check_dependence(smoothed, unit.allowed, "privacy.unit")
     check_dependence(LocalSteps(BASE, 0.1, 2), unit.allowed, "privacy.unit")
 
 
 def test_the_line_names_the_part_that_brings_it_in() -> None:
-    smoothed = Smoothed(Silent(BASE), 0.1, "first", 1, 1, True, SeededDirections((1,)))
+    smoothed = RandomSmoothing(Silent(BASE), 0.1, "first", 1, 1, True, SeededDirections((1,)))
     with pytest.raises(InputError, match="does not go with Silent,"):
-        check_dependence(PerUnit(smoothed, 2), OWN, "a sampling")
-    assert not np.any([fact & OWN for fact in (Dependence.POSITION, Dependence.BATCH, Dependence.UNKNOWN)])
+        check_dependence(PerUnit(smoothed, 2), OWN_FACTS, "a sampling")
+    assert not np.any([fact & OWN_FACTS for fact in (Dependence.POSITION, Dependence.BATCH, Dependence.UNKNOWN)])

@@ -14,13 +14,19 @@ import pytest
 import torch
 
 import fedpriv
-from fedpriv.claims.ledger import as_data, from_data
+from fedpriv.claims.ledger import stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.random import KeyedCoins, simulation_noise
+from fedpriv.core.random import SamplingRandomness, simulation_noise
 from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Schedule, Separated
-from fedpriv.participation.registry import ADDED, PARTICIPATIONS, DrawnOrder, add_participation, participation_from
+from fedpriv.participation.orders import FixedOrder, MinSeparation
+from fedpriv.participation.registry import (
+    PARTICIPATIONS,
+    USER_PARTICIPATIONS,
+    DrawnOrder,
+    add_participation,
+    participation_from_data,
+)
 from fedpriv.scenario.load import resolve_cell
 from tests.attacks.guards import guard_for, random_records, scenario
 from tests.conftest import small_tree
@@ -33,11 +39,11 @@ FEDERATION = {"silos": 3, "rounds": 8, "epochs": 2, "batch": 4, "sampling": OWN}
 
 @pytest.fixture(autouse=True)
 def added() -> Iterator[None]:
-    before = dict(ADDED)
+    before = dict(USER_PARTICIPATIONS)
     add_participation(WithoutReplacement)
     yield
-    ADDED.clear()
-    ADDED.update(before)
+    USER_PARTICIPATIONS.clear()
+    USER_PARTICIPATIONS.update(before)
 
 
 def cell_of(trust: str = "untrusted", **overrides: Any) -> Any:
@@ -61,7 +67,7 @@ def test_nobody_replaces_a_participation_of_fedpriv(name: str) -> None:
     ("kind", "words"),
     [
         (dict, "expected a class that follows DrawnOrder, found <class 'dict'>"),
-        (Schedule, "expected a class that follows DrawnOrder"),
+        (FixedOrder, "expected a class that follows DrawnOrder"),
         (type("Loud", (WithoutReplacement,), {"name": "Loud"}), "has the name 'Loud'"),
         (type("Mute", (WithoutReplacement,), {"name": "mute", "title": ""}), "needed are a `title`"),
         (type("Cheap", (WithoutReplacement,), {"name": "cheap", "most": 1}), "has a 'most' of its own"),
@@ -75,11 +81,11 @@ def test_a_class_that_is_not_charged_by_fedpriv_gets_no_name(kind: Any, words: s
 
 
 def test_a_name_that_nobody_added_names_those_there_are() -> None:
-    ADDED.clear()
+    USER_PARTICIPATIONS.clear()
     with pytest.raises(InputError, match=r"federation\.sampling.*'fixed', .*, 'balanced' or 'available'"):
         cell_of()
     with pytest.raises(InputError, match=rf"ledger: sampling '{OWN}' is none of fixed, .* FEDPRIV_IMPORT"):
-        participation_from(WithoutReplacement(8, 2, 1, 4).as_data())
+        participation_from_data(WithoutReplacement(8, 2, 1, 4).to_data())
 
 
 # Rounds, and their price
@@ -87,10 +93,10 @@ def test_a_name_that_nobody_added_names_those_there_are() -> None:
 
 def rounds_of(order: DrawnOrder, batch: int = 50) -> np.ndarray:
     """Which record is read in which round, (rounds, records)."""
-    coins = simulation_noise(3, "float32").coins()
+    coins = simulation_noise(3, "float32").sampling_randomness()
     found = np.zeros((order.rounds, order.rounds_per_epoch * batch), bool)
     for t in range(1, order.rounds + 1):
-        found[t - 1, order.rows(t, batch, 0, lambda: coins)] = True
+        found[t - 1, order.select_rows(t, batch, 0, lambda: coins)] = True
     return found
 
 
@@ -103,11 +109,11 @@ def test_every_record_is_in_k_rounds_and_a_round_has_its_batch_in_the_mean() -> 
 
 def test_it_is_charged_as_any_pattern_of_so_many_rounds() -> None:
     order, clips = WithoutReplacement(12, 3, 1, 4), np.full(12, 2.0)
-    known = BinaryTree().sensitivity(Workload(Separated(12, 3, 1), 1.0, clips))
+    known = BinaryTree().sensitivity(Workload(MinSeparation(12, 3, 1), 1.0, clips))
     assert BinaryTree().sensitivity(Workload(order, 1.0, clips)) == known
-    assert known > BinaryTree().sensitivity(Workload(Schedule(12, 4), 1.0, clips))
-    assert participation_from(json.loads(json.dumps(order.as_data()))) == order
-    assert (order.first(2).rounds, order.first(2).most) == (2, 2)
+    assert known > BinaryTree().sensitivity(Workload(FixedOrder(12, 4), 1.0, clips))
+    assert participation_from_data(json.loads(json.dumps(order.to_data()))) == order
+    assert (order.truncate(2).rounds, order.truncate(2).max_rounds_per_record) == (2, 2)
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ class Careless(WithoutReplacement):
     name: ClassVar[str] = "careless"
     given: ClassVar[list[int]] = []
 
-    def rounds_of(self, count: int, silo: int, coins: KeyedCoins) -> np.ndarray:
+    def rounds_of(self, count: int, silo: int, coins: SamplingRandomness) -> np.ndarray:
         return np.tile(np.array(self.given), (count, 1))
 
 
@@ -130,12 +136,14 @@ def test_rounds_that_are_not_charged_are_not_read(given: list[int], refused: boo
     order = Careless(8, 2, 3, 4)
     Careless.given = given
     if not refused:
-        assert order.rows(4, 5, 0, lambda: simulation_noise(3, "float32").coins()).tolist() == list(range(20))
+        assert order.select_rows(
+            4, 5, 0, lambda: simulation_noise(3, "float32").sampling_randomness()
+        ).tolist() == list(range(20))
         return
     with pytest.raises(
         RunError, match=r'"careless": the rounds it draws .* at most 2 of 1 … 8 .*, 3 or more apart'
     ):
-        order.rows(4, 5, 0, lambda: simulation_noise(3, "float32").coins())
+        order.select_rows(4, 5, 0, lambda: simulation_noise(3, "float32").sampling_randomness())
 
 
 # Runs
@@ -154,7 +162,7 @@ def test_it_runs_on_both_engines_and_is_read_back(trust: str, arithmetic: str) -
     for stream in inprocess.cell_outcome.releases:
         assert isinstance(stream.schedule, WithoutReplacement)
         assert stream.mu == pytest.approx(1.5, rel=1e-6)
-        assert from_data(json.loads(json.dumps(as_data(stream)))) == stream
+        assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) == stream
 
 
 def test_what_a_run_writes_has_to_be_what_is_read() -> None:
@@ -163,7 +171,7 @@ def test_what_a_run_writes_has_to_be_what_is_read() -> None:
         name: ClassVar[str] = "forgetful"
 
         def as_data(self) -> dict[str, Any]:
-            return {**super().as_data(), "max_participations": 1}
+            return {**super().to_data(), "max_participations": 1}
 
     add_participation(Forgetful)
     with pytest.raises(InputError, match='"forgetful": what it writes'):
@@ -188,7 +196,7 @@ def test_a_folder_is_shown_and_its_claim_computed_again_where_its_file_is_named(
 
 def test_a_guard_answers_with_permission_only(tmp_path: Path) -> None:
     asked, zero = scenario(federation={**FEDERATION, "batch": 2}), torch.zeros(7850, dtype=torch.float64)
-    ADDED.clear()
+    USER_PARTICIPATIONS.clear()
     (tmp_path / "without").mkdir()
     guard = guard_for(tmp_path / "without", *random_records())
     with pytest.raises(RunError, match=rf"federation.sampling = '{OWN}' is none of fedpriv's"):

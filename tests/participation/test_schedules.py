@@ -12,37 +12,37 @@ from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import ParticipationKeys, Phases, Schedule, Separated
-from fedpriv.participation.registry import Available, participation_from
+from fedpriv.participation.orders import FixedOrder, MinSeparation, ParticipationKeys, Phases
+from fedpriv.participation.registry import ClientAvailability, participation_from_data
 
 
 @pytest.mark.parametrize(("rounds", "rounds_per_epoch"), [(1, 1), (7, 7), (12, 4), (10, 4), (3, 5)])
 def test_a_fixed_order_reads_one_batch_a_round_and_starts_anew_every_epoch(
     rounds: int, rounds_per_epoch: int
 ) -> None:
-    schedule = Schedule(rounds, rounds_per_epoch)
+    schedule = FixedOrder(rounds, rounds_per_epoch)
     assert [list(schedule.batches(t)) for t in range(1, rounds + 1)] == [
         [t % rounds_per_epoch] for t in range(rounds)
     ]
-    assert schedule.batches_held == rounds_per_epoch
+    assert schedule.batches_per_silo == rounds_per_epoch
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 9])
 def test_a_single_pass_reads_every_batch_once_and_the_last_one_last(rounds: int) -> None:
-    read = [batch for t in range(1, rounds + 1) for batch in Schedule(rounds, rounds).batches(t)]
+    read = [batch for t in range(1, rounds + 1) for batch in FixedOrder(rounds, rounds).batches(t)]
     assert read == list(range(rounds))
 
 
 def test_a_single_pass_of_several_batches_a_round_reads_each_once_in_order() -> None:
-    schedule = Schedule(4, 4, (3, 1, 1, 2))
+    schedule = FixedOrder(4, 4, (3, 1, 1, 2))
     assert [list(schedule.batches(t)) for t in range(1, 5)] == [[0, 1, 2], [3], [4], [5, 6]]
-    assert schedule.batches_held == 7
+    assert schedule.batches_per_silo == 7
 
 
 @pytest.mark.parametrize("t", [0, -1, 6])
 def test_there_is_no_round_beyond_the_first_and_the_last(t: int) -> None:
     with pytest.raises(ValueError, match=f"round {t} is not one of 1 … 5"):
-        Schedule(5, 5).batches(t)
+        FixedOrder(5, 5).batches(t)
 
 
 def test_phases_read_every_batch_once_and_nothing_in_the_round_that_ends_one() -> None:
@@ -54,19 +54,19 @@ COHORT, PLACES = 20, 30
 CLIENTS = COHORT * PLACES
 
 
-def answers(order: Available, seed: int = 3) -> np.ndarray:
+def answers(order: ClientAvailability, seed: int = 3) -> np.ndarray:
     """Who answers in which round, (rounds, clients)."""
-    coins = simulation_noise(seed, "float32").coins()
+    coins = simulation_noise(seed, "float32").sampling_randomness()
     found = np.zeros((order.rounds, CLIENTS), bool)
     for t in range(1, order.rounds + 1):
-        found[t - 1, order.rows(t, COHORT, 0, lambda: coins)] = True
+        found[t - 1, order.select_rows(t, COHORT, 0, lambda: coins)] = True
     return found
 
 
 @pytest.mark.parametrize("most", [4, 2])
 def test_a_client_keeps_its_timer_and_its_count(most: int) -> None:
     """Guarantee of `Available`: at least the separation between two answers, and no more answers than said."""
-    order = Available(40, most, 10, PLACES)
+    order = ClientAvailability(40, most, 10, PLACES)
     came = answers(order)
     assert came.sum(0).max() == most
     for client in came.T:
@@ -77,7 +77,7 @@ def test_a_client_keeps_its_timer_and_its_count(most: int) -> None:
 
 def test_cohorts_are_as_large_as_expected() -> None:
     """40 rounds of 600 clients, mean 20: the mean lies within 4.9 deviations (false alarm 1e-6)."""
-    sizes = answers(Available(40, 4, 10, PLACES)).sum(1)
+    sizes = answers(ClientAvailability(40, 4, 10, PLACES)).sum(1)
     deviation = np.sqrt(COHORT / 40 * (1 - 10 / PLACES))
     assert abs(sizes.mean() - COHORT) < 4.9 * deviation
     assert sizes.std() > 1.0
@@ -85,26 +85,26 @@ def test_cohorts_are_as_large_as_expected() -> None:
 
 def test_nothing_but_the_key_and_the_round_says_who_comes() -> None:
     """No state: rounds asked in any order, again, give the same clients."""
-    order, coins = Available(40, 2, 10, PLACES), simulation_noise(3, "float32").coins()
-    in_order = [order.rows(t, COHORT, 0, lambda: coins).tolist() for t in range(1, 41)]
-    backwards = [order.rows(t, COHORT, 0, lambda: coins).tolist() for t in range(40, 0, -1)]
+    order, coins = ClientAvailability(40, 2, 10, PLACES), simulation_noise(3, "float32").sampling_randomness()
+    in_order = [order.select_rows(t, COHORT, 0, lambda: coins).tolist() for t in range(1, 41)]
+    backwards = [order.select_rows(t, COHORT, 0, lambda: coins).tolist() for t in range(40, 0, -1)]
     assert in_order == backwards[::-1]
 
 
 @pytest.mark.parametrize("mechanism", [IndependentGaussian(), BinaryTree(), LeafGaussian()])
 def test_it_is_accounted_for_as_any_pattern_that_keeps_the_timers(mechanism: Mechanism) -> None:
-    order, clips = Available(40, 3, 10, PLACES), np.full(40, 2.0)
-    known = mechanism.sensitivity(Workload(Separated(40, 3, 10), 1.0, clips))
+    order, clips = ClientAvailability(40, 3, 10, PLACES), np.full(40, 2.0)
+    known = mechanism.sensitivity(Workload(MinSeparation(40, 3, 10), 1.0, clips))
     assert mechanism.sensitivity(Workload(order, 1.0, clips)) == known
-    assert known > mechanism.sensitivity(Workload(Schedule(40, 40), 1.0, clips))
+    assert known > mechanism.sensitivity(Workload(FixedOrder(40, 40), 1.0, clips))
 
 
 def test_it_is_data() -> None:
-    order = Available(40, 3, 10, PLACES)
-    assert participation_from(order.as_data()) == order
-    assert order.first(12) == Available(12, 3, 10, PLACES)
-    assert order.first(12).most == 2
-    assert mu_of(1.0, 1e-5) == order.charged(mock.Mock(), mu_of(1.0, 1e-5), 1e-5)
+    order = ClientAvailability(40, 3, 10, PLACES)
+    assert participation_from_data(order.to_data()) == order
+    assert order.truncate(12) == ClientAvailability(12, 3, 10, PLACES)
+    assert order.truncate(12).max_rounds_per_record == 2
+    assert mu_of(1.0, 1e-5) == order.calibrated_mu(mock.Mock(), mu_of(1.0, 1e-5), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_it_is_data() -> None:
 )
 def test_what_cannot_be_is_refused(asked: ParticipationKeys, line: str) -> None:
     with pytest.raises(InputError, match=line):
-        Available.from_schedule(Schedule(40, PLACES), asked)
+        ClientAvailability.from_schedule(FixedOrder(40, PLACES), asked)
 
 
 def test_how_often_is_what_the_rounds_leave_room_for() -> None:
-    assert Available.from_schedule(Schedule(40, PLACES), ParticipationKeys(min_separation=12)) == Available(
-        40, 4, 12, PLACES
-    )
+    assert ClientAvailability.from_schedule(
+        FixedOrder(40, PLACES), ParticipationKeys(min_separation=12)
+    ) == ClientAvailability(40, 4, 12, PLACES)

@@ -10,26 +10,26 @@ from scipy import stats
 
 import fedpriv.core.random
 from fedpriv.core.errors import InputError
-from fedpriv.core.random import KeyedCoins, simulation_noise
+from fedpriv.core.random import SamplingRandomness, simulation_noise
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.registry import participation_from
-from fedpriv.participation.secret import Allocation, Poisson, SecretOrder
+from fedpriv.participation.registry import participation_from_data
+from fedpriv.participation.secret import PoissonSampling, RandomAllocation, SecretOrder
 from fedpriv.plan.sums import RunningSums
 
 BATCH = 30
 
 
-def coins(seed: int = 0) -> KeyedCoins:
-    return simulation_noise(seed, np.float64).coins()
+def coins(seed: int = 0) -> SamplingRandomness:
+    return simulation_noise(seed, np.float64).sampling_randomness()
 
 
 def rounds_of(order: SecretOrder, silo: int = 0, seed: int = 0, batch: int = BATCH) -> NDArray[np.bool_]:
     """Whether each record (row) takes part in each round (column)."""
-    found = np.zeros((order.batches_held * batch, order.rounds), np.bool_)
+    found = np.zeros((order.batches_per_silo * batch, order.rounds), np.bool_)
     for t in range(1, order.rounds + 1):
         found[order.rows(t, batch, silo, lambda: coins(seed)), t - 1] = True
     return found
@@ -37,7 +37,7 @@ def rounds_of(order: SecretOrder, silo: int = 0, seed: int = 0, batch: int = BAT
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 12])
 def test_allocation_has_every_record_in_one_round_of_its_group_in_every_epoch(groups: int) -> None:
-    order = Allocation(36, 12, groups)
+    order = RandomAllocation(36, 12, groups)
     found = rounds_of(order)
     for epoch in range(3):
         assert np.all(found[:, 12 * epoch : 12 * epoch + 12].sum(1) == 1)
@@ -47,7 +47,7 @@ def test_allocation_has_every_record_in_one_round_of_its_group_in_every_epoch(gr
 
 def test_allocation_is_uniform_and_anew_in_every_epoch_and_silo() -> None:
     """χ² of 8 rounds, and of pairs of rounds of two epochs, two silos and two keys: false alarm 4e-6 each."""
-    order = Allocation(16, 8)
+    order = RandomAllocation(16, 8)
     bins = [
         np.nonzero(rounds_of(order, silo, seed, 2000).reshape(-1, 2, 8))[2].reshape(-1, 2)
         for silo, seed in ((0, 0), (1, 0), (0, 1))
@@ -60,14 +60,17 @@ def test_allocation_is_uniform_and_anew_in_every_epoch_and_silo() -> None:
 
 def test_records_choose_independently_of_how_many_others_there_are() -> None:
     """The round of a record is a function of key, silo, epoch and row alone: neighbours have the same coins."""
-    few, many = rounds_of(Allocation(24, 12, 3), batch=2), rounds_of(Allocation(24, 12, 3), batch=50)
+    few, many = rounds_of(RandomAllocation(24, 12, 3), batch=2), rounds_of(RandomAllocation(24, 12, 3), batch=50)
     assert np.array_equal(few, many[:24])
-    drawn, drawn_of_many = rounds_of(Poisson(24, 12, 3), batch=2), rounds_of(Poisson(24, 12, 3), batch=50)
+    drawn, drawn_of_many = (
+        rounds_of(PoissonSampling(24, 12, 3), batch=2),
+        rounds_of(PoissonSampling(24, 12, 3), batch=50),
+    )
     assert np.array_equal(drawn, drawn_of_many[:24])
 
 
 def test_poisson_throws_a_coin_in_every_round_of_a_group_and_in_no_other() -> None:
-    order = Poisson(24, 12, 3)
+    order = PoissonSampling(24, 12, 3)
     assert order.rate == 0.25
     found = rounds_of(order, batch=500)
     record, place = np.nonzero(found)
@@ -80,11 +83,11 @@ def test_poisson_throws_a_coin_in_every_round_of_a_group_and_in_no_other() -> No
 @pytest.mark.parametrize("groups", [1, 4, 12])
 def test_a_record_is_charged_for_every_round_in_which_a_coin_is_thrown_for_it(rounds: int, groups: int) -> None:
     """Also where groups do not divide the rounds: 13 rounds, 4 groups, z = 1 told ε 4.57 of 5.12."""
-    order = Poisson(rounds, 12, groups)
+    order = PoissonSampling(rounds, 12, groups)
     coins_of_group = np.zeros(groups, np.int64)
     for t in range(1, rounds + 1):
-        coins_of_group[order.group(t).start] += 1
-    assert order.promise(1.0, "zero-out").rounds == coins_of_group.max()
+        coins_of_group[order.group_rows(t).start] += 1
+    assert order.guarantee_for_noise(1.0, "zero-out").rounds == coins_of_group.max()
 
 
 def test_numbers_are_drawn_again_where_some_would_be_likelier(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,25 +109,27 @@ def test_numbers_are_drawn_again_where_some_would_be_likelier(monkeypatch: pytes
 
 def test_bins_and_coins_are_different_streams() -> None:
     same, size = coins(), 20_000
-    bits = [same.heads(size, 0.5, 0, 1), same.numbers(size, 2, 0, 1) == 0, same.numbers(size, 2, 0, 2) == 0]
+    bits = [same.bernoulli(size, 0.5, 0, 1), same.numbers(size, 2, 0, 1) == 0, same.numbers(size, 2, 0, 2) == 0]
     correlations = np.corrcoef(np.array(bits, np.float64)) - np.eye(3)
     assert np.abs(correlations).max() < 4.5 / np.sqrt(size)
 
 
 def test_a_run_that_stopped_is_charged_for_whole_epochs() -> None:
-    order = Allocation(36, 12, 2)
-    assert order.first(13) == order
-    assert Allocation(13, 12).epochs == 2
-    assert Poisson(36, 12).first(13) == Poisson(13, 12)
+    order = RandomAllocation(36, 12, 2)
+    assert order.truncate(13) == order
+    assert RandomAllocation(13, 12).epochs == 2
+    assert PoissonSampling(36, 12).truncate(13) == PoissonSampling(13, 12)
     with pytest.raises(ValueError, match="37 rounds of 36"):
-        order.first(37)
+        order.truncate(37)
 
 
-@pytest.mark.parametrize("order", [Allocation(36, 12, 2), Poisson(36, 12, 3), Poisson(5, 12)])
+@pytest.mark.parametrize(
+    "order", [RandomAllocation(36, 12, 2), PoissonSampling(36, 12, 3), PoissonSampling(5, 12)]
+)
 def test_a_ledger_gives_back_what_it_was_given(order: SecretOrder) -> None:
-    assert participation_from(order.as_data()) == order
-    without = {key: value for key, value in Poisson(5, 12).as_data().items() if key != "groups"}
-    assert participation_from(without) == Poisson(5, 12)  # as it was written before there were groups
+    assert participation_from_data(order.to_data()) == order
+    without = {key: value for key, value in PoissonSampling(5, 12).to_data().items() if key != "groups"}
+    assert participation_from_data(without) == PoissonSampling(5, 12)  # as it was written before there were groups
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,7 @@ def test_a_ledger_gives_back_what_it_was_given(order: SecretOrder) -> None:
     ],
 )
 def test_groups_that_do_not_divide_an_epoch_are_refused(given: tuple[int, ...], line: str) -> None:
-    for kind in (Allocation, Poisson):
+    for kind in (RandomAllocation, PoissonSampling):
         with pytest.raises(InputError, match=line):
             kind(*given)
 
@@ -170,7 +175,7 @@ MECHANISMS: dict[str, Callable[[], tuple[Mechanism, dict[str, Any], int]]] = {
 def test_columns_are_those_of_the_strategy_and_rounds_of_a_record_move_disjoint_blocks(name: str) -> None:
     """κ against C, computed from the noise: what it is for the accountant of independent rounds."""
     mechanism, form, bands = MECHANISMS[name]()
-    workload = Workload(Allocation(12, 12, 4), form["decay"], CLIPS, form.get("period"))
+    workload = Workload(RandomAllocation(12, 12, 4), form["decay"], CLIPS, form.get("period"))
     blocks, matrix = mechanism.blocks(workload), strategy(mechanism, workload)
     assert blocks is not None
     assert blocks.bands == bands
@@ -179,10 +184,10 @@ def test_columns_are_those_of_the_strategy_and_rounds_of_a_record_move_disjoint_
     assert np.abs(matrix[(lag < 0) | (lag >= bands)]).max() < 1e-12
     sums = RunningSums(mechanism, workload, "zero-out")
     largest = np.max(CLIPS * np.linalg.norm(matrix, axis=0))
-    assert largest * (1 - 1e-12) <= sums.clip_apart(4) <= largest * (1 + 1e-9)
+    assert largest * (1 - 1e-12) <= sums.block_displacement(4) <= largest * (1 + 1e-9)
     if bands > 1:
         with pytest.raises(InputError, match=f"{bands} bands of correlated noise and federation.groups = "):
-            sums.clip_apart(bands - 1)
+            sums.block_displacement(bands - 1)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
@@ -190,4 +195,6 @@ def test_columns_are_those_of_the_strategy_and_rounds_of_a_record_move_disjoint_
 def test_what_a_record_moves_for_ever_is_refused(kind: type[Mechanism], decay: float) -> None:
     mechanism: Mechanism = BinaryTree(decay) if kind is BinaryTree else IndependentGaussian()
     with pytest.raises(InputError, match="a record's influence is unbounded there"):
-        RunningSums(mechanism, Workload(Poisson(12, 12, 12), decay, CLIPS), "zero-out").clip_apart(12)
+        RunningSums(mechanism, Workload(PoissonSampling(12, 12, 12), decay, CLIPS), "zero-out").block_displacement(
+            12
+        )

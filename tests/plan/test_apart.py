@@ -10,11 +10,11 @@ import pytest
 import fedpriv
 from fedpriv.accounting.gaussian import APART, factor_of, moved_by
 from fedpriv.addons.statistics.indicators import Indicators
-from fedpriv.claims.entries import entry_of
-from fedpriv.claims.ledger import as_data, from_data, releases_of
+from fedpriv.claims.entries import make_entry
+from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_schema
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 from tests.silo.test_statistics import plan, scenario
@@ -34,9 +34,11 @@ def test_any_other_run_on_the_same_tables_is_charged_for_twice_the_clip(tmp_path
     tree = json.loads(scenario(plan(tmp_path), **OTHERWISE[what]))
     cell = resolve_cell(tree, "test")
     assert cell.data.table_schema is not None
-    found = plan_of(cell, task_of_schema(cell, cell.data.table_schema).objective)
-    assert found.apart == APART == 2.0
-    assert all("apart" not in as_data(stream) for stream in releases_of(found, found.schedule.rounds))
+    found = make_plan(cell, make_schema_task(cell, cell.data.table_schema).objective)
+    assert found.increment_diameter == APART == 2.0
+    assert all(
+        "apart" not in stream_to_data(stream) for stream in make_release_streams(found, found.schedule.rounds)
+    )
 
 
 @dataclass(frozen=True)
@@ -53,29 +55,29 @@ def test_no_other_class_is_believed(tmp_path: Path) -> None:
     asked = plan(tmp_path)
     honest = asked.make_plan().objective
     assert isinstance(honest, Indicators)
-    assert plan_of(asked.cell, honest).apart < APART
-    assert plan_of(asked.cell, Liar(honest.settings, honest.dtype)).apart == APART
+    assert make_plan(asked.cell, honest).increment_diameter < APART
+    assert make_plan(asked.cell, Liar(honest.settings, honest.dtype)).increment_diameter == APART
 
 
 def test_a_ledger_keeps_the_distance_and_gives_the_same_claim(tmp_path: Path) -> None:
-    for stream in releases_of(plan(tmp_path).make_plan(for_release=True), 1):
-        data = json.loads(json.dumps(as_data(stream)))
-        assert data["apart"] == stream.apart < APART
-        assert from_data(data).mu == stream.mu
-        assert from_data({**data, "apart": 2.0}).mu > 1.2 * stream.mu
+    for stream in make_release_streams(plan(tmp_path).make_plan(for_release=True), 1):
+        data = json.loads(json.dumps(stream_to_data(stream)))
+        assert data["apart"] == stream.increment_diameter < APART
+        assert stream_from_data(data).mu == stream.mu
+        assert stream_from_data({**data, "apart": 2.0}).mu > 1.2 * stream.mu
 
 
 @pytest.mark.parametrize("apart", [0.5, 0.0, -1.0, 2.5, float("nan"), float("inf")])
 def test_a_ledger_with_a_distance_that_cannot_be_is_refused(tmp_path: Path, apart: float) -> None:
-    data = as_data(releases_of(plan(tmp_path).make_plan(), 1)[0])
+    data = stream_to_data(make_release_streams(plan(tmp_path).make_plan(), 1)[0])
     with pytest.raises(InputError, match="clips apart"):
-        from_data({**data, "apart": apart})
+        stream_from_data({**data, "apart": apart})
 
 
 def test_a_ledger_of_many_rounds_has_no_smaller_distance(tmp_path: Path) -> None:
-    data = as_data(releases_of(plan(tmp_path).make_plan(), 1)[0])
+    data = stream_to_data(make_release_streams(plan(tmp_path).make_plan(), 1)[0])
     with pytest.raises(InputError, match="clips apart"):
-        from_data({**data, "clips": [[1.0, 2]]})
+        stream_from_data({**data, "clips": [[1.0, 2]]})
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "allocation", "balanced"])
@@ -84,14 +86,14 @@ def test_a_ledger_has_no_smaller_distance_where_rounds_are_secret(tmp_path: Path
 
     Poisson, one round, rate .1, noise .5 of the clip: ε 1.79 was claimed at δ = 1e-5, and the truth is δ = 5.9e-3.
     """
-    stream = releases_of(plan(tmp_path).make_plan(), 1)[0]
-    data = {**as_data(stream), "participation": {"name": sampling, "rounds": 1, "rounds_per_epoch": 10}}
+    stream = make_release_streams(plan(tmp_path).make_plan(), 1)[0]
+    data = {**stream_to_data(stream), "participation": {"name": sampling, "rounds": 1, "rounds_per_epoch": 10}}
     if sampling != "poisson":
         data["participation"]["rounds_per_epoch"] = 1
-    whole = from_data({**data, "apart": 2.0})
+    whole = stream_from_data({**data, "apart": 2.0})
     assert whole.schedule.secret
     with pytest.raises(InputError, match=r"clips apart with .*: where rounds are secret they are 2"):
-        from_data(data)
+        stream_from_data(data)
 
 
 def tree_of_one_round() -> dict[str, Any]:
@@ -106,17 +108,17 @@ def test_a_record_says_no_smaller_distance_than_its_scenario_gives(tmp_path: Pat
     """Guarantee: `apart` and the clips of a record are those of its scenario's plan."""
     folder = fedpriv.run(tree_of_one_round(), out=tmp_path / "run").folder
     cell = json.loads((folder / "results.json").read_text())["cells"][0]
-    assert entry_of(cell).agrees
+    assert make_entry(cell).agrees
     cell["releases"][0].update(
         apart=1.0, std=cell["releases"][0]["std"] / 2.0
     )  # the same claim, half of the noise
-    cell.update(json.loads(json.dumps(entry_of(cell).recomputed)))
-    assert entry_of(cell).claimed_mu == pytest.approx(1.0)
-    assert entry_of(cell).disagreement == "apart of silo 0 is 1, and the scenario gives 2"
+    cell.update(json.loads(json.dumps(make_entry(cell).recomputed_record)))
+    assert make_entry(cell).claimed_mu == pytest.approx(1.0)
+    assert make_entry(cell).disagreement == "apart of silo 0 is 1, and the scenario gives 2"
     del cell["releases"][0]["apart"]
     cell["releases"][0]["clips"] = [[0.5, 1]]
-    cell.update(json.loads(json.dumps(entry_of(cell).recomputed)))
-    assert entry_of(cell).disagreement == "clips of silo 0 are not those of the scenario"
+    cell.update(json.loads(json.dumps(make_entry(cell).recomputed_record)))
+    assert make_entry(cell).disagreement == "clips of silo 0 are not those of the scenario"
 
 
 @pytest.mark.parametrize(("section", "name"), [("model", "a-net"), ("algorithm", "an-algorithm")])
@@ -127,10 +129,10 @@ def test_no_smaller_distance_is_believed_where_the_scenario_names_code_that_was_
     folder = fedpriv.run(tree_of_one_round(), out=tmp_path / "run").folder
     cell = json.loads((folder / "results.json").read_text())["cells"][0]
     cell["scenario"][section] = {**cell["scenario"][section], "name": name}
-    assert entry_of(cell).agrees
+    assert make_entry(cell).agrees
     cell["releases"][0].update(apart=1.0, std=cell["releases"][0]["std"] / 2.0)
-    cell.update(json.loads(json.dumps(entry_of(cell).recomputed)))
-    assert entry_of(cell).disagreement == (
+    cell.update(json.loads(json.dumps(make_entry(cell).recomputed_record)))
+    assert make_entry(cell).disagreement == (
         "apart of silo 0 is 1, and the scenario names code that was not imported"
     )
 
@@ -144,7 +146,7 @@ def test_the_distance_is_of_exchanged_records_only() -> None:
 
 def test_a_distance_with_an_allowance_is_no_exact_claim(tmp_path: Path) -> None:
     """Guarantee: "exactly" is said of a μ that a pair of records attains; an allowance of 2^-20 is in this one."""
-    for stream in releases_of(plan(tmp_path).make_plan(), 1):
-        assert stream.apart < APART
+    for stream in make_release_streams(plan(tmp_path).make_plan(), 1):
+        assert stream.increment_diameter < APART
         assert not stream.attained
-        assert from_data({**as_data(stream), "apart": APART}).attained
+        assert stream_from_data({**stream_to_data(stream), "apart": APART}).attained

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.loss.estimators import Round, Split
+from fedpriv.loss.estimators import Round, SplitClipping
 from fedpriv.noise.trust import Noise, NoiseSource
 from fedpriv.plan.calibration import check_clips, check_noise, check_sums
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.schema import Cell
 
 MakeCell = Callable[..., Cell]
@@ -19,7 +19,7 @@ MakeCell = Callable[..., Cell]
 
 def planned(make: MakeCell, **overrides: Any) -> Plan:
     cell = make(**overrides)
-    return plan_of(cell, task_of_cell(cell).objective)
+    return make_plan(cell, load_task(cell).objective)
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
@@ -57,16 +57,16 @@ def test_federated_averaging_needs_no_clip_that_is_ever_met(small_cell: MakeCell
 @pytest.mark.parametrize("clip", [0.0, -1.0, 1e-320, 2.0**-41, 2.0**41, math.inf, math.nan])
 def test_every_clip_of_a_round_is_looked_at(clip: float) -> None:
     with pytest.raises(InputError, match="round 7"):
-        check_clips([Round(7, (1.0,), 0.0, clip, 1.0)], 1, private=True)
-    for split in (Split(2, 0.5, clip, 1.0), Split(2, 0.5, 1.0, clip)):
+        check_clips([Round(7, (1.0,), 0.0, clip, 1.0)], 1, is_private=True)
+    for split in (SplitClipping(2, 0.5, clip, 1.0), SplitClipping(2, 0.5, 1.0, clip)):
         with pytest.raises(InputError, match="round 7"):
-            check_clips([Round(7, (1.0,), 0.0, 1.0, 1.0, split)], 1, private=True)
+            check_clips([Round(7, (1.0,), 0.0, 1.0, 1.0, split)], 1, is_private=True)
 
 
 def test_a_clip_is_shared_by_a_batch() -> None:
-    check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 10**6, private=True)
+    check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 10**6, is_private=True)
     with pytest.raises(InputError, match="batch of 10000000000 records"):
-        check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 10**10, private=True)
+        check_clips([Round(1, (1.0,), 0.0, 2.0**-40, 1.0)], 10**10, is_private=True)
 
 
 @pytest.mark.parametrize("std", [0.0, 1e-320, 1e-45, 2.0**-101, 2.0**101, math.inf, math.nan])

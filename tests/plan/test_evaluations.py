@@ -13,9 +13,9 @@ from fedpriv.accounting.gaussian import compose
 from fedpriv.claims.entries import read_ledger
 from fedpriv.cli.app import app
 from fedpriv.loss.views import PerUnit
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.show.page import render_page
 from fedpriv.show.summary import privacy_lines
 from fedpriv.study.results import read_results
@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def run_of(folder: Path, name: str) -> Path:
     tree = small_tree(**SETTINGS[name])
     del tree["seed"]
-    return run_sweep(scenario_of(tree, "test"), RunOptions(out=folder / name))
+    return run_sweep(parse_scenario(tree, "test"), RunOptions(out=folder / name))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -115,6 +115,6 @@ def test_reports_say_whose_the_metrics_are_and_what_they_cost(tmp_path: Path, na
 @pytest.mark.parametrize("run", [{"metrics": ["auc"]}, {"goldstein_radius": 0.1}, {}])
 def test_scores_and_measures_are_no_coins_of_records(tmp_path: Path, run: dict[str, Any]) -> None:
     cell = resolve_cell({**persons_tree(tmp_path), "run": run}, "test")
-    looked_at = plan_of(cell, task_of_cell(cell).objective).objective
+    looked_at = make_plan(cell, load_task(cell).objective).objective
     assert isinstance(looked_at, PerUnit)
-    assert looked_at.records == 4
+    assert looked_at.max_records == 4

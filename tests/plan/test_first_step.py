@@ -13,35 +13,35 @@ import torch
 
 import fedpriv
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.claims.claim import STEP_ELSEWHERE, claim_of, mu_of_tests
+from fedpriv.claims.claim import EXTERNAL_STEP_NOTE, compute_claim, evaluation_mu
 from fedpriv.claims.entries import read_ledger
-from fedpriv.claims.ledger import FIRST_STEP, from_data, released_by
+from fedpriv.claims.ledger import FIRST_STEP, make_evaluation_streams, stream_from_data
 from fedpriv.cli.privacy import ledger
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.data.encode import SMALLEST, Scaling, moments_of, scaling_from
-from fedpriv.data.partition import counted
+from fedpriv.data.encode import MIN_DEVIATION, Scaling, bounded_moments, scaling_from_moments
+from fedpriv.data.partition import counted_mask
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.rows import ColumnMoments
-from fedpriv.noise.integers.increments import integer_sum
+from fedpriv.noise.integers.increments import sum_integer_increments
 from fedpriv.plan.evaluation import (
+    apply_scaling,
+    assume_scaling,
     evaluation_cell,
-    evaluation_plan_of,
-    first_step_of,
-    presumed,
-    records_of_silos,
-    scaled,
+    first_step_cell,
+    make_evaluation_plan,
+    train_indices_of_silos,
 )
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.scenario.sections import Budget
+from fedpriv.scenario.sections import RunBudget
 from fedpriv.show.statement import make_statements
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
 from fedpriv.study.results import read_results
-from fedpriv.study.sweep import scaled_scenario
+from fedpriv.study.sweep import scale_scenario
 from tests.data.tables import rows, table_tree, write_csv
 from tests.silo.charged import charged
 from tests.silo.guarded import guard_of
@@ -74,7 +74,7 @@ def cell_of(folder: Path, scale: dict[str, Any] | None = None, **sections: Any) 
 
 
 def first_of(cell: Cell) -> Cell:
-    first = first_step_of(cell)
+    first = first_step_cell(cell)
     assert first is not None
     return first
 
@@ -86,21 +86,21 @@ def grid(columns: int) -> np.ndarray:
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
 def test_moments_of_a_record_have_norm_1_at_most_and_some_reach_it(columns: int) -> None:
-    norms = np.linalg.norm(moments_of(grid(columns)), axis=1)
+    norms = np.linalg.norm(bounded_moments(grid(columns)), axis=1)
     assert norms.max() == pytest.approx(1.0, abs=1e-12)
-    assert moments_of(grid(columns)).shape == (9**columns, 2 * columns)
+    assert bounded_moments(grid(columns)).shape == (9**columns, 2 * columns)
 
 
 def test_moments_of_any_two_records_are_no_further_apart_than_is_charged() -> None:
     """Guarantee: `ColumnMoments.diameter` is that of all pairs, and of rows beyond their ranges."""
     line = np.array([*np.linspace(-1.0, 1.0, 2001), -3.0, 0.1, 5.0, 1e300, -np.inf, np.inf])[:, None]
-    moments = np.concatenate([moments_of(line), np.zeros((1, 2))])
+    moments = np.concatenate([bounded_moments(line), np.zeros((1, 2))])
     squares = (moments**2).sum(1)
     worst = math.sqrt((squares[:, None] + squares[None] - 2.0 * moments @ moments.T).max())
     known = ColumnMoments(2, 1.0, dtype=torch.float64).diameter
     assert known * (1.0 - 1e-6) <= worst <= known * (1.0 + 1e-12)
-    assert np.isnan(moments_of(np.array([[np.nan]]))).all()
-    hostile = moments_of(np.array([[1e300, 0.0], [-1e300, -7.0], [0.0, 2.0]]))
+    assert np.isnan(bounded_moments(np.array([[np.nan]]))).all()
+    hostile = bounded_moments(np.array([[1e300, 0.0], [-1e300, -7.0], [0.0, 2.0]]))
     assert np.linalg.norm(hostile[:, None] - hostile[None], axis=-1).max() <= known
 
 
@@ -114,11 +114,11 @@ def test_first_step_is_share_of_mu_gdp_for_each_record_by_brute_force(
     word = {"arithmetic": arithmetic}
     cell = cell_of(tmp_path, algorithm={"trust": trust}, privacy={"relation": relation}, run=word)
     first = first_of(cell)
-    objective = task_of_cell(first).objective
-    plan, total = plan_of(first, objective), cell.privacy.target
+    objective = load_task(first).objective
+    plan, total = make_plan(first, objective), cell.privacy.target_mu
     assert total is not None
     allowed = math.sqrt(0.25) * total
-    features = torch.from_numpy(moments_of(grid(2)))
+    features = torch.from_numpy(bounded_moments(grid(2)))
     labels = torch.zeros(1, dtype=torch.int64)
     hostile = torch.full((4,), 1e6, dtype=torch.float64)
     for point in (objective.initial(), hostile):
@@ -137,10 +137,10 @@ def test_first_step_is_share_of_mu_gdp_for_each_record_by_brute_force(
             in_release, std = float(moved.max()) / sum(plan.batch_sizes), plan.noise.std_in_mean
         assert in_release / std <= allowed * (1.0 + 1e-9)
         assert in_release / std >= allowed * 0.98  # the grid has no pair that is quite as far apart as any
-    if plan.integers is not None:
-        lattice = plan.exact.lattice
+    if plan.exact_plan is not None:
+        lattice = plan.required_exact_plan.lattice
         of_one = [
-            integer_sum(
+            sum_integer_increments(
                 objective, Query((hostile,)), 1.0, Records(row[None], labels), lattice.norm(1.0), lattice.factor(1)
             )
             for row in features
@@ -151,8 +151,8 @@ def test_first_step_is_share_of_mu_gdp_for_each_record_by_brute_force(
 
 @pytest.mark.parametrize("outside", [np.inf, np.nan, 1e300, -7.0])
 def test_a_record_beyond_its_public_ranges_adds_no_more_than_any_other(tmp_path: Path, outside: float) -> None:
-    objective = task_of_cell(first_of(cell_of(tmp_path))).objective
-    moments = torch.from_numpy(moments_of(np.array([[outside, 0.5]])))
+    objective = load_task(first_of(cell_of(tmp_path))).objective
+    moments = torch.from_numpy(bounded_moments(np.array([[outside, 0.5]])))
     records = Records(moments, torch.zeros(1, dtype=torch.int64))
     found = objective.increment(
         Query((objective.initial(),)), Batch(records, torch.ones(1, dtype=torch.float64)), 1.0
@@ -167,7 +167,7 @@ def test_claim_is_of_the_first_step_and_the_rounds_together(tmp_path: Path, trus
     asked = tree(tmp_path, algorithm={"trust": trust}, privacy={"relation": relation})
     folder = fedpriv.run(asked, out=tmp_path / "run").folder
     (entry,) = read_ledger(folder)
-    target = resolve_cell(asked, "test").privacy.target
+    target = resolve_cell(asked, "test").privacy.target_mu
     assert target is not None
     assert entry.agrees
     assert entry.claim is not None
@@ -209,12 +209,12 @@ def test_without_much_noise_the_numbers_are_those_of_the_records(tmp_path: Path,
     engine = "vectorized" if arithmetic == "float" else "inprocess"
     folder = fedpriv.run(asked, engine=engine, out=tmp_path / "run").folder
     cell = resolve_cell(asked, "test")
-    train, read = task_of_cell(cell).train, np.concatenate(records_of_silos(cell))
-    own = read[counted(train.labels.numpy())[read]]
+    train, read = load_task(cell).train, np.concatenate(train_indices_of_silos(cell))
+    own = read[counted_mask(train.labels.numpy())[read]]
     assert (len(read), len(own)) == (60, 40)  # of all rows, the third that is for testing is no part of a mean
     features = train.features[own][:, [0, 6]].double()
     assert cell.data.table_schema is not None
-    assert cell.data.table_schema.numbers == (0, 6)
+    assert cell.data.table_schema.number_features == (0, 6)
     assert scale_of(folder)["means"] == pytest.approx(features.mean(0).tolist(), abs=1e-3)
     assert scale_of(folder)["deviations"] == pytest.approx(features.std(0, correction=0).tolist(), abs=1e-2)
 
@@ -237,8 +237,8 @@ def test_noise_of_the_first_step_is_not_that_of_the_first_round(tmp_path: Path) 
     first = first_of(cell)
     assert first.seed == cell.seed  # the same records at the same silos
     assert first.noise_seed != cell.noise_seed == cell.seed
-    before = [sorted(own.tolist()) for own in records_of_silos(first)]
-    assert before == [sorted(own.tolist()) for own in records_of_silos(cell)]
+    before = [sorted(own.tolist()) for own in train_indices_of_silos(first)]
+    assert before == [sorted(own.tolist()) for own in train_indices_of_silos(cell)]
 
 
 def test_every_seed_has_a_first_step_of_its_own_and_a_resumed_run_the_same_again(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_folder_with_results_is_refused_before_anything_is_released(tmp_path: 
     def never(*_: Any) -> None:
         raise AssertionError("a first step was taken")
 
-    monkeypatch.setattr("fedpriv.study.sweep.scaled_scenario", never)
+    monkeypatch.setattr("fedpriv.study.sweep.scale_scenario", never)
     with pytest.raises(InputError, match="holds results already"):
         fedpriv.run(tree(tmp_path), out=folder)
 
@@ -269,19 +269,19 @@ def test_a_folder_with_results_is_refused_before_anything_is_released(tmp_path: 
 def test_rounds_that_cannot_be_planned_are_refused_before_the_first_step_is_taken(tmp_path: Path) -> None:
     """Of a deployment, whose rounds are integers; a simulation of them can be planned."""
     ftrl = {"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": "bisr", "bands": 3}
-    asked = scenario_of({**tree(tmp_path), "algorithm": ftrl}, "test")
+    asked = parse_scenario({**tree(tmp_path), "algorithm": ftrl}, "test")
 
     def never(_: Cell) -> Any:
         raise AssertionError("a first step was taken")
 
     with pytest.raises(InputError, match="cannot be made of integers"):
-        scaled_scenario(asked, never, released=True)
+        scale_scenario(asked, never, for_release=True)
     with pytest.raises(AssertionError):
-        scaled_scenario(asked, never)
+        scale_scenario(asked, never)
 
 
 def guarded(folder: Path, asked: dict[str, Any]) -> list[Path]:
-    return [path / "policy.toml" for path in prepare_silos(scenario_of(asked, "test"), folder / "silos", 1)]
+    return [path / "policy.toml" for path in prepare_silos(parse_scenario(asked, "test"), folder / "silos", 1)]
 
 
 def test_a_guard_takes_the_first_step_and_the_rounds_within_one_budget(tmp_path: Path) -> None:
@@ -291,25 +291,25 @@ def test_a_guard_takes_the_first_step_and_the_rounds_within_one_budget(tmp_path:
     first = first_of(cell)
     path = guarded(tmp_path, asked)[0]
     guard, query = guard_of(path), torch.zeros(4, dtype=torch.float64)
-    words = json.dumps(first.canonical(), sort_keys=True)
+    words = json.dumps(first.canonical_data(), sort_keys=True)
     release = guard.answer("first", words, 1, query)
     assert torch.equal(guard.answer("first", words, 1, query), release)
     with pytest.raises(RunError, match="answered already"):
         guard.answer("first", words, 1, query + 1.0)
-    rounds = scaled(cell, scaling_from((0, 6), -release.numpy()))
-    model = task_of_cell(rounds).objective.initial()
+    rounds = apply_scaling(cell, scaling_from_moments((0, 6), -release.numpy()))
+    model = load_task(rounds).objective.initial()
     for t in (1, 2):
-        guard.answer("rounds", json.dumps(rounds.canonical(), sort_keys=True), t, model)
+        guard.answer("rounds", json.dumps(rounds.canonical_data(), sort_keys=True), t, model)
     policy = read_policy(path)
     assert math.hypot(*charged(guard._ledger)) <= policy.allow.budget * (1.0 + 1e-9)
     with pytest.raises(RunError, match="the budget is"):
-        guard.answer("more", json.dumps(rounds.canonical(), sort_keys=True), 1, model)
+        guard.answer("more", json.dumps(rounds.canonical_data(), sort_keys=True), 1, model)
 
 
 def test_a_guard_refuses_rounds_without_the_numbers_in_one_line(tmp_path: Path) -> None:
     asked = tree(tmp_path)
     path = guarded(tmp_path, asked)[0]
-    words = json.dumps(resolve_cell(asked, "test").canonical(), sort_keys=True)
+    words = json.dumps(resolve_cell(asked, "test").canonical_data(), sort_keys=True)
     with pytest.raises(RunError, match=r"data.scale: .* `fedpriv run` takes") as refused:
         guard_of(path).answer("run", words, 1, torch.zeros(14, dtype=torch.float64))
     assert "\n" not in str(refused.value)
@@ -320,10 +320,10 @@ def test_a_silo_sees_its_records_by_the_numbers_of_the_scenario(tmp_path: Path) 
     cell = resolve_cell({**tree(tmp_path, numbers), "model": {"name": "mlp"}}, "test")
     values = np.zeros((1, 7))
     shard = Shard(values, np.zeros(1, np.int64))
-    assert shard.seen(cell).features.tolist() == [[-1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
+    assert shard.model_records(cell).features.tolist() == [[-1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
     narrow = Shard(np.zeros((1, 3)), np.zeros(1, np.int64))
     with pytest.raises(InputError, match=r"data.scale: is for features that are numbers, 7 or more"):
-        narrow.seen(cell)
+        narrow.model_records(cell)
 
 
 def test_a_guard_keeps_the_records_of_two_scalings_apart(tmp_path: Path) -> None:
@@ -331,18 +331,18 @@ def test_a_guard_keeps_the_records_of_two_scalings_apart(tmp_path: Path) -> None
     cell = resolve_cell(asked, "test")
     guard = guard_of(guarded(tmp_path, asked)[0])
     shift = Scaling((0, 6), (0.5, 0.5), (1.0, 1.0))
-    plain, shifted = guard._views.records(presumed(cell)), guard._views.records(scaled(cell, shift))
+    plain, shifted = guard._views.records(assume_scaling(cell)), guard._views.records(apply_scaling(cell, shift))
     assert not torch.equal(plain.features, shifted.features)
 
 
 def test_whatever_was_released_the_map_is_finite_and_bounded() -> None:
     for released in (np.zeros(4), np.full(4, 1e30), np.full(4, -1e30)):
-        found = scaling_from((0, 1), released)
+        found = scaling_from_moments((0, 1), released)
         assert all(-1.0 <= mean <= 1.0 for mean in found.means)
-        assert all(SMALLEST <= deviation <= 1.0 for deviation in found.deviations)
+        assert all(MIN_DEVIATION <= deviation <= 1.0 for deviation in found.deviations)
     with pytest.raises(ValueError, match="4 finite moments"):
-        scaling_from((0, 1), np.full(4, np.nan))
-    assert Scaling((1,), (0.5,), (0.25,)).applied(np.array([[2.0, 1.0]])).tolist() == [[2.0, 2.0]]
+        scaling_from_moments((0, 1), np.full(4, np.nan))
+    assert Scaling((1,), (0.5,), (0.25,)).apply(np.array([[2.0, 1.0]])).tolist() == [[2.0, 2.0]]
 
 
 @pytest.mark.parametrize(
@@ -396,8 +396,8 @@ def test_a_run_that_takes_no_first_step_refuses_the_scenario(tmp_path: Path) -> 
     with pytest.raises(
         InputError, match=r"data.scale: .* `fedpriv run` takes; use it, or leave \[data.scale\] out"
     ):
-        plan_of(cell, task_of_cell(cell).objective)
-    assert first_step_of(presumed(cell)) is None
+        make_plan(cell, load_task(cell).objective)
+    assert first_step_cell(assume_scaling(cell)) is None
 
 
 GIVEN = {"share": 0.9, "means": [0.1, -0.2], "deviations": [0.5, 0.25]}
@@ -418,13 +418,13 @@ def test_means_without_their_step_are_charged_whole_in_every_view(
     assert entry.agrees
     assert entry.claimed_mu == pytest.approx(1.0, abs=1e-9)
     assert entry.claimed_mu <= 1.0
-    assert [stream.owner for stream in entry.streams if stream.step == FIRST_STEP] == ["elsewhere"]
+    assert [stream.party_name for stream in entry.streams if stream.step == FIRST_STEP] == ["elsewhere"]
     (statement,) = make_statements(read_results(folder))
     assert [level.mu for level in statement.levels] == ["1"]
-    assert STEP_ELSEWHERE in statement.assumptions
+    assert EXTERNAL_STEP_NOTE in statement.assumptions
     assert any("charged with μ = 0.9487, not released here" in each for each in statement.mechanisms)
     table = (folder / "table.md").read_text()
-    assert STEP_ELSEWHERE in table
+    assert EXTERNAL_STEP_NOTE in table
     assert "μ at most 1 (zCDP 0.5)" in table
     ledger(folder, as_json=False)
     assert "elsewhere, first step" in capsys.readouterr().out
@@ -439,7 +439,7 @@ def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(
     other["std"] *= 3.0
     (entry,) = read_ledger(folder)
     assert entry.agrees
-    claim = claim_of(list(map(from_data, cell["releases"])))
+    claim = compute_claim(list(map(stream_from_data, cell["releases"])))
     assert claim is not None
     cell |= claim.guarantee.figures(cell["delta"])
     (folder / "results.json").write_text(json.dumps({**told, "cells": [cell]}))
@@ -467,7 +467,7 @@ def test_a_step_that_was_taken_is_not_charged_a_second_time(tmp_path: Path) -> N
     again = fedpriv.run(tree(tmp_path, scale_of(whole)), out=tmp_path / "again").folder
     (own,), (other,) = read_ledger(whole), read_ledger(again)
     assert own.claimed_mu == pytest.approx(other.claimed_mu, rel=1e-9)
-    assert not any(stream.owner == "elsewhere" for stream in own.streams)
+    assert not any(stream.party_name == "elsewhere" for stream in own.streams)
 
 
 @pytest.mark.parametrize("asked_for", [{"mu": 0.7}, {"epsilon": 3.0}, {"zcdp": 0.1}])
@@ -476,17 +476,17 @@ def test_a_budget_is_kept_when_a_cell_is_copied_or_sent(tmp_path: Path, asked_fo
     asked = tree(tmp_path)
     asked["privacy"] = {"relation": "replace-one", **asked_for}
     cell = resolve_cell(asked, "test")
-    promise, budget = cell.privacy.target, cell.budget
+    promise, budget = cell.privacy.target_mu, cell.budget
     assert promise is not None
-    assert budget.rounds is not None
-    assert promise * (1 - 1e-12) <= math.hypot(budget.rounds, budget.beside) <= promise
-    assert budget == Budget(pytest.approx(promise * 0.75**0.5), pytest.approx(promise * 0.5))
-    numbers = scaled(cell, Scaling((0, 6), (0.0, 0.0), (0.5, 0.5)))
+    assert budget.rounds_mu is not None
+    assert promise * (1 - 1e-12) <= math.hypot(budget.rounds_mu, budget.other_mu) <= promise
+    assert budget == RunBudget(pytest.approx(promise * 0.75**0.5), pytest.approx(promise * 0.5))
+    numbers = apply_scaling(cell, Scaling((0, 6), (0.0, 0.0), (0.5, 0.5)))
     assert numbers.budget == budget
-    assert resolve_cell(json.loads(json.dumps(numbers.canonical())), "sent").budget == budget
+    assert resolve_cell(json.loads(json.dumps(numbers.canonical_data())), "sent").budget == budget
     first = first_of(cell)
-    assert (first.target, first.budget.beside) == (budget.beside, budget.rounds)
-    assert resolve_cell(first.canonical(), "sent").target == first.target
+    assert (first.target_mu, first.budget.other_mu) == (budget.other_mu, budget.rounds_mu)
+    assert resolve_cell(first.canonical_data(), "sent").target_mu == first.target_mu
 
 
 def test_evaluations_spend_what_is_asked_for_whatever_a_first_step_takes(tmp_path: Path) -> None:
@@ -495,10 +495,10 @@ def test_evaluations_spend_what_is_asked_for_whatever_a_first_step_takes(tmp_pat
     for share in (0.1, 0.5, 0.9):
         asked = {**tree(tmp_path, {**GIVEN, "share": share}), "evaluation": {"records": 5, "mu": 0.5}}
         cell = resolve_cell(asked, "test")
-        own = evaluation_plan_of(cell, task_of_cell(cell).objective)
+        own = make_evaluation_plan(cell, load_task(cell).objective)
         assert own is not None
-        assert evaluation_cell(cell).budget == Budget(0.5)
-        spent.append(mu_of_tests(released_by(own)))
+        assert evaluation_cell(cell).budget == RunBudget(0.5)
+        spent.append(evaluation_mu(make_evaluation_streams(own)))
     assert spent == pytest.approx([0.5] * 3, rel=1e-9)
 
 
@@ -507,10 +507,10 @@ def test_a_guard_charges_rounds_for_themselves_and_their_step_for_itself(tmp_pat
     asked = tree(tmp_path, {"share": 0.9})
     asked["privacy"] = {"relation": "zero-out", "mu": 1.0}
     whole = resolve_cell(asked, "test")
-    rounds, first = scaled(whole, Scaling((0, 6), (0.1, -0.2), (0.5, 0.25))), first_of(whole)
+    rounds, first = apply_scaling(whole, Scaling((0, 6), (0.1, -0.2), (0.5, 0.25))), first_of(whole)
     guard = guard_of(guarded(tmp_path, asked)[0])
-    words, step = (json.dumps(cell.canonical(), sort_keys=True) for cell in (rounds, first))
-    guard.answer("rounds", words, 1, task_of_cell(rounds).objective.initial())
+    words, step = (json.dumps(cell.canonical_data(), sort_keys=True) for cell in (rounds, first))
+    guard.answer("rounds", words, 1, load_task(rounds).objective.initial())
     assert charged(guard._ledger) == pytest.approx([math.sqrt(0.1)], rel=1e-9)
     guard.answer("first", step, 1, torch.zeros(4, dtype=torch.float64))
     assert charged(guard._ledger) == pytest.approx([math.sqrt(0.1), math.sqrt(0.9)], rel=1e-9)

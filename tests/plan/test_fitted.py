@@ -13,8 +13,8 @@ from fedpriv.claims.entries import read_ledger
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.plan import calibration as module
-from fedpriv.plan.calibration import Fitted, fitted, fitted_scenario
-from fedpriv.scenario.load import Scenario, resolve_cell, scenario_of
+from fedpriv.plan.calibration import FittedNoise, fit_cell_noise, fit_scenario_noise
+from fedpriv.scenario.load import Scenario, parse_scenario, resolve_cell
 from fedpriv.silo.guard import Guard
 from tests.conftest import small_tree
 from tests.silo.guarded import ZERO, guard_of, write_silo
@@ -29,24 +29,24 @@ def tree(**sweep: Any) -> dict[str, Any]:
 
 class Heard(RunObserver):
     def __init__(self) -> None:
-        self.fits: list[Fitted] = []
+        self.fits: list[FittedNoise] = []
 
-    def fitted(self, fit: Fitted) -> None:
+    def fitted(self, fit: FittedNoise) -> None:
         self.fits.append(fit)
 
 
 def scenario(**sweep: Any) -> Scenario:
-    return scenario_of(tree(**sweep), "test")
+    return parse_scenario(tree(**sweep), "test")
 
 
 def test_the_numbers_take_the_place_of_the_name() -> None:
-    cell = fitted(resolve_cell(tree(), "test"))
-    numbers = cell.canonical()["algorithm"]
+    cell = fit_cell_noise(resolve_cell(tree(), "test"))
+    numbers = cell.canonical_data()["algorithm"]
     assert numbers["mechanism"] == "blt"
     assert numbers["theta"][0] > numbers["phi"][0] > 0.0
     assert numbers["scale"] is True
-    assert fitted(cell) is cell
-    assert fitted(resolve_cell(json.loads(json.dumps(cell.canonical())), "test")) == cell
+    assert fit_cell_noise(cell) is cell
+    assert fit_cell_noise(resolve_cell(json.loads(json.dumps(cell.canonical_data())), "test")) == cell
 
 
 def test_a_fit_is_made_once_for_what_it_depends_on() -> None:
@@ -58,13 +58,13 @@ def test_a_fit_is_made_once_for_what_it_depends_on() -> None:
         "algorithm.momentum": [0.0, 0.9],
         "seeds": 2,
     }
-    heard: list[Fitted] = []
-    found, fits = fitted_scenario(scenario(**sweep), {}, heard.append)
+    heard: list[FittedNoise] = []
+    found, fits = fit_scenario_noise(scenario(**sweep), {}, heard.append)
     assert len(found.points) == 32
     assert len(heard) == len(fits) == 2
-    thetas = {json.dumps(point.cell.canonical()["algorithm"]["theta"]) for point in found.points}
+    thetas = {json.dumps(point.cell.canonical_data()["algorithm"]["theta"]) for point in found.points}
     assert len(thetas) == 2
-    again, _ = fitted_scenario(scenario(**sweep), fits, heard.append)
+    again, _ = fit_scenario_noise(scenario(**sweep), fits, heard.append)
     assert [point.cell for point in again.points] == [point.cell for point in found.points]
     assert len(heard) == 2
 
@@ -73,9 +73,9 @@ def test_a_run_tells_its_fits_and_writes_their_numbers(tmp_path: Path) -> None:
     heard = Heard()
     results = fedpriv.run(tree(), out=tmp_path / "run", observers=[heard])
     (fit,) = heard.fits
-    assert fit.line.startswith("noise fitted in ")
+    assert fit.summary.startswith("noise fitted in ")
     written = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert [Fitted(**each) for each in written["fits"]] == [fit]
+    assert [FittedNoise(**each) for each in written["fits"]] == [fit]
     assert results.cells[0].scenario["algorithm"]["theta"] == fit.found["theta"]
     (entry,) = read_ledger(tmp_path / "run")
     assert entry.agrees
@@ -91,10 +91,10 @@ def test_a_run_that_is_resumed_is_not_fitted_again(tmp_path: Path, monkeypatch: 
     written["cells"] = []
     (folder / "results.json").write_text(json.dumps(written))
 
-    def refit(asked: str, cell: object) -> Fitted:
+    def refit(asked: str, cell: object) -> FittedNoise:
         raise AssertionError("fitted again")
 
-    monkeypatch.setattr(module, "_fit", refit)
+    monkeypatch.setattr(module, "_fit_noise", refit)
     heard = Heard()
     results = fedpriv.run(tree(seeds=[1]), out=folder, resume=True, observers=[heard])
     assert results.complete
@@ -104,22 +104,22 @@ def test_a_run_that_is_resumed_is_not_fitted_again(tmp_path: Path, monkeypatch: 
 def test_a_guard_never_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before anything is charged, and numbers are checked and certified."""
 
-    def refit(asked: str, cell: object) -> Fitted:
+    def refit(asked: str, cell: object) -> FittedNoise:
         raise AssertionError("fitted in a guard")
 
     asked = resolve_cell(tree(), "test")
-    numbers = fitted(asked)
-    monkeypatch.setattr(module, "_fit", refit)
+    numbers = fit_cell_noise(asked)
+    monkeypatch.setattr(module, "_fit_noise", refit)
     guard = guard_of(write_silo(tmp_path, clip=20.0))
     for name in ("auto", "blt", "lambda-cgd"):
         sent = json.dumps(tree() | {"algorithm": FTRL | {"mechanism": name}})
         with pytest.raises(RunError, match="fitted before a run starts"):
             guard.answer(f"run {name}", sent, 1, ZERO)
-    hostile = numbers.canonical()
+    hostile = numbers.canonical_data()
     hostile["algorithm"]["phi"][0] = hostile["algorithm"]["theta"][0]
     with pytest.raises(RunError, match="θ_1 > φ_1"):
         guard.answer("hostile", json.dumps(hostile), 1, ZERO)
-    _answers(guard, json.dumps(numbers.canonical()))
+    _answers(guard, json.dumps(numbers.canonical_data()))
 
 
 def _answers(guard: Guard, cell: str) -> None:
@@ -134,7 +134,7 @@ def _answers(guard: Guard, cell: str) -> None:
 def test_a_guard_answers_and_clips_as_its_policy_says(tmp_path: Path, name: str, late_clip: str) -> None:
     """allow.clip bounds the largest of raised clips."""
     keys = FTRL | {"mechanism": name, "late_clip": late_clip}
-    cell = json.dumps(fitted(resolve_cell(tree() | {"algorithm": keys}, "test")).canonical())
+    cell = json.dumps(fit_cell_noise(resolve_cell(tree() | {"algorithm": keys}, "test")).canonical_data())
     guard = guard_of(write_silo(tmp_path, clip=20.0))
     if late_clip == "column":
         with pytest.raises(RunError, match="the scenario clips at"):

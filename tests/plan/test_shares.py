@@ -14,18 +14,18 @@ from typer.testing import CliRunner
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.addons.statistics.tables import Statistics
-from fedpriv.claims.claim import claim_of, of_each_silo
+from fedpriv.claims.claim import compute_claim, describe_silo_budgets
 from fedpriv.claims.entries import read_ledger
-from fedpriv.claims.ledger import as_data, from_data, releases_of, stream_of
+from fedpriv.claims.ledger import make_release_streams, make_silo_stream, stream_from_data, stream_to_data
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.random import SERVER, integers_key
+from fedpriv.core.random import SERVER, integer_noise_key
 from fedpriv.engines.table import make_engine
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.rounds.integers import IntegerSteps
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.ledger import SiloLedger
@@ -53,7 +53,7 @@ def cell_of(**overrides: Any) -> Cell:
 
 
 def planned(cell: Cell, released: bool = False) -> Plan:
-    return plan_of(cell, task_of_cell(cell).objective, released=released)
+    return make_plan(cell, load_task(cell).objective, for_release=released)
 
 
 @pytest.mark.every(6)
@@ -62,14 +62,14 @@ def planned(cell: Cell, released: bool = False) -> Plan:
 def test_each_silos_own_stream_promises_its_own_share_of_the_target(row: str, released: bool) -> None:
     """Guarantee: by the accountant, from the noise that the plan gives each silo; shares of ε are ε, not μ."""
     plan = planned(cell_of(**ROWS[row]), released)
-    for streams in ([stream_of(plan, silo, 8) for silo in range(3)], releases_of(plan, 8)):
+    for streams in ([make_silo_stream(plan, silo, 8) for silo in range(3)], make_release_streams(plan, 8)):
         assert len(streams) == 3
         for stream, share in zip(streams, SHARES, strict=True):
             assert stream.guarantee is not None
-            found = from_data(json.loads(json.dumps(as_data(stream)))).guarantee
+            found = stream_from_data(json.loads(json.dumps(stream_to_data(stream)))).guarantee
             assert found is not None
             assert 0.995 * share * 2.0 < found.epsilon_of(1e-5) <= share * 2.0
-    claim = claim_of(releases_of(plan, 8))
+    claim = compute_claim(make_release_streams(plan, 8))
     assert claim is not None
     assert claim.guarantee.epsilon_of(1e-5) > 1.99  # of the silo that is protected least
 
@@ -78,17 +78,17 @@ def test_the_noise_that_a_silo_draws_is_that_of_its_own_budget() -> None:
     """Guarantee: of integers; 5 standard errors of a standard deviation of 7,850 × 4 values."""
     cell = cell_of(algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1})
     plan = planned(cell, released=True)
-    steps = IntegerSteps(plan, integers_key(1))
+    steps = IntegerSteps(plan, integer_noise_key(1))
     for silo in range(3):
-        state, drawn = steps.start(silo), []
+        state, drawn = steps.initial_state(silo), []
         for t in range(1, 5):
-            noisy, state = steps.noisy(state, t, steps.nothing(state, t), silo, ZERO)
+            noisy, state = steps.add_noise(state, t, steps.empty_sums(state, t), silo, ZERO)
             drawn.append(noisy.numpy().astype(np.float64))
         values = np.concatenate(drawn)
-        claimed = stream_of(plan, silo, 8).integers
+        claimed = make_silo_stream(plan, silo, 8).integer_release
         assert claimed is not None
         assert abs(values.std() / claimed.sigma - 1.0) < 5.0 / math.sqrt(2.0 * values.size)
-    sigmas = [plan.exact.claim_of(silo).sigma for silo in range(3)]
+    sigmas = [plan.required_exact_plan.party_claim(silo).sigma for silo in range(3)]
     mus = [mu_of(2.0 * share, 1e-5) for share in SHARES]
     np.testing.assert_allclose([sigmas[0] / sigma for sigma in sigmas], np.array(mus) / mus[0], rtol=1e-6)
 
@@ -111,14 +111,14 @@ def test_equal_shares_of_equal_silos_are_the_run_without_shares() -> None:
     alike, without = planned(cell_of(privacy={**plain, "shares": [1, 1, 1]})), planned(cell_of(privacy=plain))
     assert alike.noise == without.noise
     assert alike.weights == without.weights
-    assert releases_of(alike, 8) == releases_of(without, 8)
+    assert make_release_streams(alike, 8) == make_release_streams(without, 8)
 
 
 @pytest.mark.parametrize("arithmetic", ["float", "integers"])
 def test_engines_agree_on_a_run_with_budgets_of_their_own(arithmetic: str) -> None:
     cell = cell_of(run={"dtype": "float64", "evaluations": 2, "arithmetic": arithmetic, "noise": "per-silo"})
     (inprocess,), _ = run("inprocess", cell)
-    assert of_each_silo(inprocess.cell_outcome.releases, 1e-5)
+    assert describe_silo_budgets(inprocess.cell_outcome.releases, 1e-5)
     if arithmetic == "float":
         (vectorized,), _ = run("vectorized", cell)
         np.testing.assert_allclose(
@@ -132,32 +132,32 @@ def test_a_guard_charges_its_own_share_and_refuses_another_silos(tmp_path: Path)
     small = mu_of(0.2, 1e-5)
     path = write_silo(tmp_path, 0, budget=small * (1 + 1e-9))
     guard = guard_of(path)
-    asked = json.dumps(cell_of().canonical())
+    asked = json.dumps(cell_of().canonical_data())
     assert torch.isfinite(guard.answer("run", asked, 1, ZERO)).all()
     (charge,) = SiloLedger(read_policy(path).ledger).charges()
     assert 0.999999 * small < charge.mu <= small * (1 + 1e-9)
     greedy = cell_of(privacy={"relation": "replace-one", "epsilon": 2.0, "shares": [1.0, 0.5, 0.1]})
     with pytest.raises(RunError, match="the budget is"):
         guard_of(write_silo(tmp_path / "other", 0, budget=small)).answer(
-            "run", json.dumps(greedy.canonical()), 1, ZERO
+            "run", json.dumps(greedy.canonical_data()), 1, ZERO
         )
 
 
 def test_prepared_policies_have_each_silos_own_budget(tmp_path: Path) -> None:
     tree = small_tree(privacy={"relation": "replace-one", "mu": 2.0, "shares": [0.25, 1.0, 0.5]})
     tree.pop("seed")
-    folders = prepare_silos(scenario_of(tree, "test"), tmp_path, runs=1)
+    folders = prepare_silos(parse_scenario(tree, "test"), tmp_path, run_count=1)
     assert [read_policy(folder / "policy.toml").allow.budget for folder in folders] == [0.5, 2.0, 1.0]
 
 
 def test_what_is_printed_of_each_silo_is_read_off_the_releases() -> None:
     """Guarantee: a ledger in which a silo added less noise is told with the larger ε."""
-    streams = releases_of(planned(cell_of()), 8)
-    said = of_each_silo(streams, 1e-5)
+    streams = make_release_streams(planned(cell_of()), 8)
+    said = describe_silo_budgets(streams, 1e-5)
     assert "silo 0 ε = 0.2, silo 1 ε = 1, silo 2 ε = 2" in said
-    less = from_data({**as_data(streams[0]), "std": streams[0].std / 4.0})
-    assert "silo 0 ε = 0.2" not in of_each_silo([less, *streams[1:]], 1e-5)
-    assert not of_each_silo(streams[1:2], 1e-5)
+    less = stream_from_data({**stream_to_data(streams[0]), "std": streams[0].std / 4.0})
+    assert "silo 0 ε = 0.2" not in describe_silo_budgets([less, *streams[1:]], 1e-5)
+    assert not describe_silo_budgets(streams[1:2], 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -205,14 +205,14 @@ MakeCell = Callable[..., Cell]
 
 def test_a_servers_own_noise_has_no_silos_budget(small_cell: MakeCell) -> None:
     plan = planned(small_cell(algorithm__trust="trusted"), released=True)
-    assert plan.exact.claim_of(SERVER) is plan.exact.claim
+    assert plan.required_exact_plan.party_claim(SERVER) is plan.required_exact_plan.claim
 
 
 @pytest.mark.parametrize("row", ["correlated increments", "secret rounds"])
 def test_a_silo_that_released_with_anothers_budget_is_seen(tmp_path: Path, row: str) -> None:
     """Gains: "ok" beside releases of silo 0 with silo 2's noise: the claim is of the silo protected least."""
     privacy = {"relation": "replace-one", "epsilon": 2.0, "shares": list(SHARES)}
-    scenario, folder = scenario_of(small_tree(**{"privacy": privacy, **ROWS[row]}), "test"), tmp_path / "run"
+    scenario, folder = parse_scenario(small_tree(**{"privacy": privacy, **ROWS[row]}), "test"), tmp_path / "run"
     results = RunFolder(folder, scenario, "vectorized", resume=False)
     (outcome,) = make_engine("vectorized")([scenario.points[0].cell], RunObserver())
     results.finished(0, outcome.cell_outcome)

@@ -3,15 +3,15 @@
 import pytest
 
 from fedpriv.core.random import SERVER
-from fedpriv.noise.trust import CLIENT, RECORD, TRUSTS, trust_named
+from fedpriv.noise.trust import CLIENT, RECORD, TRUSTS, find_trust
 
 
 def test_noise_covers_the_record_that_weighs_most() -> None:
     """p_i / B_i is largest in silo 1; a mean that weighs silos by anything but size has such a silo."""
-    noise = trust_named("trusted").noise(2.0, (10, 4), (0.5, 0.5), "zero-out", 1.5)
+    noise = find_trust("trusted").calibrate_noise(2.0, (10, 4), (0.5, 0.5), "zero-out", 1.5)
     (server,) = noise.sources
     assert server.std == pytest.approx(2.0 / 1.5 * 0.5 / 4)
-    own = trust_named("untrusted").noise(2.0, (10, 4), (0.5, 0.5), "replace-one", 1.5)
+    own = find_trust("untrusted").calibrate_noise(2.0, (10, 4), (0.5, 0.5), "replace-one", 1.5)
     assert [source.std for source in own.sources] == pytest.approx([2 * 2.0 / 1.5 / 10, 2 * 2.0 / 1.5 / 4])
     assert [source.weight for source in own.sources] == [0.5, 0.5]
 
@@ -23,7 +23,8 @@ def test_messages_keep_a_claim_by_themselves_with_an_untrusted_server_alone() ->
 def test_who_draws_noise_and_whose_messages_are_noisy_running_sums() -> None:
     """Of silo 0 and the server; under secure aggregation silos draw, and the noisy sum is the server's."""
     said = {
-        name: [setting.draws(0), setting.draws(SERVER), setting.releases(0)] for name, setting in TRUSTS.items()
+        name: [setting.adds_noise(0), setting.adds_noise(SERVER), setting.publishes_sums(0)]
+        for name, setting in TRUSTS.items()
     }
     assert said == {
         "untrusted": [True, False, True],
@@ -31,19 +32,19 @@ def test_who_draws_noise_and_whose_messages_are_noisy_running_sums() -> None:
         "secure-aggregation": [True, False, False],
         "curator": [False, True, False],
     }
-    assert all(setting.releases(0) != setting.releases(SERVER) for setting in TRUSTS.values())
+    assert all(setting.publishes_sums(0) != setting.publishes_sums(SERVER) for setting in TRUSTS.values())
 
 
 def test_a_silo_that_trusts_little_allows_little() -> None:
     order = [TRUSTS[name] for name in ("untrusted", "secure-aggregation", "trusted", "curator")]
     for place, setting in enumerate(order):
         assert [setting.covers(other) for other in order] == [at <= place for at in range(len(order))]
-        alone = [asked.charged_alone(setting) for asked in order]
+        alone = [asked.charges_own_messages(setting) for asked in order]
         assert alone == [at == 0 or at > place for at in range(len(order))]
 
 
 def test_clients_and_records_are_told_their_own_protection() -> None:
     trusted, untrusted = TRUSTS["trusted"], TRUSTS["untrusted"]
-    assert trusted.protection_of(CLIENT) == trusted.protects_clients != trusted.protects
-    assert trusted.protection_of(RECORD) == trusted.protects
-    assert untrusted.protection_of(CLIENT) == untrusted.protects
+    assert trusted.protection_of(CLIENT) == trusted.client_protection != trusted.protection
+    assert trusted.protection_of(RECORD) == trusted.protection
+    assert untrusted.protection_of(CLIENT) == untrusted.protection

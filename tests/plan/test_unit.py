@@ -10,12 +10,12 @@ import pytest
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.claims.claim import PrivacyClaim, bounds_of_several, claim_of, epsilons_of_several, words_of_several
-from fedpriv.claims.ledger import ReleaseStream, as_data, from_data
+from fedpriv.claims.claim import PrivacyClaim, compute_claim, describe_group_privacy, group_bounds, group_epsilons
+from fedpriv.claims.ledger import ReleaseStream, stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, Unit, unit_from, unit_named
-from fedpriv.participation.orders import Schedule
+from fedpriv.noise.trust import RECORD, TRUSTED, UNITS, UNTRUSTED, Unit, make_unit, unit_from_data
+from fedpriv.participation.orders import FixedOrder
 from fedpriv.show.statement import make_statements
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
@@ -27,15 +27,17 @@ from tests.silo.guarded import ZERO, cell_json, write_silo
 class Shared(Unit):
     """Its records may be in two silos, so that it weighs twice as much in each."""
 
-    def in_silo(self, batch: int) -> float:
-        return 2.0 * super().in_silo(batch)
+    def weight_in_silo(self, batch: int) -> float:
+        return 2.0 * super().weight_in_silo(batch)
 
-    def in_mean(self, weights: Sequence[float], batches: Sequence[int]) -> float:
-        return 2.0 * super().in_mean(weights, batches)
+    def weight_in_mean(self, weights: Sequence[float], batches: Sequence[int]) -> float:
+        return 2.0 * super().weight_in_mean(weights, batches)
 
 
 PERSON = Shared("person", "all records of one person", "person", 8, "Nobody is in three silos.")
-STREAM = ReleaseStream("silo 0", IndependentGaussian(), Schedule(4, 4), 0.0, (1.0,) * 4, 0.5, "zero-out", std=1.0)
+STREAM = ReleaseStream(
+    "silo 0", IndependentGaussian(), FixedOrder(4, 4), 0.0, (1.0,) * 4, 0.5, "zero-out", std=1.0
+)
 
 
 @pytest.fixture
@@ -46,34 +48,35 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Unit:
 
 def test_a_stream_keeps_its_unit(planted: Unit) -> None:
     stream = dataclasses.replace(STREAM, unit=planted)
-    assert from_data(as_data(stream)) == stream
+    assert stream_from_data(stream_to_data(stream)) == stream
     with pytest.raises(InputError, match="unit = 'household': accepted are 'record', 'user', 'client', 'person'"):
-        from_data({**as_data(STREAM), "unit": "household"})
+        stream_from_data({**stream_to_data(STREAM), "unit": "household"})
 
 
 def test_a_claim_is_of_its_streams_unit_and_of_one_only(planted: Unit) -> None:
     """Guarantee of the claim: neighbours differ in one unit; records and persons cannot be compared."""
     persons = dataclasses.replace(STREAM, unit=planted)
-    claim = claim_of([persons])
+    claim = compute_claim([persons])
     assert claim is not None
     assert claim.unit is planted
     assert (
         PrivacyClaim(GaussianDP(1.0), "zero-out", planted)
-        .sentence("line", 1e-5)
+        .format_sentence("line", 1e-5)
         .startswith("all records of one person")
     )
     with pytest.raises(InputError, match="protects one unit, this ledger has person, record"):
-        claim_of([STREAM, persons])
+        compute_claim([STREAM, persons])
 
 
 def test_the_noise_is_for_what_one_unit_weighs() -> None:
     """Guarantee of `Trust.noise`: mu for each unit, so that twice the weight takes twice the noise."""
     for trust in (UNTRUSTED, TRUSTED):
         record, person = (
-            trust.noise(1.0, (4, 2), (0.5, 0.5), "zero-out", 1.0, unit).sources[0].std for unit in (RECORD, PERSON)
+            trust.calibrate_noise(1.0, (4, 2), (0.5, 0.5), "zero-out", 1.0, unit).sources[0].std
+            for unit in (RECORD, PERSON)
         )
         assert float(person) == pytest.approx(2.0 * float(record))
-    assert (RECORD.in_silo(4), RECORD.in_mean((0.5, 0.5), (4, 2))) == (0.25, 0.25)
+    assert (RECORD.weight_in_silo(4), RECORD.weight_in_mean((0.5, 0.5), (4, 2))) == (0.25, 0.25)
 
 
 def test_a_guard_whose_budget_is_for_persons_refuses_runs_that_protect_records(
@@ -88,7 +91,7 @@ def test_a_guard_whose_budget_is_for_persons_refuses_runs_that_protect_records(
 
 
 def test_a_report_speaks_of_the_unit(planted: Unit) -> None:
-    data = as_data(dataclasses.replace(STREAM, unit=planted))
+    data = stream_to_data(dataclasses.replace(STREAM, unit=planted))
     cell = {
         "trust": "untrusted",
         "relation": "zero-out",
@@ -111,61 +114,61 @@ def test_a_report_speaks_of_the_unit(planted: Unit) -> None:
 
 def test_units_that_scenarios_can_name_are_those_of_the_table() -> None:
     assert list(UNITS) == ["record", "user", "client"]
-    assert unit_named("record") is RECORD
+    assert make_unit("record") is RECORD
     with pytest.raises(InputError, match="unit = 'household': accepted are 'record', 'user', 'client'"):
-        unit_named("household")
+        make_unit("household")
     with pytest.raises(InputError, match="a record is one in one silo"):
-        unit_named("record", 2)
+        make_unit("record", 2)
 
 
 @pytest.mark.parametrize(
-    "unit", [RECORD, unit_named("user", 8, 3), unit_named("client", 1), unit_named("client", 60)]
+    "unit", [RECORD, make_unit("user", 8, 3), make_unit("client", 1), make_unit("client", 60)]
 )
 def test_a_unit_is_read_back_from_a_ledger(unit: Unit) -> None:
-    assert unit_from(json.loads(json.dumps(unit.as_data()))) == unit
+    assert unit_from_data(json.loads(json.dumps(unit.to_data()))) == unit
 
 
 def test_words_say_how_many_records_make_one_up() -> None:
-    assert unit_named("user", 8).words == "all records of one person in one silo, at most 8 a round"
-    assert "in which one has any: 3" in unit_named("user", 8, 3).presumes
+    assert make_unit("user", 8).description == "all records of one person in one silo, at most 8 a round"
+    assert "in which one has any: 3" in make_unit("user", 8, 3).assumptions
 
 
 def test_persons_in_several_silos_pay_in_each_of_them() -> None:
     """Guarantee of `claim_of` and of `Trust.noise` with `shared` = 2: the worst two streams compose to it."""
-    unit = unit_named("user", 4, 2)
+    unit = make_unit("user", 4, 2)
     batches, weights = (4, 2, 8), (2 / 7, 1 / 7, 4 / 7)
-    noise = UNTRUSTED.noise(1.0, batches, weights, "zero-out", 1.0, unit)
+    noise = UNTRUSTED.calibrate_noise(1.0, batches, weights, "zero-out", 1.0, unit)
     streams = [
         dataclasses.replace(
-            STREAM, owner=f"silo {source.owner}", per_record=1 / batch, std=float(source.std), unit=unit
+            STREAM, party_name=f"silo {source.party}", record_weight=1 / batch, std=float(source.std), unit=unit
         )
         for source, batch in zip(noise.sources, batches, strict=True)
     ]
-    claim = claim_of(streams)
+    claim = compute_claim(streams)
     assert claim is not None
     assert isinstance(claim.guarantee, GaussianDP)
     own = [stream.mu for stream in streams]
     assert claim.guarantee.mu == pytest.approx(math.sqrt(2.0) * own[0])
     assert 1.0 - 1e-9 < claim.guarantee.mu <= 1.0
-    alike = claim_of([dataclasses.replace(streams[0], owner="silos 0-2")])
+    alike = compute_claim([dataclasses.replace(streams[0], party_name="silos 0-2")])
     assert alike is not None
     assert alike.guarantee == claim.guarantee
-    assert unit.in_mean(weights, batches) == pytest.approx(2 / 14)
-    trusted = TRUSTED.noise(1.0, (4, 4), (0.5, 0.5), "zero-out", 1.0, unit)
+    assert unit.weight_in_mean(weights, batches) == pytest.approx(2 / 14)
+    trusted = TRUSTED.calibrate_noise(1.0, (4, 4), (0.5, 0.5), "zero-out", 1.0, unit)
     assert float(trusted.sources[0].std) == pytest.approx(0.25)  # both means move by 1/8
 
 
 def test_a_run_says_what_it_means_for_persons_with_several_records() -> None:
     """mu = 1: 2 records 9.9971, 8 records 65.32; with secret rounds the chain, which √k·μ would undercut."""
-    exact = epsilons_of_several(GaussianDP(1.0), 1e-5)
+    exact = group_epsilons(GaussianDP(1.0), 1e-5)
     assert exact[2] == pytest.approx(9.997, abs=1e-3)
     assert exact[8] == pytest.approx(65.32, abs=1e-2)
     secret = AllocatedGaussian(0.9205, 60)
-    chained = epsilons_of_several(secret, 1e-5)[2]
+    chained = group_epsilons(secret, 1e-5)[2]
     assert chained > 2.0 * secret.epsilon_of(1e-5)
     assert secret.delta_of(chained / 2.0) * (1.0 + math.exp(chained / 2.0)) == pytest.approx(1e-5, rel=1e-3)
-    assert "2 records: ε = 9.998, 8 records: ε = 65.32" in words_of_several(GaussianDP(1.0), 1e-5)
-    assert bounds_of_several(GaussianDP(1.0), 1e-5) == {
+    assert "2 records: ε = 9.998, 8 records: ε = 65.32" in describe_group_privacy(GaussianDP(1.0), 1e-5)
+    assert group_bounds(GaussianDP(1.0), 1e-5) == {
         "2": {"mu": pytest.approx(2.0), "epsilon": pytest.approx(9.997, abs=1e-3)},
         "8": {"mu": pytest.approx(8.0), "epsilon": pytest.approx(65.32, abs=1e-2)},
     }

@@ -9,14 +9,17 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedpriv.clients import app as silo
-from fedpriv.protocol.messages import AGREEMENT, KEY, PROTOCOL, TRAIN, refusal_in
+from fedpriv.protocol.messages import ADMISSION_QUERY, PROTOCOL_VERSION, PUBLIC_KEY_QUERY, TRAIN, read_refusal
 
 
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
         ({}, r"silo 1 runs fedpriv .* \(protocol 4\), the coordinator an older one: install the same version"),
-        ({"protocol": PROTOCOL + 1, "fedpriv": "0.9\x1b[2J"}, r"the coordinator 0\.9\\x1b\[2J \(protocol 5\): "),
+        (
+            {"protocol": PROTOCOL_VERSION + 1, "fedpriv": "0.9\x1b[2J"},
+            r"the coordinator 0\.9\\x1b\[2J \(protocol 5\): ",
+        ),
         ({"protocol": "2", "fedpriv": "0.9"}, "the coordinator an older one"),
     ],
 )
@@ -26,16 +29,20 @@ def test_another_protocol_is_refused_before_the_guard_is_asked(
     """Was: KeyError 'query' at the server, and nothing at the silo."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(silo, "_asked", lambda *_: pytest.fail("the guard was asked"))
+    monkeypatch.setattr(silo, "_exchange_frames", lambda *_: pytest.fail("the guard was asked"))
     context = Context(1, 7, {"partition-id": 1}, RecordDict(), {"run-token": "run", "cell-json": "{}", **theirs})
-    for kind, forward in ((TRAIN, silo.forward), (KEY, silo.forward_key), (AGREEMENT, silo.forward_agreement)):
+    for kind, forward in (
+        (TRAIN, silo.forward_query),
+        (PUBLIC_KEY_QUERY, silo.forward_key),
+        (ADMISSION_QUERY, silo.forward_admission_query),
+    ):
         reply = forward(Message(RecordDict(), 7, kind), context, Path("/nowhere"))
-        refusal = refusal_in(reply.content)
+        refusal = read_refusal(reply.content)
         assert refusal is not None
-        assert refusal.final
+        assert refusal.is_final
         assert re.search(words, refusal.reason), refusal.reason
 
 
 def test_the_same_protocol_is_no_matter_of_words() -> None:
-    context = Context(1, 7, {"partition-id": 1}, RecordDict(), {"protocol": PROTOCOL, "fedpriv": "0.9"})
-    assert silo.disagreement(context) is None
+    context = Context(1, 7, {"partition-id": 1}, RecordDict(), {"protocol": PROTOCOL_VERSION, "fedpriv": "0.9"})
+    assert silo.find_protocol_mismatch(context) is None

@@ -6,30 +6,38 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedpriv.protocol import messages
-from fedpriv.protocol.messages import array_of, bytes_in, number_in, one_array, query_content, tensor_of, vector_in
+from fedpriv.protocol.messages import (
+    decode_tensor,
+    encode_array,
+    query_content,
+    read_bytes_field,
+    read_int_field,
+    read_tensor,
+    to_array_record,
+)
 from fedpriv.rounds.round import is_finite
 
 
 @pytest.mark.parametrize("values", [np.zeros(0), np.arange(5.0), np.ones((2, 3), np.float32)])
 def test_encoding_is_byte_identical_to_flowers(values: np.ndarray) -> None:
-    ours, theirs = array_of(values), Array(values)
+    ours, theirs = encode_array(values), Array(values)
     assert (ours.dtype, ours.shape, ours.stype, ours.data) == (
         theirs.dtype,
         theirs.shape,
         theirs.stype,
         theirs.data,
     )
-    assert torch.equal(tensor_of(theirs), torch.from_numpy(values))
+    assert torch.equal(decode_tensor(theirs), torch.from_numpy(values))
 
 
 def test_decoding_falls_back_to_numpy_for_other_layouts() -> None:
     fortran = np.asfortranarray(np.arange(6.0).reshape(2, 3))
-    assert torch.equal(tensor_of(Array(fortran)), torch.from_numpy(fortran.copy()))
+    assert torch.equal(decode_tensor(Array(fortran)), torch.from_numpy(fortran.copy()))
 
 
 def test_decoding_copies_nothing_and_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
-    array = array_of(torch.arange(3.0))
-    decoded = tensor_of(array)
+    array = encode_array(torch.arange(3.0))
+    decoded = decode_tensor(array)
     assert decoded.data_ptr() == np.frombuffer(array.data, np.float32, offset=len(array.data) - 12).ctypes.data
     assert not recwarn.list
 
@@ -47,12 +55,12 @@ def test_finiteness(bad: float) -> None:
 def test_missing_or_mistyped_content_is_named() -> None:
     content = RecordDict({"query": ArrayRecord(), "config": ConfigRecord({"t": True, "b": b"x"})})
     with pytest.raises(ValueError, match="no 'query' vector"):
-        vector_in(content, "query")
+        read_tensor(content, "query")
     with pytest.raises(ValueError, match=r"no whole number config\.t"):
-        number_in(content, "config", "t")
+        read_int_field(content, "config", "t")
     with pytest.raises(ValueError, match=r"no bytes config\.t"):
-        bytes_in(content, "config", "t")
-    assert bytes_in(content, "config", "b") == b"x"
+        read_bytes_field(content, "config", "t")
+    assert read_bytes_field(content, "config", "b") == b"x"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
@@ -63,11 +71,11 @@ def test_a_vector_is_one_object_of_a_message_unless_it_is_long(
     """Flower asks for every object by itself, on each of a message's ways."""
     query = torch.arange(length).to(dtype)
     for longest, records in ((2**22, {"config"}), (1000, {"config", "query"} if length == 1000 else {"config"})):
-        monkeypatch.setattr(messages, "_LONG", longest)
-        content = query_content(one_array(query), 3, ConfigRecord({"keys": b"k"}))
+        monkeypatch.setattr(messages, "_MAX_CONFIG_BYTES", longest)
+        content = query_content(to_array_record(query), 3, ConfigRecord({"keys": b"k"}))
         assert set(content) == records
-        found = vector_in(content, "query")
+        found = read_tensor(content, "query")
         assert found.dtype == dtype
         assert torch.equal(found, query)
-        assert number_in(content, "config", "t") == 3
-        assert bytes_in(content, "config", "keys") == b"k"
+        assert read_int_field(content, "config", "t") == 3
+        assert read_bytes_field(content, "config", "keys") == b"k"

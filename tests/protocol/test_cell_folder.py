@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.claims.outcome import Finished
+from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import write_bytes, write_json, write_vector
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.cell_folder import FolderReader, FolderReporter, run_config_of
+from fedpriv.protocol.cell_folder import FolderReader, FolderReporter, make_run_config
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.app import server_app
+from fedpriv.server.app import make_server_app
 
 MakeCell = Callable[..., Cell]
-DONE = Finished({"test_loss": 1.0}, None, 1.0, (), 1, np.zeros(3, np.float32))
+DONE = CellOutcome({"test_loss": 1.0}, None, 1.0, (), 1, np.zeros(3, np.float32))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_servers_own_error_comes_through_where_no_report_of_it_can_be_writte
 ) -> None:
     cell = small_cell()
     grid = InProcessGrid(None, 3, {})  # its nodes fail at the first message
-    context = grid.server_context(run_config_of(cell, tmp_path))
+    context = grid.server_context(make_run_config(cell, tmp_path))
 
     def reporter(_: Mapping[str, Any]) -> FolderReporter:
         made = FolderReporter(tmp_path)
@@ -85,7 +85,7 @@ def test_the_servers_own_error_comes_through_where_no_report_of_it_can_be_writte
         return made
 
     with pytest.raises(RunError, match=r"silo|roster|node"):
-        server_app(reporter)(grid, context)
+        make_server_app(reporter)(grid, context)
 
 
 @pytest.mark.parametrize("line", [b"garbage\n", b"[1, 2]\n", b"\xff\xfe\n", b'{"test_loss": 1.0}\n', b'"x"\n'])
@@ -93,7 +93,7 @@ def test_a_garbage_line_of_the_history_is_named(tmp_path: Path, line: bytes) -> 
     good = b'{"round": 1, "test_loss": 1.0}\n'
     (tmp_path / "history.jsonl").write_bytes(good + line + b'{"round": 3')
     reader = FolderReader(tmp_path)
-    lines = reader.new_evaluations()
+    lines = reader.read_new_evaluations()
     assert next(lines)["round"] == 1
     with pytest.raises(RunError, match=r"history\.jsonl, line 2: damaged"):
         next(lines)
@@ -103,9 +103,9 @@ def test_the_history_is_read_once_and_a_line_that_is_being_written_waits(tmp_pat
     path = tmp_path / "history.jsonl"
     path.write_text('{"round": 1}\n{"round": ')
     reader = FolderReader(tmp_path)
-    assert list(reader.new_evaluations()) == [{"round": 1}]
+    assert list(reader.read_new_evaluations()) == [{"round": 1}]
     path.write_text('{"round": 1}\n{"round": 2}\n')
-    assert list(reader.new_evaluations()) == [{"round": 2}]
+    assert list(reader.read_new_evaluations()) == [{"round": 2}]
 
 
 DAMAGES: list[tuple[str, bytes | None]] = [
@@ -123,16 +123,16 @@ DAMAGES: list[tuple[str, bytes | None]] = [
 @pytest.mark.parametrize(("name", "content"), DAMAGES)
 def test_a_damaged_result_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
     FolderReporter(tmp_path).finished(0, DONE)
-    assert FolderReader(tmp_path).result() is not None
+    assert FolderReader(tmp_path).read_result() is not None
     if content is None:
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(RunError, match=f"{name}: (damaged|missing)"):
-        FolderReader(tmp_path).result()
+        FolderReader(tmp_path).read_result()
 
 
 def test_the_servers_error_keeps_its_kind(tmp_path: Path) -> None:
     FolderReporter(tmp_path).failed(InputError("bad key"))
     with pytest.raises(InputError, match="bad key"):
-        FolderReader(tmp_path).result()
+        FolderReader(tmp_path).read_result()

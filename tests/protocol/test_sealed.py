@@ -12,7 +12,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fedpriv.clients import app as proxy
-from fedpriv.protocol.messages import PROTOCOL, array_in, array_of, sealed, values_of, vector_in, with_vector
+from fedpriv.protocol.messages import (
+    PROTOCOL_VERSION,
+    decode_vector,
+    encode_array,
+    read_array,
+    read_tensor,
+    seal_vector,
+    vector_content,
+)
 
 VECTORS = [
     np.arange(5.0),
@@ -32,9 +40,9 @@ def objects(content: RecordDict) -> set[str]:
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector.dtype}-{len(vector)}")
 def test_guarantee_no_object_of_a_release_can_be_guessed(vector: NDArray[Any]) -> None:
     """Gains: whether a guess of another silo's exact sum is right, by asking for the object that it would be."""
-    first, second = sealed("release", vector), sealed("release", vector)
+    first, second = seal_vector("release", vector), seal_vector("release", vector)
     assert not objects(first) & objects(second)
-    assert not objects(first) & objects(with_vector("release", array_of(vector), {}))
+    assert not objects(first) & objects(vector_content("release", encode_array(vector), {}))
 
 
 @pytest.mark.parametrize("tests", [False, True])
@@ -42,30 +50,32 @@ def test_what_a_guard_answers_leaves_the_silo_sealed(monkeypatch: pytest.MonkeyP
     """Training and evaluation: two answers with the same release have no object in common."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    answer = proxy.Answered(np.arange(5.0), b"commit")
-    monkeypatch.setattr(proxy, "ask_remembered", lambda *_, **__: answer)
-    query = Message(with_vector("query", array_of(np.zeros(3)), {"t": 1}), 7, "train")
-    context = Context(1, 7, {}, RecordDict(), {"run-token": "run", "cell-json": "{}", "protocol": PROTOCOL})
-    first, second = (proxy.forward(query, context, Path("socket"), tests=tests).content for _ in range(2))
+    answer = proxy.GuardReply(np.arange(5.0), b"commit")
+    monkeypatch.setattr(proxy, "ask_reply", lambda *_, **__: answer)
+    query = Message(vector_content("query", encode_array(np.zeros(3)), {"t": 1}), 7, "train")
+    context = Context(
+        1, 7, {}, RecordDict(), {"run-token": "run", "cell-json": "{}", "protocol": PROTOCOL_VERSION}
+    )
+    first, second = (proxy.forward_query(query, context, Path("socket"), tests=tests).content for _ in range(2))
     assert not objects(first) & objects(second)
-    assert vector_in(first, "release").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert read_tensor(first, "release").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector.dtype}-{len(vector)}")
 def test_the_server_reads_what_was_sealed(vector: NDArray[Any]) -> None:
-    content = sealed("release", vector)
-    opened = vector_in(content, "release").numpy()
+    content = seal_vector("release", vector)
+    opened = read_tensor(content, "release").numpy()
     assert opened.dtype == vector.dtype
     assert opened.tobytes() == vector.tobytes()
     if vector.any():
-        assert array_in(content, "release").tobytes() != vector.tobytes()
+        assert read_array(content, "release").tobytes() != vector.tobytes()
 
 
 @pytest.mark.parametrize("seal", [b"", bytes(31), bytes(33), "a" * 32, 3, [1, 2]])
 def test_another_seal_is_refused(seal: Any) -> None:
-    content = with_vector("release", array_of(np.arange(5.0)), {"seal": seal})
+    content = vector_content("release", encode_array(np.arange(5.0)), {"seal": seal})
     with pytest.raises(ValueError, match="sealed with something else"):
-        vector_in(content, "release")
+        read_tensor(content, "release")
 
 
 def archive() -> bytes:
@@ -97,11 +107,11 @@ def test_bytes_that_are_no_plain_numbers_are_a_value_error(name: str, sealed: bo
     described = Array("float64", (4,), "numpy.ndarray", ODD[name])
     config = ConfigRecord({"seal": bytes(32)} if sealed else {})
     with pytest.raises(ValueError, match=r"array"):
-        vector_in(RecordDict({"release": ArrayRecord({"vector": described}), "config": config}), "release")
+        read_tensor(RecordDict({"release": ArrayRecord({"vector": described}), "config": config}), "release")
 
 
 HEADER = b"\x93NUMPY\x01\0\x01\0("
-SOUND = array_of(np.zeros(1, np.float32)).data
+SOUND = encode_array(np.zeros(1, np.float32)).data
 
 
 @pytest.mark.parametrize(
@@ -123,6 +133,6 @@ def test_malformed_bytes_are_a_value_error_whatever_numpy_makes_of_them(data: by
         RecordDict({"release": ArrayRecord({"v": described}), "config": ConfigRecord()}),
     ):
         with pytest.raises(ValueError, match=r"array|vector|bytes|buffer|dtype"):
-            vector_in(content, "release")
+            read_tensor(content, "release")
     with pytest.raises(ValueError):
-        values_of(Array("float32", (10**23,), "numpy.ndarray", data))
+        decode_vector(Array("float32", (10**23,), "numpy.ndarray", data))

@@ -8,13 +8,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedpriv.protocol.messages import (
-    answer_to,
-    array_over,
-    holding,
-    message_with,
-    messages_to,
-    number_message,
-    own_copy,
+    build_array,
+    build_message,
+    build_messages,
+    build_record,
+    build_reply,
+    copy_content,
+    set_message_id,
 )
 
 
@@ -39,7 +39,7 @@ def array_of_three() -> Array:
 )
 def test_a_record(kind: type, values: dict) -> None:
     checked = kind(values)
-    made, other = holding(kind, values), holding(kind, {})
+    made, other = build_record(kind, values), build_record(kind, {})
     assert made == checked
     assert type(made) is kind
     assert len(other) == 0
@@ -51,7 +51,7 @@ def test_a_record(kind: type, values: dict) -> None:
 
 def test_an_array() -> None:
     checked = array_of_three()
-    made = array_over(checked.dtype, checked.shape, checked.stype, checked.data)
+    made = build_array(checked.dtype, checked.shape, checked.stype, checked.data)
     assert np.array_equal(made.numpy(), checked.numpy())
     assert made.object_id == checked.object_id
     assert made.__dict__.keys() == checked.__dict__.keys()
@@ -60,14 +60,14 @@ def test_an_array() -> None:
 def asked() -> Message:
     content = RecordDict({"query": ArrayRecord({"v": array_of_three()}), "config": ConfigRecord({"t": 1})})
     message = Message(content, 7, "train", group_id="group", ttl=50.0, dst_task_id=5)
-    number_message(message, "m1")
+    set_message_id(message, "m1")
     assert message.metadata.message_id == "m1"
     return message
 
 
 def test_an_answer() -> None:
     message, content = asked(), RecordDict({"metrics": MetricRecord({"drawn": 1})})
-    checked, made = Message(content, reply_to=message), answer_to(message, content)
+    checked, made = Message(content, reply_to=message), build_reply(message, content)
     assert made.content is content
     assert not made.has_error()
     assert made.__dict__.keys() == checked.__dict__.keys()
@@ -83,7 +83,7 @@ def test_an_answer() -> None:
 
 def test_one_message_to_several_nodes() -> None:
     content = asked().content
-    made = messages_to([7, 9], content, "train")
+    made = build_messages([7, 9], content, "train")
     for message, node in zip(made, (7, 9), strict=True):
         checked = Message(content, node, "train")
         assert message.content is content
@@ -91,21 +91,21 @@ def test_one_message_to_several_nodes() -> None:
         theirs, ours = (dict(each.metadata.__dict__) for each in (checked, message))
         assert abs(theirs.pop("_created_at") - ours.pop("_created_at")) < 5.0
         assert ours == theirs
-    number_message(made[0], "m1")
+    set_message_id(made[0], "m1")
     assert made[1].metadata.message_id == "", "each has its own metadata"
-    assert messages_to([], content, "train") == []
+    assert build_messages([], content, "train") == []
 
 
 def test_a_message_of_known_metadata() -> None:
     message = asked()
-    made = message_with(message.metadata, message.content)
+    made = build_message(message.metadata, message.content)
     assert made.__dict__ == message.__dict__
     assert made.object_id == message.object_id
 
 
 def test_a_copy_shares_bytes_and_nothing_else() -> None:
     content = asked().content
-    copied = own_copy(content)
+    copied = copy_content(content)
     assert copied == content
     assert copied["query"]["v"] is content["query"]["v"]
     copied["config"]["t"] = 9

@@ -16,23 +16,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.claims.ledger import releases_of
-from fedpriv.clients.simulated import client_app_of
-from fedpriv.core.random import integers_key
+from fedpriv.claims.ledger import make_release_streams
+from fedpriv.clients.simulated import make_client_app
+from fedpriv.core.random import integer_noise_key
 from fedpriv.data.named import load
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
-from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
+from fedpriv.protocol.cell_folder import make_run_config
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
-from fedpriv.server.journal import Entries
+from fedpriv.server.journal import EntrySizes
 from fedpriv.server.strategy import ReleaseStrategy
 from fedpriv.silo.fingerprint import begin_ledger
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.policy import Allowed, Policy
+from fedpriv.silo.policy import Policy, RunLimits
 from fedpriv.silo.shard import Shard
 from tests.attacks.guards import KEPT_STATE, scenario
 from tests.engines.test_engines import run
@@ -70,14 +70,14 @@ class GuardedSilo:
     """A silo with a guard and a ledger on disk; `restart` is a process that ended and another one that began."""
 
     def __init__(self, folder: Path, number: int, cell: Cell, shard: Shard) -> None:
-        self._cell, self._shard = json.dumps(cell.canonical()), shard
+        self._cell, self._shard = json.dumps(cell.canonical_data()), shard
         allow = {
             "relation": cell.privacy.relation, "clip": 2.0**20, "rounds": 100, "budget": 100.0, "silos": 3,
             "slack": 1e-5, "trust": cell.algorithm.trust,
         }  # fmt: skip
         self._policy = Policy(
             silo=number, shard=folder / "none", classes=10, ledger=folder / f"{number}.sqlite",
-            socket=folder / "none", allow=Allowed.model_validate(allow),
+            socket=folder / "none", allow=RunLimits.model_validate(allow),
         )  # fmt: skip
         begin_ledger(self._policy, shard)
         self._opened()
@@ -99,8 +99,8 @@ class GuardedSilo:
 
 @pytest.fixture(autouse=True)
 def the_keys_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: integers_key(1))
-    monkeypatch.setattr("fedpriv.server.journal.system_key", lambda: integers_key(1))
+    monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: integer_noise_key(1))
+    monkeypatch.setattr("fedpriv.server.journal.system_key", lambda: integer_noise_key(1))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -118,18 +118,18 @@ def guards_of(folder: Path, cell: Cell) -> list[GuardedSilo]:
     data = load(cell.data.name)
     return [
         GuardedSilo(folder, number, cell, Shard(data.train_images[order], data.train_labels[order]))
-        for number, order in enumerate(share.numpy() for share in spread(cell))
+        for number, order in enumerate(share.numpy() for share in partition_records(cell))
     ]
 
 
 def deployed(folder: Path, cell: Cell, *, dies_in: int) -> ReleaseStrategy:
     """A run over guards; server and guards end in round `dies_in`, after or before its entry, and go on."""
-    plan, silos = plan_of(cell, task_of_cell(cell).objective, released=True), guards_of(folder / "silos", cell)
+    plan, silos = make_plan(cell, load_task(cell).objective, for_release=True), guards_of(folder / "silos", cell)
     initial = plan.objective.initial()
 
     def served(dies_in: int) -> ReleaseStrategy:
-        grid = InProcessGrid(client_app_of(silos, "run"), len(silos), run_config_of(cell, Path()))
-        with MortalJournal(folder / "journal", Entries.of(plan)) as journal, torch.inference_mode():
+        grid = InProcessGrid(make_client_app(silos, "run"), len(silos), make_run_config(cell, Path()))
+        with MortalJournal(folder / "journal", EntrySizes.from_plan(plan)) as journal, torch.inference_mode():
             journal.dies_in, journal.after_writing = abs(dies_in), dies_in < 0
             strategy = deployed_strategy(plan, initial, journal)
             with suppress(KilledError):
@@ -153,7 +153,7 @@ def test_a_deployment_computes_what_the_simulation_does(tmp_path: Path, of: tupl
     assert strategy.rounds_done == cell.schedule.rounds
     assert np.linalg.norm(outcome.cell_outcome.model) > 1e-3
     assert outcome.cell_outcome.model.tobytes() == strategy.model.numpy().tobytes()
-    assert outcome.cell_outcome.releases == releases_of(strategy.plan, strategy.rounds_done)
+    assert outcome.cell_outcome.releases == make_release_streams(strategy.plan, strategy.rounds_done)
 
 
 MEASURED: dict[str, dict[str, Any]] = {

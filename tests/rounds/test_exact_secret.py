@@ -11,7 +11,7 @@ import torch
 
 from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.claims.ledger import as_data, from_data, releases_of
+from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
 from fedpriv.core.errors import InputError
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
@@ -19,9 +19,9 @@ from fedpriv.noise.integers import increments as exact_records
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.secret import Allocation, SecretOrder
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.participation.secret import RandomAllocation, SecretOrder
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
@@ -41,7 +41,7 @@ def cell_of(sampling: str, trust: str = "untrusted", relation: str = "zero-out",
 
 
 def planned(cell: Cell) -> Plan:
-    return plan_of(cell, task_of_cell(cell).objective)
+    return make_plan(cell, load_task(cell).objective)
 
 
 CASES = list(
@@ -59,14 +59,14 @@ def test_the_curve_is_that_of_the_noise_in_units_of_one_records_integers(
     """Guarantee: never more noise is claimed than σ / K, and the (ε, δ) asked for is kept, nearly used up."""
     plan = planned(cell_of(sampling, trust, relation))
     owners = 3 if trust == "secure-aggregation" else 1
-    (norm,) = plan.exact.norms(1)
-    for stream in releases_of(plan, 10):
+    (norm,) = plan.required_exact_plan.norms(1)
+    for stream in make_release_streams(plan, 10):
         guarantee = stream.guarantee
         assert isinstance(guarantee, AllocatedGaussian | PoissonGaussian)
-        really = plan.exact.claim.sigma * owners**0.5 / norm
+        really = plan.required_exact_plan.claim.sigma * owners**0.5 / norm
         assert really * (1.0 - 1e-6) < guarantee.noise_multiplier < really
         assert EPSILON * (1.0 - 1e-3) < guarantee.epsilon_of(1e-5) <= EPSILON
-        assert from_data(as_data(stream)).guarantee == guarantee
+        assert stream_from_data(stream_to_data(stream)).guarantee == guarantee
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
@@ -78,8 +78,8 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
     """Gains: time tells how many a round drew, and with it who: the amplification that a record was promised."""
     plan, drawn, seen = planned(cell_of(sampling, trust)), [], []
     if path != "outer products":
-        monkeypatch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
-    linear_sum, per_record = exact_records.linear_sum, SoftmaxRegression.per_record
+        monkeypatch.setattr("fedpriv.noise.integers.increments.suits_rank_one", lambda *_: False)
+    linear_sum, per_record = exact_records.sum_rank_one, SoftmaxRegression.per_record
 
     def formed(self: SoftmaxRegression, query: Any, batch: Any, *rest: Any) -> Any:
         seen[-1].append(len(batch.weights))
@@ -91,21 +91,21 @@ def test_every_round_evaluates_as_much_however_many_it_draws(
         seen[-1].append(len(features))
         return linear_sum(outer, points, coefficients, features, *rest)
 
-    monkeypatch.setattr("fedpriv.noise.integers.increments.linear_sum", watched)
+    monkeypatch.setattr("fedpriv.noise.integers.increments.sum_rank_one", watched)
     monkeypatch.setattr(SoftmaxRegression, "per_record", formed)
     generator = torch.Generator().manual_seed(1)
     records = Records(
         torch.randint(0, 256, (40, 785), generator=generator) / 255.0,
         torch.randint(0, 10, (40,), generator=generator),
     )
-    silo = Silo.of(0, plan, records, bytes(31) + b"8", b"")
-    state = silo.start()
+    silo = Silo.for_release(0, plan, records, bytes(31) + b"8", b"")
+    state = silo.initial_state()
     for t in range(1, 11):
         seen.append([])
         release, state = silo.answer(state, t, torch.zeros(7850))
         drawn.append(release.counts.drawn)
     assert isinstance(plan.schedule, SecretOrder)
-    rows = plan.schedule.capacity(4).rows
+    rows = plan.schedule.capacity(4).row_count
     assert min(drawn) < 3 < max(drawn) < rows < 40
     expected = [rows] if path == "outer products" else [1] * rows
     assert all(of_round == expected for of_round in seen)
@@ -121,7 +121,7 @@ BANDED = {"name": "dp-ftrl", "mechanism": "banded"}
 
 
 def grouped(sampling: str, trust: str, relation: str, bands: int, groups: int) -> Cell:
-    tree = cell_of(sampling, trust, relation, **BANDED, bands=bands).canonical()
+    tree = cell_of(sampling, trust, relation, **BANDED, bands=bands).canonical_data()
     return resolve_cell({**tree, "federation": {**tree["federation"], "rounds": 12, "groups": groups}}, "test")
 
 
@@ -134,8 +134,8 @@ def test_correlated_noise_is_amplified_by_the_block_that_a_record_moves(
     """Guarantee: brute force over the rounds of a record: what C on integers makes of K in one of them, rounding
     included, is at most κ; blocks of rounds `groups` apart are disjoint; the curve is that of σ / κ."""
     plan = planned(grouped(sampling, trust, relation, 3, groups))
-    strategy, rounds = plan.exact.run.factored.strategy, 12
-    (norm,) = plan.exact.norms(1)
+    strategy, rounds = plan.required_exact_plan.inputs.factorization.strategy, 12
+    (norm,) = plan.required_exact_plan.norms(1)
     draw, moved = np.random.default_rng(1), []
     for t in range(1, rounds + 1):
         largest = np.zeros(rounds)
@@ -143,7 +143,7 @@ def test_correlated_noise_is_amplified_by_the_block_that_a_record_moves(
             others = draw.integers(-(2**40), 2**40, (rounds, 1))
             ends = []
             for own in (0, norm):
-                state, outputs = strategy.start(), []
+                state, outputs = strategy.initial_state(), []
                 for s in range(1, rounds + 1):
                     output, state = strategy.step(state, s, others[s - 1] + (own if s == t else 0))
                     outputs.append(int(output[0]))
@@ -153,9 +153,9 @@ def test_correlated_noise_is_amplified_by_the_block_that_a_record_moves(
         assert not largest[t - 1 + groups :].any()
         moved.append(float(np.linalg.norm(largest)))
     owners = 3 if trust == "secure-aggregation" else 1
-    really = plan.exact.claim.sigma * owners**0.5 / max(moved)
-    for stream in releases_of(plan, rounds):
-        guarantee = from_data(json.loads(json.dumps(as_data(stream)))).guarantee
+    really = plan.required_exact_plan.claim.sigma * owners**0.5 / max(moved)
+    for stream in make_release_streams(plan, rounds):
+        guarantee = stream_from_data(json.loads(json.dumps(stream_to_data(stream)))).guarantee
         assert isinstance(guarantee, AllocatedGaussian | PoissonGaussian)
         assert really * (1.0 - 1e-5) < guarantee.noise_multiplier < really
         assert EPSILON * (1.0 - 2e-3) < guarantee.epsilon_of(1e-5) <= EPSILON
@@ -164,8 +164,8 @@ def test_correlated_noise_is_amplified_by_the_block_that_a_record_moves(
 @pytest.mark.parametrize("mechanism", [BinaryTree(), BandedSquareRoot(1.0, 4)])
 def test_a_ledger_of_integers_that_claims_amplified_sums_that_last_is_refused(mechanism: Mechanism) -> None:
     """Attack: somebody writes another mechanism, or fewer groups, into the ledger of a run with secret rounds."""
-    (stream,) = releases_of(planned(grouped("allocation", "trusted", "zero-out", 3, 3)), 12)
-    forged = from_data(as_data(replace(stream, mechanism=mechanism)))
+    (stream,) = make_release_streams(planned(grouped("allocation", "trusted", "zero-out", 3, 3)), 12)
+    forged = stream_from_data(stream_to_data(replace(stream, mechanism=mechanism)))
     with pytest.raises(InputError, match="secret participation"):
         _ = forged.guarantee
 
@@ -176,17 +176,17 @@ def test_a_records_integers_do_not_depend_on_who_else_was_drawn(
 ) -> None:
     """A round's sum is that of the rounds in which each of its records is drawn alone, to the last unit."""
     plan = planned(cell_of("allocation", "trusted"))
-    monkeypatch.setattr("fedpriv.noise.integers.increments.VALUES_TOGETHER", 5 * 785)  # several chunks a round
+    monkeypatch.setattr("fedpriv.noise.integers.increments.MAX_CHUNK_VALUES", 5 * 785)  # several chunks a round
     if path != "outer products":
-        monkeypatch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
+        monkeypatch.setattr("fedpriv.noise.integers.increments.suits_rank_one", lambda *_: False)
     generator = torch.Generator().manual_seed(2)
     records = Records(torch.rand((40, 785), generator=generator), torch.randint(0, 10, (40,), generator=generator))
     query = 0.1 * torch.randn(7850, generator=generator)
 
     def sums(drawn: list[int]) -> torch.Tensor:
-        monkeypatch.setattr(Allocation, "rows", lambda *_: np.array(drawn, np.int64))
-        silo = Silo.of(0, plan, records, bytes(31) + b"8", b"")
-        release, _ = silo.answer(silo.start(), 1, query)
+        monkeypatch.setattr(RandomAllocation, "select_rows", lambda *_: np.array(drawn, np.int64))
+        silo = Silo.for_release(0, plan, records, bytes(31) + b"8", b"")
+        release, _ = silo.answer(silo.initial_state(), 1, query)
         return release.vector
 
     for drawn in ([3, 8, 9, 17, 21, 30, 39], [8], []):

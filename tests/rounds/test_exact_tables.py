@@ -16,10 +16,10 @@ from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.addons.statistics.tables import Statistics
 from fedpriv.clients import simulated
 from fedpriv.clients.simulated import SimulatedFederation
-from fedpriv.core.random import integers_key
-from fedpriv.data.partition import secret_order
+from fedpriv.core.random import integer_noise_key
+from fedpriv.data.partition import secret_permutation
 from fedpriv.rounds.floats import evaluation_integers_key
-from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.server import grid as patient_grid
 from fedpriv.server.app import deploy_cell
@@ -39,11 +39,11 @@ TRUSTS = ("untrusted", "secure-aggregation", "trusted")
 
 def deployed(folder: Path, tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Cell, Heard]:
     """The run's cell, and what a server over the guards of its table says."""
-    scenario, heard = scenario_of(tree, "test"), Heard()
+    scenario, heard = parse_scenario(tree, "test"), Heard()
     cell = scenario.points[0].cell
-    policies = [each / "policy.toml" for each in prepare_silos(scenario, folder / "silos", runs=1)]
-    training, tests = integers_key(cell.noise_seed), evaluation_integers_key(cell)
-    opened, begun = Guard._new_run, ServerJournal.key
+    policies = [each / "policy.toml" for each in prepare_silos(scenario, folder / "silos", run_count=1)]
+    training, tests = integer_noise_key(cell.noise_seed), evaluation_integers_key(cell)
+    opened, begun = Guard._open_new_run, ServerJournal.load_noise_key
 
     def new_run(guard: Guard, *asked: Any) -> Any:
         key = tests if "Evaluation" in type(guard._admission).__name__ else training
@@ -55,8 +55,8 @@ def deployed(folder: Path, tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("fedpriv.server.journal.system_key", lambda: key)
         return begun(journal)
 
-    monkeypatch.setattr(Guard, "_new_run", new_run)
-    monkeypatch.setattr(ServerJournal, "key", key_of)
+    monkeypatch.setattr(Guard, "_open_new_run", new_run)
+    monkeypatch.setattr(ServerJournal, "load_noise_key", key_of)
     monkeypatch.setattr(patient_grid, "_POLL_SECONDS", 0.001)
     with torch.inference_mode():
         deploy_cell(grid_over(policies, cell), cell, heard, folder / "journal")
@@ -109,8 +109,8 @@ def test_persons_in_a_secret_order(
     of_names = SimulatedFederation.silo
 
     def in_secret(federation: SimulatedFederation, number: int) -> Silo:
-        silo, held = of_names(federation, number), federation.order[number]
-        return replace(silo, order=held.argsort()[torch.from_numpy(secret_order(silo.key, len(held)))])
+        silo, held = of_names(federation, number), federation.silo_rows[number]
+        return replace(silo, unit_order=held.argsort()[torch.from_numpy(secret_permutation(silo.key, len(held)))])
 
     cell, heard = deployed(tmp_path, tree, monkeypatch)
     with pytest.raises(AssertionError):
@@ -121,7 +121,7 @@ def test_persons_in_a_secret_order(
 
 def statistics_tree(folder: Path) -> dict[str, Any]:
     path = write_csv(folder / "t.csv", rows(120))
-    tree = Statistics.from_plan(read_plan(counted_tree(path))).cell.canonical()
+    tree = Statistics.from_plan(read_plan(counted_tree(path))).cell.canonical_data()
     return {key: value for key, value in tree.items() if key != "label"}
 
 
@@ -145,7 +145,7 @@ def test_releases_of_moments_and_counts(
 @pytest.mark.long
 def test_statistics_under_ray_have_the_same_bits(tmp_path: Path) -> None:
     """In integers, masked; and in floating point, where the vectorized engine differs by rounding alone."""
-    cell = scenario_of(integers(statistics_tree(tmp_path), "secure-aggregation"), "test").points[0].cell
+    cell = parse_scenario(integers(statistics_tree(tmp_path), "secure-aggregation"), "test").points[0].cell
     floats = cell.model_copy(update={"run": cell.run.model_copy(update={"arithmetic": "float"})})
     outcomes, _ = run("ray", cell, floats)
     for ray, inprocess in zip(outcomes, run("inprocess", cell, floats)[0], strict=True):

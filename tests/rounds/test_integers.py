@@ -11,11 +11,11 @@ import torch
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal
-from fedpriv.noise.integers.gaussian import KeyedIntegers
-from fedpriv.plan.evaluation import presumed
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.rounds.floats import DrawAhead, Seeded
+from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
+from fedpriv.plan.evaluation import assume_scaling
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.rounds.floats import PrefetchedNoise, SeededNoise
 from fedpriv.scenario.schema import Cell
 from tests.attacks.guards import KEPT_STATE
 from tests.engines.test_engines import run
@@ -37,8 +37,8 @@ def test_without_noise_integers_are_the_run_in_floating_point(
     last = {"algorithm__output": "last"} if name in ("trees that restart", "leaves") else {}
     exact = cell_of(name, trust, run__dtype="float64", **last)
     plain = exact.model_copy(update={"run": exact.run.model_copy(update={"arithmetic": "float"})})
-    monkeypatch.setattr(KeyedIntegers, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
-    monkeypatch.setattr(Seeded, "__call__", lambda *_: None)  # floating point: silos' noise, and the server's
+    monkeypatch.setattr(KeyedDiscreteGaussian, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
+    monkeypatch.setattr(SeededNoise, "__call__", lambda *_: None)  # floating point: silos' noise, and the server's
     (one,), _ = run("inprocess", exact)
     (other,), _ = run("inprocess", plain)
     length = np.linalg.norm(other.cell_outcome.model)
@@ -56,7 +56,7 @@ def test_no_vector_of_floating_point_noise_is_drawn_by_integers(
         raise AssertionError("floating-point noise in an exact run")
 
     monkeypatch.setattr(KeyedNormal, "vectors", never)
-    monkeypatch.setattr(DrawAhead, "vector", never)
+    monkeypatch.setattr(PrefetchedNoise, "vector", never)
     (outcome,), _ = run("inprocess", small_cell(run__arithmetic="integers"))
     assert torch.isfinite(torch.from_numpy(outcome.cell_outcome.model)).all()
     with pytest.raises(RunError, match="floating-point noise"):
@@ -97,12 +97,12 @@ def test_what_cannot_be_made_exact_is_refused_with_the_reason(
     """By a simulation on integers, and by the plan of everything that really releases; others run."""
     cell = small_cell(run__arithmetic="integers", **changes)
     with pytest.raises(InputError, match=reason):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
     plain = small_cell(**changes)
-    assert plan_of(plain, task_of_cell(plain).objective).integers is None
-    if plain.privacy.target is not None:
+    assert make_plan(plain, load_task(plain).objective).exact_plan is None
+    if plain.privacy.target_mu is not None:
         with pytest.raises(InputError, match=reason):
-            plan_of(plain, task_of_cell(plain).objective, released=True)
+            make_plan(plain, load_task(plain).objective, for_release=True)
 
 
 def test_the_vectorized_engine_refuses_integers(small_cell: MakeCell) -> None:
@@ -114,7 +114,7 @@ def test_the_vectorized_engine_refuses_integers(small_cell: MakeCell) -> None:
 def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, word: int, width: int) -> None:
     """The same model to the lattice's precision: what 40 bits cost is truncation."""
     cell = small_cell(algorithm__trust="secure-aggregation", run__arithmetic="integers", run__word=word)
-    plan = plan_of(cell, task_of_cell(cell).objective)
+    plan = make_plan(cell, load_task(cell).objective)
     assert plan.rounds[0].message_length == 7850 * width
     (outcome,), _ = run("inprocess", cell)
     assert outcome.cell_outcome.bytes_sent == 8 * 7850 * width
@@ -125,8 +125,8 @@ def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, wo
 def test_a_record_is_as_long_as_its_clip_and_no_longer(name: str) -> None:
     """Guarantee of `IntegerSteps.sums`: one record a batch, far queries, every part, in Python's integers."""
     cell = cell_of(name, "trusted", run__dtype="float64")
-    silo = SimulatedFederation.of(cell).silo(0)
-    exact, state = silo.plan.exact, silo.start()
+    silo = SimulatedFederation.from_cell(cell).silo(0)
+    exact, state = silo.plan.required_exact_plan, silo.initial_state()
     assert exact is not None
     assert silo.plan.batch_sizes[0] == 1
     generator = torch.Generator().manual_seed(1)
@@ -143,14 +143,16 @@ def test_a_record_is_as_long_as_its_clip_and_no_longer(name: str) -> None:
 def test_no_sum_of_all_silos_is_beyond_the_reach(small_cell: MakeCell, trust: str) -> None:
     """Every record of every silo at its bound in every round; where a server adds them up, all silos' together."""
     cell = small_cell(run__arithmetic="integers", federation__silos=40, algorithm__trust=trust)
-    plan = plan_of(cell, task_of_cell(cell).objective)
+    plan = make_plan(cell, load_task(cell).objective)
     together = max(plan.batch_sizes) if trust == "untrusted" else sum(plan.batch_sizes)
-    strategy, largest = plan.exact.run.factored.strategy, 0
-    state = strategy.start()
+    strategy, largest = plan.required_exact_plan.inputs.factorization.strategy, 0
+    state = strategy.initial_state()
     for t in range(1, plan.schedule.rounds + 1):
-        output, state = strategy.step(state, t, np.full(1, together * plan.exact.norms(t)[0], np.int64))
+        output, state = strategy.step(
+            state, t, np.full(1, together * plan.required_exact_plan.norms(t)[0], np.int64)
+        )
         largest = max(largest, int(output[0]))
-    assert largest <= plan.exact.reach
+    assert largest <= plan.required_exact_plan.max_output
 
 
 def test_a_round_is_made_to_hold_all_batches_that_it_reads(small_cell: MakeCell) -> None:
@@ -166,8 +168,8 @@ def test_a_round_is_made_to_hold_all_batches_that_it_reads(small_cell: MakeCell)
         privacy={"relation": "zero-out", "mu": 1.0},
         run__arithmetic="integers",
     )
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    assert plan.most_held(0) == 2 * 3
+    plan = make_plan(cell, load_task(cell).objective)
+    assert plan.record_capacity(0) == 2 * 3
 
 
 def test_a_first_step_and_its_rounds_have_half_of_the_slack_each(
@@ -175,10 +177,10 @@ def test_a_first_step_and_its_rounds_have_half_of_the_slack_each(
 ) -> None:
     """Guarantee: the slack of a run, its first step included, is at most 2^-60."""
     cell = first_step_cell(tmp_path, run={"arithmetic": "integers"})
-    rounds = presumed(cell)
-    alone = rounds.derived(rounds.privacy, rounds.federation, rounds.algorithm)
-    found = plan_of(alone, task_of_cell(alone).objective)
-    monkeypatch.setattr("fedpriv.plan.calibration.MOST_SLACK", 1.5 * found.exact.claim.slack)
-    plan_of(alone, task_of_cell(alone).objective)
+    rounds = assume_scaling(cell)
+    alone = rounds.derive_cell(rounds.privacy, rounds.federation, rounds.algorithm)
+    found = make_plan(alone, load_task(alone).objective)
+    monkeypatch.setattr("fedpriv.plan.calibration.MAX_SLACK", 1.5 * found.required_exact_plan.claim.slack)
+    make_plan(alone, load_task(alone).objective)
     with pytest.raises(InputError, match="are too many"):
-        plan_of(rounds, task_of_cell(rounds).objective)
+        make_plan(rounds, load_task(rounds).objective)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedpriv.loss.estimators import RecursiveGradient, SplitGradient
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.objective import Records
-from fedpriv.rounds.floats import absorb, empty_sum
+from fedpriv.rounds.floats import initial_running_sum, update_running_sum
 
 FEATURES, CLASSES = 4, 3
 OBJECTIVE = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0, dtype=torch.float64)
@@ -35,12 +35,14 @@ def path_and_records(rounds: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def sums(queries: Tensor, features: Tensor, labels: Tensor, clip: float) -> Tensor:
     """q_1 … q_T of one silo with one record a round: (T, d)."""
     estimator = RecursiveGradient(clip=clip)
-    state = empty_sum(queries[0])
+    state = initial_running_sum(queries[0])
     rows = []
     for t, query in enumerate(queries, start=1):
         records = Records(features[t - 1 : t], labels[t - 1 : t])
         weights = torch.ones(1, dtype=torch.float64)
-        state, _ = absorb(state, estimator.round(t), query, OBJECTIVE, records, weights, estimator.memory)
+        state, _ = update_running_sum(
+            state, estimator.round(t), query, OBJECTIVE, records, weights, estimator.memory
+        )
         rows.append(state.total)
     return torch.stack(rows)
 
@@ -101,12 +103,12 @@ def neighbours(rounds: int, dtype: torch.dtype) -> list[float]:
     queries = torch.from_numpy(generator.standard_normal((rounds, FEATURES * CLASSES))).float()
     features = torch.from_numpy(generator.standard_normal((rounds, 1, FEATURES))).float()
     estimator, one = RecursiveGradient(clip=0.1), torch.ones(1)
-    states = [empty_sum(queries[0].to(dtype)) for _ in range(2)]
+    states = [initial_running_sum(queries[0].to(dtype)) for _ in range(2)]
     distances = []
     for t in range(1, rounds + 1):
         for side, feature in enumerate((features[t - 1], -features[t - 1] if t == 1 else features[t - 1])):
             records = Records(feature, torch.tensor([0]))
-            states[side], _ = absorb(
+            states[side], _ = update_running_sum(
                 states[side], estimator.round(t), queries[t - 1], objective, records, one, estimator.memory
             )
         distances.append(float((states[0].total.double() - states[1].total.double()).norm()) / 0.1)
@@ -128,13 +130,15 @@ def test_parts_are_summed_in_the_sums_own_type() -> None:
     estimator = SplitGradient(1.0, 0.5, 0.2, 0.1, rounds_per_epoch=3, coefficient=0.5, decay=0.5)
     objective = SoftmaxRegression(FEATURES, CLASSES, feature_norm=2.0)
     queries, features, labels = path_and_records(9, 2)
-    state = empty_sum(queries[0])
+    state = initial_running_sum(queries[0])
     for t in range(1, 10):
         records = Records(features[(t - 1) % 3 : (t - 1) % 3 + 1].float(), labels[(t - 1) % 3 : (t - 1) % 3 + 1])
         query = queries[t - 1].float()
-        state, _ = absorb(state, estimator.round(t), query, objective, records, torch.ones(1), estimator.memory)
+        state, _ = update_running_sum(
+            state, estimator.round(t), query, objective, records, torch.ones(1), estimator.memory
+        )
         assert state.total.dtype == torch.float64
-    assert [vector.dtype for vector in state.past] == [torch.float32] * 2 + [torch.float64] * 3
+    assert [vector.dtype for vector in state.past_vectors] == [torch.float32] * 2 + [torch.float64] * 3
 
 
 @pytest.mark.parametrize("empty", [1, 2, 3, 5])
@@ -142,12 +146,14 @@ def test_a_split_round_without_records_is_one_whose_records_count_nothing(empty:
     """It dropped the first queries of the epochs, and a later round raised IndexError; integers keep them."""
     queries, features, labels = path_and_records(6, 3)
     estimator = SplitGradient(clip=1.0, difference_clip=0.5, residual_clip=0.5, mixing=0.5, rounds_per_epoch=3)
-    none, zero = empty_sum(queries[0]), empty_sum(queries[0])
+    none, zero = initial_running_sum(queries[0]), initial_running_sum(queries[0])
     for t, query in enumerate(queries, start=1):
         records, weights = Records(features[t - 1 : t], labels[t - 1 : t]), torch.ones(1, dtype=torch.float64)
         there = None if t == empty else records
-        none, _ = absorb(none, estimator.round(t), query, OBJECTIVE, there, weights, estimator.memory)
+        none, _ = update_running_sum(none, estimator.round(t), query, OBJECTIVE, there, weights, estimator.memory)
         weights = weights * (t != empty)
-        zero, _ = absorb(zero, estimator.round(t), query, OBJECTIVE, records, weights, estimator.memory)
+        zero, _ = update_running_sum(
+            zero, estimator.round(t), query, OBJECTIVE, records, weights, estimator.memory
+        )
         torch.testing.assert_close(none.total, zero.total)
-        assert len(none.past) == len(zero.past)
+        assert len(none.past_vectors) == len(zero.past_vectors)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.plan.task import check_records
-from fedpriv.scenario.load import load_scenario, resolve_cell, scenario_of
+from fedpriv.plan.task import check_record_count
+from fedpriv.scenario.load import load_scenario, parse_scenario, resolve_cell
 from tests.conftest import small_tree
 
 BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
@@ -87,7 +87,7 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
 
 def complaint(tree: dict[str, Any], overrides: tuple[str, ...] = ()) -> str:
     with pytest.raises(InputError) as caught:
-        scenario_of(tree, "file.toml", overrides)
+        parse_scenario(tree, "file.toml", overrides)
     line = str(caught.value)
     assert "\n" not in line
     return line
@@ -205,7 +205,7 @@ def test_a_file_that_is_no_scenario_is_refused(tmp_path: Path, content: bytes | 
 
 def test_seeds_outside_of_the_sweep_are_sent_there() -> None:
     with pytest.raises(InputError, match=r"test: seeds = 2: this key stands in \[sweep\]"):
-        scenario_of({**small_tree(), "seeds": 2}, "test")
+        parse_scenario({**small_tree(), "seeds": 2}, "test")
 
 
 def test_a_folder_is_no_scenario(tmp_path: Path) -> None:
@@ -215,11 +215,13 @@ def test_a_folder_is_no_scenario(tmp_path: Path) -> None:
 
 def test_more_records_than_there_are_is_refused_with_the_product() -> None:
     with pytest.raises(InputError) as caught:
-        check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=61), "test"))
+        check_record_count(resolve_cell(small_tree(federation__silos=100, federation__rounds=61), "test"))
     line = str(caught.value)
     assert "one pass is 61 batches of 100 records of all silos, 61 * 100 = 6100" in line
     assert "synthetic has 6000 training records: enough for 60 batches of 100, or 61 of 98" in line
-    check_records(resolve_cell(small_tree(federation__silos=100, federation__rounds=60), "test"))  # exactly all
+    check_record_count(
+        resolve_cell(small_tree(federation__silos=100, federation__rounds=60), "test")
+    )  # exactly all
 
 
 @pytest.mark.parametrize("assignment", ["label.x=nan", "seed=[nan]", "label.x=[1.0, inf]"])

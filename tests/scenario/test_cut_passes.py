@@ -8,10 +8,10 @@ import pytest
 
 import fedpriv
 from fedpriv.claims.entries import read_ledger
-from fedpriv.claims.ledger import releases_of
-from fedpriv.participation.orders import Schedule
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.claims.ledger import make_release_streams
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from tests.conftest import small_tree
 
@@ -29,17 +29,17 @@ def tree(**algorithm: Any) -> dict[str, Any]:
 
 def test_passes_are_counted_by_rounds() -> None:
     cell = resolve_cell(tree(), "test")
-    assert cell.schedule == Schedule(7, 3)
+    assert cell.schedule == FixedOrder(7, 3)
     assert cell.batch_sizes == (2, 2, 2)
-    assert cell.unread == 2
+    assert cell.unread_count == 2
     assert [cell.schedule.batches(t).start for t in range(1, 8)] == [0, 1, 2, 0, 1, 2, 0]
     assert cell.schedule.words == "is read 2 times, or once more"
 
 
 def test_the_worst_record_is_one_that_is_read_once_more() -> None:
     """By brute force: of the nodes of a tree, those that hold any of a record's rounds 1, 4, 7."""
-    plan = plan_of(cell := resolve_cell(tree(), "test"), task_of_cell(cell).objective)
-    (stream,) = releases_of(plan, 7)
+    plan = make_plan(cell := resolve_cell(tree(), "test"), load_task(cell).objective)
+    (stream,) = make_release_streams(plan, 7)
     nodes = [(t - (t & -t) + 1, t) for t in range(1, 8)]
     squares = [
         sum(sum(0.6 ** (end - i) for i in range(first, end + 1) if i % 3 == record) ** 2 for first, end in nodes)

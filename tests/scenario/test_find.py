@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import scenario_file, shipped
+from fedpriv.core.files import find_scenario_file, list_shipped_scenarios
 from fedpriv.scenario.load import read_toml
 
 
@@ -14,22 +14,22 @@ def test_a_shipped_scenario_is_found_from_an_empty_folder(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert read_toml(scenario_file(Path(given)))["name"] == "quickstart"
+    assert read_toml(find_scenario_file(Path(given)))["name"] == "quickstart"
 
 
 def test_a_file_of_ones_own_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("quickstart.toml").write_text('name = "mine"', encoding="utf-8")
-    assert scenario_file(Path("quickstart.toml")) == Path("quickstart.toml")
+    assert find_scenario_file(Path("quickstart.toml")) == Path("quickstart.toml")
 
 
 def test_every_file_of_the_repository_is_shipped() -> None:
     root = Path(__file__).resolve().parents[2]
-    assert set(shipped()) == {path.stem for path in (root / "scenarios").glob("*.toml")}
+    assert set(list_shipped_scenarios()) == {path.stem for path in (root / "scenarios").glob("*.toml")}
 
 
 @pytest.mark.parametrize("given", ["quikstart", "elsewhere/quickstart.toml", "quickstart.json"])
 def test_what_is_not_there_is_refused(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="no such file, and no scenario of that name is shipped"):
-        scenario_file(Path(given))
+        find_scenario_file(Path(given))

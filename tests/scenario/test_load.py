@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedpriv.accounting.gaussian import mu_of
 from fedpriv.core.errors import InputError
-from fedpriv.scenario.load import load_scenario, resolve_cell, scenario_of
-from fedpriv.scenario.published import Published
+from fedpriv.scenario.load import load_scenario, parse_scenario, resolve_cell
+from fedpriv.scenario.published import PublishedValues
 from tests.conftest import small_tree
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -28,18 +28,19 @@ def swept_tree() -> dict[str, Any]:
 
 
 def test_points_are_the_product_with_the_last_axis_fastest_and_seeds_innermost() -> None:
-    scenario = scenario_of(swept_tree(), "test")
+    scenario = parse_scenario(swept_tree(), "test")
     found = [
-        (point.swept["privacy.rho"], point.swept["federation.silos"], point.cell.seed) for point in scenario.points
+        (point.swept_values["privacy.rho"], point.swept_values["federation.silos"], point.cell.seed)
+        for point in scenario.points
     ]
     assert found == [(rho, silos, seed) for rho in (4.0, 8.0) for silos in (1, 2, 3) for seed in (0, 1)]
     for point in scenario.points:
-        assert point.cell.privacy.rho == point.swept["privacy.rho"]
-        assert point.cell.federation.silos == point.swept["federation.silos"]
+        assert point.cell.privacy.rho == point.swept_values["privacy.rho"]
+        assert point.cell.federation.silos == point.swept_values["federation.silos"]
 
 
 def test_without_a_sweep_there_is_one_cell_with_the_files_seed() -> None:
-    scenario = scenario_of(small_tree(seed=7), "test")
+    scenario = parse_scenario(small_tree(seed=7), "test")
     assert [point.cell.seed for point in scenario.points] == [7]
     assert scenario.axes == {}
     assert scenario.published is None
@@ -55,11 +56,11 @@ def test_without_a_sweep_there_is_one_cell_with_the_files_seed() -> None:
     ],
 )
 def test_seeds_are_a_count_or_a_list(override: str, seeds: list[int]) -> None:
-    assert scenario_of(swept_tree(), "test", [override]).seeds == seeds
+    assert parse_scenario(swept_tree(), "test", [override]).seeds == seeds
 
 
 def test_an_override_replaces_a_key_in_every_cell() -> None:
-    scenario = scenario_of(swept_tree(), "test", ["federation.rounds=5", "run.device=cuda:0"])
+    scenario = parse_scenario(swept_tree(), "test", ["federation.rounds=5", "run.device=cuda:0"])
     assert {point.cell.federation.rounds for point in scenario.points} == {5}
     assert {point.cell.run.device for point in scenario.points} == {"cuda:0"}  # a bare word is a text
 
@@ -68,13 +69,13 @@ def test_an_override_replaces_a_key_in_every_cell() -> None:
     ("override", "values"), [("federation.silos=2", [2]), ("federation.silos=[3, 1]", [3, 1])]
 )
 def test_an_override_of_a_swept_key_narrows_its_axis(override: str, values: list[int]) -> None:
-    scenario = scenario_of(swept_tree(), "test", [override])
+    scenario = parse_scenario(swept_tree(), "test", [override])
     assert scenario.axes == {"privacy.rho": [4.0, 8.0], "federation.silos": values}
     assert [point.cell.federation.silos for point in scenario.points[::2]] == values * 2
 
 
 def test_published_values_are_found_when_the_sweep_is_narrowed() -> None:
-    published = scenario_of(swept_tree(), "test", ["federation.silos=[3, 2]", "privacy.rho=8.0"]).published
+    published = parse_scenario(swept_tree(), "test", ["federation.silos=[3, 2]", "privacy.rho=8.0"]).published
     assert published is not None
     assert published.value("test_loss", {"privacy.rho": 8.0, "federation.silos": 3}) == 1.3
     assert published.value("test_loss", {"privacy.rho": 4.0, "federation.silos": 2}) == 2.2
@@ -83,14 +84,14 @@ def test_published_values_are_found_when_the_sweep_is_narrowed() -> None:
 
 
 def test_published_values_survive_results_json() -> None:
-    published = scenario_of(swept_tree(), "test").published
+    published = parse_scenario(swept_tree(), "test").published
     assert published is not None
-    assert Published.from_data(published.as_data()) == published
+    assert PublishedValues.from_data(published.to_data()) == published
 
 
 def test_the_given_tree_is_not_changed() -> None:
     tree = swept_tree()
-    scenario_of(tree, "test", ["federation.rounds=5", "federation.silos=2"])
+    parse_scenario(tree, "test", ["federation.rounds=5", "federation.silos=2"])
     assert tree == swept_tree()
 
 
@@ -106,11 +107,11 @@ def test_the_given_tree_is_not_changed() -> None:
 )
 def test_every_target_gives_its_mu(target: dict[str, float], mu: float) -> None:
     cell = resolve_cell(small_tree(**{"privacy__rho": None, **target}), "test")
-    assert cell.privacy.target == pytest.approx(mu, rel=1e-12)
+    assert cell.privacy.target_mu == pytest.approx(mu, rel=1e-12)
 
 
 def test_without_privacy_there_is_no_target() -> None:
-    assert resolve_cell(small_tree(privacy__mode="none", privacy__rho=None), "test").privacy.target is None
+    assert resolve_cell(small_tree(privacy__mode="none", privacy__rho=None), "test").privacy.target_mu is None
 
 
 @given(silos=st.integers(1, 50), batch=st.integers(1, 9), spare=st.integers(0, 400))
@@ -146,9 +147,9 @@ def test_the_canonical_form_gives_the_same_cell(
     )
     tree["privacy"][key] = value
     cell = resolve_cell(tree, "test")
-    again = resolve_cell(cell.canonical(), "test")
+    again = resolve_cell(cell.canonical_data(), "test")
     assert again == cell
-    assert again.canonical() == cell.canonical()
+    assert again.canonical_data() == cell.canonical_data()
     assert again.algorithm.settings == cell.algorithm.settings
 
 
@@ -168,7 +169,7 @@ def test_the_paper_tables_have_a_published_value_for_every_point(name: str) -> N
         federation = point.cell.federation
         assert federation.silos * federation.total_rounds == 60_000
         for metric in ("test_loss", "test_accuracy"):
-            value = scenario.published.value(metric, point.swept)
+            value = scenario.published.value(metric, point.swept_values)
             assert value is not None
             assert math.isfinite(value)
 
@@ -181,9 +182,9 @@ def _ruled(**where: object) -> dict[str, object]:
 def test_a_rule_sets_keys_where_its_conditions_hold() -> None:
     tree = _ruled(when={"federation.silos": 3, "privacy.rho": [1.0, 4.0]}, set={"algorithm.diameter": 0.5})
     tree["where"] += [{"when": {"federation.silos": [2]}, "set": {"algorithm.diameter": 0.1}}]  # type: ignore[operator]
-    diameters = [point.cell.algorithm.model_extra["diameter"] for point in scenario_of(tree, "test").points]
+    diameters = [point.cell.algorithm.model_extra["diameter"] for point in parse_scenario(tree, "test").points]
     assert diameters == [0.1, 0.1, 0.5, 0.5]
-    narrowed = scenario_of(tree, "test", ["federation.silos=3", "algorithm.diameter=0.25"])
+    narrowed = parse_scenario(tree, "test", ["federation.silos=3", "algorithm.diameter=0.25"])
     assert [point.cell.algorithm.model_extra["diameter"] for point in narrowed.points] == [0.25, 0.25]
 
 
@@ -200,7 +201,7 @@ def test_a_rule_sets_keys_where_its_conditions_hold() -> None:
 )
 def test_a_rule_that_cannot_mean_anything_is_refused(where: dict[str, object], line: str) -> None:
     with pytest.raises(InputError, match=line):
-        scenario_of(_ruled(**where), "test")
+        parse_scenario(_ruled(**where), "test")
 
 
 @pytest.mark.parametrize(
@@ -219,20 +220,20 @@ def test_a_rule_that_cannot_mean_anything_is_refused(where: dict[str, object], l
 )
 def test_published_values_belong_to_the_settings_they_were_published_for(override: str, shown: bool) -> None:
     """MNIST's values stood beside other data sets, with a difference worked out."""
-    published = scenario_of(swept_tree(), "test", [override]).published
+    published = parse_scenario(swept_tree(), "test", [override]).published
     assert published is not None
     swept = {"privacy.rho": 4.0, "federation.silos": 1}
     assert published.value("test_loss", swept) == (2.1 if shown else None)
-    assert published.table.shown == ["test_loss"]  # the layout stays
-    assert published.withheld == ([] if shown else [override.partition("=")[0]])
-    assert Published.from_data(published.as_data()) == published
+    assert published.tables.table_metrics == ["test_loss"]  # the layout stays
+    assert published.withheld_keys == ([] if shown else [override.partition("=")[0]])
+    assert PublishedValues.from_data(published.to_data()) == published
 
 
 def test_published_values_are_not_shown_for_a_value_of_another_axis_that_was_not_printed() -> None:
     tree = swept_tree()
     tree["sweep"]["algorithm.diameter"] = [0.1]
     for value, shown in ((0.1, True), (0.3, False)):
-        published = scenario_of(tree, "test", [f"algorithm.diameter={value}"]).published
+        published = parse_scenario(tree, "test", [f"algorithm.diameter={value}"]).published
         assert published is not None
         assert (published.value("test_loss", {"privacy.rho": 4.0, "federation.silos": 1}) is not None) == shown
 
@@ -248,12 +249,12 @@ def test_an_overridden_partition_takes_its_settings_with_it(by_rule: bool) -> No
         tree["where"] = [{"when": {"label.silos": "skewed"}, "set": setting}]
     else:
         tree["data"] |= skewed
-    (point,) = scenario_of(tree, "test", ["data.partition=iid"]).points
+    (point,) = parse_scenario(tree, "test", ["data.partition=iid"]).points
     assert (point.cell.data.partition, point.cell.data.concentration) == ("iid", None)
-    (point,) = scenario_of(tree, "test", ["data.partition=shards", "data.shards=2"]).points
+    (point,) = parse_scenario(tree, "test", ["data.partition=shards", "data.shards=2"]).points
     assert (point.cell.data.partition, point.cell.data.shards) == ("shards", 2)
     with pytest.raises(InputError, match="concentration is needed for partition"):  # given beside it: a mistake
-        scenario_of(tree, "test", ["data.partition=iid", "data.concentration=0.1"])
+        parse_scenario(tree, "test", ["data.partition=iid", "data.concentration=0.1"])
 
 
 @given(
@@ -278,8 +279,8 @@ def test_samples_are_read_as_far_as_they_fill_rounds(
     tree = {**small_tree(), "federation": {key: value for key, value in federation.items() if value is not None}}
     cell = resolve_cell(tree, "test")
     assert min(cell.batch_sizes) >= 1
-    assert cell.unread == samples - rounds_per_epoch * sum(cell.batch_sizes)
-    assert 0 <= cell.unread < rounds_per_epoch * (silos if skew is None else 1)
+    assert cell.unread_count == samples - rounds_per_epoch * sum(cell.batch_sizes)
+    assert 0 <= cell.unread_count < rounds_per_epoch * (silos if skew is None else 1)
     assert skew is not None or len(set(cell.batch_sizes)) == 1
 
 
@@ -287,7 +288,7 @@ def test_mnist_in_unequal_silos_is_read_whole() -> None:
     points = load_scenario(SCENARIOS / "mnist-heterogeneous.toml").points
     unequal = [point.cell for point in points if point.cell.federation.size_skew is not None]
     assert len(unequal) == 10
-    assert {cell.unread for cell in unequal} == {0}
+    assert {cell.unread_count for cell in unequal} == {0}
     assert all(max(cell.batch_sizes) > 2 * min(cell.batch_sizes) for cell in unequal)
 
 
@@ -300,30 +301,30 @@ def swept() -> dict[str, Any]:
 
 
 def test_a_list_for_a_key_that_was_not_swept_becomes_an_axis() -> None:
-    scenario = scenario_of(small_tree(), "test", ["federation.rounds=[4, 8]"])
+    scenario = parse_scenario(small_tree(), "test", ["federation.rounds=[4, 8]"])
     assert [point.cell.federation.rounds for point in scenario.points] == [4, 8]
     assert scenario.axes == {"federation.rounds": [4, 8]}
 
 
 def test_published_values_are_not_shown_for_a_new_axis_with_other_values() -> None:
-    same = scenario_of(swept(), "test", ["federation.rounds=[8]"])
-    other = scenario_of(swept(), "test", ["federation.rounds=[8, 4]"])
+    same = parse_scenario(swept(), "test", ["federation.rounds=[8]"])
+    other = parse_scenario(swept(), "test", ["federation.rounds=[8, 4]"])
     assert same.published is not None
     assert same.published.value("test_loss", {"privacy.rho": 4.0, "federation.silos": 5}) == 2.2
     assert other.published is not None
     assert other.published.value("test_loss", {"privacy.rho": 4.0, "federation.silos": 5}) is None
-    assert other.published.withheld == ["federation.rounds"]
+    assert other.published.withheld_keys == ["federation.rounds"]
 
 
 @pytest.mark.parametrize("override", ["privacy.mu=1.0", "privacy.zcdp=0.5"])
 def test_a_privacy_target_replaces_the_one_of_the_file(override: str) -> None:
-    (point,) = scenario_of(small_tree(), "test", [override]).points
-    assert point.cell.privacy.target == pytest.approx(1.0)
+    (point,) = parse_scenario(small_tree(), "test", [override]).points
+    assert point.cell.privacy.target_mu == pytest.approx(1.0)
     assert point.cell.privacy.rho is None
 
 
 def test_a_privacy_target_replaces_a_swept_one() -> None:
-    scenario = scenario_of(swept(), "test", ["privacy.epsilon=[1.0, 2.0]"])
+    scenario = parse_scenario(swept(), "test", ["privacy.epsilon=[1.0, 2.0]"])
     assert list(scenario.axes) == ["federation.silos", "privacy.epsilon"]
     assert {point.cell.privacy.rho for point in scenario.points} == {None}
     assert [point.cell.privacy.epsilon for point in scenario.points] == [1.0, 2.0, 1.0, 2.0]
@@ -332,21 +333,21 @@ def test_a_privacy_target_replaces_a_swept_one() -> None:
 
 @pytest.mark.parametrize("tree", [small_tree(), swept()])
 def test_noise_can_be_switched_off(tree: dict[str, Any]) -> None:
-    points = scenario_of(tree, "test", ["privacy.mode=none"]).points
-    assert {point.cell.privacy.target for point in points} == {None}
+    points = parse_scenario(tree, "test", ["privacy.mode=none"]).points
+    assert {point.cell.privacy.target_mu for point in points} == {None}
 
 
 def test_two_targets_at_a_time_are_refused() -> None:
     with pytest.raises(InputError, match="exactly one of mu, rho, zcdp and epsilon; given: mu, zcdp"):
-        scenario_of(small_tree(), "test", ["privacy.mu=1.0", "privacy.zcdp=1.0"])
+        parse_scenario(small_tree(), "test", ["privacy.mu=1.0", "privacy.zcdp=1.0"])
 
 
 def test_a_value_given_twice_is_one_cell() -> None:
     tree = {**small_tree(), "sweep": {"federation.silos": [3, 3, 5]}}
-    assert len(scenario_of(tree, "test").points) == 2
-    assert len(scenario_of(tree, "test", ["federation.silos=[5, 5]"]).points) == 1
+    assert len(parse_scenario(tree, "test").points) == 2
+    assert len(parse_scenario(tree, "test", ["federation.silos=[5, 5]"]).points) == 1
 
 
 def test_an_empty_list_is_refused() -> None:
     with pytest.raises(InputError, match="expected at least one value to sweep"):
-        scenario_of(small_tree(), "test", ["federation.silos=[]"])
+        parse_scenario(small_tree(), "test", ["federation.silos=[]"])

@@ -9,8 +9,8 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedpriv.core.errors import RunError
-from fedpriv.protocol.messages import AGREEMENT, Refusal, refusal_content
-from fedpriv.server.app import check_agreement
+from fedpriv.protocol.messages import ADMISSION_QUERY, Refusal, refusal_content
+from fedpriv.server.app import check_admission
 from tests.server.test_patient_grid import Answer, ScriptedGrid
 
 
@@ -24,14 +24,14 @@ class Asked(ScriptedGrid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         replies = []
         for node, message in enumerate(messages):
-            assert message.metadata.message_type == AGREEMENT
+            assert message.metadata.message_type == ADMISSION_QUERY
             message.metadata.__dict__["_message_id"] = f"m{node}"
             replies += self.answers[node](message, 1)
         return replies
 
 
 def check(*answers: Answer, all_needed: bool = True) -> None:
-    check_agreement(Asked(list(answers)), range(len(answers)), 1.0, all_needed=all_needed)
+    check_admission(Asked(list(answers)), range(len(answers)), 1.0, require_all=all_needed)
 
 
 def yes(message: Message, _: int) -> list[Message]:

@@ -11,25 +11,25 @@ from flwr.clientapp import ClientApp
 
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.protocol.cell_folder import make_run_config
 from fedpriv.protocol.messages import (
-    COMMIT,
-    SEEN,
-    also_in,
-    commits_in,
-    number_in,
-    one_array,
+    REPLY_CHECKPOINT,
+    SERVER_CHECKPOINTS,
+    add_bytes,
     query_content,
+    read_int_field,
+    read_optional_bytes,
+    read_tensor,
     release_content,
     roster_content,
-    vector_in,
-    with_also,
+    to_array_record,
+    unpack_checkpoints,
 )
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server import grid as patient_grid
 from fedpriv.server.app import deploy_cell
-from fedpriv.server.strategy import SeenCommits
+from fedpriv.server.strategy import CheckpointStore
 from fedpriv.silo.guard import Guard
 from tests.conftest import small_tree
 from tests.server.test_evaluation import Heard
@@ -44,13 +44,18 @@ def grid_of(folder: Path, cell: Cell, run: str) -> InProcessGrid:
     for number, path in enumerate(policies):
         if not path.exists():
             write_tested(folder, number, {"budget": 9.0}, budget=30.0)
-    guards, words = [guards_of(path) for path in policies], json.dumps(cell.canonical())
+    guards, words = [guards_of(path) for path in policies], json.dumps(cell.canonical_data())
     app = ClientApp()
 
     def forwarded(message: Message, guard: Guard) -> Message:
-        t, seen = number_in(message.content, "config", "t"), also_in(message.content, SEEN)
-        reply = release_content(guard.answer(run, words, t, vector_in(message.content, "query"), seen=seen), None)
-        return Message(with_also(reply, COMMIT, guard.told(run, words, t)), reply_to=message)
+        t, seen = (
+            read_int_field(message.content, "config", "t"),
+            read_optional_bytes(message.content, SERVER_CHECKPOINTS),
+        )
+        reply = release_content(
+            guard.answer(run, words, t, read_tensor(message.content, "query"), checkpoints=seen), None
+        )
+        return Message(add_bytes(reply, REPLY_CHECKPOINT, guard.checkpoint(run, words, t)), reply_to=message)
 
     @app.query("roster")
     def roster(message: Message, context: Context) -> Message:
@@ -70,7 +75,7 @@ def grid_of(folder: Path, cell: Cell, run: str) -> InProcessGrid:
         assert tests is not None
         return forwarded(message, tests)
 
-    return InProcessGrid(app, 3, run_config_of(cell, Path(), run))
+    return InProcessGrid(app, 3, make_run_config(cell, Path(), run))
 
 
 @pytest.mark.slow
@@ -88,7 +93,7 @@ def test_guarantee_a_silo_that_was_put_back_between_two_runs_is_noticed_in_the_n
     grid_of(silos, cell, "one")  # ledgers are begun
     shutil.copytree(silos, tmp_path / "snapshot")
     deploy_cell(grid_of(silos, cell, "one"), cell, Heard(), tmp_path / "one", seen)
-    known = [commits_in((seen / f"silo-{number}").read_bytes()) for number in range(3)]
+    known = [unpack_checkpoints((seen / f"silo-{number}").read_bytes()) for number in range(3)]
     assert [len(each) for each in known] == [2] * 3, "the ledger of training, and that of evaluations"
     assert [sorted(told.number for told in each)[-1] for each in known] == [4] * 3
     deploy_cell(grid_of(silos, cell, "two"), cell, Heard(), tmp_path / "two", seen)
@@ -99,12 +104,14 @@ def test_guarantee_a_silo_that_was_put_back_between_two_runs_is_noticed_in_the_n
 
 
 def test_nonsense_of_a_silo_is_not_remembered_and_a_damaged_file_is_none(tmp_path: Path) -> None:
-    content, commits = query_content(one_array(torch.zeros(2)), 1, ConfigRecord()), SeenCommits(tmp_path)
+    content, commits = query_content(to_array_record(torch.zeros(2)), 1, ConfigRecord()), CheckpointStore(tmp_path)
     for told in (b"", b"x" * 55, b"x" * 57, b"x" * 10_000):
-        commits.note(0, with_also(content, COMMIT, told))
-    assert commits.told_to(0, content) is content
-    commits.note(0, with_also(content, COMMIT, bytes(56)))
-    assert also_in(SeenCommits(tmp_path).told_to(0, content), SEEN) == bytes(56)
-    assert also_in(content, SEEN) == b""
+        commits.record_checkpoint(0, add_bytes(content, REPLY_CHECKPOINT, told))
+    assert commits.add_checkpoints(0, content) is content
+    commits.record_checkpoint(0, add_bytes(content, REPLY_CHECKPOINT, bytes(56)))
+    assert read_optional_bytes(CheckpointStore(tmp_path).add_checkpoints(0, content), SERVER_CHECKPOINTS) == bytes(
+        56
+    )
+    assert read_optional_bytes(content, SERVER_CHECKPOINTS) == b""
     (tmp_path / "silo-0").write_bytes(bytes(57))
-    assert SeenCommits(tmp_path).told_to(0, content) is content
+    assert CheckpointStore(tmp_path).add_checkpoints(0, content) is content

@@ -14,11 +14,11 @@ import fedpriv.server.app
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.errors import RunError
-from fedpriv.core.files import OWN, write_bytes
+from fedpriv.core.files import PRIVATE_MODE, write_bytes
 from fedpriv.core.random import SERVER, simulation_noise
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import TRAIN, release_content, vector_in
+from fedpriv.protocol.cell_folder import make_run_config
+from fedpriv.protocol.messages import TRAIN, read_tensor, release_content
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deploy_cell, simulated_strategy
@@ -71,8 +71,8 @@ def test_a_server_killed_between_any_two_lines_releases_the_same_bytes(tmp_path:
     assert len(expected) == 8
     for after in (False, True):
         folder = tmp_path / f"cut {after}"
-        write_bytes(folder / "noise.key", key, OWN)
-        grid = Repeating(client_app, cell.federation.silos, run_config_of(cell, Path()))
+        write_bytes(folder / "noise.key", key, PRIVATE_MODE)
+        grid = Repeating(client_app, cell.federation.silos, make_run_config(cell, Path()))
         for t in range(1, 9):
             serve(plan, folder, grid, dies_in=-t if after else t)
         model = serve(plan, folder, grid).model
@@ -91,7 +91,7 @@ class Repeating(InProcessGrid):
     def _call(self, message: Message) -> Message:
         if message.metadata.message_type != TRAIN:
             return super()._call(message)
-        query = vector_in(message.content, "query").numpy().tobytes()
+        query = read_tensor(message.content, "query").numpy().tobytes()
         asked = message.metadata.dst_node_id, message.content["config"]["t"], query
         if asked not in self.given:
             self.given[asked] = super()._call(message)
@@ -109,10 +109,10 @@ def test_a_flower_run_without_a_token_over_guarded_silos_is_refused(small_cell: 
         def _call(self, message: Message) -> Message:
             reply = super()._call(message)
             if reply.metadata.message_type == TRAIN:
-                return Message(release_content(vector_in(reply.content, "release"), None), reply_to=message)
+                return Message(release_content(read_tensor(reply.content, "release"), None), reply_to=message)
             return reply
 
-    grid = Guarded(client_app, 3, run_config_of(cell, Path()))
+    grid = Guarded(client_app, 3, make_run_config(cell, Path()))
     with pytest.raises(RunError, match=r"silo 0, round 1: .* use --engine deployment"):
         strategy.run(grid)
     assert fedpriv.server.app.run_cell(silos_of(cell), cell, RunObserver()).noise == "simulation"

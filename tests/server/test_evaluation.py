@@ -16,22 +16,22 @@ from flwr.app import Message
 from torch import Tensor
 
 from fedpriv.addons.services.deployment import write_silos
-from fedpriv.claims.outcome import Finished, RunObserver
+from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.clients.app import app as client_app
-from fedpriv.clients.simulated import client_app_of
+from fedpriv.clients.simulated import make_client_app
 from fedpriv.core.errors import RunError
-from fedpriv.data.partition import counted
+from fedpriv.data.partition import counted_mask
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.loss.objective import Records
-from fedpriv.plan.task import public_task_of_cell
-from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import EVALUATE, release_content, vector_in
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.plan.task import load_public_task
+from fedpriv.protocol.cell_folder import make_run_config
+from fedpriv.protocol.messages import EVALUATE, read_tensor, release_content
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server import grid as patient_grid
 from fedpriv.server.app import deploy_cell, run_cell
 from fedpriv.server.journal import ServerJournal
-from fedpriv.server.strategy import Kept
+from fedpriv.server.strategy import JournalEntry
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.policy import read_policy
@@ -47,12 +47,12 @@ class Heard(RunObserver):
 
     def __init__(self) -> None:
         self.metrics: list[dict[str, float]] = []
-        self.result: Finished | None = None
+        self.result: CellOutcome | None = None
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         self.metrics.append(dict(metrics))
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         self.result = finished
 
 
@@ -75,17 +75,17 @@ def cell_of(trust: str, **overrides: Any) -> Cell:
 
 def grid_over(policies: list[Path], cell: Cell) -> InProcessGrid:
     """The guards of these policies, in this process."""
-    config = run_config_of(cell, Path(), "run")
+    config = make_run_config(cell, Path(), "run")
     guards = [guards_of(path) for path in policies]
     training = [Bound(each.training, str(config["cell-json"])) for each in guards]
     tests = [Bound(each.tests, str(config["cell-json"])) for each in guards if each.tests]
-    return InProcessGrid(client_app_of(training, "run", tests), len(policies), config)
+    return InProcessGrid(make_client_app(training, "run", tests), len(policies), config)
 
 
 def guarded_grid(folder: Path, cell: Cell) -> InProcessGrid:
     """Three guards of this process, begun where there are none."""
     folder.mkdir(exist_ok=True)
-    config = run_config_of(cell, Path(), "run")
+    config = make_run_config(cell, Path(), "run")
     guards = []
     for number in range(3):
         path = folder / f"silo-{number}.toml"
@@ -94,7 +94,7 @@ def guarded_grid(folder: Path, cell: Cell) -> InProcessGrid:
         )
     training = [Bound(each.training, str(config["cell-json"])) for each in guards]
     tests = [Bound(each.tests, str(config["cell-json"])) for each in guards if each.tests]
-    return InProcessGrid(client_app_of(training, "run", tests), 3, config)
+    return InProcessGrid(make_client_app(training, "run", tests), 3, config)
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +110,8 @@ def test_a_deployed_run_evaluates_and_leaves_no_key(tmp_path: Path, trust: str) 
     assert len(heard.metrics) == 4
     assert heard.result is not None
     streams = heard.result.evaluations
-    assert all(stream.mu == pytest.approx(1.0) and stream.integers for stream in streams)
-    assert [stream.owner for stream in streams] == (["server"] if trust == "trusted" else ["silos 0-2"])
+    assert all(stream.mu == pytest.approx(1.0) and stream.integer_release for stream in streams)
+    assert [stream.party_name for stream in streams] == (["server"] if trust == "trusted" else ["silos 0-2"])
     assert not list((tmp_path / "j").rglob("noise.key"))
     assert not list((tmp_path / "j").rglob("sums-*"))
 
@@ -128,7 +128,7 @@ def test_a_server_killed_around_any_evaluation_publishes_each_once(
     for dies_in in (1, 2, 3, 4, 0):
         heard = Heard()
 
-        def record(journal: ServerJournal, t: int, kept: Kept, *rest: Any, last: int = dies_in) -> None:
+        def record(journal: ServerJournal, t: int, kept: JournalEntry, *rest: Any, last: int = dies_in) -> None:
             dying = journal._folder.name == "evaluation" and t == last
             if dying and not after:
                 raise KilledError
@@ -178,7 +178,7 @@ def test_a_silo_that_sends_nonsense_ends_the_run_with_its_number(tmp_path: Path)
             "silo 1, evaluation 1: it sent values that are not finite",
         ),
     ):
-        grid = Bad(client_app, 3, run_config_of(cell, Path()))
+        grid = Bad(client_app, 3, make_run_config(cell, Path()))
         grid.content = content
         with pytest.raises(RunError, match=reason):
             run_cell(grid, cell, Heard())
@@ -193,10 +193,10 @@ def test_a_simulating_server_refuses_real_silos_of_a_trusted_run(tmp_path: Path)
             reply = super()._call(message)
             if message.metadata.message_type != EVALUATE:
                 return reply
-            return Message(release_content(vector_in(reply.content, "release"), None), reply_to=message)
+            return Message(release_content(read_tensor(reply.content, "release"), None), reply_to=message)
 
     with pytest.raises(RunError, match="silo 0, evaluation 1: it answers as silos with guards do"):
-        run_cell(Real(client_app, 3, run_config_of(cell, Path())), cell, Heard())
+        run_cell(Real(client_app, 3, make_run_config(cell, Path())), cell, Heard())
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_local_deployments_policies_allow_the_run_and_nothing_wider(tmp_path: 
     policies = write_silos(cell, tmp_path / "state", tmp_path / "home")
     deploy_cell(grid_over(policies, cell), cell, heard, tmp_path / "j")
     simulated = Heard()
-    run_cell(InProcessGrid(client_app, 3, run_config_of(cell, Path())), cell, simulated)
+    run_cell(InProcessGrid(client_app, 3, make_run_config(cell, Path())), cell, simulated)
     for name, value in simulated.metrics[-1].items():
         tolerance = 0.3 if "loss" in name else 0.06  # another noise, in the model too
         assert heard.metrics[-1][name] == pytest.approx(value, abs=tolerance), name
@@ -219,7 +219,7 @@ def test_a_local_deployments_policies_allow_the_run_and_nothing_wider(tmp_path: 
     assert guard is not None
     assert heard.result is not None
     with pytest.raises(RunError, match="the scenario has 5 evaluations, allowed are 4"):
-        guard.answer("other", json.dumps(wider.canonical()), 1, torch.from_numpy(heard.result.model))
+        guard.answer("other", json.dumps(wider.canonical_data()), 1, torch.from_numpy(heard.result.model))
 
 
 def test_prepared_hospitals_evaluate_on_their_own_rows(tmp_path: Path) -> None:
@@ -230,18 +230,18 @@ def test_prepared_hospitals_evaluate_on_their_own_rows(tmp_path: Path) -> None:
     tree["privacy"] = {"relation": "zero-out", "mu": 1000.0}
     seed = tree.pop("seed")
     tree["sweep"] = {"seeds": [seed]}
-    scenario = scenario_of(tree, "test")
+    scenario = parse_scenario(tree, "test")
     cell, heard = scenario.points[0].cell, Heard()
-    policies = [folder / "policy.toml" for folder in prepare_silos(scenario, tmp_path / "silos", runs=1)]
+    policies = [folder / "policy.toml" for folder in prepare_silos(scenario, tmp_path / "silos", run_count=1)]
     (tmp_path / "t.csv").unlink()  # the server has no table
     deploy_cell(grid_over(policies, cell), cell, heard, tmp_path / "j")
     assert heard.result is not None
-    model, objective = torch.from_numpy(heard.result.model), public_task_of_cell(cell).objective
+    model, objective = torch.from_numpy(heard.result.model), load_public_task(cell).objective
     for policy, name in zip(policies, ("north", "south"), strict=True):
         own = read_policy(policy).load_shard().test
         assert own is not None
-        records = own.seen(cell)
-        there = torch.from_numpy(counted(records.labels.numpy()))
+        records = own.model_records(cell)
+        there = torch.from_numpy(counted_mask(records.labels.numpy()))
         accuracy = objective.evaluate(model, Records(*(column[there] for column in records))).accuracy
         assert heard.metrics[-1][f"test_accuracy_at_{name}"] == pytest.approx(float(accuracy), abs=0.01)
 
@@ -276,6 +276,6 @@ def test_guard_processes_that_are_killed_evaluate_through_the_deployed_app(
             return super().push_messages(messages)
 
     heard = Heard()
-    deploy_cell(Guarded(client_app, 3, run_config_of(cell, Path(), "run")), cell, heard, tmp_path / "j")
+    deploy_cell(Guarded(client_app, 3, make_run_config(cell, Path(), "run")), cell, heard, tmp_path / "j")
     assert len(heard.metrics) == 4
     assert heard.result is not None

@@ -11,13 +11,13 @@ import torch
 
 from fedpriv.clients.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.files import OWN, write_bytes
+from fedpriv.core.files import PRIVATE_MODE, write_bytes
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.protocol.cell_folder import make_run_config
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.server.journal import Entries, ServerJournal
-from fedpriv.server.strategy import Kept
+from fedpriv.server.journal import EntrySizes, ServerJournal
+from fedpriv.server.strategy import JournalEntry
 from tests.conftest import small_tree
 from tests.server.deployed import plan_with
 from tests.server.deployed import serve as serve_plan
@@ -26,11 +26,11 @@ MakeCell = Callable[..., Cell]
 
 
 def journal_in(folder: Path, rounds: int = 8) -> ServerJournal:
-    return ServerJournal(folder, Entries(torch.float64, (7850,) * rounds))
+    return ServerJournal(folder, EntrySizes(torch.float64, (7850,) * rounds))
 
 
 def silos_of(cell: Cell) -> InProcessGrid:
-    return InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path()))
+    return InProcessGrid(app, cell.federation.silos, make_run_config(cell, Path()))
 
 
 def serve(cell: Cell, folder: Path, silos: InProcessGrid, rounds: int) -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_wou
     algorithm = {**row, "clip": 1.0, "step": 0.1, "trust": trust}
     cell = small_cell(algorithm=algorithm, privacy={"relation": "zero-out", "mu": 2.0}, run__arithmetic="integers")
     whole = serve(cell, tmp_path / "whole", silos_of(cell), 8)
-    write_bytes(tmp_path / "cut" / "noise.key", (tmp_path / "whole" / "noise.key").read_bytes(), OWN)
+    write_bytes(tmp_path / "cut" / "noise.key", (tmp_path / "whole" / "noise.key").read_bytes(), PRIVATE_MODE)
     silos = silos_of(cell)
     for rounds in (3, 4, 8):
         serve(cell, tmp_path / "cut", silos, rounds)
@@ -60,44 +60,46 @@ def test_a_server_that_is_killed_twice_asks_no_round_again_and_ends_where_it_wou
 def test_an_entry_cut_short_never_happened_and_rounds_come_in_order(tmp_path: Path) -> None:
     journal = journal_in(tmp_path)
     first = torch.randn(7850, dtype=torch.float64)
-    journal.record(1, Kept(first), {}, None)
+    journal.record(1, JournalEntry(first), {}, None)
     with pytest.raises(RunError, match="round 3 follows round 1"):
-        journal.record(3, Kept(first), {}, None)
+        journal.record(3, JournalEntry(first), {}, None)
     journal.close()
     with (tmp_path / "released.bin").open("ab") as file:
         file.write(b"half of a vector")
     again = journal_in(tmp_path)
-    again.record(2, Kept(2 * first), {0: [2]}, first.reshape(1, -1))
+    again.record(2, JournalEntry(2 * first), {0: [2]}, first.reshape(1, -1))
     again.close()
     once_more = journal_in(tmp_path)
-    one, two = once_more.released(1), once_more.released(2)
+    one, two = once_more.read_entry(1), once_more.read_entry(2)
     assert one is not None
     assert two is not None
-    for vector, factor in zip((one.values, two.values, once_more.last()), (1, 2, 1), strict=True):
+    for vector, factor in zip(
+        (one.noisy_values, two.noisy_values, once_more.last_releases()), (1, 2, 1), strict=True
+    ):
         assert vector is not None
         assert torch.equal(vector.flatten(), factor * first)
-    assert (once_more.released(3), once_more.missed()) == (None, {0: [2]})
+    assert (once_more.read_entry(3), once_more.missed_rounds()) == (None, {0: [2]})
 
 
 def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_over(tmp_path: Path) -> None:
     journal = journal_in(tmp_path / "j")
-    key = journal.key()
-    assert (len(key), journal.key()) == (32, key)
+    key = journal.load_noise_key()
+    assert (len(key), journal.load_noise_key()) == (32, key)
     assert (tmp_path / "j").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "j").iterdir()} == {0o600}
-    journal.record(1, Kept(torch.zeros(7850, dtype=torch.float64)), {}, None)
+    journal.record(1, JournalEntry(torch.zeros(7850, dtype=torch.float64)), {}, None)
     journal.wipe_key()
     with pytest.raises(RunError, match=r"noise\.key: lost, so that the noise of 1 rounds cannot go on"):
-        journal.key()
+        journal.load_noise_key()
     journal.close()
-    assert journal_in(tmp_path / "j", rounds=1).key() == bytes(32)
+    assert journal_in(tmp_path / "j", rounds=1).load_noise_key() == bytes(32)
 
 
 def test_one_server_at_a_time(tmp_path: Path) -> None:
     first = journal_in(tmp_path)
     with pytest.raises(RunError, match="another server is working on this run"):
         journal_in(tmp_path)
-    assert first.released(1) is None
+    assert first.read_entry(1) is None
 
 
 def test_silos_may_be_left_out_only_where_nobody_needs_all_of_them() -> None:
@@ -122,8 +124,8 @@ def test_a_full_disk_is_one_line_with_its_folder_and_the_remedy(
     with monkeypatch.context() as disk:
         disk.setattr(os, "pwrite", full)
         with pytest.raises(RunError, match=rf"journal in {tmp_path} .*nothing is released: .*; make room there"):
-            journal.record(1, Kept(vector), {}, None)
-    journal.record(1, Kept(vector), {}, None)
-    again = journal.released(1)
+            journal.record(1, JournalEntry(vector), {}, None)
+    journal.record(1, JournalEntry(vector), {}, None)
+    again = journal.read_entry(1)
     assert again is not None
-    assert torch.equal(again.values, vector)
+    assert torch.equal(again.noisy_values, vector)

@@ -9,17 +9,17 @@ import pytest
 import torch
 from flwr.app import Message
 
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.clients.app import app
 from fedpriv.core.errors import RunError
-from fedpriv.core.files import OWN, write_bytes
-from fedpriv.core.random import integers_key
+from fedpriv.core.files import PRIVATE_MODE, write_bytes
+from fedpriv.core.random import integer_noise_key
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.protocol.cell_folder import make_run_config
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
-from fedpriv.server.journal import Entries, ServerJournal
+from fedpriv.server.journal import EntrySizes, ServerJournal
 from fedpriv.server.strategy import ReleaseStrategy
 from tests.conftest import small_tree
 from tests.engines.test_engines import run
@@ -62,7 +62,7 @@ def cell_of(trust: str, name: str, **changes: Any) -> Cell:
 
 
 def grid_of(cell: Cell, *, late: bool = False) -> Losing:
-    grid = Losing(app, cell.federation.silos, run_config_of(cell, Path()))
+    grid = Losing(app, cell.federation.silos, make_run_config(cell, Path()))
     grid.late = late
     return grid
 
@@ -72,8 +72,8 @@ def serve(
 ) -> ReleaseStrategy:
     plan = plan_with(cell)
     initial = plan.objective.initial()
-    with ServerJournal(folder, Entries.of(plan)) as journal:
-        strategy = deployed_strategy(plan, initial, journal, without_missing=goes_on)
+    with ServerJournal(folder, EntrySizes.from_plan(plan)) as journal:
+        strategy = deployed_strategy(plan, initial, journal, continue_without_missing=goes_on)
         strategy.run(grid, num_rounds=rounds)
     return strategy
 
@@ -87,14 +87,14 @@ def test_it_computes_what_the_simulation_of_these_absences_does(
     cell = cell_of(trust, name, deployment={"missing": "continue"})
     away = {"silos": 3, "rounds": 8, "away": {"1": list(AWAY)}}
     (simulated,), _ = run("inprocess", cell_of(trust, name, federation=away))
-    write_bytes(tmp_path / "j" / "noise.key", integers_key(cell.seed), OWN)
+    write_bytes(tmp_path / "j" / "noise.key", integer_noise_key(cell.seed), PRIVATE_MODE)
     grid = grid_of(cell, late=late)
     for rounds in (3, 5):
         serve(cell, tmp_path / "j", grid, rounds)
     strategy = serve(cell, tmp_path / "j", grid)
-    assert strategy.missed == {1: list(AWAY)} == simulated.cell_outcome.missed
+    assert strategy.missed_rounds == {1: list(AWAY)} == simulated.cell_outcome.missed
     assert np.array_equal(strategy.model.numpy(), simulated.cell_outcome.model)
-    assert releases_of(strategy.plan, 8) == releases_of(plan_with(cell_of(trust, name)), 8)
+    assert make_release_streams(strategy.plan, 8) == make_release_streams(plan_with(cell_of(trust, name)), 8)
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
@@ -113,7 +113,7 @@ def test_nobody_at_all_ends_the_run(tmp_path: Path) -> None:
 
     cell = cell_of("trusted", "sgd", deployment={"missing": "continue"})
     with pytest.raises(RunError, match="round 1: no reply from silo 0, 1, 2"):
-        serve(cell, tmp_path, Deaf(app, 3, run_config_of(cell, Path())))
+        serve(cell, tmp_path, Deaf(app, 3, make_run_config(cell, Path())))
 
 
 def test_the_noise_of_a_trusted_server_does_not_shrink_with_the_silos(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_the_noise_of_a_trusted_server_does_not_shrink_with_the_silos(tmp_path: 
     plan = plan_with(cell)
     grid = grid_of(cell)
     serve(cell, tmp_path, grid)
-    with ServerJournal(tmp_path, Entries.of(plan)) as journal:
-        known = [journal.released(t) for t in range(1, 9)]
+    with ServerJournal(tmp_path, EntrySizes.from_plan(plan)) as journal:
+        known = [journal.read_entry(t) for t in range(1, 9)]
     for kept in known:
         assert kept is not None
-        deviation = float(kept.values.double().std()) / plan.exact.claim.sigma
+        deviation = float(kept.noisy_values.double().std()) / plan.required_exact_plan.claim.sigma
         assert abs(deviation - 1.0) < 6.0 * (2 * 7850) ** -0.5 + 0.02  # records are a small part of it
-    assert torch.isfinite(torch.stack([kept.values.double() for kept in known if kept])).all()
+    assert torch.isfinite(torch.stack([kept.noisy_values.double() for kept in known if kept])).all()

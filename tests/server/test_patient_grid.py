@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import fedpriv.server.grid
 from fedpriv.core.errors import RunError
-from fedpriv.protocol.messages import ROSTER, TRAIN, Refusal, refusal_content, refusal_in, roster_content
+from fedpriv.protocol.messages import ROSTER_QUERY, TRAIN, Refusal, read_refusal, refusal_content, roster_content
 from fedpriv.server.grid import PatientGrid
 
 Answer = Callable[[Message, int], list[Message]]
@@ -35,7 +35,7 @@ class ScriptedGrid(Grid):
             node = message.metadata.dst_node_id
             ids.append(f"m{next(self.numbers)}")
             message.metadata.__dict__["_message_id"] = ids[-1]
-            if message.metadata.message_type == ROSTER:
+            if message.metadata.message_type == ROSTER_QUERY:
                 self.replies.append(Message(roster_content(self.silo_of[node]), reply_to=message))
             else:
                 self.asked.append(node)
@@ -127,7 +127,7 @@ def test_what_may_pass_is_asked_again(fault: Answer) -> None:
 def test_what_cannot_pass_is_not_asked_again(fault: Answer) -> None:
     grid = ScriptedGrid({7: 0}, until(1, fault))
     (reply,) = ask(grid, [7])
-    assert reply.has_error() or refusal_in(reply.content) == Refusal("no", final=True)
+    assert reply.has_error() or read_refusal(reply.content) == Refusal("no", is_final=True)
     assert grid.asked == [7]
 
 
@@ -155,7 +155,7 @@ def test_a_silo_is_followed_to_its_new_node_and_stays_there() -> None:
 def test_patience_ends_and_the_last_refusal_is_handed_on() -> None:
     assert ask(ScriptedGrid({7: 0}, lost), [7], timeout=0.2) == []
     (reply,) = ask(ScriptedGrid({7: 0}, refusing(final=False)), [7], timeout=0.2)
-    assert refusal_in(reply.content) == Refusal("no", final=False)
+    assert read_refusal(reply.content) == Refusal("no", is_final=False)
 
 
 def test_a_roster_with_gaps_or_twins_is_refused() -> None:
@@ -211,7 +211,7 @@ def test_a_wait_is_told_with_the_silos_that_are_missing_and_its_end(monkeypatch:
     grid = ScriptedGrid(
         {7: 0, 8: 1}, lambda message, times: [] if message.metadata.dst_node_id == 8 else release(message, times)
     )
-    patient = PatientGrid(grid, waiting=lambda silos, since: told.append(list(silos)))
+    patient = PatientGrid(grid, on_wait=lambda silos, since: told.append(list(silos)))
     with pytest.raises(RunError, match="silo 2 was not connected"):
         patient.roster(3, 0.1)
     assert told == [[0, 1, 2], [2]] or told == [[2]]
@@ -274,6 +274,6 @@ def test_last_words_say_what_is_known_of_the_cause(code: int, words: str) -> Non
         return [Message(Error(code=code, reason="gone\x1b"), reply_to=message)]
 
     (reply,) = ask(ScriptedGrid({7: 0}, gone), [7], timeout=0.1)
-    refusal = refusal_in(reply.content)
+    refusal = read_refusal(reply.content)
     assert refusal is not None
     assert re.search(words, refusal.reason), refusal.reason

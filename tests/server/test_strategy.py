@@ -13,10 +13,10 @@ from flwr.clientapp import ClientApp
 from fedpriv.clients.app import app as honest
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import Counts, release_content
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.protocol.cell_folder import make_run_config
+from fedpriv.protocol.messages import RecordCounts, release_content
 from fedpriv.rounds import floats as rounds
 from fedpriv.rounds.floats import FloatSteps
 from fedpriv.scenario.schema import Cell
@@ -47,9 +47,9 @@ def app_where(silo: int, t: int, answer: Answer) -> ClientApp:
 def run_with(app: ClientApp, cell: Cell, grid_type: type[InProcessGrid] = InProcessGrid) -> ReleaseStrategy:
     from pathlib import Path
 
-    task = task_of_cell(cell)
-    strategy = simulated_strategy(plan_of(cell, task.objective), task.objective.initial(), cell)
-    grid = grid_type(app, cell.federation.silos, run_config_of(cell, Path()))
+    task = load_task(cell)
+    strategy = simulated_strategy(make_plan(cell, task.objective), task.objective.initial(), cell)
+    grid = grid_type(app, cell.federation.silos, make_run_config(cell, Path()))
     strategy.run(grid, timeout=1.0)
     return strategy
 
@@ -59,7 +59,7 @@ def raising(*_: Any) -> Message:
 
 
 def replying(vector: torch.Tensor) -> Answer:
-    return lambda message, _: Message(release_content(vector, Counts(1, 0)), reply_to=message)
+    return lambda message, _: Message(release_content(vector, RecordCounts(1, 0)), reply_to=message)
 
 
 def archived(message: Message, _: Any) -> Message:
@@ -154,14 +154,14 @@ def test_a_trusted_server_adds_noise_once_and_an_untrusted_one_none(small_cell: 
     models = {}
     for trust in ("trusted", "untrusted"):
         cell = small_cell(algorithm__trust=trust)
-        task = task_of_cell(cell)
+        task = load_task(cell)
         for seed in (1, 2):
             from pathlib import Path
 
             strategy = simulated_strategy(
-                plan_of(cell, task.objective), task.objective.initial(), cell.model_copy(update={"seed": seed})
+                make_plan(cell, task.objective), task.objective.initial(), cell.model_copy(update={"seed": seed})
             )
-            grid = InProcessGrid(honest, 3, run_config_of(cell, Path()))
+            grid = InProcessGrid(honest, 3, make_run_config(cell, Path()))
             strategy.run(grid)
             models[trust, seed] = strategy.model
     assert not torch.allclose(models["trusted", 1], models["trusted", 2])
@@ -173,14 +173,14 @@ def test_pieces_of_the_mean_are_bit_for_bit_those_of_the_whole(
     dtype: str, small_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = small_cell(run__dtype=dtype)
-    task = task_of_cell(cell)
-    plan = plan_of(cell, task.objective)
+    task = load_task(cell)
+    plan = make_plan(cell, task.objective)
     initial = task.objective.initial()
     generator = torch.Generator().manual_seed(1)
     messages = [torch.randn(len(initial), generator=generator).to(initial.dtype) for _ in plan.weights]
     weights = torch.tensor(plan.weights, dtype=initial.dtype)
     assert len(plan.weights) > 1
-    for piece in (64, len(initial) - 1, rounds._PIECE):
-        monkeypatch.setattr(rounds, "_PIECE", piece)
-        mean = FloatSteps(plan).added(messages, 1)
+    for piece in (64, len(initial) - 1, rounds._CHUNK):
+        monkeypatch.setattr(rounds, "_CHUNK", piece)
+        mean = FloatSteps(plan).aggregate(messages, 1)
         assert torch.equal(mean, weights @ torch.stack(messages))

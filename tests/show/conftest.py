@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fedpriv.claims.claim import claim_of, evaluation_data, figures_of
-from fedpriv.claims.ledger import ReleaseStream, as_data
+from fedpriv.claims.claim import claim_figures, compute_claim, evaluation_to_data
+from fedpriv.claims.ledger import ReleaseStream, stream_to_data
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.participation.orders import Schedule
-from fedpriv.scenario.published import Published
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.scenario.published import PublishedValues
 from fedpriv.study.results import Results
 
 Figures = tuple[float, float] | None
@@ -35,7 +35,7 @@ def results_of(
             else:
                 cells.append({**_cell(place, point, seed, measured), **facts(point)})
             place += 1
-    published = Published.from_data(dict(paper)) if paper else None
+    published = PublishedValues.from_data(dict(paper)) if paper else None
     title, rerun = "A small run", "fedpriv run small.toml"
     return Results("small", title, "vectorized", complete, axes, seeds, published, cells, {}, rerun)
 
@@ -137,14 +137,20 @@ def make_table() -> Callable[..., Results]:
 def results_with(of_run: float, delta: float, **facts: Any) -> Results:
     """A run of one cell that is `of_run`-GDP by its releases, evaluations too."""
     sums = ReleaseStream(
-        "silos 0-2", IndependentGaussian(), Schedule(1, 1), 1.0, (1.2345678,), 0.1, "replace-one", 1.0
+        "silos 0-2", IndependentGaussian(), FixedOrder(1, 1), 1.0, (1.2345678,), 0.1, "replace-one", 1.0
     )
     stream = dataclasses.replace(sums, std=sums.mu / of_run)
-    evaluation = evaluation_data([stream], "untrusted", stream.mu)
+    evaluation = evaluation_to_data([stream], "untrusted", stream.mu)
     record = {
         **{"cell": 0, "point": {}, "seed": 0, "trust": "untrusted", "noise": "simulation", "delta": delta},
-        **figures_of(claim_of([stream]), delta),
-        **{"releases": [as_data(stream)], "evaluation": evaluation, "silos": 3, "rounds": 1, "wall_seconds": 1.0},
+        **claim_figures(compute_claim([stream]), delta),
+        **{
+            "releases": [stream_to_data(stream)],
+            "evaluation": evaluation,
+            "silos": 3,
+            "rounds": 1,
+            "wall_seconds": 1.0,
+        },
         **{
             "gradient_evaluations": 12,
             "bytes_sent": 96,

@@ -12,20 +12,20 @@ from typer.testing import CliRunner
 
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.api.results import load_results
-from fedpriv.claims.claim import words_of_several
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.claim import describe_group_privacy
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.cli.app import app
 from fedpriv.core.errors import RunError
-from fedpriv.core.figures import upper_figure
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.core.figures import format_upper
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.show.plots import plot_title
 from fedpriv.show.statement import Statement, make_statements
 from fedpriv.show.summary import privacy_lines
 from fedpriv.show.verdict import describe_run
 from fedpriv.study.results import Results, read_claims
-from fedpriv.study.stored import privacy_of
+from fedpriv.study.stored import privacy_data
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.conftest import small_tree
 from tests.show.conftest import results_with
@@ -33,8 +33,8 @@ from tests.show.conftest import results_with
 
 def said_of(**changes: Any) -> tuple[list[str], Statement]:
     cell = resolve_cell(small_tree(**changes), "test")
-    releases = releases_of(plan_of(cell, task_of_cell(cell).objective), cell.schedule.rounds)
-    results = Results("n", "", "vectorized", True, {}, [0], None, [privacy_of(cell, releases)], {}, None)
+    releases = make_release_streams(make_plan(cell, load_task(cell).objective), cell.schedule.rounds)
+    results = Results("n", "", "vectorized", True, {}, [0], None, [privacy_data(cell, releases)], {}, None)
     (said,) = make_statements(results)
     return privacy_lines(results), said
 
@@ -59,16 +59,16 @@ def test_a_papers_constants_say_what_is_charged_and_what_is_true() -> None:
     assert "μ at most 0.5016, as the paper's constants charge it, and by exact counting 0.0829 " in line
     (told,) = [each for each in said.assumptions if each.startswith("Charged is")]
     cell = resolve_cell(small_tree(algorithm={**tree, "calibration": "exact"}, privacy=privacy), "test")
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    (paper, *_) = releases_of(
-        plan_of(
+    plan = make_plan(cell, load_task(cell).objective)
+    (paper, *_) = make_release_streams(
+        make_plan(
             resolve_cell(small_tree(algorithm={**tree, "calibration": "paper"}, privacy=privacy), "test"),
-            task_of_cell(cell).objective,
+            load_task(cell).objective,
         ),
         8,
     )
-    by_counting = releases_of(plan, 8)[0].mu * releases_of(plan, 8)[0].std / paper.std
-    assert f"by exact counting μ is at most {upper_figure(by_counting)}, ε = " in told
+    by_counting = make_release_streams(plan, 8)[0].mu * make_release_streams(plan, 8)[0].std / paper.std
+    assert f"by exact counting μ is at most {format_upper(by_counting)}, ε = " in told
 
 
 def test_units_of_a_clip_that_follows_a_quantile_are_named() -> None:
@@ -111,14 +111,15 @@ def test_the_weakest_run_has_its_own_word_and_speaks_for_persons() -> None:
     said = describe_run(both)
     assert "(μ = 0.3: strong protection) to 97.8 % (μ = 4: next to no protection)" in said
     persons = [line for line in make_statements(both)[0].assumptions if line.startswith("One person")]
-    assert persons == [words_of_several(GaussianDP(weak.cells[0]["mu"]), 1e-5)]
+    assert persons == [describe_group_privacy(GaussianDP(weak.cells[0]["mu"]), 1e-5)]
 
 
 def test_one_cell_in_floating_point_takes_the_word_from_all_integers() -> None:
     cell = resolve_cell(small_tree(), "test")
-    objective = task_of_cell(cell).objective
+    objective = load_task(cell).objective
     records = [
-        privacy_of(cell, releases_of(plan_of(cell, objective, released=released), 8)) for released in (True, False)
+        privacy_data(cell, make_release_streams(make_plan(cell, objective, for_release=released), 8))
+        for released in (True, False)
     ]
     for told, floats in ((records, True), (records[:1], False)):
         (said,) = make_statements(Results("n", "", "deployment", True, {}, [0], None, told, {}, None))
@@ -134,7 +135,7 @@ def doctored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     tree = small_tree(federation__rounds=2, run__evaluations=2)
     del tree["seed"]
     options = RunOptions(out=tmp_path_factory.mktemp("runs") / "run")
-    run = run_sweep(scenario_of(tree, "test"), options)
+    run = run_sweep(parse_scenario(tree, "test"), options)
     other = run.parent / "doctored"
     shutil.copytree(run, other)
     written = json.loads((other / "results.json").read_text())

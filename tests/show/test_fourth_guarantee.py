@@ -13,17 +13,17 @@ import fedpriv
 from fedpriv.accounting.budget import LifetimeBudget
 from fedpriv.accounting.curves import Curve, Floats, as_floats
 from fedpriv.accounting.guarantees import Curved, Guarantee, weakest
-from fedpriv.claims.claim import claim_of, figures_of
-from fedpriv.claims.entries import events_of, read_ledger
-from fedpriv.claims.ledger import from_data
+from fedpriv.claims.claim import claim_figures, compute_claim
+from fedpriv.claims.entries import make_event_data, read_ledger
+from fedpriv.claims.ledger import stream_from_data
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
-from fedpriv.participation.orders import Schedule, Sums
-from fedpriv.participation.registry import ADDED
+from fedpriv.participation.orders import FixedOrder, ReleasedSums
+from fedpriv.participation.registry import USER_PARTICIPATIONS
 from fedpriv.show.page import write_report
 from fedpriv.show.summary import privacy_lines
 from fedpriv.show.table import render_tables
-from fedpriv.silo.admission import Cost, refusal
+from fedpriv.silo.admission import PriceCurve, why_over_budget
 from fedpriv.study.results import read_claims
 from tests.conftest import small_tree
 
@@ -55,33 +55,33 @@ class Concentrated(Curved):
     def figures(self, delta: float) -> dict[str, float | None]:
         return {**super().figures(delta), "zcdp": self.rho}
 
-    def words(self, shown: Any, attained: bool) -> str:
+    def format_clause(self, shown: Any, attained: bool) -> str:
         return f"{shown['zcdp']}-zCDP, (ε, δ) at most ({shown['epsilon']}, {shown['delta']})"
 
 
 @dataclass(frozen=True)
-class Whispered(Schedule):
+class Whispered(FixedOrder):
     """A fixed order of which somebody proved zCDP only."""
 
     name: ClassVar[str] = "whispered"
     title: ClassVar[str] = "whispered order"
 
-    def guarantee(self, sums: Sums, std: float) -> Any:
-        return Concentrated(0.5 * (sums.moved(sums.sensitivity()) / std) ** 2)
+    def guarantee(self, sums: ReleasedSums, std: float) -> Any:
+        return Concentrated(0.5 * (sums.displacement(sums.sensitivity()) / std) ** 2)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose releases are said to have been made in a whispered order."""
-    monkeypatch.setitem(ADDED, Whispered.name, Whispered)
+    monkeypatch.setitem(USER_PARTICIPATIONS, Whispered.name, Whispered)
     folder = fedpriv.run(small_tree(privacy={"relation": "replace-one", "mu": 0.2}), out=tmp_path / "run").folder
     path = folder / "results.json"
     tree = json.loads(path.read_text())
     (cell,) = tree["cells"]
     for release in cell["releases"]:
         release["participation"]["name"] = Whispered.name
-    claim = claim_of(list(map(from_data, cell["releases"])))
-    cell |= {**figures_of(claim, cell["delta"]), "participation": Whispered.title}
+    claim = compute_claim(list(map(stream_from_data, cell["releases"])))
+    cell |= {**claim_figures(claim, cell["delta"]), "participation": Whispered.title}
     cell["scenario"]["federation"]["sampling"] = Whispered.name
     del cell["scenario"]["privacy"]["mu"]
     cell["scenario"]["privacy"]["epsilon"] = cell["epsilon"]
@@ -114,12 +114,12 @@ def test_a_fourth_kind_is_told_by_ledger_table_page_and_terminal(folder: Path) -
 def test_a_fourth_kind_has_a_price_and_is_refused_where_nothing_is_known_of_it(folder: Path) -> None:
     (entry,) = read_ledger(folder)
     with pytest.raises(InputError, match="no event for whispered order"):
-        events_of(entry)
+        make_event_data(entry)
     small: Guarantee = Concentrated(0.01)
-    price = Cost(small).at(1e-7)
+    price = PriceCurve(small).price_at(1e-7)
     assert price is not None
     assert price.slack == 1e-7
     assert small.epsilon_of(DELTA) <= price.epsilon_of(DELTA)
-    assert refusal(LifetimeBudget(10.0, 1e-6), [], price) is None
-    assert "the run costs mu = " in (refusal(LifetimeBudget(10.0), [], price) or "")
+    assert why_over_budget(LifetimeBudget(10.0, 1e-6), [], price) is None
+    assert "the run costs mu = " in (why_over_budget(LifetimeBudget(10.0), [], price) or "")
     assert weakest([small, Concentrated(0.02)]) == Concentrated(0.02)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fedpriv.scenario.load import scenario_of
+from fedpriv.scenario.load import parse_scenario
 from fedpriv.show.page import render_page
 from fedpriv.show.table import render_tables
 from fedpriv.study.results import read_results
@@ -18,7 +18,7 @@ def run_of(folder: Path, **evaluation: Any) -> Path:
     tree["evaluation"] = {"records": [360, 240], "mu": 100.0, **evaluation}
     tree["run"] = {"evaluations": 1, "per_silo": True}
     del tree["seed"]
-    return run_sweep(scenario_of(tree, "test"), RunOptions(out=folder / "run"))
+    return run_sweep(parse_scenario(tree, "test"), RunOptions(out=folder / "run"))
 
 
 def test_everybody_groups_and_silos_have_rows_with_intervals(tmp_path: Path) -> None:

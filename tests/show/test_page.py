@@ -94,7 +94,7 @@ def test_every_part_is_there(source: str, folder: Path) -> None:
     for heading in ("What ran", "What is protected", "What came out", "How to run it again", "All settings"):
         assert heading in text
     for trust in (UNTRUSTED, TRUSTED):
-        assert trust.protects in text
+        assert trust.protection in text
     assert "This was a simulation" in text
     assert "one record of a silo" in text
     assert "partition iid" in text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.claims.entries import entry_of
+from fedpriv.claims.entries import make_entry
 from fedpriv.core.errors import InputError
 from fedpriv.show.charts import Chart, Mark, Panel, Series, make_charts
 from fedpriv.show.looks import nth_look
@@ -31,11 +31,11 @@ def write(folder: Path, results: Results) -> Path:
         "scenario": {"name": results.name, "title": results.title},
         "axes": results.axes,
         "seeds": results.seeds,
-        "published": results.published and results.published.as_data(),
+        "published": results.published and results.published.to_data(),
         **{"scaling": None, "versions": {}, "rerun": results.rerun, "date": "2026-01-01 00:00 UTC"},
         "engine": results.engine,
         "complete": results.complete,
-        "cells": [entry_of(cell).recomputed for cell in results.cells],
+        "cells": [make_entry(cell).recomputed_record for cell in results.cells],
     }
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(tree), encoding="utf-8")

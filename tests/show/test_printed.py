@@ -19,18 +19,18 @@ from fedpriv.accounting.gaussian import delta_of, epsilon_of
 from fedpriv.accounting.guarantees import GaussianDP
 from fedpriv.accounting.poisson import PoissonGaussian
 from fedpriv.api.results import CellResults, Privacy
-from fedpriv.claims.claim import PrivacyClaim, Style, epsilons_of_several, evaluation_words
+from fedpriv.claims.claim import PrivacyClaim, Style, describe_evaluation, group_epsilons
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import (
     best_guess,
-    caveats,
-    counted,
-    epsilon_figure,
-    lower_figure,
-    lower_range,
-    upper_figure,
-    upper_percent,
-    upper_range,
+    format_count,
+    format_lower,
+    format_lower_range,
+    format_upper,
+    format_upper_epsilon,
+    format_upper_percent,
+    format_upper_range,
+    privacy_caveats,
 )
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.charts import make_charts
@@ -38,7 +38,7 @@ from fedpriv.show.statement import make_statements
 from fedpriv.show.summary import privacy_lines
 from fedpriv.show.table import render_tables
 from fedpriv.show.verdict import describe_run
-from fedpriv.silo.admission import words
+from fedpriv.silo.admission import format_price
 from fedpriv.study.results import Results
 from tests.conftest import small_tree
 from tests.show.conftest import results_with
@@ -52,8 +52,8 @@ POSITIVE = st.floats(1e-300, 1e300)
 def test_guarantee_leakage_rounds_up_and_noise_down_by_less_than_a_unit(value: float, digits: int) -> None:
     exact = Decimal(repr(value))
     unit = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    assert exact <= Decimal(upper_figure(value, digits)) < exact + unit
-    assert exact - unit < Decimal(lower_figure(value, digits)) <= exact
+    assert exact <= Decimal(format_upper(value, digits)) < exact + unit
+    assert exact - unit < Decimal(format_lower(value, digits)) <= exact
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_guarantee_leakage_rounds_up_and_noise_down_by_less_than_a_unit(value: f
     ],
 )
 def test_figures_are_written_as_before_where_they_are_exact(value: float, up: str, down: str) -> None:
-    assert (upper_figure(value), lower_figure(value)) == (up, down)
-    assert upper_range([value, value]) == up
-    assert lower_range([value / 2, value]) == f"{lower_figure(value / 2)} to {down}"
-    assert (upper_figure(math.inf), upper_figure(0.0), lower_figure(math.nan)) == ("inf", "0", "nan")
+    assert (format_upper(value), format_lower(value)) == (up, down)
+    assert format_upper_range([value, value]) == up
+    assert format_lower_range([value / 2, value]) == f"{format_lower(value / 2)} to {down}"
+    assert (format_upper(math.inf), format_upper(0.0), format_lower(math.nan)) == ("inf", "0", "nan")
 
 
 @settings(max_examples=200, deadline=None)
@@ -78,19 +78,19 @@ def test_figures_are_written_as_before_where_they_are_exact(value: float, up: st
 def test_guarantee_a_best_guess_is_bounded_and_never_called_blind(mu: float) -> None:
     """Before: "50.0 %" for every mu below .0025, which is what blind guessing is right in."""
     assert best_guess(mu) > 0.5
-    shown = upper_percent(best_guess(mu))
+    shown = format_upper_percent(best_guess(mu))
     assert shown != "50.0 %"
     if shown != "over 99.9 %":
         assert float(shown.removesuffix(" %")) / 100.0 >= 0.5 * math.erfc(-mu / math.sqrt(8.0))
-    assert upper_percent(0.5) == "50.0 %"
-    assert upper_percent(0.9991) == "over 99.9 %"  # never certainty
+    assert format_upper_percent(0.5) == "50.0 %"
+    assert format_upper_percent(0.9991) == "over 99.9 %"  # never certainty
 
 
 @pytest.mark.slow
 def test_a_pair_of_a_sampled_run_holds_as_it_is_printed() -> None:
     """Before: (7.999, 1e-05) for 7.99937, at which δ is above 1.0003e-5 by an independent lower bound."""
     run = PoissonGaussian(0.514864, 1 / 20, 10)
-    shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence("line", 1e-5))
+    shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").format_sentence("line", 1e-5))
     assert shown is not None
     assert run.delta_of(float(shown[1])) <= 1e-5
     assert run.delta_of(7.999) > 1e-5
@@ -101,13 +101,13 @@ def texts_of(results: Results, mu: float, delta: float) -> Iterator[str]:
     guarantee = GaussianDP(mu)
     (said,) = make_statements(results)
     claim = PrivacyClaim(guarantee, "zero-out")
-    yield from (claim.sentence(style, delta) for style in get_args(Style))
+    yield from (claim.format_sentence(style, delta) for style in get_args(Style))
     yield from privacy_lines(results)
     yield describe_run(results)
     yield render_tables(results, "markdown")
-    yield evaluation_words(results.cells[0]["evaluation"], delta)
-    yield words(ApproximateGDP(mu, delta / 3))
-    yield str(LifetimeBudget(mu / 2.0).refusal([], ApproximateGDP(mu)))
+    yield describe_evaluation(results.cells[0]["evaluation"], delta)
+    yield format_price(ApproximateGDP(mu, delta / 3))
+    yield str(LifetimeBudget(mu / 2.0).why_over_budget([], ApproximateGDP(mu)))
     yield from said.mechanisms
     yield from (
         tip.tooltip for chart in make_charts(results, [], None) for line in chart.series for tip in line.marks
@@ -125,7 +125,7 @@ def test_guarantee_every_printed_style_is_on_the_safe_side(mu: float, delta: flo
     """Figures are parsed back and compared with the truth; half of them were below it."""
     results = results_with(mu, delta)
     mu = results.cells[0]["mu"]
-    epsilon, several = epsilon_of(mu, delta), epsilons_of_several(GaussianDP(mu), delta)
+    epsilon, several = epsilon_of(mu, delta), group_epsilons(GaussianDP(mu), delta)
     seen = set[str]()
 
     def least(kind: str, pattern: str, text: str, truth: float) -> None:
@@ -178,7 +178,7 @@ def test_no_other_place_formats_leakage_or_noise() -> None:
 
 
 def test_an_epsilon_of_zero_is_never_printed_bare() -> None:
-    assert epsilon_figure(0.0) == "0 (all in δ)"
+    assert format_upper_epsilon(0.0) == "0 (all in δ)"
     results = results_with(0.001, 0.04)
     assert results.cells[0]["epsilon"] == 0.0
     said = "\n".join(texts_of(results, 0.001, 0.04)) + make_statements(results)[0].levels[0].epsilon
@@ -190,24 +190,24 @@ def test_an_epsilon_of_zero_is_never_printed_bare() -> None:
 
 
 def test_weak_figures_say_so_in_one_sentence() -> None:
-    assert caveats(4.0, 1e-5, 1000) == []
-    (large,) = caveats(20.01, 1e-5, 1000)
+    assert privacy_caveats(4.0, 1e-5, 1000) == []
+    (large,) = privacy_caveats(20.01, 1e-5, 1000)
     assert "ε = 20.01 is above 20" in large
-    (often,) = caveats(1.0, 1e-3, 1000)
+    (often,) = privacy_caveats(1.0, 1e-3, 1000)
     assert "δ = 0.001 is not below 1/n for the n = 1,000 records of the smallest silo" in often
-    (anywhere,) = caveats(1.0, 0.01)
+    (anywhere,) = privacy_caveats(1.0, 0.01)
     assert "silos of 100 records or more" in anywhere
-    assert len(caveats(30.0, 0.01, 1000, "client", slack=True)) == 2
-    assert all("client" in line for line in caveats(30.0, 0.01, 1000, "client"))
+    assert len(privacy_caveats(30.0, 0.01, 1000, "client", slack=True)) == 2
+    assert all("client" in line for line in privacy_caveats(30.0, 0.01, 1000, "client"))
 
 
 def test_a_slack_that_eats_delta_is_told() -> None:
     """2^-60 in total variation adds (1 + e^ε) 2^-60 to δ: 8.3e-3 at ε = 36.6, beside a printed 1e-5."""
-    (*_, line) = caveats(36.6, 1e-5, slack=True)
+    (*_, line) = privacy_caveats(36.6, 1e-5, slack=True)
     assert "adds (1 + e^ε) · 2^-60 to δ" in line
     assert "0.0069" in line
     assert math.exp(36.6) * 2.0**-60 == pytest.approx(0.0068, rel=0.02)
-    assert len(caveats(21.0, 1e-5, slack=True)) == 1  # 1e-9 of it: no digit of 1e-5 moves
+    assert len(privacy_caveats(21.0, 1e-5, slack=True)) == 1  # 1e-9 of it: no digit of 1e-5 moves
     results = results_with(5.0, 1e-5, holds="up to", attained=False)
     assert any("2^-60 to δ: at ε = 33" in line for line in privacy_lines(results))
 
@@ -232,7 +232,7 @@ def test_a_delta_of_a_tenth_is_refused_at_load() -> None:
 
 
 def test_one_of_a_thing_is_no_plural() -> None:
-    assert [counted(1, "release"), counted(2, "release"), counted(0, "run")] == [
+    assert [format_count(1, "release"), format_count(2, "release"), format_count(0, "run")] == [
         "1 release",
         "2 releases",
         "0 runs",
@@ -242,10 +242,10 @@ def test_one_of_a_thing_is_no_plural() -> None:
 
 def test_a_curve_holds_where_its_epsilon_is_printed() -> None:
     for run in (AllocatedGaussian(0.9205, 60), PoissonGaussian(2.0, 0.05, 100, "replace-one")):
-        shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").sentence("line", 1e-6))
+        shown = re.search(r"= \(([\d.]+), ", PrivacyClaim(run, "zero-out").format_sentence("line", 1e-6))
         assert shown is not None
         curve: Curve = run.curve
         assert delta_at(curve, float(shown[1])) <= 1e-6 * (1 + 1e-3)  # allocation: a grid of its own for one δ
         assert float(shown[1]) >= run.epsilon_of(1e-6)
-    assert delta_of(1.0, float(upper_figure(epsilon_of(1.0, 1e-6), 6))) <= 1e-6
+    assert delta_of(1.0, float(format_upper(epsilon_of(1.0, 1e-6), 6))) <= 1e-6
     assert np.isfinite(run.known_mu)

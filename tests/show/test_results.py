@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.claims.outcome import Finished
+from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError
-from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.scenario.load import Scenario, parse_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.summary import describe_measurement
-from fedpriv.study.results import RunFolder, engines_of, read_history, read_results
+from fedpriv.study.results import RunFolder, describe_engines, read_history, read_results
 from tests.conftest import small_tree
 
 PAPER = {"rows": "privacy.rho", "columns": "federation.silos", "test_loss": [[2.5, 2.25]]}
@@ -22,11 +22,11 @@ PAPER = {"rows": "privacy.rho", "columns": "federation.silos", "test_loss": [[2.
 
 def scenario(**overrides: Any) -> Scenario:
     sweep = {"privacy.rho": [4.0], "federation.silos": [1, 2], "seeds": 2}
-    return scenario_of({**small_tree(**overrides), "sweep": sweep, "paper": PAPER}, "test")
+    return parse_scenario({**small_tree(**overrides), "sweep": sweep, "paper": PAPER}, "test")
 
 
-def outcome(loss: float = 2.0) -> Finished:
-    return Finished({"test_loss": loss, "test_accuracy": 0.5}, 0.25, 1.5, (), 48, np.full(4, loss))
+def outcome(loss: float = 2.0) -> CellOutcome:
+    return CellOutcome({"test_loss": loss, "test_accuracy": 0.5}, 0.25, 1.5, (), 48, np.full(4, loss))
 
 
 def folder(path: Path, *, resume: bool = False, **overrides: Any) -> RunFolder:
@@ -34,7 +34,7 @@ def folder(path: Path, *, resume: bool = False, **overrides: Any) -> RunFolder:
 
 
 def test_a_folder_is_valid_before_its_first_cell(tmp_path: Path) -> None:
-    assert folder(tmp_path / "deep" / "run").missing == [0, 1, 2, 3]
+    assert folder(tmp_path / "deep" / "run").missing_indices == [0, 1, 2, 3]
     results = read_results(tmp_path / "deep" / "run")
     assert not results.complete
     assert results.cells == []
@@ -50,7 +50,7 @@ def test_results_are_complete_only_with_the_last_cell(tmp_path: Path) -> None:
         results = read_results(tmp_path)
         assert results.complete is (number == 4)
         assert len(results.cells) == number
-    assert run.missing == []
+    assert run.missing_indices == []
     assert [cell["cell"] for cell in results.cells] == [0, 1, 2, 3]
     for cell in results.cells:
         np.testing.assert_array_equal(np.load(tmp_path / cell["model"]), np.full(4, cell["cell"] + 1.0))
@@ -101,7 +101,7 @@ def test_resume_keeps_what_is_finished_and_drops_half_told_cells(tmp_path: Path)
         file.write('{"cell": 1, "round": 8, "tes')
     assert [line["cell"] for line in read_history(tmp_path)] == [1, 2]
     again = folder(tmp_path, resume=True)
-    assert again.missing == [0, 2, 3]
+    assert again.missing_indices == [0, 2, 3]
     assert [line["cell"] for line in read_history(tmp_path)] == [1]  # cell 2 is told again when it is run again
     assert read_results(tmp_path).cells[0]["cell"] == 1
 
@@ -112,7 +112,7 @@ def test_a_cell_whose_model_is_gone_is_run_again(tmp_path: Path) -> None:
         run.evaluated(place, 8, {"test_loss": 2.0, "test_accuracy": 0.5})
         run.finished(place, outcome())
     (tmp_path / "models" / "0002.npy").unlink()
-    assert folder(tmp_path, resume=True).missing == [2]
+    assert folder(tmp_path, resume=True).missing_indices == [2]
     assert [line["cell"] for line in read_history(tmp_path)] == [0, 1, 3]
 
 
@@ -121,12 +121,12 @@ def test_a_run_that_two_engines_computed_names_both(tmp_path: Path) -> None:
     again = RunFolder(tmp_path, scenario(), "inprocess", resume=True)
     for place in (1, 2, 3):
         again.finished(place, outcome())
-    assert engines_of(read_results(tmp_path)) == "vectorized, inprocess"
+    assert describe_engines(read_results(tmp_path)) == "vectorized, inprocess"
     assert "engine vectorized, inprocess" in describe_measurement(read_results(tmp_path))
 
 
 def test_resume_without_results_starts(tmp_path: Path) -> None:
-    assert folder(tmp_path / "new", resume=True).missing == [0, 1, 2, 3]
+    assert folder(tmp_path / "new", resume=True).missing_indices == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_a_group_that_is_not_wholly_written_is_computed_again(tmp_path: Path) ->
         assert list(cells) == [point.cell for point in of_all.points]
         return [[0, 1], [2, 3]]
 
-    again = RunFolder(tmp_path, of_all, "vectorized", resume=True, groups=groups)
-    assert again.missing == [0, 1]
+    again = RunFolder(tmp_path, of_all, "vectorized", resume=True, group_cells=groups)
+    assert again.missing_indices == [0, 1]
     assert [line["cell"] for line in read_history(tmp_path)] == [2, 3]
     assert [cell["cell"] for cell in read_results(tmp_path).cells] == [2, 3]
 

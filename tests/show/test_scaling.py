@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.risk_slope import exponents
 from fedpriv.claims.ledger import ReleaseStream
-from fedpriv.claims.outcome import Finished
+from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError
 from fedpriv.papers.choquette_choo import AcceleratedSettings
-from fedpriv.plan.plan import excess_risk_bound, plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import Scenario, load_scenario, scenario_of
+from fedpriv.plan.plan import excess_risk_bound, make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import Scenario, load_scenario, parse_scenario
 from fedpriv.show.table import find_requirements, fit_exponent, render_tables
 from fedpriv.study.results import Results, RunFolder, read_results
 from tests.conftest import small_tree
@@ -45,7 +45,7 @@ def scenario(**scaling: Any) -> Scenario:
         "theory": {"trusted": 0.25},
         **scaling,
     }
-    return scenario_of(tree, "test")
+    return parse_scenario(tree, "test")
 
 
 def risk(point: dict[str, Any]) -> float:
@@ -61,16 +61,16 @@ def folder(tmp_path: Path) -> Path:
     writer = RunFolder(tmp_path / "run", sweep, "vectorized", resume=False)
     releases: tuple[ReleaseStream, ...] = ()
     for place, point in enumerate(sweep.points):
-        metrics = {"test_loss": 1.0, "excess_risk": risk(dict(point.swept))}
-        writer.finished(place, Finished(metrics, 0.0, 0.0, releases, 7, np.zeros(3)))
+        metrics = {"test_loss": 1.0, "excess_risk": risk(dict(point.swept_values))}
+        writer.finished(place, CellOutcome(metrics, 0.0, 0.0, releases, 7, np.zeros(3)))
     return tmp_path / "run"
 
 
 def test_smallest_rounds_of_the_best_setting_and_their_exponents(folder: Path) -> None:
     """Target 1/√n: T = n^(1/4) and n^(1/2) exactly, on a grid of powers of two."""
     results = read_results(folder)
-    assert results.scaling is not None
-    found = find_requirements(results, results.scaling)
+    assert results.growth is not None
+    found = find_requirements(results, results.growth)
     assert [need.rounds for need in found["trusted"].values()] == [4.0, 8.0, 8.0]
     assert [need.rounds for need in found["untrusted"].values()] == [16.0, 32.0, 64.0]
     assert [need.target for need in found["trusted"].values()] == [1 / 16, 1 / 32, 1 / 64]
@@ -99,7 +99,7 @@ def test_theory_stands_beside_its_own_setting_only() -> None:
 
     def theory(*overrides: str) -> dict[str, float]:
         few = ("federation.samples=[1024]", "federation.rounds=[4]", "label.step=long", "seeds=1")
-        scaling = load_scenario(path, [*few, *overrides]).scaling
+        scaling = load_scenario(path, [*few, *overrides]).growth
         assert scaling is not None
         return scaling.theory
 
@@ -120,20 +120,20 @@ def test_the_betas_of_the_outer_minimizer_are_what_they_are_called(beta: str, fa
     few = ("federation.samples=[4096]", f'label.beta=["{beta}"]', "seeds=1")
     points = load_scenario(path, few).points
     assert len(points) == 17
-    objective = task_of_cell(points[0].cell).objective
+    objective = load_task(points[0].cell).objective
     for cell in (point.cell for point in points):
         rounds, own = cell.schedule.rounds, cell.algorithm.settings
         assert isinstance(own, AcceleratedSettings)
         asked = factor * objective.smoothness * (rounds + 1 if beta == "M (T+1)/2" else rounds)
         assert own.beta is not None
         assert own.beta == 1.0 or asked < own.beta < 1.001 * asked
-        bound = excess_risk_bound(cell, plan_of(cell, objective))
+        bound = excess_risk_bound(cell, make_plan(cell, objective))
         assert bound is not None
         assert math.isfinite(bound.value) == known
 
 
 def test_what_no_number_of_rounds_reaches_is_said(folder: Path) -> None:
-    tight = scenario(factor=1e-3).scaling
+    tight = scenario(factor=1e-3).growth
     assert tight is not None
     found = find_requirements(read_results(folder), tight)
     assert [need.rounds for need in found["untrusted"].values()] == [None] * 3
@@ -143,10 +143,10 @@ def test_what_no_number_of_rounds_reaches_is_said(folder: Path) -> None:
 def test_private_runs_have_the_second_term(folder: Path) -> None:
     """√d/(ε n) is added where there is an ε: d = 3 in these results."""
     results = read_results(folder)
-    assert results.scaling is not None
+    assert results.growth is not None
     for cell in results.cells:
         cell["epsilon"] = 2.0  # type: ignore[index]
-    need = find_requirements(results, results.scaling)["trusted"][256.0]
+    need = find_requirements(results, results.growth)["trusted"][256.0]
     assert need.target == pytest.approx(1 / 16 + math.sqrt(3) / (2.0 * 256))
 
 
@@ -164,13 +164,13 @@ def test_cells_in_the_journal_are_not_lost(folder: Path) -> None:
     writer = RunFolder(folder.parent / "other", sweep, "vectorized", resume=False)
     for place in (0, 1):
         metrics = {"test_loss": 1.0, "excess_risk": 1.0}
-        writer.finished(place, Finished(metrics, 0.0, 0.0, (), 7, np.zeros(3)))
+        writer.finished(place, CellOutcome(metrics, 0.0, 0.0, (), 7, np.zeros(3)))
     other = folder.parent / "other"
     with (other / "cells.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"cell": 2, "po')
     assert [cell["cell"] for cell in read_results(other).cells] == [0, 1]
     resumed = RunFolder(other, sweep, "vectorized", resume=True)
-    assert resumed.missing[0] == 2
+    assert resumed.missing_indices[0] == 2
     assert len(whole.cells) == len(sweep.points)
 
 

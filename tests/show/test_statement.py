@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.guarantees import GaussianDP
-from fedpriv.claims.claim import EXACT, claim_of
-from fedpriv.claims.ledger import as_data, from_data, releases_of
-from fedpriv.claims.outcome import finished_after
+from fedpriv.claims.claim import EXACT_ASSUMPTIONS, compute_claim
+from fedpriv.claims.ledger import make_release_streams, stream_from_data, stream_to_data
+from fedpriv.claims.outcome import make_outcome
 from fedpriv.noise.registry import MECHANISMS
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show import statement
 from fedpriv.show.statement import make_statements
 from fedpriv.study.results import Results
-from fedpriv.study.stored import privacy_of
+from fedpriv.study.stored import privacy_data
 from tests.conftest import small_tree
 
 PHASED = {"name": "phased-sgd", "trust": "curator", "step": 0.001, "radius": 1.0}
@@ -33,8 +33,8 @@ def cell_of(trust: str = "untrusted", **changes: Any) -> Cell:
 
 
 def said(cell: Cell, kind: str) -> statement.Statement:
-    releases = releases_of(plan_of(cell, task_of_cell(cell).objective), cell.schedule.rounds)
-    record = privacy_of(cell, releases, "release" if kind == "release" else "simulation")
+    releases = make_release_streams(make_plan(cell, load_task(cell).objective), cell.schedule.rounds)
+    record = privacy_data(cell, releases, "release" if kind == "release" else "simulation")
     (found,) = make_statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))
     return found
 
@@ -63,9 +63,9 @@ def test_a_release_says_who_drew_the_noise(trust: str, who: str) -> None:
 def test_several_releases_of_the_same_records_say_what_they_cost_together() -> None:
     """Three runs of μ = 4 on a silo's records are 6.93: "μ = 4" alone overstates what is protected."""
     cell = cell_of("trusted")
-    releases = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
+    releases = make_release_streams(make_plan(cell, load_task(cell).objective), 8)
     for kind, count in (("release", 3), ("release", 1), ("simulation", 3)):
-        record = privacy_of(cell, releases, "release" if kind == "release" else "simulation")
+        record = privacy_data(cell, releases, "release" if kind == "release" else "simulation")
         (found,) = make_statements(Results("n", "", "deployment", True, {}, [0], None, [record] * count, {}, None))
         assert ("these 3 runs" in found.noise) == (kind == "release" and count == 3)
         assert ("μ = 6.929" in found.noise) == (kind == "release" and count == 3)
@@ -75,7 +75,8 @@ def test_releases_under_two_trust_settings_add_up() -> None:
     """They are two statements about one record."""
     cells = [cell_of("trusted"), cell_of("untrusted")]
     records = [
-        privacy_of(cell, releases_of(plan_of(cell, task_of_cell(cell).objective), 8), "release") for cell in cells
+        privacy_data(cell, make_release_streams(make_plan(cell, load_task(cell).objective), 8), "release")
+        for cell in cells
     ]
     found = make_statements(Results("n", "", "deployment", True, {}, [0], None, records, {}, None))
     assert [("these 2 runs" in each.noise, "μ = 5.657" in each.noise) for each in found] == [(True, True)] * 2
@@ -107,15 +108,15 @@ def test_what_the_figures_take_for_granted_about_the_loss(cell: Cell, words: str
 def test_figures_and_relation_are_those_of_the_releases(relation: str) -> None:
     """Half of the noise under the other relation: what was asked for must not be what is stated."""
     cell = cell_of(privacy={"relation": relation, "rho": 2.0})
-    releases = releases_of(plan_of(cell, task_of_cell(cell).objective), 8)
+    releases = make_release_streams(make_plan(cell, load_task(cell).objective), 8)
     other = "zero-out" if relation == "replace-one" else "replace-one"
     changed = [dataclasses.replace(stream, std=stream.std / 2, relation=other) for stream in releases]
-    stated = privacy_of(cell, changed)
+    stated = privacy_data(cell, changed)
     factor = 2.0 if relation == "zero-out" else 0.5
     assert stated["mu"] == pytest.approx(2.0 * 2.0 * factor)
     assert stated["zcdp"] == pytest.approx((4.0 * factor) ** 2 / 2)
     assert stated["relation"] == other
-    assert stated["releases"] == [as_data(stream) for stream in changed]
+    assert stated["releases"] == [stream_to_data(stream) for stream in changed]
 
 
 def test_rho_is_written_where_the_paper_calls_mu_so() -> None:
@@ -125,7 +126,7 @@ def test_rho_is_written_where_the_paper_calls_mu_so() -> None:
         (cell_of(), 4.0),
         (cell_of(algorithm=sgd, privacy={"relation": "zero-out", "mu": 4.0}), None),
     ):
-        stated = privacy_of(cell, releases_of(plan_of(cell, task_of_cell(cell).objective), 8))
+        stated = privacy_data(cell, make_release_streams(make_plan(cell, load_task(cell).objective), 8))
         assert stated["mu"] == pytest.approx(4.0)
         assert stated["rho"] == (rho and pytest.approx(rho))
 
@@ -141,31 +142,31 @@ def test_bytes_sent_are_those_of_a_message(trust: str, dtype: str, private: bool
             return  # refused: there is nothing to round to
         changes["privacy"] = {"relation": "replace-one", "mode": "none"}
     cell = cell_of(trust, **changes)
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    finished = finished_after(plan, 8, np.zeros(7850), {}, None, 0.0)
+    plan = make_plan(cell, load_task(cell).objective)
+    finished = make_outcome(plan, 8, np.zeros(7850), {}, None, 0.0)
     width = 4 if dtype == "float32" and (trust == "untrusted" or not private) else 8
     assert finished.bytes_sent == 8 * 7850 * width
     if private:
-        exact = plan_of(cell, task_of_cell(cell).objective, released=True)
+        exact = make_plan(cell, load_task(cell).objective, for_release=True)
         width = {"untrusted": 4 if dtype == "float32" else 8, "trusted": 8, "secure-aggregation": 6}[trust]
-        assert finished_after(exact, 8, np.zeros(7850), {}, None, 0.0).bytes_sent == 8 * 7850 * width
+        assert make_outcome(exact, 8, np.zeros(7850), {}, None, 0.0).bytes_sent == 8 * 7850 * width
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted", "secure-aggregation"])
 def test_an_exact_release_says_up_to_what_it_holds(trust: str) -> None:
     """Claim, results and statement; floating point claims nothing but real numbers."""
     cell = cell_of(trust)
-    for released, words in ((True, EXACT), (False, "in real arithmetic")):
-        streams = releases_of(plan_of(cell, task_of_cell(cell).objective, released=released), 8)
-        record = privacy_of(cell, streams)
+    for released, words in ((True, EXACT_ASSUMPTIONS), (False, "in real arithmetic")):
+        streams = make_release_streams(make_plan(cell, load_task(cell).objective, for_release=released), 8)
+        record = privacy_data(cell, streams)
         assert record["holds"] == words
         (found,) = make_statements(Results("n", "", "deployment", True, {}, [0], None, [record], {}, None))
-        assert (EXACT in " ".join(found.assumptions)) == released
-        claim = claim_of(streams)
+        assert (EXACT_ASSUMPTIONS in " ".join(found.assumptions)) == released
+        claim = compute_claim(streams)
         assert claim is not None
         assert claim.exact == released
         assert isinstance(claim.guarantee, GaussianDP)
         assert 4.0 * (1 - 1e-9) < claim.guarantee.mu <= 4.0
-        assert [from_data(as_data(stream)) for stream in streams] == list(streams)
+        assert [stream_from_data(stream_to_data(stream)) for stream in streams] == list(streams)
         if released:
             assert max(stream.slack for stream in streams) < 2.0**-60

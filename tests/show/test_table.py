@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fedpriv.claims.claim import EXACT
-from fedpriv.claims.ledger import ReleaseStream, as_data
+from fedpriv.claims.claim import EXACT_ASSUMPTIONS
+from fedpriv.claims.ledger import ReleaseStream, stream_to_data
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.participation.secret import Poisson
+from fedpriv.participation.secret import PoissonSampling
 from fedpriv.show.summary import (
     METRICS,
     compare_with_published,
@@ -263,11 +263,11 @@ def test_privacy_lines(make_results: Make) -> None:
 
 def test_a_line_of_exact_releases_says_up_to_what_they_hold(make_results: Make) -> None:
     """They are within 2^-60 of what is claimed, so nothing about them is exactly μ-GDP."""
-    facts = {"holds": EXACT, "attained": False, "noise": "release"}
+    facts = {"holds": EXACT_ASSUMPTIONS, "attained": False, "noise": "release"}
     results = make_results({"privacy.rho": [4.0]}, [0], lambda p, s: (2.3, 0.1), facts=lambda point: facts)
     (line,) = lines_of(render_tables(results, "markdown"), "Privacy")
     assert "μ-GDP with μ at most 4 " in line
-    assert line.endswith(f"by the paper's formula, rounded up; release noise, {EXACT}.")
+    assert line.endswith(f"by the paper's formula, rounded up; release noise, {EXACT_ASSUMPTIONS}.")
 
 
 def test_names_are_short_unless_two_axes_share_one() -> None:
@@ -292,7 +292,9 @@ def test_values_as_papers_print_them(value: Any, text: str) -> None:
 
 def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -> None:
     """Poisson sampling: no μ, and everywhere its ε; "no noise" is said of runs without any."""
-    drawn = ReleaseStream("server", IndependentGaussian(), Poisson(8, 8), 0.0, (1.0,) * 8, 1.0, "zero-out", 1.0)
+    drawn = ReleaseStream(
+        "server", IndependentGaussian(), PoissonSampling(8, 8), 0.0, (1.0,) * 8, 1.0, "zero-out", 1.0
+    )
     facts: dict[str, Any] = {
         "mu": None,
         "rho": None,
@@ -300,7 +302,7 @@ def test_a_guarantee_without_mu_is_none_the_less_a_guarantee(make_table: Make) -
         "epsilon_paper": None,
         "guarantee": "subsampled-gaussian",
     }
-    facts["releases"] = [as_data(drawn)]
+    facts["releases"] = [stream_to_data(drawn)]
     results = make_table(paper=None, facts=lambda point: facts if point["federation.silos"] == 10 else {})
     text = render_tables(results, "markdown")
     assert [cell.strip() for cell in lines_of(text, "| 4 ")[1].split("|")[2:6]] == [

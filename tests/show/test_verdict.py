@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedpriv.accounting.gaussian import epsilon_of
-from fedpriv.claims.claim import protection_word
+from fedpriv.claims.claim import protection_level
 from fedpriv.show.verdict import RUN_COUNTS, describe_run, epsilon_of_repeated_runs, list_party_views
 from fedpriv.study.results import Results
 from tests.show.conftest import results_of
@@ -54,7 +54,7 @@ def test_nothing_is_said_of_a_run_that_has_not_begun() -> None:
 
 @pytest.mark.parametrize(("mu", "word"), [(0.3, "strong"), (1.0, "moderate"), (2.0, "weak"), (4.0, "next to no")])
 def test_words_for_protection_follow_the_best_guess(mu: float, word: str) -> None:
-    assert protection_word(mu) == word
+    assert protection_level(mu) == word
 
 
 @pytest.mark.parametrize(

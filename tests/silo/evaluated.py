@@ -59,6 +59,6 @@ def evaluator(path: Path) -> Guard:
 
 def ledger_of(path: Path) -> SiloLedger:
     """That of the test records."""
-    policy = read_policy(path).for_tests
+    policy = read_policy(path).test_policy
     assert policy is not None
-    return SiloLedger(policy.ledger, policy.marked)
+    return SiloLedger(policy.ledger, policy.mark_path)

@@ -88,7 +88,7 @@ def start_daemon(policy_path: Path) -> "subprocess.Popen[str]":
 
 
 def cell_json(**overrides: Any) -> str:
-    return json.dumps(resolve_cell(small_tree(**overrides), "test").canonical(), sort_keys=True)
+    return json.dumps(resolve_cell(small_tree(**overrides), "test").canonical_data(), sort_keys=True)
 
 
 CELL = cell_json()

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.extensions import ADDED, COMMANDS, added, register_of
+from fedpriv.core.extensions import ADD_ON_PARTS, COMMANDS, find_register, load_add_on_part
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.admission import Admission, unguarded
+from fedpriv.silo.admission import Admission, why_unguarded
 from fedpriv.silo.policy import Policy
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +88,7 @@ def test_a_run_of_the_ledger_is_planned_again_after_its_add_on_is_allowed_no_mor
     policy = cast(Policy, SimpleNamespace(allow=SimpleNamespace(models=(), algorithms=(), statistics=())))
     admission = cast(Admission, SimpleNamespace(policy=policy))
     tree = {"model": {"name": "statistics"}, "evaluation": {"curves": {}}}
-    assert Admission._unknown(admission, tree, recalled=True) is None
+    assert Admission._why_unknown_code(admission, tree, recalled=True) is None
 
 
 def test_a_model_of_raw_cells_without_a_guard_row_is_refused() -> None:
@@ -96,7 +96,7 @@ def test_a_model_of_raw_cells_without_a_guard_row_is_refused() -> None:
 
     def reason_of(**row: Any) -> str | None:
         cell = SimpleNamespace(model=SimpleNamespace(row=SimpleNamespace(**row)))
-        return unguarded(cast(Policy, None), cast(Cell, cell))
+        return why_unguarded(cast(Policy, None), cast(Cell, cell))
 
     assert reason_of(of_cells=True, guard=None) == "the model reads raw cells, and nothing guards it"
     assert reason_of(of_cells=False, guard=None) is None
@@ -107,15 +107,15 @@ def test_a_model_of_somebody_elses_under_the_guard_row_of_statistics_is_refused(
     model = SimpleNamespace(
         name="theirs", settings=object(), row=SimpleNamespace(of_cells=True, guard="statistics")
     )
-    reason = unguarded(cast(Policy, None), cast(Cell, SimpleNamespace(model=model)))
+    reason = why_unguarded(cast(Policy, None), cast(Cell, SimpleNamespace(model=model)))
     assert reason == "model.name = 'theirs' reads raw cells, and is none of fedpriv's statistics"
 
 
 def test_everything_that_is_named_is_there() -> None:
-    for kind, names in ADDED.items():
+    for kind, names in ADD_ON_PARTS.items():
         for name in names:
-            assert added(kind, name) is not None
-    assert all(callable(register_of(add_on)) for add_on in COMMANDS)
+            assert load_add_on_part(kind, name) is not None
+    assert all(callable(find_register(add_on)) for add_on in COMMANDS)
 
 
 @pytest.mark.parametrize("command", [name for names in COMMANDS.values() for name in names])

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedpriv.core.errors import RunError
-from fedpriv.protocol.messages import PROTOCOL
-from fedpriv.silo.daemon import Desk
+from fedpriv.protocol.messages import PROTOCOL_VERSION
+from fedpriv.silo.daemon import RequestQueue
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.shard import Views
+from fedpriv.silo.shard import ShardViews
 from tests.silo.evaluated import SCENARIO, guards_of, write_tested
 from tests.silo.guarded import CELL, ZERO, cell_json, guard_of, write_silo
 
@@ -41,18 +41,18 @@ def test_a_question_whether_a_run_would_be_refused_charges_opens_and_reads_nothi
 ) -> None:
     """Asked for ever, by a server that picks every scenario, before and while a run is under way."""
     guard = guard_of(write_silo(tmp_path, **allow))
-    monkeypatch.setattr(Views, "records", lambda *_: pytest.fail("the records were read"))
+    monkeypatch.setattr(ShardViews, "records", lambda *_: pytest.fail("the records were read"))
     monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: pytest.fail("a key was made"))
     before = files(tmp_path)
     said = {answered(guard, f"run-{number}", cell) for number in range(3)}
     assert len(said) == 1
     assert files(tmp_path) == before
-    assert guard._ledger.overview() == []
+    assert guard._ledger.list_runs() == []
 
 
 def answered(guard: Guard, run: str, cell: str) -> str:
     try:
-        guard.agree(run, cell)
+        guard.preview_admission(run, cell)
     except RunError as error:
         return str(error)
     return "yes"
@@ -87,14 +87,14 @@ def test_the_answer_does_not_depend_on_what_the_records_are(tmp_path: Path) -> N
     ]
 
 
-def desk_of(path: Path, guards: Any) -> Desk:
-    return Desk(read_policy(path), guards)
+def desk_of(path: Path, guards: Any) -> RequestQueue:
+    return RequestQueue(read_policy(path), guards)
 
 
 def test_evaluations_have_to_be_agreed_to_too(tmp_path: Path) -> None:
     path = write_tested(tmp_path)
     desk, before = desk_of(path, guards_of(path)), files(tmp_path)
-    header = {"agree": True, "run": "run", "cell": SCENARIO, "protocol": PROTOCOL, "fedpriv": "1"}
+    header = {"agree": True, "run": "run", "cell": SCENARIO, "protocol": PROTOCOL_VERSION, "fedpriv": "1"}
     assert desk._answer(header, bytearray()).header == {"agree": True}
     poor = write_tested(tmp_path / "poor", evaluation={"budget": 0.5})
     with pytest.raises(RunError, match=r"the budget is 0\.5"):
@@ -109,7 +109,7 @@ def test_evaluations_have_to_be_agreed_to_too(tmp_path: Path) -> None:
 def test_a_supernode_of_another_version_than_its_guard_is_told(tmp_path: Path) -> None:
     path = write_silo(tmp_path)
     desk = desk_of(path, cast(Any, SimpleNamespace(training=guard_of(path), tests=None)))
-    header = {"agree": True, "run": "run", "cell": CELL, "protocol": PROTOCOL + 1, "fedpriv": "0.9\x1b[2J"}
+    header = {"agree": True, "run": "run", "cell": CELL, "protocol": PROTOCOL_VERSION + 1, "fedpriv": "0.9\x1b[2J"}
     with pytest.raises(
         RunError, match=r"guard runs fedpriv .* \(protocol 4\), its SuperNode 0\.9\\x1b\[2J \(protocol 5"
     ):

@@ -12,10 +12,16 @@ from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.protocol.messages import LONGEST, MOST, Told, commits_in, remembered
-from fedpriv.silo.backup import back_up, restore
+from fedpriv.protocol.messages import (
+    MAX_CHECKPOINT_BYTES,
+    MAX_CHECKPOINTS,
+    Checkpoint,
+    unpack_checkpoints,
+    update_checkpoints,
+)
+from fedpriv.silo.backup import back_up_ledgers, restore_ledgers
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.guards import status_lines
+from fedpriv.silo.guards import format_status
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.silo.charged import charged
 from tests.silo.guarded import guard_of
@@ -24,7 +30,7 @@ LEDGER = "ledger-0.sqlite"
 
 
 def ask(guard: Guard, run: str, t: int, seen: bytes = b"", query: float = 0.0) -> torch.Tensor:
-    return guard.answer(run, scenario(), t, zeros() + query, seen=seen)
+    return guard.answer(run, scenario(), t, zeros() + query, checkpoints=seen)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,7 @@ def silo(written: Path, tmp_path: Path) -> Path:
 
 
 def told(guard: Guard, run: str, t: int) -> bytes:
-    return guard.told(run, scenario(), t)
+    return guard.checkpoint(run, scenario(), t)
 
 
 def put_back(folder: Path) -> Callable[[], Guard]:
@@ -92,21 +98,23 @@ def test_guarantee_a_ledger_that_was_put_back_and_went_on_is_refused_too(silo: P
 
 def test_what_a_server_remembers_of_before_and_of_other_ledgers_is_no_reason_to_refuse(silo: Path) -> None:
     guard = guard_of(silo / "silo-0.toml")
-    others = [Told(f"{number:032x}", 2**64 - 1, bytes(32)).packed for number in range(MOST - 1)]
+    others = [
+        Checkpoint(f"{number:032x}", 2**64 - 1, bytes(32)).wire_bytes for number in range(MAX_CHECKPOINTS - 1)
+    ]
     for run, t in (("a", 1), ("a", 8), ("b", 3)):
         assert torch.isfinite(ask(guard, "b", 3, b"".join(others) + told(guard, run, t))).all()
     assert torch.isfinite(ask(guard, "b", 4)).all(), "a first contact has nothing to remember"
 
 
-@pytest.mark.parametrize("seen", [b"x", bytes(55), bytes(LONGEST + 56)], ids=len)
+@pytest.mark.parametrize("seen", [b"x", bytes(55), bytes(MAX_CHECKPOINT_BYTES + 56)], ids=len)
 def test_what_is_no_commit_is_refused_and_changes_nothing(silo: Path, seen: bytes) -> None:
     guard = guard_of(silo / "silo-0.toml")
     with pytest.raises(RunError, match=r"^silo 0 refuses: .* bytes are no commits$"):
         ask(guard, "b", 4, seen)
-    (mine,) = commits_in(told(guard, "b", 3))
+    (mine,) = unpack_checkpoints(told(guard, "b", 3))
     for number in (0, 2**63, 2**64 - 1):
         with pytest.raises(RunError, match="which is not in it"):
-            ask(guard, "b", 4, mine._replace(number=number).packed)
+            ask(guard, "b", 4, mine._replace(number=number).wire_bytes)
     assert torch.isfinite(ask(guard, "b", 4)).all()
 
 
@@ -116,20 +124,20 @@ def test_guarantee_a_commit_that_is_told_is_no_function_of_records(tmp_path: Pat
     for number in range(2):
         guard = guard_for(tmp_path / str(number), *random_records(), budget=7.0)
         ask(guard, "a", 1)
-        heads.append(commits_in(guard.told("a", scenario(), 1))[0])
+        heads.append(unpack_checkpoints(guard.checkpoint("a", scenario(), 1))[0])
     assert heads[0].number == heads[1].number
     assert heads[0].head != heads[1].head
 
 
 def test_a_server_remembers_the_last_commit_of_each_of_a_few_ledgers() -> None:
     known = b""
-    for number in range(MOST + 2):
-        known = remembered(known, Told(f"{number:032x}", 1, bytes(32)).packed)
-    known = remembered(known, Told(f"{5:032x}", 9, bytes(32)).packed)
-    assert [int(each.ledger, 16) for each in commits_in(known)] == [2, 3, 4, 6, 7, 8, 9, 5]
-    assert commits_in(known)[-1].number == 9
+    for number in range(MAX_CHECKPOINTS + 2):
+        known = update_checkpoints(known, Checkpoint(f"{number:032x}", 1, bytes(32)).wire_bytes)
+    known = update_checkpoints(known, Checkpoint(f"{5:032x}", 9, bytes(32)).wire_bytes)
+    assert [int(each.ledger_name, 16) for each in unpack_checkpoints(known)] == [2, 3, 4, 6, 7, 8, 9, 5]
+    assert unpack_checkpoints(known)[-1].number == 9
     with pytest.raises(ValueError, match="values to unpack"):
-        remembered(known, b"")
+        update_checkpoints(known, b"")
 
 
 def command(*words: object) -> str:
@@ -140,7 +148,7 @@ def command(*words: object) -> str:
 
 def test_a_backup_has_every_charge_and_no_key_state_or_reply(silo: Path, tmp_path: Path) -> None:
     guard = guard_of(silo / "silo-0.toml")
-    run = guard._ledger.run("b")
+    run = guard._ledger.find_run("b")
     assert run is not None
     assert run.key
     assert run.state
@@ -165,7 +173,7 @@ def test_a_backup_has_every_charge_and_no_key_state_or_reply(silo: Path, tmp_pat
 
 def test_a_backup_of_the_last_commit_comes_back_as_it_was(silo: Path, tmp_path: Path) -> None:
     seen = told(guard_of(silo / "silo-0.toml"), "b", 3)
-    back_up(silo / "silo-0.toml", tmp_path / "kept")
+    back_up_ledgers(silo / "silo-0.toml", tmp_path / "kept")
     (silo / LEDGER).unlink()
     assert "its mark says that nothing was released since" in command(
         "restore", silo / "silo-0.toml", tmp_path / "kept"
@@ -186,7 +194,7 @@ def test_guarantee_a_backup_that_may_lack_a_release_costs_the_whole_budget(
 ) -> None:
     """Gains: what was released after the backup once more, by a disk that failed."""
     policy, marked = silo / "silo-0.toml", silo / (LEDGER + ".mark")
-    back_up(policy, tmp_path / "kept")
+    back_up_ledgers(policy, tmp_path / "kept")
     guard = guard_of(policy)
     ask(guard, "c", 1)
     seen = told(guard, "c", 1)
@@ -206,7 +214,7 @@ def test_guarantee_a_backup_that_may_lack_a_release_costs_the_whole_budget(
             ask(again, run, 4 if run == "b" else 1, seen)
     assert charged(again._ledger) == pytest.approx([4.0, 4.0, 7.0])
     assert math.hypot(4.0, 4.0, 7.0) > 7.0
-    assert any("whatever was released since" in line for line in status_lines(policy))
+    assert any("whatever was released since" in line for line in format_status(policy))
     policy.write_text(policy.read_text().replace("budget = 7.0", "budget = 20.0"))
     assert torch.isfinite(ask(guard_of(policy), "e", 1, seen)).all(), (
         "a person has decided, and it is a new ledger"
@@ -219,7 +227,7 @@ def test_a_ledger_whose_mark_is_lost_begins_again_from_itself_at_the_whole_budge
     (silo / (LEDGER + ".mark")).unlink()
     (tmp_path / "kept").mkdir()
     shutil.move(silo / LEDGER, tmp_path / "kept" / LEDGER)
-    (line,) = restore(silo / "silo-0.toml", tmp_path / "kept")
+    (line,) = restore_ledgers(silo / "silo-0.toml", tmp_path / "kept")
     assert "the whole budget of the policy is charged" in line
     with pytest.raises(RunError, match="the budget is 7"):
         ask(guard_of(silo / "silo-0.toml"), "c", 1)
@@ -228,17 +236,17 @@ def test_a_ledger_whose_mark_is_lost_begins_again_from_itself_at_the_whole_budge
 def test_a_restore_is_refused_over_a_ledger_and_from_what_is_damaged(silo: Path, tmp_path: Path) -> None:
     policy, copy = silo / "silo-0.toml", tmp_path / "kept" / LEDGER
     with pytest.raises(InputError, match="is there; a backup knows less than a ledger"):
-        list(restore(policy, tmp_path / "kept"))
-    back_up(policy, tmp_path / "kept")
+        list(restore_ledgers(policy, tmp_path / "kept"))
+    back_up_ledgers(policy, tmp_path / "kept")
     (silo / LEDGER).unlink()
     content = copy.read_bytes()
     before = sorted(silo.iterdir())
     for damaged in (b"", content[:5000], content.replace(b"replace-one", b"replace-two"), bytes(9000)):
         copy.write_bytes(damaged)
         with pytest.raises(InputError) as refused:
-            list(restore(policy, tmp_path / "kept"))
+            list(restore_ledgers(policy, tmp_path / "kept"))
         assert "\n" not in str(refused.value)
         assert sorted(silo.iterdir()) == before
     copy.unlink()
     with pytest.raises(InputError, match="cannot be restored: "):
-        list(restore(policy, tmp_path / "kept"))
+        list(restore_ledgers(policy, tmp_path / "kept"))

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from fedpriv.addons.statistics.curves import CurveScores
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
 from fedpriv.engines.table import make_engine
 from fedpriv.loss.scores import SummedScores
-from fedpriv.plan.evaluation import EvaluationPlan, evaluation_plan_of
-from fedpriv.plan.plan import apart_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.evaluation import EvaluationPlan, make_evaluation_plan
+from fedpriv.plan.plan import find_increment_diameter
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.demo import policy_text
+from fedpriv.silo.demo import format_policy
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.policy import read_policy
@@ -45,7 +45,7 @@ def cell_of(
 
 
 def planned(cell: Cell, *, released: bool = True) -> EvaluationPlan:
-    asked = evaluation_plan_of(cell, task_of_cell(cell).objective, released=released)
+    asked = make_evaluation_plan(cell, load_task(cell).objective, for_release=released)
     assert asked is not None
     return asked
 
@@ -72,12 +72,12 @@ def test_engines_give_the_same_figures(tmp_path: Path, trust: str) -> None:
 
 def test_one_evaluation_is_charged_for_the_distance_that_is_proved(tmp_path: Path) -> None:
     once, often = planned(cell_of(tmp_path)), planned(cell_of(tmp_path, evaluations=4))
-    assert once.plan.apart == pytest.approx(math.sqrt(8.0 / 3.0), rel=1e-5)
-    assert often.plan.apart == 2.0
-    (stream, *_) = releases_of(once.plan, 1)
+    assert once.plan.increment_diameter == pytest.approx(math.sqrt(8.0 / 3.0), rel=1e-5)
+    assert often.plan.increment_diameter == 2.0
+    (stream, *_) = make_release_streams(once.plan, 1)
     assert stream.mu == pytest.approx(1.0, rel=1e-9)
     noise = [float(each.plan.noise.std_of(0)) for each in (once, often)]
-    assert noise[1] / noise[0] == pytest.approx(2.0 * 2.0 / once.plan.apart, rel=1e-6)
+    assert noise[1] / noise[0] == pytest.approx(2.0 * 2.0 / once.plan.increment_diameter, rel=1e-6)
 
 
 class Liar(CurveScores):
@@ -94,8 +94,8 @@ def test_no_other_class_of_scores_is_believed(tmp_path: Path) -> None:
     assert isinstance(scores, CurveScores)
     plan = asked.plan
     lying = Liar(scores.base, scores.loss_bound, scores.classes, scores.settings, scores.groupings)
-    assert apart_of(lying, plan.estimator, plan.mechanism, plan.schedule) == 2.0
-    assert apart_of(scores, plan.estimator, plan.mechanism, plan.schedule) < 2.0
+    assert find_increment_diameter(lying, plan.estimator, plan.mechanism, plan.schedule) == 2.0
+    assert find_increment_diameter(scores, plan.estimator, plan.mechanism, plan.schedule) < 2.0
 
 
 def guard_at(folder: Path, records: list[dict[str, str]], **evaluation: Any) -> Guard:
@@ -104,7 +104,7 @@ def guard_at(folder: Path, records: list[dict[str, str]], **evaluation: Any) -> 
     keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
     allow = {"relation": "replace-one", "clip": 4.0, "rounds": 8, "budget": 4.0}
     path = folder / "policy.toml"
-    text = policy_text(keys, allow, TableSchema.model_validate(SCHEMA), {"budget": 1.0, **evaluation})
+    text = format_policy(keys, allow, TableSchema.model_validate(SCHEMA), {"budget": 1.0, **evaluation})
     path.write_text(text)
     path.chmod(0o600)
     policy = read_policy(path)
@@ -120,7 +120,7 @@ def own_rows() -> list[dict[str, str]]:
 
 
 def text_of(cell: Cell, **curves: Any) -> str:
-    tree = cell.canonical()
+    tree = cell.canonical_data()
     tree["evaluation"]["curves"] |= curves
     return json.dumps(tree, sort_keys=True)
 
@@ -128,7 +128,7 @@ def text_of(cell: Cell, **curves: Any) -> str:
 def test_a_guard_answers_once_and_charges_what_was_planned(tmp_path: Path) -> None:
     cell = cell_of(tmp_path)
     guard, asked = guard_at(tmp_path / "own", own_rows()), planned(cell)
-    model = task_of_cell(cell).objective.initial()
+    model = load_task(cell).objective.initial()
     first = guard.answer("run", text_of(cell), 1, model)
     assert first.shape == (asked.scores.dimension,)
     assert torch.equal(guard.answer("run", text_of(cell), 1, model), first)
@@ -150,7 +150,7 @@ def test_a_guard_answers_once_and_charges_what_was_planned(tmp_path: Path) -> No
 )
 def test_hostile_tables_are_refused_and_nothing_is_charged(tmp_path: Path, curves: dict[str, Any]) -> None:
     cell = cell_of(tmp_path)
-    guard, model = guard_at(tmp_path / "own", own_rows()), task_of_cell(cell).objective.initial()
+    guard, model = guard_at(tmp_path / "own", own_rows()), load_task(cell).objective.initial()
     with pytest.raises((InputError, RunError)) as refused:
         guard.answer("run", text_of(cell, **curves), 1, model)
     assert len(str(refused.value).splitlines()) == 1
@@ -158,8 +158,10 @@ def test_hostile_tables_are_refused_and_nothing_is_charged(tmp_path: Path, curve
 
 
 def sums(asked: EvaluationPlan, guard: Guard, cell: Cell, model: torch.Tensor) -> torch.Tensor:
-    silo = Silo.of(0, asked.plan, guard.shard.seen(cell), b"k" * 32)
-    return silo.steps.sums(silo.start(), asked.plan.rounds[0], model, silo._read(asked.plan.rounds[0])).values
+    silo = Silo.for_release(0, asked.plan, guard.shard.model_records(cell), b"k" * 32)
+    return silo.steps.sum_increments(
+        silo.initial_state(), asked.plan.rounds[0], model, silo._read_batch(asked.plan.rounds[0])
+    ).values
 
 
 @pytest.mark.every(3)
@@ -168,7 +170,7 @@ def test_files_that_differ_in_one_row_stay_within_the_certificate(tmp_path: Path
     """Guarantee: in integers, for models that are as sure as they like."""
     cell = cell_of(tmp_path)
     asked, records = planned(cell), own_rows()
-    exact = asked.plan.exact
+    exact = asked.plan.required_exact_plan
     assert exact is not None
     (norm,) = exact.norms(1)
     place = next(n for n, row in enumerate(records) if row["part"] == "test" and row["outcome"] == "well")
@@ -176,11 +178,11 @@ def test_files_that_differ_in_one_row_stay_within_the_certificate(tmp_path: Path
     guards = [guard_at(tmp_path / name, own) for name, own in (("a", records), ("b", neighbour))]
     moved = False
     for scale in (1.0, 2.0**39):
-        model = torch.full((task_of_cell(cell).objective.dimension,), scale, dtype=torch.float64)
+        model = torch.full((load_task(cell).objective.dimension,), scale, dtype=torch.float64)
         model[::2] *= -1.0
         one, other = (sums(asked, guard, cell, model) for guard in guards)
         far = math.sqrt(sum(int(each) ** 2 for each in (one - other).tolist())) / norm
-        assert far <= asked.plan.apart
+        assert far <= asked.plan.increment_diameter
         moved |= far > 0.5
     assert moved
 
@@ -195,5 +197,5 @@ def test_without_curves_an_evaluation_is_what_it_was(tmp_path: Path) -> None:
     cell = cell_of(tmp_path, curves=None)
     asked = planned(cell)
     assert type(asked.scores) is SummedScores
-    assert asked.plan.apart == 2.0
-    assert "curves" not in cell.canonical()["evaluation"]
+    assert asked.plan.increment_diameter == 2.0
+    assert "curves" not in cell.canonical_data()["evaluation"]

@@ -21,12 +21,12 @@ import torch
 from flwr.app import Message
 
 from fedpriv.clients.app import app as client_app
-from fedpriv.clients.app import ask
+from fedpriv.clients.app import ask_release
 from fedpriv.core.errors import RunError
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.protocol.cell_folder import run_config_of
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.protocol.cell_folder import make_run_config
 from fedpriv.protocol.messages import Refusal
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.server.app import simulated_strategy
@@ -78,7 +78,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
 ) -> None:
     """Three real guard processes behind the real ClientApp and strategy; one is killed hard twice, mid-run."""
     cell = resolve_cell(small_tree(algorithm__trust=trust), "test")
-    run_config = run_config_of(cell, Path())
+    run_config = make_run_config(cell, Path())
 
     class GuardedGrid(InProcessGrid):
         rounds = 0
@@ -96,8 +96,8 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
                 daemons[1] = start_daemon(tmp_path / "silo-1.toml")
             return list(super().send_and_receive(messages, timeout=timeout))
 
-    task = task_of_cell(cell)
-    plan = plan_of(cell, task.objective, released=True)
+    task = load_task(cell)
+    plan = make_plan(cell, task.objective, for_release=True)
     strategy = simulated_strategy(plan, task.objective.initial(), cell)
     strategy.run(GuardedGrid(client_app, 3, run_config))
     assert strategy.rounds_done == 8
@@ -107,17 +107,17 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     for number in range(3):
         ledger = SiloLedger(tmp_path / f"ledger-{number}.sqlite")
         if cell.algorithm.trust_setting.masked:
-            agreed = ledger.answer("1", 0)
+            agreed = ledger.find_answer("1", 0)
             assert agreed is not None
             keys += agreed.reply
-        assert [ledger.answer("1", t) is not None for t in range(1, 10)] == [True] * 8 + [False]
+        assert [ledger.find_answer("1", t) is not None for t in range(1, 10)] == [True] * 8 + [False]
         assert charged(ledger) == [pytest.approx(4.0)]
-    repeated = ask(tmp_path / "1.sock", "1", json.dumps(cell.canonical()), 1, ZERO.numpy(), keys)
+    repeated = ask_release(tmp_path / "1.sock", "1", json.dumps(cell.canonical_data()), 1, ZERO.numpy(), keys)
     assert isinstance(repeated, Refusal)
     assert repeated.reason == (
         "silo 1 refuses: round 1 was answered, and this run is over: of its reply a digest is kept"
     )
-    answer = SiloLedger(tmp_path / "ledger-1.sqlite").answer("1", 8)
+    answer = SiloLedger(tmp_path / "ledger-1.sqlite").find_answer("1", 8)
     assert answer is not None
     assert answer.reply  # a server that was killed before its journal had it asks again
 
@@ -127,7 +127,7 @@ def test_the_daemon_survives_nonsense_and_clients_that_vanish(tmp_path: Path) ->
     with answering(write_silo(tmp_path)) as process:
         nonsense_is_refused(tmp_path)
         process.send_signal(signal.SIGHUP)
-        assert not isinstance(ask(tmp_path / "0.sock", "run", CELL, 2, ZERO.numpy()), Refusal)
+        assert not isinstance(ask_release(tmp_path / "0.sock", "run", CELL, 2, ZERO.numpy()), Refusal)
         assert process.poll() is None
 
 
@@ -139,27 +139,27 @@ def nonsense_is_refused(tmp_path: Path) -> None:
             raw.connect(str(path))
             raw.sendall(nonsense)
     time.sleep(0.1)
-    refused = ask(path, "x", "{}", 1, ZERO.numpy())
+    refused = ask_release(path, "x", "{}", 1, ZERO.numpy())
     assert isinstance(refused, Refusal)
     assert "cannot be used" in refused.reason
-    assert refused.final
-    answer = ask(path, "run", CELL, 1, ZERO.numpy())
+    assert refused.is_final
+    answer = ask_release(path, "run", CELL, 1, ZERO.numpy())
     assert not isinstance(answer, Refusal)
     assert answer.shape == (7850,)
-    absent = ask(tmp_path / "nobody.sock", "run", CELL, 1, ZERO.numpy())
+    absent = ask_release(tmp_path / "nobody.sock", "run", CELL, 1, ZERO.numpy())
     assert isinstance(absent, Refusal)
     assert "does not answer" in absent.reason
-    assert not absent.final  # a guard may be starting
+    assert not absent.is_final  # a guard may be starting
 
 
 def test_a_supernode_without_a_guard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = resolve_cell(small_tree(seed=99), "test")  # no other test's, so that no silo is built yet
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/flwr-clientapp"])
-    task = task_of_cell(cell)
-    plan = plan_of(cell, task.objective, released=True)
+    task = load_task(cell)
+    plan = make_plan(cell, task.objective, for_release=True)
     strategy = simulated_strategy(plan, task.objective.initial(), cell)
     with pytest.raises(RunError, match="has no guard"):
-        strategy.run(InProcessGrid(client_app, 3, run_config_of(cell, Path())))
+        strategy.run(InProcessGrid(client_app, 3, make_run_config(cell, Path())))
 
 
 class Clock:
@@ -204,11 +204,11 @@ def test_replies_and_refusals_leave_at_multiples_of_the_tick(
             super().set_result(result)
 
     monkeypatch.setattr(daemon, "time", clock)
-    desk = daemon.Desk(read_policy(write_silo(tmp_path, tick=tick)), Guards(cast("Guard", Slow()), None))
+    desk = daemon.RequestQueue(read_policy(write_silo(tmp_path, tick=tick)), Guards(cast("Guard", Slow()), None))
     header = {"run": "r", "cell": "{}", "t": 1, "keys": "", "dtype": "float64"}
     for _ in range(4):
-        desk._waiting.put(daemon.Asked(header, bytearray(8), Kept()))
-        desk.work_once()
+        desk._requests.put(daemon.PendingRequest(header, bytearray(8), Kept()))
+        desk.answer_next_request()
     assert clock.replied == moments
 
 
@@ -222,7 +222,7 @@ def test_a_second_guard_leaves_the_first_its_socket(tmp_path: Path) -> None:
         assert second.returncode == 2
         (line,) = second.stderr.strip().splitlines()
         assert line.endswith("0.sock: a guard answers there already; end it before you start another")
-        assert not isinstance(ask(tmp_path / "0.sock", "run", CELL, 1, ZERO.numpy()), Refusal)
+        assert not isinstance(ask_release(tmp_path / "0.sock", "run", CELL, 1, ZERO.numpy()), Refusal)
     assert not isinstance(start_and_ask(path), Refusal), "a guard that was killed leaves its socket to the next"
 
 
@@ -235,19 +235,19 @@ def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:
             one.setblocking(False)
             with suppress(BlockingIOError):
                 one.connect(str(tmp_path / "busy.sock"))
-        assert daemon.somebody_listens(tmp_path / "busy.sock")
-    assert not daemon.somebody_listens(tmp_path / "busy.sock"), "nobody listens any more"
+        assert daemon.is_listening(tmp_path / "busy.sock")
+    assert not daemon.is_listening(tmp_path / "busy.sock"), "nobody listens any more"
 
 
 def start_and_ask(path: Path) -> Any:
     with answering(path):
-        return ask(path.with_name("0.sock"), "run", CELL, 1, ZERO.numpy())
+        return ask_release(path.with_name("0.sock"), "run", CELL, 1, ZERO.numpy())
 
 
 def test_health_and_nonsense_are_answered_at_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gains: when the guard was busy, from a thread that shares the interpreter with it."""
     nobody = Guards(cast("Guard", SimpleNamespace(peers=0)), None)
-    desk = daemon.Desk(read_policy(write_silo(tmp_path, tick=0.25)), nobody)
+    desk = daemon.RequestQueue(read_policy(write_silo(tmp_path, tick=0.25)), nobody)
     monkeypatch.setattr(daemon.time, "monotonic", lambda: 10.1)
     waited: list[float] = []
     monkeypatch.setattr(daemon.time, "sleep", waited.append)
@@ -255,7 +255,7 @@ def test_health_and_nonsense_are_answered_at_ticks(tmp_path: Path, monkeypatch: 
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.sendall(len(sent).to_bytes(4, "big") + sent)
-            desk._conversed(theirs)
+            desk._read_and_answer(theirs)
     assert waited == [pytest.approx(0.15), pytest.approx(0.15)]
 
 
@@ -267,10 +267,10 @@ def test_clients_that_are_silent_after_their_header_keep_no_place_from_others(
 
     The honest client is answered while all of them are still within their patience, which no test waits for.
     """
-    monkeypatch.setattr(daemon, "_COMING", 0.1, raising=False)
-    monkeypatch.setattr(daemon, "_PATIENCE", 5.0)
+    monkeypatch.setattr(daemon, "_QUERY_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(daemon, "_PATIENCE_SECONDS", 5.0)
     nobody = Guards(cast("Guard", SimpleNamespace(peers=0, answer=lambda *_: ZERO)), None)
-    desk = daemon.Desk(read_policy(write_silo(tmp_path)), nobody)
+    desk = daemon.RequestQueue(read_policy(write_silo(tmp_path)), nobody)
     monkeypatch.setattr(desk, "_room", threading.Semaphore(4))
     header = json.dumps({"run": "r", "cell": "{}", "t": 1, "keys": "", "dtype": "float64"}).encode()
     frame = len(header).to_bytes(4, "big") + header
@@ -278,7 +278,7 @@ def test_clients_that_are_silent_after_their_header_keep_no_place_from_others(
 
     def talk(connection: socket.socket) -> None:
         with suppress(OSError):
-            replies.append(desk._conversed(connection))
+            replies.append(desk._read_and_answer(connection))
 
     with ExitStack() as open_ones:
         for sent in [frame + begun] * 8 + [frame + (8).to_bytes(4, "big") + bytes(8)]:
@@ -286,7 +286,7 @@ def test_clients_that_are_silent_after_their_header_keep_no_place_from_others(
             ours.sendall(sent)
             last = threading.Thread(target=talk, args=(theirs,), daemon=True)
             last.start()
-        asked = desk._waiting.get(timeout=2.5)
+        asked = desk._requests.get(timeout=2.5)
         asked.reply.set_result(Reply({"dtype": "float64"}, bytes(8)))
         last.join(2.0)
         assert replies == [Reply({"dtype": "float64"}, bytes(8))]

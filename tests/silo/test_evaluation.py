@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from fedpriv.accounting.gaussian import compose
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.plan.evaluation import EvaluationPlan, evaluation_plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.evaluation import EvaluationPlan, make_evaluation_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.guards import begin_ledgers, end_run, open_guards, status_lines
+from fedpriv.silo.guards import begin_ledgers, end_run, format_status, open_guards
 from fedpriv.silo.ledger import LedgerError, SiloLedger
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
@@ -30,7 +30,7 @@ E = 4
 
 def planned(scenario: str = SCENARIO) -> EvaluationPlan:
     cell = resolve_cell(json.loads(scenario), "test")
-    asked = evaluation_plan_of(cell, task_of_cell(cell).objective, released=True)
+    asked = make_evaluation_plan(cell, load_task(cell).objective, for_release=True)
     assert asked is not None
     return asked
 
@@ -40,7 +40,7 @@ def exact_means(path: Path, model: torch.Tensor) -> torch.Tensor:
     shard = read_policy(path).load_shard().test
     assert shard is not None
     cell = resolve_cell(json.loads(SCENARIO), "test")
-    return planned().scores.contributions(model, shard.seen(cell)).mean(0)
+    return planned().scores.contributions(model, shard.model_records(cell)).mean(0)
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_a_restarted_guard_goes_on_and_the_last_evaluation_wipes_the_key(tmp_pat
     path = write_tested(tmp_path)
     answers = [evaluator(path).answer("run", SCENARIO, k, MODEL * k) for k in range(1, E + 1)]
     assert len({tuple(answer.tolist()) for answer in answers}) == E
-    run = ledger_of(path).run("run")
+    run = ledger_of(path).find_run("run")
     assert run is not None
     assert (run.key, run.state) == (None, None)
     with pytest.raises(RunError, match="round 5: this run is over"):
@@ -103,10 +103,10 @@ def test_a_thousand_evaluations_are_refused_after_the_budget(tmp_path: Path) -> 
     assert answered == 8  # of 8 runs under way, each 0.15
     assert "8 runs are under way" in refused
     for number in range(8):
-        guard.finish(f"run {number}")
+        guard.end_run(f"run {number}")
     for number in range(8, 11):  # 11 of them fit into 0.5, and no more
         guard.answer(f"run {number}", cheap, 1, MODEL)
-        guard.finish(f"run {number}")
+        guard.end_run(f"run {number}")
     with pytest.raises(RunError, match=r"with all before 0\.5197; the budget is 0\.5"):
         guard.answer("run 11", cheap, 1, MODEL)
     assert compose(charged(ledger_of(path))) <= 0.5
@@ -181,7 +181,7 @@ def test_a_model_that_is_not_finite_is_refused_and_a_huge_one_tells_no_more(tmp_
 def test_neighbours_integer_sums_differ_by_no_more_than_is_accounted_for(tmp_path: Path) -> None:
     """Models chosen so that one record is as far from its exchanged self as it can be."""
     asked, generator = planned(), np.random.default_rng(0)
-    exact = asked.plan.exact
+    exact = asked.plan.required_exact_plan
     assert exact is not None
     path = write_tested(tmp_path)
     shard, cell = read_policy(path).load_shard().test, resolve_cell(json.loads(SCENARIO), "test")
@@ -194,7 +194,9 @@ def test_neighbours_integer_sums_differ_by_no_more_than_is_accounted_for(tmp_pat
         model = torch.from_numpy(generator.choice([-scale, scale], 7850))
         model[labels[3] * 785 : (labels[3] + 1) * 785] = scale  # the exchanged record is right, and sure of it
         sums = [
-            silo.steps.sums(silo.start(), asked.plan.rounds[0], model, silo._read(asked.plan.rounds[0])).values
+            silo.steps.sum_increments(
+                silo.initial_state(), asked.plan.rounds[0], model, silo._read_batch(asked.plan.rounds[0])
+            ).values
             for silo in (silo_of(asked, each, cell) for each in (shard, other))
         ]
         difference = (sums[0] - sums[1]).numpy()
@@ -204,7 +206,7 @@ def test_neighbours_integer_sums_differ_by_no_more_than_is_accounted_for(tmp_pat
 
 
 def silo_of(asked: EvaluationPlan, shard: Shard, cell: Any) -> Silo:
-    return Silo.of(0, asked.plan, shard.seen(cell), bytes(32), b"")
+    return Silo.for_release(0, asked.plan, shard.model_records(cell), bytes(32), b"")
 
 
 def test_training_and_evaluation_share_no_record_no_budget_and_no_ledger(tmp_path: Path) -> None:
@@ -212,13 +214,13 @@ def test_training_and_evaluation_share_no_record_no_budget_and_no_ledger(tmp_pat
     guards = guards_of(path)
     assert guards.tests is not None
     assert guards.tests.shard is guards.training.shard.test
-    assert guards.tests.shard.digest != guards.training.shard.digest
+    assert guards.tests.shard.content_digest != guards.training.shard.content_digest
     for t in range(1, 9):
         guards.training.answer("run", CELL, t, ZERO)
     assert charged(ledger_of(path)) == []
     guards.tests.answer("run", SCENARIO, 1, MODEL)
     policy = read_policy(path)
-    assert charged(SiloLedger(policy.ledger, policy.marked)) == pytest.approx([4.0])
+    assert charged(SiloLedger(policy.ledger, policy.mark_path)) == pytest.approx([4.0])
     assert charged(ledger_of(path)) == pytest.approx([1.0])
 
 
@@ -248,7 +250,7 @@ def test_records_are_read_only_after_the_question_is_on_file(
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(SiloLedger, "record", full)
+        patched.setattr(SiloLedger, "record_reply", full)
         with pytest.raises(LedgerError, match="full"):
             guard.answer("run", SCENARIO, 1, MODEL)
     with pytest.raises(RunError, match="round 1 was asked already, for another query"):
@@ -293,12 +295,12 @@ def test_an_administrator_sees_and_ends_evaluations(tmp_path: Path) -> None:
     guards = guards_of(path)
     assert guards.tests is not None
     guards.tests.answer("a run", SCENARIO, 1, MODEL)
-    lines = status_lines(path)
+    lines = format_status(path)
     place = lines.index("evaluations of test records:")
     assert "budget mu = 1, spent 1 by 1 run," in lines[place + 2]
     assert "'a run': mu = 1, 1 round answered, under way" in lines[place + 3]
     end_run(path, "a run")
-    run = ledger_of(path).run("a run")
+    run = ledger_of(path).find_run("a run")
     assert run is not None
     assert run.key is None
     with pytest.raises(InputError, match="has no run 'other'"):

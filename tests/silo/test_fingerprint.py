@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo.admission import Charge
-from fedpriv.silo.backup import back_up, restore
-from fedpriv.silo.chain import Mark, Reading
+from fedpriv.silo.backup import back_up_ledgers, restore_ledgers
+from fedpriv.silo.chain import MarkContent, RollbackMark
 from fedpriv.silo.guard import Guard, open_guard
-from fedpriv.silo.guards import begin_ledgers, end_run, open_guards, status_lines
+from fedpriv.silo.guards import begin_ledgers, end_run, format_status, open_guards
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.shard import made_key, read_key
+from fedpriv.silo.shard import load_or_create_key, read_key
 from tests.silo.charged import charged
 from tests.silo.evaluated import guards_of, write_tested
 from tests.silo.guarded import CELL, ZERO, guard_of, write_silo
@@ -39,11 +39,11 @@ def old(tmp_path: Path) -> Path:
 
 
 def ask(guard: Guard, folder: Path, t: int, seen: bytes = b"", run: str = "under way") -> torch.Tensor:
-    return guard.answer(run, (folder / "scenario.json").read_text(), t, QUERY, seen=seen)
+    return guard.answer(run, (folder / "scenario.json").read_text(), t, QUERY, checkpoints=seen)
 
 
 def told(guard: Guard, folder: Path, t: int) -> bytes:
-    return guard.told("under way", (folder / "scenario.json").read_text(), t)
+    return guard.checkpoint("under way", (folder / "scenario.json").read_text(), t)
 
 
 def secrets_of(ledger: Path) -> list[bytes]:
@@ -70,11 +70,11 @@ def test_guarantee_a_ledger_of_0_3_0_is_converted_and_nothing_of_its_digest_is_l
     before = secrets_of(old / "ledger.sqlite")
     assert len(before[0]) == 32
     assert in_files(before, stolen(old))
-    rows = status_lines(old / POLICY)
+    rows = format_status(old / POLICY)
     guard = guard_of(old / POLICY)
     assert in_files(before, stolen(old)) == []
-    assert len(guard._ledger.shard) == 64
-    assert status_lines(old / POLICY) == rows
+    assert len(guard._ledger.fingerprint) == 64
+    assert format_status(old / POLICY) == rows
     assert (old / "own.csv.key").stat().st_mode & 0o777 == 0o600
     if underway:
         with sqlite3.connect(old / "backup" / "ledger.sqlite") as database:
@@ -115,13 +115,13 @@ def test_what_a_server_remembers_of_before_is_no_reason_to_refuse_and_of_after_i
 def test_an_older_copy_that_is_put_back_before_the_conversion_is_noticed(old: Path) -> None:
     """Gains: a budget again, from ledger and mark of a snapshot, put back in the moment of an upgrade."""
     snapshot, policy = shutil.copytree(old, old.with_name("snapshot")), read_policy(old / POLICY)
-    ledger = SiloLedger(policy.ledger, policy.marked)
-    with ledger.alone():
+    ledger = SiloLedger(policy.ledger, policy.mark_path)
+    with ledger.lock():
         with ledger.transaction():
-            ledger.intend("under way", 3, bytes(32))
+            ledger.record_query("under way", 3, bytes(32))
         with ledger.transaction():
-            ledger.record("under way", 3, b"reply", b"state")
-    seen = ledger.told("under way", 3).packed
+            ledger.record_reply("under way", 3, b"reply", b"state")
+    seen = ledger.checkpoint("under way", 3).wire_bytes
     ledger.close()
     for path in stolen(old):
         path.unlink()
@@ -135,10 +135,10 @@ def with_run(old: Path, slack: float, **augment: int) -> Guard:
     """A ledger of 0.3.0 with one more run, which is over, after its conversion."""
     policy, cell = read_policy(old / POLICY), json.loads((old / "scenario.json").read_text())
     cell["model"]["augment"] = augment or None
-    ledger = SiloLedger(policy.ledger, policy.marked)
-    with ledger.alone(), ledger.transaction():
+    ledger = SiloLedger(policy.ledger, policy.mark_path)
+    with ledger.lock(), ledger.transaction():
         ledger.open_run("copies", Charge(json.dumps(cell, sort_keys=True), 0.1, slack), bytes(range(32)))
-        ledger.finish("copies")
+        ledger.end_run("copies")
     ledger.close()
     return guard_of(old / POLICY)
 
@@ -179,9 +179,9 @@ def test_a_conversion_that_is_cut_short_goes_on_at_the_next_start(
 ) -> None:
     """Gains: silence for good from a power cut, beside one of the two writings of the mark."""
     when, which = moment.split(" the ")
-    count, honest, before = 0, Mark.write, secrets_of(old / "ledger.sqlite")
+    count, honest, before = 0, RollbackMark.write, secrets_of(old / "ledger.sqlite")
 
-    def cut(mark: Mark, reading: Reading) -> None:
+    def cut(mark: RollbackMark, reading: MarkContent) -> None:
         nonlocal count
         count += 1
         if count == ["first", "second"].index(which) + 1:
@@ -191,7 +191,7 @@ def test_a_conversion_that_is_cut_short_goes_on_at_the_next_start(
         honest(mark, reading)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Mark, "write", cut)
+        patch.setattr(RollbackMark, "write", cut)
         with pytest.raises(RunError, match="no power"):
             guard_of(old / POLICY)
     guard = guard_of(old / POLICY)
@@ -202,7 +202,7 @@ def test_a_conversion_that_is_cut_short_goes_on_at_the_next_start(
 def test_a_backup_of_0_3_0_is_restored_and_converted(old: Path) -> None:
     before = secrets_of(old / "backup" / "ledger.sqlite")
     (old / "ledger.sqlite").unlink()
-    (line,) = restore(old / POLICY, old / "backup")
+    (line,) = restore_ledgers(old / POLICY, old / "backup")
     assert "nothing was released since" in line
     guard = guard_of(old / POLICY)
     assert len(charged(guard._ledger)) == 2
@@ -214,29 +214,29 @@ def test_a_backup_of_0_3_0_is_restored_and_converted(old: Path) -> None:
 
 def test_a_ledger_of_0_3_0_is_shown_and_ended_but_not_copied_before_its_conversion(old: Path) -> None:
     """A backup of it would have the digest."""
-    assert any("'under way'" in line for line in status_lines(old / POLICY))
+    assert any("'under way'" in line for line in format_status(old / POLICY))
     with pytest.raises(InputError, match=r"has a digest of the records.*status POLICY --check") as refused:
-        back_up(old / POLICY, old / "new")
+        back_up_ledgers(old / POLICY, old / "new")
     assert "\n" not in str(refused.value)
     assert not (old / "new").exists()
     end_run(old / POLICY, "under way")
     done = CliRunner().invoke(app, ["silo", "status", str(old / POLICY), "--check"])
     assert done.exit_code == 0, done.exception
-    back_up(old / POLICY, old / "new")
+    back_up_ledgers(old / POLICY, old / "new")
 
 
 def test_the_ledger_of_test_records_is_converted_too(tmp_path: Path) -> None:
     path = write_tested(tmp_path)
     policy = read_policy(path)
-    tests, shard = policy.for_tests, policy.load_shard()
+    tests, shard = policy.test_policy, policy.load_shard()
     assert tests is not None
     assert shard.test is not None
-    begin_unkeyed(policy.ledger, policy.marked, shard)
-    begin_unkeyed(tests.ledger, tests.marked, shard.test)
+    begin_unkeyed(policy.ledger, policy.mark_path, shard)
+    begin_unkeyed(tests.ledger, tests.mark_path, shard.test)
     open_guards(policy)
-    for each, digest in ((policy, shard.digest), (tests, shard.test.digest)):
+    for each, digest in ((policy, shard.content_digest), (tests, shard.test.content_digest)):
         assert digest not in each.ledger.read_bytes()
-        SiloLedger(each.ledger, each.marked).close()
+        SiloLedger(each.ledger, each.mark_path).close()
 
 
 def test_a_policy_that_gets_an_evaluation_later_keeps_its_key(tmp_path: Path) -> None:
@@ -342,13 +342,13 @@ def test_guarantee_without_its_key_a_ledger_goes_on_at_the_whole_budget_alone(
     guard = guard_of(path)
     guard.answer("run", CELL, 1, ZERO)
     guard._ledger.close()
-    back_up(path, tmp_path / "kept")
+    back_up_ledgers(path, tmp_path / "kept")
     damage(tmp_path / "silo" / "shard-0.npz.key")
     ledger.unlink()
     if change:
         arrays = dict(np.load(tmp_path / "silo" / "shard-0.npz"))
         np.savez(tmp_path / "silo" / "shard-0.npz", **{**arrays, "labels": arrays["labels"][::-1]})
-    (line,) = restore(path, tmp_path / "kept")
+    (line,) = restore_ledgers(path, tmp_path / "kept")
     assert "key" in line
     assert "the whole budget of the policy is charged" in line
     again = guard_of(path)
@@ -364,9 +364,9 @@ def test_a_backup_on_the_same_records_and_key_comes_back_as_it_was_and_other_rec
 ) -> None:
     path, ledger = write_silo(tmp_path / "silo"), tmp_path / "silo" / "ledger-0.sqlite"
     guard_of(path)._ledger.close()
-    back_up(path, tmp_path / "kept")
+    back_up_ledgers(path, tmp_path / "kept")
     ledger.unlink()
-    (line,) = restore(path, tmp_path / "kept")
+    (line,) = restore_ledgers(path, tmp_path / "kept")
     assert "nothing was released since" in line
     guard_of(path)._ledger.close()
     arrays = dict(np.load(tmp_path / "silo" / "shard-0.npz"))
@@ -375,7 +375,7 @@ def test_a_backup_on_the_same_records_and_key_comes_back_as_it_was_and_other_rec
         with pytest.raises(InputError, match="these are not the records, in the order"):
             guard_of(path)
         ledger.unlink()
-        list(restore(path, tmp_path / "kept"))
+        list(restore_ledgers(path, tmp_path / "kept"))
 
 
 def test_the_backup_of_another_silo_costs_the_whole_budget(tmp_path: Path) -> None:
@@ -385,10 +385,10 @@ def test_the_backup_of_another_silo_costs_the_whole_budget(tmp_path: Path) -> No
     spent.answer("run", CELL, 1, ZERO)
     for path in paths:
         guard_of(path)._ledger.close()
-    back_up(paths[1], tmp_path / "kept")
+    back_up_ledgers(paths[1], tmp_path / "kept")
     (tmp_path / "kept" / "ledger-1.sqlite").rename(tmp_path / "kept" / "ledger-0.sqlite")
     (tmp_path / "0" / "ledger-0.sqlite").unlink()
-    (line,) = restore(paths[0], tmp_path / "kept")
+    (line,) = restore_ledgers(paths[0], tmp_path / "kept")
     assert "the whole budget of the policy is charged" in line
     with pytest.raises(RunError, match="the budget is 4"):
         guard_of(paths[0]).answer("another", CELL, 1, ZERO)
@@ -400,7 +400,7 @@ def test_two_policies_of_one_shard_have_one_key_and_fingerprints_under_it(tmp_pa
     other.write_text(path.read_text().replace("ledger-0", "ledger-other"))
     other.chmod(0o600)
     first, second = guard_of(path), guard_of(other)
-    assert first._ledger.shard == second._ledger.shard
+    assert first._ledger.fingerprint == second._ledger.fingerprint
     assert len([each for each in tmp_path.iterdir() if each.suffix == ".key"]) == 1
 
 
@@ -409,7 +409,7 @@ def test_all_that_start_at_once_have_one_key(tmp_path: Path) -> None:
 
     def make() -> None:
         gate.wait()
-        keys.append(made_key(tmp_path / "shard.npz.key"))
+        keys.append(load_or_create_key(tmp_path / "shard.npz.key"))
 
     starts = [threading.Thread(target=make) for _ in range(8)]
     for each in starts:
@@ -435,8 +435,8 @@ def test_guards_that_convert_one_ledger_at_once_both_answer(old: Path) -> None:
 def test_a_process_that_opened_the_ledger_before_its_conversion_ends_a_run_after_it(old: Path) -> None:
     before = SiloLedger(old / "ledger.sqlite")
     guard = guard_of(old / POLICY)
-    with before.alone(), before.transaction():
-        before.finish("under way")
+    with before.lock(), before.transaction():
+        before.end_run("under way")
     assert torch.isfinite(ask(guard, old, 1, run="new")).all()
     assert torch.isfinite(ask(guard_of(old / POLICY), old, 2, run="new")).all()
 
@@ -463,7 +463,7 @@ def test_where_no_key_can_be_made_the_line_says_how_to(tmp_path: Path, monkeypat
 def test_no_command_of_a_silo_puts_the_key_into_a_backup(tmp_path: Path) -> None:
     path = write_silo(tmp_path / "silo")
     guard_of(path)._ledger.close()
-    back_up(path, tmp_path / "kept")
+    back_up_ledgers(path, tmp_path / "kept")
     key = (tmp_path / "silo" / "shard-0.npz.key").read_bytes()
     assert [each.name for each in (tmp_path / "kept").iterdir()] == ["ledger-0.sqlite"]
     for each in (*(tmp_path / "kept").iterdir(), *(tmp_path / "silo").glob("ledger-0*")):

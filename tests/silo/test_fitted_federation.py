@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.claims.ledger import stream_of
+from fedpriv.claims.ledger import make_silo_stream
 from fedpriv.core.errors import RunError
 from fedpriv.loss.estimators import Round
-from fedpriv.plan.calibration import fitted
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.calibration import fit_cell_noise
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.guard import Guard
@@ -48,10 +48,10 @@ def test_guards_and_simulations_answer_with_the_noise_that_the_server_fitted(tmp
     for name, algorithm in ALGORITHMS.items():
         folder = tmp_path / name
         folder.mkdir()
-        cell = fitted(cell_of(algorithm))
-        sent = json.dumps(cell.canonical())
+        cell = fit_cell_noise(cell_of(algorithm))
+        sent = json.dumps(cell.canonical_data())
         assert json.loads(sent)["algorithm"]["mechanism"] == name
-        plan = plan_of(cell, task_of_cell(cell).objective, released=True)
+        plan = make_plan(cell, load_task(cell).objective, for_release=True)
         silos = guards(folder)
         state = plan.optimizer.start(plan.objective.initial())
         for t in range(1, ROUNDS + 1):
@@ -67,7 +67,7 @@ def test_guards_and_simulations_answer_with_the_noise_that_the_server_fitted(tmp
             (charge,) = SiloLedger(read_policy(folder / f"silo-{number}.toml").ledger).charges()
             assert charge.mu == pytest.approx(MU, rel=1e-6)
             assert charge.mu <= MU
-        stream = stream_of(plan, 0, ROUNDS)
+        stream = make_silo_stream(plan, 0, ROUNDS)
         assert stream.mechanism.name == name
         with pytest.raises(RunError, match="budget"):
             silos[0].answer("another", sent, 1, ZERO)
@@ -76,16 +76,19 @@ def test_guards_and_simulations_answer_with_the_noise_that_the_server_fitted(tmp
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
 def test_only_ratios_of_sizes_matter_to_a_guard(tmp_path: Path, factor: float) -> None:
     """Guarantee: a server that sends small numbers gets no less noise; a guard sizes it by the certificate."""
-    cell = fitted(cell_of(ALGORITHMS["scheduled"]))
-    hostile = cell.canonical()
+    cell = fit_cell_noise(cell_of(ALGORITHMS["scheduled"]))
+    hostile = cell.canonical_data()
     sizes = hostile["algorithm"]["noise_sizes"]
     hostile["algorithm"]["noise_sizes"] = [size * factor for size in sizes]
     asked = resolve_cell(hostile, "test")
-    plan = plan_of(asked, task_of_cell(asked).objective, released=True)
-    noise = float(plan.noise.std_of(0)) * plan.mechanism.variance(stream_of(plan, 0, ROUNDS).workload) ** 0.5
-    honest = plan_of(cell, task_of_cell(cell).objective, released=True)
+    plan = make_plan(asked, load_task(asked).objective, for_release=True)
+    noise = (
+        float(plan.noise.std_of(0)) * plan.mechanism.variance(make_silo_stream(plan, 0, ROUNDS).workload) ** 0.5
+    )
+    honest = make_plan(cell, load_task(cell).objective, for_release=True)
     expected = (
-        float(honest.noise.std_of(0)) * honest.mechanism.variance(stream_of(honest, 0, ROUNDS).workload) ** 0.5
+        float(honest.noise.std_of(0))
+        * honest.mechanism.variance(make_silo_stream(honest, 0, ROUNDS).workload) ** 0.5
     )
     assert noise == pytest.approx(expected, rel=1e-6)
     guard = guard_of(write_silo(tmp_path, clip=100.0))
@@ -106,7 +109,7 @@ def test_only_ratios_of_sizes_matter_to_a_guard(tmp_path: Path, factor: float) -
 def test_sizes_that_are_none_are_refused_before_anything_is_charged(
     tmp_path: Path, sizes: list[float], reason: str
 ) -> None:
-    hostile = fitted(cell_of(ALGORITHMS["scheduled"])).canonical()
+    hostile = fit_cell_noise(cell_of(ALGORITHMS["scheduled"])).canonical_data()
     hostile["algorithm"]["noise_sizes"] = sizes
     guard = guard_of(write_silo(tmp_path, clip=100.0))
     with pytest.raises(RunError, match=reason):

@@ -10,7 +10,7 @@ import torch
 
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import RunError
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.fingerprint import begin_ledger
@@ -18,7 +18,7 @@ from fedpriv.silo.guard import Guard
 from fedpriv.silo.ledger import LedgerError, SiloLedger
 from fedpriv.silo.policy import Policy, read_policy
 from fedpriv.silo.shard import Shard
-from fedpriv.silo.silo import Silo, unpack
+from fedpriv.silo.silo import Silo, unpack_state
 from tests.conftest import small_tree
 from tests.silo.charged import charged
 from tests.silo.guarded import CELL, CLIP, ZERO, cell_json, guard_of, write_silo
@@ -75,7 +75,7 @@ def test_no_release_after_the_last_round_and_the_key_is_wiped(tmp_path: Path) ->
     with pytest.raises(RunError, match="round 9: this run is over"):
         guard.answer("run", CELL, 9, ZERO)
     assert torch.equal(guard.answer("run", CELL, 8, ZERO), last)
-    run = SiloLedger(read_policy(path).ledger).run("run")
+    run = SiloLedger(read_policy(path).ledger).find_run("run")
     assert run is not None
     assert run.key is None
 
@@ -85,17 +85,19 @@ def test_a_restarted_guard_goes_on_with_the_noise_of_its_ledger(tmp_path: Path) 
     path = write_silo(tmp_path)
     before = guard_of(path)
     releases = [before.answer("run", CELL, t, ZERO) for t in range(1, 5)]
-    opened = before._ledger.run("run")
+    opened = before._ledger.find_run("run")
     assert opened is not None
     assert opened.key is not None
     after = guard_of(path)
     releases += [after.answer("run", CELL, t, ZERO) for t in range(5, 9)]
-    admitted = after._admission.admit(after._admission.canonical(CELL))
-    silo = Silo.of(0, admitted.plan, after._views.records(admitted.cell), opened.key, admitted.digest)
-    state = silo.start()
+    admitted = after._admission.admit(after._admission.canonicalize(CELL))
+    silo = Silo.for_release(
+        0, admitted.plan, after._views.records(admitted.cell), opened.key, admitted.scenario_digest
+    )
+    state = silo.initial_state()
     for t, released in enumerate(releases, 1):
         expected, state = silo.answer(state, t, ZERO)
-        assert torch.equal(released, silo.message(expected.vector, t, b"", state.chain))
+        assert torch.equal(released, silo.make_message(expected.vector, t, b"", state.query_chain))
 
 
 def test_a_smaller_budget_holds_for_a_run_under_way_from_the_restart_on(tmp_path: Path) -> None:
@@ -125,12 +127,12 @@ def test_increments_are_clipped_whatever_the_query(tmp_path: Path) -> None:
     guard = guard_of(write_silo(tmp_path))
     guard.answer("run", CELL, 1, ZERO)
     guard.answer("run", CELL, 2, far)
-    packed = SiloLedger(tmp_path / "ledger-0.sqlite").run("run")
+    packed = SiloLedger(tmp_path / "ledger-0.sqlite").find_run("run")
     assert packed is not None
     assert packed.state is not None
-    silo = next(iter(guard._reading.values()))
-    (total,) = unpack(packed.state, silo).sums
-    assert 0.0 < float(total.double().norm()) * silo.plan.exact.lattice.unit <= 2 * CLIP
+    silo = next(iter(guard._loaded_silos.values()))
+    (total,) = unpack_state(packed.state, silo).accumulator
+    assert 0.0 < float(total.double().norm()) * silo.plan.required_exact_plan.lattice.unit <= 2 * CLIP
 
 
 def test_a_full_disk_releases_nothing(tmp_path: Path) -> None:
@@ -139,7 +141,7 @@ def test_a_full_disk_releases_nothing(tmp_path: Path) -> None:
     guard._ledger._database.execute("PRAGMA max_page_count = 1")  # SQLite's own way of a disk that is full
     with pytest.raises(LedgerError, match="nothing is released"):
         guard.answer("run", CELL, 2, ZERO)
-    known = guard_of(tmp_path / "silo-0.toml")._ledger.answer("run", 2)
+    known = guard_of(tmp_path / "silo-0.toml")._ledger.find_answer("run", 2)
     assert known is None or known.reply is None
 
 
@@ -150,7 +152,7 @@ def test_a_last_round_that_fails_ends_the_run_and_wipes_its_key_and_state(
     guard = guard_of(write_silo(tmp_path))
     for t in range(1, 8):
         guard.answer("run", CELL, t, ZERO)
-    before = guard._ledger.run("run")
+    before = guard._ledger.find_run("run")
     assert before is not None
     assert before.key
     assert before.state
@@ -162,7 +164,7 @@ def test_a_last_round_that_fails_ends_the_run_and_wipes_its_key_and_state(
     with pytest.raises(RunError, match="its guard failed, and its own log says why"):
         guard.answer("run", CELL, 8, ZERO)
     monkeypatch.undo()
-    after = guard._ledger.run("run")
+    after = guard._ledger.find_run("run")
     assert after is not None
     assert (after.key, after.state) == (None, None)
     with pytest.raises(RunError, match="this run is over"):
@@ -176,14 +178,14 @@ def test_a_privacy_target_beyond_everything_is_refused_under_each_of_its_names(t
     tree = json.loads(CELL)
     tree["privacy"] = {"relation": "replace-one", name: 2e6, **({"delta": 1e-5} if name == "epsilon" else {})}
     with pytest.raises(RunError, match=f"privacy.{name} = 2e\\+06: protects nothing"):
-        guard_of(write_silo(tmp_path)).shapes(json.dumps(tree))
+        guard_of(write_silo(tmp_path)).query_shapes(json.dumps(tree))
 
 
 def test_left_out_rounds_whose_noise_would_keep_others_waiting_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The noise of 50 rounds of 103,000 values took 1.7 s before an answer, and nothing bounded it."""
-    monkeypatch.setattr("fedpriv.silo.admission._MOST_MISSED", 3 * 7850)
+    monkeypatch.setattr("fedpriv.silo.admission._MAX_MISSED_VALUES", 3 * 7850)
     guard = guard_of(write_silo(tmp_path))
     cell = cell_json(deployment={"missing": "continue"})
     with pytest.raises(RunError, match=r"round 6: 5 rounds before it were left out"):
@@ -192,7 +194,7 @@ def test_left_out_rounds_whose_noise_would_keep_others_waiting_are_refused(
     guard.answer("run", cell, 1, ZERO)
     with pytest.raises(RunError, match=r"round 6: 4 rounds before it were left out, .* 31400 values"):
         guard.answer("run", cell, 6, ZERO)
-    assert guard._ledger.answer("run", 6) is None
+    assert guard._ledger.find_answer("run", 6) is None
     assert torch.isfinite(guard.answer("run", cell, 5, ZERO)).all()
 
 
@@ -217,7 +219,7 @@ def guard(folder: Path, *, noise_free: bool, trust: str = "untrusted") -> Guard:
     given = {"silo": 0, "classes": 10, "socket": "-", "allow": allow}
     files = {"shard": folder / "shard.npz", "ledger": folder / "ledger.sqlite"}
     policy = Policy.model_validate({**given, **files})
-    records = SimulatedFederation.of(NOISY).silo(0).records
+    records = SimulatedFederation.from_cell(NOISY).silo(0).records
     images = (records.features.numpy()[:, :784].reshape(-1, 28, 28) * 255.0).round().astype(np.uint8)
     shard = Shard(images, records.labels.numpy())
     if not (folder / "ledger.sqlite").exists():
@@ -226,7 +228,7 @@ def guard(folder: Path, *, noise_free: bool, trust: str = "untrusted") -> Guard:
 
 
 def ask(of: Guard, run: str, cell: Cell) -> torch.Tensor:
-    return of.answer(run, json.dumps(cell.canonical()), 1, task_of_cell(cell).objective.initial())
+    return of.answer(run, json.dumps(cell.canonical_data()), 1, load_task(cell).objective.initial())
 
 
 @pytest.mark.parametrize("trust", ["untrusted", "trusted"])
@@ -249,8 +251,8 @@ def test_a_run_that_a_narrowed_policy_finds_without_noise_is_not_left_at_its_pri
     """Charged 4 where the server was trusted to add noise; by the narrowed policy its exact sums have no price."""
     summed = resolve_cell(small_tree(algorithm__trust="trusted"), "test")
     trusting = guard(tmp_path, noise_free=True, trust="trusted")
-    query = task_of_cell(summed).objective.initial()
-    trusting.answer("run", json.dumps(summed.canonical()), 1, query)
+    query = load_task(summed).objective.initial()
+    trusting.answer("run", json.dumps(summed.canonical_data()), 1, query)
     assert charged(SiloLedger(tmp_path / "ledger.sqlite")) == [pytest.approx(4.0)]
     with pytest.raises(RunError, match=r"by its policy this run costs .* and it was charged 4"):
-        guard(tmp_path, noise_free=True).answer("run", json.dumps(summed.canonical()), 2, query)
+        guard(tmp_path, noise_free=True).answer("run", json.dumps(summed.canonical_data()), 2, query)

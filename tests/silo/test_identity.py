@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.masks import Masker, identity_of
+from fedpriv.silo.masks import Masker, load_identity
 from tests.silo.charged import charged
 from tests.silo.guarded import ZERO, cell_json, guard_of, write_silo
 
@@ -48,13 +48,13 @@ def test_a_key_that_the_server_puts_in_is_refused(tmp_path: Path) -> None:
     """Guarantee: unsigned, signed by another silo, or signed for another run, whichever silo it stands for."""
     of = guards(tmp_path)
     cards = [guard.public_key("run", CELL) for guard in of]
-    own = Masker(bytes(range(32)), 1).public
+    own = Masker(bytes(range(32)), 1).public_key
     scenario = hashlib.sha256(CELL.encode()).digest()
-    assert identity_of(1, tmp_path / "identity-1", None).card("run", scenario, cards[1][:32]) == cards[1]
-    elsewhere = identity_of(1, tmp_path / "identity-1", None).card("another run", scenario, cards[1][:32])
-    otherwise = identity_of(1, tmp_path / "identity-1", None).card("run", bytes(32), cards[1][:32])
-    by_another = identity_of(1, tmp_path / "identity-2", None).card("run", scenario, own)
-    as_another = identity_of(2, tmp_path / "identity-1", None).card("run", scenario, cards[1][:32])
+    assert load_identity(1, tmp_path / "identity-1", None).sign_key("run", scenario, cards[1][:32]) == cards[1]
+    elsewhere = load_identity(1, tmp_path / "identity-1", None).sign_key("another run", scenario, cards[1][:32])
+    otherwise = load_identity(1, tmp_path / "identity-1", None).sign_key("run", bytes(32), cards[1][:32])
+    by_another = load_identity(1, tmp_path / "identity-2", None).sign_key("run", scenario, own)
+    as_another = load_identity(2, tmp_path / "identity-1", None).sign_key("run", scenario, cards[1][:32])
     for forged in (own + bytes(64), own + cards[1][32:], elsewhere, otherwise, by_another, as_another):
         with pytest.raises(RunError, match="relayed as silo 1's is not signed by it for this run and scenario"):
             of[0].answer("run", CELL, 1, ZERO, b"".join([cards[0], forged, cards[2]]))
@@ -76,9 +76,9 @@ def test_files_that_are_no_keys_are_refused(tmp_path: Path, name: str, content: 
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(InputError, match=r"/file.*(cannot be used|expected)"):
-        identity_of(0, path if name == "identity" else None, path if name == "peers" else None)
+        load_identity(0, path if name == "identity" else None, path if name == "peers" else None)
     with pytest.raises(InputError, match=r"none: cannot be read"):
-        identity_of(0, tmp_path / "none", None)
+        load_identity(0, tmp_path / "none", None)
 
 
 def test_one_silo_cannot_stand_for_two(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ def test_one_silo_cannot_stand_for_two(tmp_path: Path) -> None:
     lines = (tmp_path / "peers").read_bytes().splitlines(keepends=True)
     (tmp_path / "peers").write_bytes(b"".join([lines[0], lines[1], lines[1].replace(b" silo", b" other")]))
     with pytest.raises(InputError, match=r"peers: silos 1 and 2 have one key; each has its own"):
-        identity_of(0, None, tmp_path / "peers")
+        load_identity(0, None, tmp_path / "peers")
 
 
 def test_a_key_that_is_not_on_file_for_its_silo_is_named_at_once(tmp_path: Path) -> None:
     """Another's number in the policy: every other silo would refuse, in the middle of a run."""
     first, *_ = write_identities(tmp_path)
     with pytest.raises(InputError, match=r"identity-0: its public half is not the one .*peers has for silo 1"):
-        identity_of(1, first, tmp_path / "peers")
+        load_identity(1, first, tmp_path / "peers")
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
@@ -103,4 +103,4 @@ def test_a_signing_key_that_others_can_read_is_refused(tmp_path: Path, mode: int
     first, *_ = write_identities(tmp_path)
     first.chmod(mode)
     with pytest.raises(InputError, match=r"identity-0: others can read this key; chmod 600 it"):
-        identity_of(0, first, None)
+        load_identity(0, first, None)

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.claims.ledger import stream_of
+from fedpriv.claims.ledger import make_silo_stream
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.loss.objective import Records
 from fedpriv.noise.integers.fixed_point import Ints
-from fedpriv.noise.integers.gaussian import START, KeyedIntegers, round_noise
+from fedpriv.noise.integers.gaussian import INITIAL_QUERY_CHAIN, KeyedDiscreteGaussian, round_noise
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.masks import Masker
-from fedpriv.silo.silo import Silo, pack, unpack
+from fedpriv.silo.silo import Silo, pack_state, unpack_state
 from tests.attacks.guards import KEPT_STATE, cards, guard_for, guard_process, random_records, scenario, zeros
 from tests.parts import in_turn
 from tests.silo.charged import charged
@@ -35,11 +35,13 @@ def queries(seed: int = 0) -> list[torch.Tensor]:
 
 def silo_of(guard: Guard, cell: str, run: str = "run") -> Silo:
     """The same silo, with the ledger's key, in memory alone."""
-    opened = guard._ledger.run(run)
+    opened = guard._ledger.find_run(run)
     assert opened is not None
     assert opened.key is not None
-    admitted = guard._admission.admit(guard._admission.canonical(cell))
-    return Silo.of(0, admitted.plan, guard._views.records(admitted.cell), opened.key, admitted.digest)
+    admitted = guard._admission.admit(guard._admission.canonicalize(cell))
+    return Silo.for_release(
+        0, admitted.plan, guard._views.records(admitted.cell), opened.key, admitted.scenario_digest
+    )
 
 
 @pytest.mark.every(4)
@@ -54,12 +56,14 @@ def test_a_guard_that_restarts_between_all_rounds_releases_what_one_in_memory_do
     released = [guard.answer("run", cell, 1, asked[0])]
     silo = silo_of(guard, cell)
     released += [guard_of(tmp_path / "silo-0.toml").answer("run", cell, t, asked[t - 1]) for t in range(2, 9)]
-    state = silo.start()
+    state = silo.initial_state()
     for t, (query, found) in enumerate(zip(asked, released, strict=True), start=1):
         release, state = silo.answer(state, t, query)
         assert found.dtype == getattr(torch, dtype)
-        assert torch.equal(found, silo.message(release.vector, t, b"", state.chain)), t
-        for kept, there in zip(unpacked(state, silo), (*state.past, *state.sums, *state.hidden), strict=True):
+        assert torch.equal(found, silo.make_message(release.vector, t, b"", state.query_chain)), t
+        for kept, there in zip(
+            unpacked(state, silo), (*state.past_vectors, *state.accumulator, *state.mechanism_state), strict=True
+        ):
             assert kept.dtype == there.dtype
             assert torch.equal(kept, there)
 
@@ -93,12 +97,21 @@ def test_guarantee_no_answer_depends_on_what_a_guard_keeps(
     replies = list[Any]()
     for number, question in enumerate(asks()):
         replies.append(first := said(keeps, *question))
-        for each in (forgets._spelled, forgets._affordable, forgets._admitted, forgets._open, forgets._reading):
+        for each in (
+            forgets._canonical_cells,
+            forgets._fits_budget,
+            forgets._admitted_runs,
+            forgets._blank_silos,
+            forgets._loaded_silos,
+        ):
             each.clear()
         forgets._views.clear()
         assert said(forgets, *question) == first, number
         assert said(guard_of(tmp_path / "restarts" / "silo-0.toml"), *question) == first, number
-    assert all(len(held) <= 4 for held in (keeps._spelled, keeps._affordable, keeps._admitted, keeps._open))
+    assert all(
+        len(held) <= 4
+        for held in (keeps._canonical_cells, keeps._fits_budget, keeps._admitted_runs, keeps._blank_silos)
+    )
     assert sum(isinstance(reply, bytes) for reply in replies) >= 4
     assert any("the budget is" in reply for reply in replies if isinstance(reply, str))
 
@@ -108,16 +121,16 @@ def test_a_run_that_is_open_is_priced_anew_once_the_ledger_has_other_runs(tmp_pa
     guard, cell = guard_for(tmp_path, *random_records(), budget=2.0), scenario(**KEPT_STATE["banded"])
     guard.answer("run", cell, 1, queries()[0])
     guard.answer("run", cell, 2, queries()[1])
-    with guard._ledger.alone(), guard._ledger.transaction():
+    with guard._ledger.lock(), guard._ledger.transaction():
         guard._ledger.open_run("other", Charge("{}", 9.0, 0.0), bytes(32))
     with pytest.raises(RunError, match="the budget is"):
         guard.answer("run", cell, 3, queries()[2])
 
 
 def unpacked(state: Any, silo: Silo) -> tuple[torch.Tensor, ...]:
-    again = unpack(pack(state), silo)
-    assert (again.answered, again.chain) == (state.answered, state.chain)
-    return (*again.past, *again.sums, *again.hidden)
+    again = unpack_state(pack_state(state), silo)
+    assert (again.last_round, again.query_chain) == (state.answered, state.chain)
+    return (*again.past_vectors, *again.accumulator, *again.mechanism_state)
 
 
 @pytest.mark.every(4)
@@ -130,13 +143,13 @@ def test_a_deployed_mechanisms_noise_is_the_one_that_was_charged_for(
     guard = guard_for(tmp_path, *random_records())
     released = [guard_of(tmp_path / "silo-0.toml").answer("run", cell, t, zeros()) for t in range(1, 8)]
     silo = silo_of(guard, cell)
-    stream = stream_of(silo.plan, 0, 8)
+    stream = make_silo_stream(silo.plan, 0, 8)
     from fedpriv.noise.series import Workload
 
     workload = Workload(silo.plan.schedule, stream.decay, np.array(stream.clips), stream.period)  # type: ignore[arg-type]
     wanted = stream.std**2 * silo.plan.mechanism.variance(workload)
-    state = silo.start()
-    monkeypatch.setattr(KeyedIntegers, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
+    state = silo.initial_state()
+    monkeypatch.setattr(KeyedDiscreteGaussian, "vector", lambda _, size, *of_noise: np.zeros(size, np.int64))
     for t, found in enumerate(released, start=1):
         exact, state = silo.answer(state, t, zeros())
         noise = (found - exact.vector).numpy()
@@ -156,7 +169,7 @@ def test_what_leaves_is_a_function_of_the_noisy_integers(
     def fixed(_: Any, __: Any, state: Any, t: int, sums: Ints, *rest: Any) -> tuple[Ints, Any]:
         return noisy[t, sums.size // 7850].reshape(sums.shape), state
 
-    monkeypatch.setattr("fedpriv.rounds.integers.private_sums", fixed)
+    monkeypatch.setattr("fedpriv.rounds.integers.add_discrete_noise", fixed)
     monkeypatch.setattr("fedpriv.silo.guard.system_key", lambda: bytes(32))
     monkeypatch.setattr(Masker, "mask", lambda _, __, ___, t, size, chain: np.full(size, t, np.uint64))
     replies = []
@@ -183,11 +196,11 @@ def test_two_runs_at_once_have_keys_states_and_noise_of_their_own(tmp_path: Path
         assert float((one - other).std()) > float(std)  # √2 of it at least; 0 if they shared noise
     for run, found in released.items():
         silo = silo_of(guard, cell, run)
-        state = silo.start()
+        state = silo.initial_state()
         for t, release in enumerate(found, start=1):
             exact, state = silo.answer(state, t, zeros())
-            assert torch.equal(release, silo.message(exact.vector, t, b"", state.chain))
-    keys = [guard._ledger.run(run) for run in released]
+            assert torch.equal(release, silo.make_message(exact.vector, t, b"", state.query_chain))
+    keys = [guard._ledger.find_run(run) for run in released]
     assert len({run.key for run in keys if run is not None}) == 2
 
 
@@ -197,7 +210,7 @@ def test_runs_that_are_over_stay_charged(tmp_path: Path) -> None:
     for run, rho in (("a", 2.4), ("b", 3.2)):
         for t in range(1, 9):
             guard.answer(run, scenario(privacy__rho=rho), t, zeros())
-        opened = guard._ledger.run(run)
+        opened = guard._ledger.find_run(run)
         assert opened is not None
         assert (opened.key, opened.state) == (None, None)
     for again in (guard, guard_of(tmp_path / "silo-0.toml")):
@@ -235,8 +248,8 @@ def test_a_run_that_counted_on_others_is_not_gone_on_with_alone(tmp_path: Path) 
 
 def test_masks_differ_by_silo_round_and_run_and_come_from_a_secret() -> None:
     """No block of a mask occurs in another one, whatever the offset; no public number is the secret."""
-    maskers = [Masker(KeyedNormal(bytes([n]) * 32).secret(n), n) for n in range(3)]
-    keys = b"".join(masker.public for masker in maskers)
+    maskers = [Masker(KeyedNormal(bytes([n]) * 32).derive_secret(n), n) for n in range(3)]
+    keys = b"".join(masker.public_key for masker in maskers)
     seen: set[bytes] = set()
     for masker in maskers[:2]:
         for t in (1, 2, 3):
@@ -255,16 +268,16 @@ def test_mask_secret_and_noise_are_unrelated_and_neither_is_public(tmp_path: Pat
     public = [guard.public_key(run, cell)[:32] for run in ("a", "b")]
     assert len(set(public)) == 2
     for run, found in zip(("a", "b"), public, strict=True):
-        opened = guard._ledger.run(run)
+        opened = guard._ledger.find_run(run)
         assert opened is not None
         assert opened.key is not None
-        guesses = [opened.key, bytes(32), bytes([1]) * 32, KeyedNormal(bytes(32)).secret(0)]
-        assert found not in [Masker(guess, 0).public for guess in guesses]
-        assert found == Masker(KeyedNormal(opened.key).secret(0), 0).public
-        silo = Silo.of(0, silo_of(guard, cell, run).plan, _no_records(), opened.key, b"")
-        secret = KeyedNormal(opened.key).secret(0)
+        guesses = [opened.key, bytes(32), bytes([1]) * 32, KeyedNormal(bytes(32)).derive_secret(0)]
+        assert found not in [Masker(guess, 0).public_key for guess in guesses]
+        assert found == Masker(KeyedNormal(opened.key).derive_secret(0), 0).public_key
+        silo = Silo.for_release(0, silo_of(guard, cell, run).plan, _no_records(), opened.key, b"")
+        secret = KeyedNormal(opened.key).derive_secret(0)
         drawn = [
-            round_noise(key, 0, 1, START, np.zeros(7850, np.int64)).vector(7850, 2.0**40)
+            round_noise(key, 0, 1, INITIAL_QUERY_CHAIN, np.zeros(7850, np.int64)).vector(7850, 2.0**40)
             for key in (opened.key, secret)
         ]
         assert not np.array_equal(*drawn)
@@ -282,12 +295,12 @@ def test_features_are_those_of_each_record_by_itself(tmp_path: Path, model: dict
     guard = guard_for(tmp_path, images, labels)
     cell = scenario(model={"name": "softmax-regression", **model})
     guard.answer("run", cell, 1, zeros() if not model.get("features") else zeros()[: 10 * 393])
-    together = guard._reading["run"].records.features
+    together = guard._loaded_silos["run"].records.features
     for row in range(4):
         (tmp_path / str(row)).mkdir()
         alone = guard_for(tmp_path / str(row), np.repeat(images[row : row + 1], 40, axis=0), labels)
         alone.answer("run", cell, 1, zeros() if not model.get("features") else zeros()[: 10 * 393])
-        assert torch.allclose(together[row], alone._reading["run"].records.features[0], rtol=1e-12)
+        assert torch.allclose(together[row], alone._loaded_silos["run"].records.features[0], rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -307,7 +320,7 @@ def test_real_a_reply_has_nothing_but_the_release(tmp_path: Path) -> None:
             reply += piece
     (length,) = struct.unpack_from("!I", reply)
     told = json.loads(reply[4 : 4 + length])
-    assert told.pop("commit") == guard_of(tmp_path / "silo-0.toml").told("run", scenario(), 1).hex()
+    assert told.pop("commit") == guard_of(tmp_path / "silo-0.toml").checkpoint("run", scenario(), 1).hex()
     assert told == {"dtype": "float64"}
     assert len(reply) == 8 + length + 8 * 7850
 
@@ -325,15 +338,15 @@ def test_a_full_disk_at_either_commit_releases_nothing_and_changes_no_answer(
     with pytest.raises(LedgerError, match="nothing is released"):
         guard.answer("run", scenario(), 2, zeros())
     again = guard_of(tmp_path / "silo-0.toml")
-    known = again._ledger.answer("run", 2)
+    known = again._ledger.find_answer("run", 2)
     assert known is not None
     assert known.reply is None  # the small row fitted: its query is on file
     with pytest.raises(RunError, match="round 2 was asked already, for another query"):
         again.answer("run", scenario(), 2, zeros() + 1.0)
     silo = silo_of(again, scenario())
-    _, state = silo.answer(silo.start(), 1, zeros())
+    _, state = silo.answer(silo.initial_state(), 1, zeros())
     release, state = silo.answer(state, 2, zeros())
     assert torch.equal(
-        again.answer("run", scenario(), 2, zeros()), silo.message(release.vector, 2, b"", state.chain)
+        again.answer("run", scenario(), 2, zeros()), silo.make_message(release.vector, 2, b"", state.query_chain)
     )
     assert charged(SiloLedger(tmp_path / "ledger-0.sqlite")) == [pytest.approx(4.0)]

@@ -14,11 +14,11 @@ import torch
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo import chain
 from fedpriv.silo.admission import Charge
-from fedpriv.silo.chain import Commit, Mark, Reading
+from fedpriv.silo.chain import Commit, MarkContent, RollbackMark
 from fedpriv.silo.guard import Guard
-from fedpriv.silo.guards import checked_lines
+from fedpriv.silo.guards import format_price_check
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.rows import LAST_REPLIES, digest_of
+from fedpriv.silo.rows import MAX_RUNS_WITH_REPLY, file_digest
 from fedpriv.silo.silo import Silo
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
 from tests.silo.charged import charged
@@ -202,34 +202,34 @@ def test_guarantee_a_reply_that_changed_is_not_given_again(underway: Path) -> No
 
 def forged(folder: Path, run: str, mu: float) -> None:
     """Another price, by somebody who has the disk and this code: entry, chain and mark agree with it."""
-    ledger, mark = folder / LEDGER, Mark(folder / MARK)
+    ledger, mark = folder / LEDGER, RollbackMark(folder / MARK)
     with sqlite3.connect(ledger) as database:
-        entries = dict[int, list[chain.Entry]]()
+        entries = dict[int, list[chain.ChainEntry]]()
         for name, cell, price, slack, opened, over, seal in database.execute(
             "SELECT run_id, cell, mu, slack, opened, over, seal FROM runs"
         ).fetchall():
-            entry = chain.opened(name, cell, mu if name == run else price, slack, seal)
+            entry = chain.opening_entry(name, cell, mu if name == run else price, slack, seal)
             entries.setdefault(opened, []).append(entry)
-            entries.setdefault(over, []).append(chain.over(name))
+            entries.setdefault(over, []).append(chain.ending_entry(name))
             if name == run:
                 database.execute("UPDATE runs SET mu = ?, entry = ? WHERE run_id = ?", (mu, entry.digest, run))
         answers = database.execute(
             "SELECT run_id, t, query, asked, answered, replied, after FROM answers"
         ).fetchall()
-        made = {row[4]: chain.answered(*row[:2], *row[5:]) for row in answers}
+        made = {row[4]: chain.reply_entry(*row[:2], *row[5:]) for row in answers}
         for row in answers:
-            entries.setdefault(row[3], []).append(chain.asked(*row[:3]))
+            entries.setdefault(row[3], []).append(chain.query_entry(*row[:3]))
             entries.setdefault(row[4], []).append(made[row[4]])
         name, number, head = database.execute("SELECT begun_as, commits, shard FROM about").fetchone()
-        head = chain.origin(name, head)
+        head = chain.first_head(name, head)
         for n in range(1, number + 1):
             if n in made:
-                told = chain.linked(head, n, [made[n]])
+                told = chain.next_head(head, n, [made[n]])
                 database.execute("UPDATE answers SET head = ? WHERE answered = ?", (told, n))
-            head = chain.linked(head, n, entries[n])
+            head = chain.next_head(head, n, entries[n])
         database.execute("UPDATE about SET head = ?", (head,))
     commit = Commit(number, head)
-    mark.write(Reading(name, commit, commit, digest_of(ledger)))
+    mark.write(MarkContent(name, commit, commit, file_digest(ledger)))
 
 
 def test_guarantee_prices_are_recomputed_from_the_scenarios_on_file(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_guarantee_prices_are_recomputed_from_the_scenarios_on_file(tmp_path: Pa
         asked(again, "c", range(1, 2))
     assert len(again._ledger.charges()) == 2
     again._ledger.close()
-    assert checked_lines(tmp_path / "silo-0.toml") == [
+    assert format_price_check(tmp_path / "silo-0.toml") == [
         "'a': charged 0.004, and its scenario costs 4: that is what counts",
         "rows, chain and mark agree; prices recomputed: 1 run charged enough",
     ]
@@ -254,12 +254,12 @@ def test_guarantee_prices_are_recomputed_from_the_scenarios_on_file(tmp_path: Pa
 def test_a_scenario_on_file_that_cannot_be_planned_imports_nothing_and_keeps_its_price(tmp_path: Path) -> None:
     guard = guard_for(tmp_path, *random_records())
     cell = '{"model": {"name": "no_such_module:Net"}, "privacy": {"relation": "replace-one"}}'
-    with guard._ledger.alone(), guard._ledger.transaction():
+    with guard._ledger.lock(), guard._ledger.transaction():
         guard._ledger.open_run("odd", Charge(cell, 0.5, 0.0), bytes(32))
-        guard._ledger.finish("odd")
+        guard._ledger.end_run("odd")
     with pytest.raises(RunError, match=r"with all before 4\.032; the budget is 4"):
         asked(guard, "c", range(1, 2))
-    assert checked_lines(tmp_path / "silo-0.toml") == [
+    assert format_price_check(tmp_path / "silo-0.toml") == [
         "rows, chain and mark agree; prices recomputed: 0 runs charged enough, 1 cannot be planned by this policy"
     ]
 
@@ -278,8 +278,8 @@ def test_guarantee_of_a_run_that_is_over_no_digest_is_left_that_a_guess_could_be
             for found in (replied, after):
                 assert found not in (
                     hashlib.sha256(guess).digest(),
-                    chain.replied(b"", guess),
-                    chain.after(b"", guess),
+                    chain.digest_reply(b"", guess),
+                    chain.digest_state(b"", guess),
                 )
     raw = (tmp_path / LEDGER).read_bytes()
     assert not [t for t, reply in enumerate(replies[:-1], 1) if reply[800:900] in raw and any(reply[800:900])]
@@ -305,12 +305,12 @@ def test_a_run_that_is_over_keeps_digests_and_its_last_reply_alone(tmp_path: Pat
 def test_last_replies_are_kept_of_the_runs_that_ended_last(tmp_path: Path) -> None:
     guard = guard_for(tmp_path, *random_records(), budget=100.0)
     cell = scenario(federation__rounds=1)
-    for run in range(LAST_REPLIES + 2):
+    for run in range(MAX_RUNS_WITH_REPLY + 2):
         guard.answer(str(run), cell, 1, zeros())
-    kept = [guard._ledger.answer(str(run), 1) for run in range(LAST_REPLIES + 2)]
+    kept = [guard._ledger.find_answer(str(run), 1) for run in range(MAX_RUNS_WITH_REPLY + 2)]
     assert [answer is not None and answer.reply is not None for answer in kept] == [False] * 2 + [
         True
-    ] * LAST_REPLIES
+    ] * MAX_RUNS_WITH_REPLY
 
 
 def test_a_ledger_of_another_version_is_refused_in_one_line(rest: Path) -> None:

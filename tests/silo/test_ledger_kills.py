@@ -78,7 +78,7 @@ def test_guarantee_a_guard_killed_at_any_write_charges_once_and_answers_a_round_
         folder = Path(shutil.copytree(before, tmp_path / "silo"))
         killed = killed_at(point, folder, lambda guard: guard.answer("run", CELL, t, zeros()))
         again = guard_of(folder / "silo-0.toml")
-        asked = again._ledger.answer("run", t)
+        asked = again._ledger.find_answer("run", t)
         if asked is not None:
             with pytest.raises(RunError, match=rf"round {t} was (asked|answered) already, for another query"):
                 again.answer("run", CELL, t, zeros() + 1.0)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal, seed_key
-from fedpriv.plan.calibration import Grid, Words, grid_for
+from fedpriv.plan.calibration import EncodedMessage, Grid, make_grid
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.masks import Masker
 from fedpriv.silo.policy import read_policy
@@ -27,15 +27,15 @@ from tests.silo.test_guard import ZERO, cell_json, guard_of, write_silo
 
 def maskers(silos: int, run: int = 0) -> list[Masker]:
     source = KeyedNormal(seed_key(run, "noise"))
-    return [Masker(source.secret(number), number) for number in range(silos)]
+    return [Masker(source.derive_secret(number), number) for number in range(silos)]
 
 
-def masks(of: list[Masker], t: int, size: int) -> list[Words]:
-    keys = b"".join(masker.public for masker in of)
+def masks(of: list[Masker], t: int, size: int) -> list[EncodedMessage]:
+    keys = b"".join(masker.public_key for masker in of)
     return [masker.mask(keys, len(of), t, size) for masker in of]
 
 
-def p_value(words: Words) -> float:
+def p_value(words: EncodedMessage) -> float:
     """Of the bytes being uniform: χ² with 255 degrees of freedom."""
     return float(stats.chisquare(np.bincount(words.view(np.uint8), minlength=256)).pvalue)
 
@@ -69,7 +69,7 @@ def test_masks_of_rounds_and_runs_have_nothing_in_common() -> None:
 
 def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
     of = maskers(3)
-    good = [masker.public for masker in of]
+    good = [masker.public_key for masker in of]
     again = [(int.from_bytes(key, "little") | 1 << 255).to_bytes(32, "little") for key in good]
     for keys, reason in (
         ([], "expected 3 different public keys"),
@@ -88,7 +88,7 @@ def test_keys_that_would_leave_a_message_bare_are_refused() -> None:
 
 
 def test_each_run_and_silo_has_a_key_of_its_own() -> None:
-    public = {masker.public for run in (0, 1) for masker in maskers(3, run)}
+    public = {masker.public_key for run in (0, 1) for masker in maskers(3, run)}
     assert len(public) == 6
 
 
@@ -113,15 +113,15 @@ def test_a_sum_beyond_64_bits_wraps_as_a_residue() -> None:
 @pytest.mark.parametrize("digits", [24, 53])
 @pytest.mark.parametrize("share", [1e-6, 0.7, 1.0, 55.68])
 def test_the_grid_is_a_power_of_two_with_half_of_the_digits_above_it(share: float, digits: int) -> None:
-    unit = grid_for(share, digits, 1.0).unit
+    unit = make_grid(share, digits, 1.0).unit
     assert math.frexp(unit)[0] == 0.5
     assert 2.0 ** (digits // 2) <= share / unit < 2.0 ** (digits // 2 + 1)
 
 
 def test_a_grid_that_has_no_room_is_refused() -> None:
-    assert grid_for(1.0, 53, 2.0**22).unit == 2.0**-26
+    assert make_grid(1.0, 53, 2.0**22).unit == 2.0**-26
     with pytest.raises(InputError, match="do not fit on a grid"):
-        grid_for(1.0, 53, 2.0**22 + 1.0)
+        make_grid(1.0, 53, 2.0**22 + 1.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**62])
@@ -132,7 +132,7 @@ def test_what_cannot_be_encoded_is_refused(value: float) -> None:
 
 MASKED = "secure-aggregation"
 CELL = cell_json(algorithm__trust=MASKED)
-OTHERS = [Masker(bytes([number]) * 32, number).public + bytes(64) for number in (1, 2)]
+OTHERS = [Masker(bytes([number]) * 32, number).public_key + bytes(64) for number in (1, 2)]
 
 
 def keys_with(card: bytes) -> bytes:
@@ -173,7 +173,7 @@ def test_the_key_is_wiped_with_the_last_round_and_its_public_half_is_not(tmp_pat
     guard = guard_of(path)
     public = guard.public_key("run", CELL)
     last = [guard.answer("run", CELL, t, ZERO, keys_with(public)) for t in range(1, 9)][-1]
-    run = SiloLedger(read_policy(path).ledger).run("run")
+    run = SiloLedger(read_policy(path).ledger).find_run("run")
     assert run is not None
     assert run.key is None
     again = guard_of(path)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.addons.services.service import script
+from fedpriv.addons.services.service import script_path
 from fedpriv.core import limits
 from fedpriv.core.errors import InputError
-from fedpriv.core.limits import MIB, limit_of, mebibytes, with_room
+from fedpriv.core.limits import MIB, control_group_limit, format_mebibytes, report_low_memory
 from fedpriv.protocol.messages import Refusal
 from tests.attacks.guards import Socket, guard_for, random_records, scenario, zeros
 from tests.silo.guarded import guard_of, write_silo
@@ -184,7 +184,7 @@ def test_the_smallest_limit_of_the_groups_that_a_process_is_in_counts(
         (groups / name).write_text(text)
     if own is not None:
         said.write_text(own)
-    assert limit_of(groups, said) == expected
+    assert control_group_limit(groups, said) == expected
 
 
 HELD = """
@@ -231,7 +231,8 @@ def test_a_process_that_holds_itself_to_a_limit_gets_a_memory_error() -> None:
 def guard_under(kilobytes: int, policy: Path, command: str = "run") -> str:
     """The one line of a guard that is refused its start by `ulimit -v`."""
     words = (
-        f"ulimit -v {kilobytes}; exec {shlex.quote(script('fedpriv'))} silo {command} {shlex.quote(str(policy))}"
+        f"ulimit -v {kilobytes}; exec {shlex.quote(script_path('fedpriv'))} silo {command} "
+        f"{shlex.quote(str(policy))}"
     )
     env = {**os.environ, "FEDPRIV_ALLOW_ROOT": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(["bash", "-c", words], env=env, capture_output=True, text=True, check=False, timeout=120)
@@ -245,14 +246,14 @@ def test_a_guard_that_cannot_start_under_its_limits_says_so_in_one_line(tmp_path
     policy = tmp_path / "silo-0.toml"
     for command in ("run", "status", "init"):
         line = guard_under(500 * 1024, policy, command)
-        assert line.startswith(f"fedpriv: {policy}: a guard takes {mebibytes(least())} of address space")
+        assert line.startswith(f"fedpriv: {policy}: a guard takes {format_mebibytes(least())} of address space")
         assert line.endswith("may take 500 MiB: raise the limit (`ulimit -v`, LimitAS); nothing was charged")
 
 
 def least() -> int:
     """The bytes of address space below which no guard is started on this installation."""
-    compiled = limits.COMPILED["address space"] if find_spec("numba") else 0
-    return limits.GUARD["address space"] + compiled
+    compiled = limits.COMPILER_MEMORY["address space"] if find_spec("numba") else 0
+    return limits.GUARD_MEMORY["address space"] + compiled
 
 
 @pytest.mark.parametrize(
@@ -270,8 +271,8 @@ def least() -> int:
 def test_what_libraries_say_without_memory_becomes_a_line_and_no_other_error_does(
     error: Exception, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "limits", dict[str, int])
-    with pytest.raises(InputError if refused else type(error)) as raised, with_room(Path("silo-0.toml")):
+    monkeypatch.setattr(limits, "memory_limits", dict[str, int])
+    with pytest.raises(InputError if refused else type(error)) as raised, report_low_memory(Path("silo-0.toml")):
         raise error
     assert ("silo-0.toml: no memory is left" in str(raised.value)) is refused
 

@@ -10,10 +10,10 @@ import torch
 
 from fedpriv.accounting.budget import ApproximateGDP
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.data.partition import secret_order
+from fedpriv.data.partition import secret_permutation
 from fedpriv.loss.objective import Records
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.admission import Charge, spent
+from fedpriv.silo.admission import Charge, price_charges
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
@@ -47,7 +47,7 @@ def scenario(folder: Path, **privacy: Any) -> str:
         tree[section] = {**tree[section], name: value}
         if value is None:
             del tree[section][name]
-    return json.dumps(resolve_cell(tree, "test").canonical())
+    return json.dumps(resolve_cell(tree, "test").canonical_data())
 
 
 def test_a_guard_answers_for_the_persons_of_its_own_file(tmp_path: Path) -> None:
@@ -93,22 +93,22 @@ def test_a_guard_that_restarts_draws_the_same_persons_anew_in_every_epoch(tmp_pa
     for t in range(1, 15):
         guard = open_guard(policy)
         answers.append(guard.answer("run", asked, t, QUERY))
-        run = guard._ledger.run("run")
+        run = guard._ledger.find_run("run")
         assert run is not None
         assert run.key is not None or t == 14  # wiped when the run is over
         if t == 1:
             key, admitted = run.key, guard._admission.admit(run.cell)
-            order = torch.from_numpy(secret_order(run.key or b"", 7))
+            order = torch.from_numpy(secret_permutation(run.key or b"", 7))
             records = Records(*(column[order] for column in guard._views.records(admitted.cell)))
         guard._ledger.close()
     assert isinstance(key, bytes)
-    one = Silo.of(0, admitted.plan, records, key, admitted.digest)
-    state, drawn, rows = one.start(), [], []
+    one = Silo.for_release(0, admitted.plan, records, key, admitted.scenario_digest)
+    state, drawn, rows = one.initial_state(), [], []
     for t, answer in enumerate(answers, start=1):
         release, state = one.answer(state, t, QUERY)
-        assert torch.equal(one.message(release.vector, t, b"", state.chain), answer)
+        assert torch.equal(one.make_message(release.vector, t, b"", state.query_chain), answer)
         drawn.append(release.counts.drawn)
-        rows.append(admitted.plan.schedule.rows(t, 1, 0, lambda: one._coins).tolist())
+        rows.append(admitted.plan.schedule.select_rows(t, 1, 0, lambda: one._sampling_randomness).tolist())
     assert [len(of_round) for of_round in rows] == drawn
     if sampling == "allocation":
         for epoch in (rows[:7], rows[7:]):
@@ -149,18 +149,20 @@ def test_whose_records_are_is_part_of_what_the_ledger_was_begun_for(tmp_path: Pa
 def test_runs_of_smaller_units_have_no_price_for_persons(tmp_path: Path) -> None:
     """Guarantee of `spent`: k·μ would be right for a known k, and a run that protects persons protects records."""
     persons, records = scenario(tmp_path), scenario(tmp_path, unit="record", records=None)
-    assert spent([Charge(records, 0.5, 0.0)], "zero-out", "user") == [None]
-    assert spent([Charge(persons, 0.5, 0.0)], "zero-out", "user") == [ApproximateGDP(0.5)]
-    (doubled,) = spent([Charge(persons, 0.5, 0.0)], "zero-out", "record")  # a record less is another person
+    assert price_charges([Charge(records, 0.5, 0.0)], "zero-out", "user") == [None]
+    assert price_charges([Charge(persons, 0.5, 0.0)], "zero-out", "user") == [ApproximateGDP(0.5)]
+    (doubled,) = price_charges(
+        [Charge(persons, 0.5, 0.0)], "zero-out", "record"
+    )  # a record less is another person
     assert doubled is not None
     assert doubled.mu == pytest.approx(1.0)
     exchanged = persons.replace("zero-out", "replace-one")
-    assert spent([Charge(exchanged, 0.5, 0.0)], "replace-one", "record") == [ApproximateGDP(0.5)]
+    assert price_charges([Charge(exchanged, 0.5, 0.0)], "replace-one", "record") == [ApproximateGDP(0.5)]
 
 
 def test_runs_that_take_more_or_fewer_records_of_a_person_see_their_own_rows(tmp_path: Path) -> None:
     """Rows are kept in memory by what they are made of: how many records a person adds is part of that."""
     guard = open_guard(read_policy(silo(tmp_path, budget=8.0)))
     for records in (3, 2, 3):
-        cell = guard._admission.admit(guard._admission.canonical(scenario(tmp_path, records=records))).cell
+        cell = guard._admission.admit(guard._admission.canonicalize(scenario(tmp_path, records=records))).cell
         assert guard._views.records(cell).labels.shape == (7, records)

@@ -11,7 +11,7 @@ from fedpriv.core.errors import InputError, RunError
 from fedpriv.silo.admission import Charge
 from fedpriv.silo.fingerprint import create_ledger
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.policy import Allowed, Policy, read_policy, write_template
+from fedpriv.silo.policy import Policy, RunLimits, read_policy, write_template
 from fedpriv.silo.shard import load_shard
 from tests.silo.charged import charged
 from tests.silo.guarded import UNACCOUNTABLE, ZERO, cell_json, guard_of, write_silo
@@ -126,7 +126,7 @@ def test_a_template_has_every_key_and_is_a_policy(tmp_path: Path) -> None:
         "shard.npz",
     )
     text = path.read_text()
-    for model in (Policy, Allowed):
+    for model in (Policy, RunLimits):
         for name, field in model.model_fields.items():
             assert name in ("allow", "evaluation") or f"{name} = " in text
             assert field.description is None or field.description.split()[-1] in text
@@ -175,7 +175,7 @@ def test_files_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
 def test_evaluations_have_no_slack_of_training(tmp_path: Path) -> None:
     path = write_silo(tmp_path, slack=1e-6)
     path.write_text(path.read_text() + "[evaluation]\nbudget = 1.0\n")
-    tests = read_policy(path).for_tests
+    tests = read_policy(path).test_policy
     assert tests is not None
     assert (tests.allow.budget, tests.allow.slack) == (1.0, 0.0)
 
@@ -202,7 +202,7 @@ def test_a_ledger_that_is_one_commit_older_is_refused(tmp_path: Path) -> None:
     ledger = SiloLedger(path)
     for run in ("one", "two", "three"):
         kept.write_bytes(path.read_bytes())
-        with ledger.alone(), ledger.transaction():
+        with ledger.lock(), ledger.transaction():
             ledger.open_run(run, Charge("{}", 1.0, 0.0), bytes(32))
     path.write_bytes(kept.read_bytes())
     with pytest.raises(InputError, match="older copy that was put back"):

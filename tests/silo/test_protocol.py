@@ -15,18 +15,18 @@ from flwr.clientapp import ClientApp
 from scipy import stats
 from torch import Tensor
 
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import releases_of, stream_of
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams, make_silo_stream
 from fedpriv.clients.app import app as honest
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.trust import Noise
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import task_of_cell
-from fedpriv.protocol.cell_folder import run_config_of
-from fedpriv.protocol.messages import KEY, keys_in, number_in, vector_in
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import load_task
+from fedpriv.protocol.cell_folder import make_run_config
+from fedpriv.protocol.messages import PUBLIC_KEY_QUERY, read_int_field, read_public_keys, read_tensor
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import simulated_strategy
@@ -43,11 +43,11 @@ def masked_cell(**overrides: Any) -> Cell:
 
 
 def objective_of(cell: Cell) -> Objective:
-    return task_of_cell(cell).objective
+    return load_task(cell).objective
 
 
 def plan_with(cell: Cell) -> Plan:
-    return plan_of(cell, objective_of(cell))
+    return make_plan(cell, objective_of(cell))
 
 
 def app_that(answer: Answer) -> ClientApp:
@@ -66,7 +66,7 @@ def app_that(answer: Answer) -> ClientApp:
 def run_over(app: ClientApp, cell: Cell) -> ReleaseStrategy:
     initial = objective_of(cell).initial()
     strategy = simulated_strategy(plan_with(cell), initial, cell)
-    strategy.run(InProcessGrid(app, cell.federation.silos, run_config_of(cell, Path())), timeout=1.0)
+    strategy.run(InProcessGrid(app, cell.federation.silos, make_run_config(cell, Path())), timeout=1.0)
     return strategy
 
 
@@ -78,10 +78,10 @@ def overheard() -> tuple[ClientApp, dict[int, list[Tensor]], list[Message]]:
 
     def answer(message: Message, context: Context) -> Message:
         reply = honest(message, context)
-        if message.metadata.message_type != KEY:
+        if message.metadata.message_type != PUBLIC_KEY_QUERY:
             queries.append(message)
             sent.setdefault(int(context.node_config["partition-id"]), []).append(
-                vector_in(reply.content, "release")
+                read_tensor(reply.content, "release")
             )
         return reply
 
@@ -98,13 +98,13 @@ def test_the_server_sees_uniform_words_whose_sum_is_the_sum_of_the_rounded_relea
     grid, weights = plan_with(cell).grid, plan_with(cell).weights
     assert grid is not None
     assert len(set(weights)) > 1
-    silos = [SimulatedFederation.of(cell).silo(number) for number in range(3)]
-    states = [silo.start() for silo in silos]
+    silos = [SimulatedFederation.from_cell(cell).silo(number) for number in range(3)]
+    states = [silo.initial_state() for silo in silos]
     for t in range(1, 9):
         query = next(
-            vector_in(message.content, "query")
+            read_tensor(message.content, "query")
             for message in queries
-            if number_in(message.content, "config", "t") == t
+            if read_int_field(message.content, "config", "t") == t
         )
         words = np.zeros(len(query), np.uint64)
         for number, silo in enumerate(silos):
@@ -125,19 +125,23 @@ def test_messages_are_eight_bytes_a_coordinate_and_queries_carry_a_key_a_silo(
     app, sent, queries = overheard
     run_over(app, masked_cell(run__dtype="float32", federation__rounds=2))
     assert {message.numpy().nbytes for messages in sent.values() for message in messages} == {8 * 7850}
-    assert {len(keys_in(query.content)) for query in queries} == {3 * 32}
-    assert len({keys_in(query.content) for query in queries}) == 1
+    assert {len(read_public_keys(query.content)) for query in queries} == {3 * 32}
+    assert len({read_public_keys(query.content) for query in queries}) == 1
 
 
 def test_sum_and_noise_are_not_rounded_before_the_grid() -> None:
     """Guarantee: a large sum in float32 would swallow the digits of the noise below the grid, in each silo."""
     cell = masked_cell(run__dtype="float32")
-    silo, plan = SimulatedFederation.of(cell).silo(0), plan_with(cell)
-    release, _ = silo.answer(silo.start(), 1, objective_of(cell).initial())
+    silo, plan = SimulatedFederation.from_cell(cell).silo(0), plan_with(cell)
+    release, _ = silo.answer(silo.initial_state(), 1, objective_of(cell).initial())
     assert release.vector.dtype == torch.float64
     assert float((release.vector - release.vector.float()).abs().max()) > 0.0
     trusted = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": "trusted"})})
-    exact, _ = SimulatedFederation.of(trusted).silo(0).answer(silo.start(), 1, objective_of(cell).initial())
+    exact, _ = (
+        SimulatedFederation.from_cell(trusted)
+        .silo(0)
+        .answer(silo.initial_state(), 1, objective_of(cell).initial())
+    )
     noise = silo.noise.vector(7850, 0, 1).astype(np.float64) * float(plan.noise.std_of(0))
     assert np.array_equal(release.vector.numpy(), exact.vector.numpy() + noise)
 
@@ -152,15 +156,15 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
     assert plan.noise.std_in_mean == pytest.approx(sigma, rel=1e-12)
     assert plan.grid is not None
     query, noise = objective_of(cell).initial(), []
-    of = [SimulatedFederation.of(cell).silo(number) for number in range(silos)]
-    exact = [SimulatedFederation.of(trusted).silo(number) for number in range(silos)]
-    states, plain = [silo.start() for silo in of], [silo.start() for silo in exact]
-    keys = b"".join(silo.masker.public for silo in of)
+    of = [SimulatedFederation.from_cell(cell).silo(number) for number in range(silos)]
+    exact = [SimulatedFederation.from_cell(trusted).silo(number) for number in range(silos)]
+    states, plain = [silo.initial_state() for silo in of], [silo.initial_state() for silo in exact]
+    keys = b"".join(silo.masker.public_key for silo in of)
     for t in range(1, 9):
         words, truth = [], torch.zeros_like(query)
         for number in range(silos):
             release, states[number] = of[number].answer(states[number], t, query)
-            words.append(of[number].message(release.vector, t, keys).numpy())
+            words.append(of[number].make_message(release.vector, t, keys).numpy())
             clear, plain[number] = exact[number].answer(plain[number], t, query)
             truth += plan.weights[number] * clear.vector
         noise.append(plan.grid.decode_sum(words) - truth.numpy())
@@ -173,13 +177,13 @@ def test_the_sum_has_the_trusted_servers_noise(federation: dict[str, Any]) -> No
 def test_what_is_charged_is_the_noise_of_the_sum() -> None:
     """Halving every share doubles the claim; leaving one of three out makes it √(3/2) of itself."""
     plan = plan_with(masked_cell(federation=UNEQUAL))
-    (stream,) = releases_of(plan, 8)
-    assert stream.owner == "sum of silos 0-2"
+    (stream,) = make_release_streams(plan, 8)
+    assert stream.party_name == "sum of silos 0-2"
     assert stream.mu == pytest.approx(4.0, rel=1e-12)
     sources = plan.noise.sources
     halved = Noise(tuple(source._replace(std=0.5 * float(source.std)) for source in sources))
     for noise, mu in ((halved, 8.0), (Noise(sources[:2]), 4.0 * math.sqrt(1.5))):
-        claim = claim_of(releases_of(dataclasses.replace(plan, noise=noise), 8))
+        claim = compute_claim(make_release_streams(dataclasses.replace(plan, noise=noise), 8))
         assert claim is not None
         assert claim.guarantee.mu == pytest.approx(mu, rel=1e-12)  # type: ignore[union-attr]
 
@@ -187,9 +191,11 @@ def test_what_is_charged_is_the_noise_of_the_sum() -> None:
 def test_each_silos_own_stream_is_worth_its_share_alone() -> None:
     """Guarantee: against everybody else together μ √M is left, whatever the silos' sizes."""
     plan = plan_with(masked_cell(federation__silos=4))
-    assert stream_of(plan, 0, 8).mu == pytest.approx(8.0)
+    assert make_silo_stream(plan, 0, 8).mu == pytest.approx(8.0)
     unequal = plan_with(masked_cell(federation=UNEQUAL))
-    assert [stream_of(unequal, silo, 8).mu for silo in range(3)] == pytest.approx([4.0 * math.sqrt(3.0)] * 3)
+    assert [make_silo_stream(unequal, silo, 8).mu for silo in range(3)] == pytest.approx(
+        [4.0 * math.sqrt(3.0)] * 3
+    )
 
 
 @pytest.mark.parametrize("missing", ["key", "round 3"])
@@ -197,8 +203,8 @@ def test_a_silo_that_is_missing_ends_the_run_with_its_number(missing: str) -> No
     """Guarantee: a partial sum is never decoded."""
 
     def answer(message: Message, context: Context) -> Message:
-        key = message.metadata.message_type == KEY
-        now = "key" if key else f"round {number_in(message.content, 'config', 't')}"
+        key = message.metadata.message_type == PUBLIC_KEY_QUERY
+        now = "key" if key else f"round {read_int_field(message.content, 'config', 't')}"
         if context.node_config["partition-id"] == 1 and now == missing:
             raise ZeroDivisionError("gone")
         return honest(message, context)
@@ -226,7 +232,7 @@ def test_a_reply_that_is_lost_is_never_summed_around() -> None:
     initial = objective_of(cell).initial()
     strategy = simulated_strategy(plan_with(cell), initial, cell)
     with pytest.raises(RunError, match="round 3: no reply from silo 2"):
-        strategy.run(Forgetful(honest, 3, run_config_of(cell, Path())), timeout=1.0)
+        strategy.run(Forgetful(honest, 3, make_run_config(cell, Path())), timeout=1.0)
     assert strategy.rounds_done == 2
 
 
@@ -234,7 +240,7 @@ def test_a_message_that_is_not_masked_words_is_refused() -> None:
     def answer(message: Message, context: Context) -> Message:
         from fedpriv.protocol.messages import release_content
 
-        if message.metadata.message_type == KEY or context.node_config["partition-id"] != 1:
+        if message.metadata.message_type == PUBLIC_KEY_QUERY or context.node_config["partition-id"] != 1:
             return honest(message, context)
         return Message(release_content(torch.zeros(7850, dtype=torch.float64), None), reply_to=message)
 
@@ -271,7 +277,7 @@ def test_a_sum_without_room_is_refused() -> None:
 
 
 def test_ledgers_of_masked_runs_are_read_back(tmp_path: Path) -> None:
-    from fedpriv.claims.ledger import as_data, from_data
+    from fedpriv.claims.ledger import stream_from_data, stream_to_data
 
-    (stream,) = releases_of(plan_with(masked_cell()), 8)
-    assert from_data(json.loads(json.dumps(as_data(stream)))) == stream
+    (stream,) = make_release_streams(plan_with(masked_cell()), 8)
+    assert stream_from_data(json.loads(json.dumps(stream_to_data(stream)))) == stream

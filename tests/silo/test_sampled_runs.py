@@ -15,19 +15,19 @@ from fedpriv.accounting.allocation import AllocatedGaussian
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget
 from fedpriv.accounting.gaussian import delta_of, mu_of
 from fedpriv.accounting.poisson import PoissonGaussian
-from fedpriv.claims.ledger import stream_of
+from fedpriv.claims.ledger import make_silo_stream
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.figures import upper_figure
-from fedpriv.participation.secret import Allocation
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.core.figures import format_upper
+from fedpriv.participation.secret import RandomAllocation
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.admission import Charge, refusal, spent, together
-from fedpriv.silo.demo import allowance_of
+from fedpriv.silo.admission import Charge, compose_prices, price_charges, why_over_budget
+from fedpriv.silo.demo import run_allowance
 from fedpriv.silo.guard import open_guard
-from fedpriv.silo.guards import begin_ledgers, status_lines
+from fedpriv.silo.guards import begin_ledgers, format_status
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.policy import Cost, cost_of, read_policy
+from fedpriv.silo.policy import PriceCurve, price_curve, read_policy
 from fedpriv.silo.silo import Silo
 from tests.accounting.ratios import replaced_by_sampling
 from tests.conftest import small_tree
@@ -49,7 +49,7 @@ def tree(sampling: str = "allocation", epsilon: float = 1.0, **changes: Any) -> 
 
 
 def scenario(sampling: str = "allocation", epsilon: float = 1.0) -> str:
-    return json.dumps(resolve_cell(tree(sampling, epsilon), "test").canonical())
+    return json.dumps(resolve_cell(tree(sampling, epsilon), "test").canonical_data())
 
 
 def policy_of(folder: Path, **allow: Any) -> Path:
@@ -71,8 +71,8 @@ def test_a_sampled_run_is_charged_what_its_curve_certifies(tmp_path: Path, sampl
     for t in range(1, ROUNDS + 1):
         assert torch.isfinite(guard.answer("run", scenario(sampling), t, QUERY)).all()
     (charge,) = SiloLedger(read_policy(path).ledger).charges()
-    plan = guard._admission.admit(guard._admission.canonical(scenario(sampling))).plan
-    guarantee = stream_of(plan, 0, ROUNDS).guarantee
+    plan = guard._admission.admit(guard._admission.canonicalize(scenario(sampling))).plan
+    guarantee = make_silo_stream(plan, 0, ROUNDS).guarantee
     assert isinstance(guarantee, AllocatedGaussian | PoissonGaussian)
     assert 0.98 < guarantee.epsilon_of(1e-5) <= 1.0
     exact = guarantee.charge(SLACK)
@@ -91,8 +91,8 @@ def test_a_replaced_record_is_charged_no_less_than_its_two_runs_differ(tmp_path:
     guard = open_guard(read_policy(path))
     guard.answer("run", asked, 1, QUERY)
     (charge,) = SiloLedger(read_policy(path).ledger).charges()
-    plan = guard._admission.admit(guard._admission.canonical(asked)).plan
-    guarantee = stream_of(plan, 0, ROUNDS).guarantee
+    plan = guard._admission.admit(guard._admission.canonicalize(asked)).plan
+    guarantee = make_silo_stream(plan, 0, ROUNDS).guarantee
     assert isinstance(guarantee, AllocatedGaussian)
     assert guarantee.relation == "replace-one"
     z = (
@@ -131,12 +131,12 @@ def test_slack_and_budget_are_both_used_up(tmp_path: Path) -> None:
 def test_exact_and_sampled_runs_share_one_budget(tmp_path: Path) -> None:
     guard = open_guard(read_policy(policy_of(tmp_path, budget=1.0)))
     exact = resolve_cell(tree("fixed", 1.0), "test")
-    guard.answer("exact", json.dumps(exact.canonical()), 1, QUERY)
+    guard.answer("exact", json.dumps(exact.canonical_data()), 1, QUERY)
     guard.answer("secret", scenario(), 1, QUERY)
     charges = guard._ledger.charges()
     assert [charge.slack for charge in charges] == [0.0, SLACK]
-    line = status_lines(tmp_path / "silo-0.toml")
-    assert f"spent {upper_figure(math.hypot(*(charge.mu for charge in charges)), 6)} by 2 runs" in line[1]
+    line = format_status(tmp_path / "silo-0.toml")
+    assert f"spent {format_upper(math.hypot(*(charge.mu for charge in charges)), 6)} by 2 runs" in line[1]
     assert line[2] == "slack 1e-06, spent 1e-08, left 9.9e-07"
     assert "with slack 1e-08, 1 round answered" in line[4]
 
@@ -149,7 +149,7 @@ def test_a_guard_that_restarts_in_the_middle_draws_the_same_bins(tmp_path: Path,
     for t in range(1, ROUNDS + 1):
         guard = open_guard(policy)
         answers.append(guard.answer("run", scenario(sampling), t, QUERY))
-        run = guard._ledger.run("run")
+        run = guard._ledger.find_run("run")
         assert run is not None
         keys.add(run.key)
         if t == 1:
@@ -158,11 +158,11 @@ def test_a_guard_that_restarts_in_the_middle_draws_the_same_bins(tmp_path: Path,
         guard._ledger.close()
     (key,) = keys - {None}
     assert isinstance(key, bytes)
-    silo = Silo.of(0, admitted.plan, records, key, admitted.digest)
-    state, drawn = silo.start(), []
+    silo = Silo.for_release(0, admitted.plan, records, key, admitted.scenario_digest)
+    state, drawn = silo.initial_state(), []
     for t, answer in enumerate(answers, start=1):
         release, state = silo.answer(state, t, QUERY)
-        assert torch.equal(silo.message(release.vector, t, b"", state.chain), answer)
+        assert torch.equal(silo.make_message(release.vector, t, b"", state.query_chain), answer)
         drawn.append(release.counts.drawn)
     if sampling == "allocation":
         assert sum(drawn) == 20  # every record once
@@ -184,7 +184,7 @@ def test_a_narrowed_policy_holds_for_sampled_runs_that_are_open(tmp_path: Path) 
 def test_a_policy_for_one_run_admits_it_and_no_other(tmp_path: Path) -> None:
     """What `--engine deployment` writes for its silos."""
     cell = resolve_cell({**tree(), "data": {"name": "synthetic"}}, "test")
-    allow = allowance_of(cell, task_of_cell(cell))
+    allow = run_allowance(cell, load_task(cell))
     assert allow["slack"] == SLACK
     guard = open_guard(read_policy(policy_of(tmp_path, **{**allow, "clip": 1.0, "trust": None})))
     guard.answer("run", scenario(), 1, QUERY)
@@ -196,14 +196,17 @@ def test_other_neighbours_double_an_exact_price_and_leave_a_sampled_one_unknown(
     """Guarantee of `spent`: replace-one is two steps of zero-out; a curve in (μ, δ₀) has no such rule."""
     zero_out, replace_one = scenario(), scenario().replace("zero-out", "replace-one")
     exact, sampled = Charge(zero_out, 0.5, 0.0), Charge(zero_out, 0.5, SLACK)
-    assert spent([exact, sampled], "zero-out") == [ApproximateGDP(0.5), ApproximateGDP(0.5, SLACK)]
-    doubled, unknown = spent([exact, sampled], "replace-one")
+    assert price_charges([exact, sampled], "zero-out") == [ApproximateGDP(0.5), ApproximateGDP(0.5, SLACK)]
+    doubled, unknown = price_charges([exact, sampled], "replace-one")
     assert doubled is not None
     assert doubled.mu == pytest.approx(1.0)
     assert unknown is None
-    assert spent([Charge(replace_one, 0.5, SLACK)], "zero-out") == [ApproximateGDP(0.5, SLACK)]
-    assert spent([Charge("no scenario", 0.5, 0.0), Charge(zero_out, math.inf, 0.0)], "zero-out") == [None, None]
-    assert refusal(LifetimeBudget(9.0, 0.1), [None], ApproximateGDP(0.1)) == (
+    assert price_charges([Charge(replace_one, 0.5, SLACK)], "zero-out") == [ApproximateGDP(0.5, SLACK)]
+    assert price_charges([Charge("no scenario", 0.5, 0.0), Charge(zero_out, math.inf, 0.0)], "zero-out") == [
+        None,
+        None,
+    ]
+    assert why_over_budget(LifetimeBudget(9.0, 0.1), [None], ApproximateGDP(0.1)) == (
         "the run costs mu = 0.1, with all before inf; the budget is 9 with slack 0.1"
     )
 
@@ -211,17 +214,17 @@ def test_other_neighbours_double_an_exact_price_and_leave_a_sampled_one_unknown(
 def test_rounds_that_draw_very_many_records_are_in_the_slack() -> None:
     """What they can give away comes off what the curve may use: the price rises, its slack is the policy's."""
     cell = resolve_cell(tree(), "test")
-    guard_plan = plan_of(cell, dataclasses.replace(_objective(cell)))
-    cost = cost_of(guard_plan, stream_of(guard_plan, 0, ROUNDS).guarantee, 0)
-    assert isinstance(guard_plan.schedule, Allocation)
+    guard_plan = make_plan(cell, dataclasses.replace(_objective(cell)))
+    cost = price_curve(guard_plan, make_silo_stream(guard_plan, 0, ROUNDS).guarantee, 0)
+    assert isinstance(guard_plan.schedule, RandomAllocation)
     capacity = guard_plan.schedule.capacity(2)
-    assert 8 <= capacity.rows < 20
-    assert cost.overflow == pytest.approx(ROUNDS * capacity.overflow)
-    assert 0.0 < capacity.overflow <= 2.0**-40
+    assert 8 <= capacity.row_count < 20
+    assert cost.overflow_slack == pytest.approx(ROUNDS * capacity.overflow_probability)
+    assert 0.0 < capacity.overflow_probability <= 2.0**-40
     with pytest.raises(InputError, match="slack_per_run = 1e-10: a run of this length"):
-        cost.at(1e-10)
-    heavy = Cost(PoissonGaussian(1.0, 0.1, 10), overflow=5e-9).at(SLACK)
-    light = Cost(PoissonGaussian(1.0, 0.1, 10)).at(SLACK)
+        cost.price_at(1e-10)
+    heavy = PriceCurve(PoissonGaussian(1.0, 0.1, 10), overflow_slack=5e-9).price_at(SLACK)
+    light = PriceCurve(PoissonGaussian(1.0, 0.1, 10)).price_at(SLACK)
     assert heavy is not None
     assert light is not None
     assert heavy.slack == light.slack == SLACK
@@ -229,7 +232,7 @@ def test_rounds_that_draw_very_many_records_are_in_the_slack() -> None:
 
 
 def _objective(cell: Any) -> Any:
-    return task_of_cell(cell).objective
+    return load_task(cell).objective
 
 
 @pytest.mark.parametrize("slack", [1e-8, 3e-7, 0.1])
@@ -237,8 +240,10 @@ def test_what_is_certified_and_what_overflows_are_within_the_slack(slack: float)
     """Guarantee: in rationals, not only up to a rounding."""
     for part in (0.1, 0.3, 1 / 3, 0.7):
         overflow, asked = part * slack, []
-        with mock.patch("fedpriv.silo.policy._mu_of", lambda _, rest, found=asked: found.append(rest) or 1.0):
-            Cost(PoissonGaussian(1.0, 0.1, 10), overflow).at(slack)
+        with mock.patch(
+            "fedpriv.silo.policy._mu_at_slack", lambda _, rest, found=asked: found.append(rest) or 1.0
+        ):
+            PriceCurve(PoissonGaussian(1.0, 0.1, 10), overflow).price_at(slack)
         (rest,) = asked
         assert Fraction(rest) + Fraction(overflow) <= Fraction(slack)
 
@@ -246,8 +251,8 @@ def test_what_is_certified_and_what_overflows_are_within_the_slack(slack: float)
 def test_runs_whose_slacks_add_up_to_one_are_more_than_any_budget() -> None:
     """δ = 1 promises nothing, and neither does a run whose cost is not known."""
     half = ApproximateGDP(1.0, 0.5)
-    assert together([half, half]) is None
-    assert together([half, None]) is None
-    most = together([half, ApproximateGDP(1.0, 0.25)])
+    assert compose_prices([half, half]) is None
+    assert compose_prices([half, None]) is None
+    most = compose_prices([half, ApproximateGDP(1.0, 0.25)])
     assert most is not None
     assert most.slack == pytest.approx(0.75)

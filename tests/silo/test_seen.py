@@ -12,10 +12,10 @@ import pytest
 
 from fedpriv.core import logs
 from fedpriv.silo import daemon
-from fedpriv.silo.daemon import Asked, Desk, Reply
+from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
 from fedpriv.silo.guards import begin_ledgers, open_guards
 from fedpriv.silo.ledger import LedgerError
-from fedpriv.silo.metrics import Figure
+from fedpriv.silo.metrics import ServiceMetric
 from fedpriv.silo.policy import read_policy
 from tests.silo.guarded import CLIP, ZERO, cell_json, write_policy
 
@@ -30,23 +30,23 @@ def records(changed: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return images, labels
 
 
-def desk_of(folder: Path, changed: bool = False, **allow: Any) -> Desk:
+def desk_of(folder: Path, changed: bool = False, **allow: Any) -> RequestQueue:
     allowed = {"relation": "replace-one", "clip": CLIP, "rounds": 10, "budget": 5.0, **allow}
     policy = read_policy(write_policy(folder, *records(changed), **allowed))
     begin_ledgers(policy)
-    return Desk(policy, open_guards(policy), figures=True)
+    return RequestQueue(policy, open_guards(policy), collects_metrics=True)
 
 
-def ask(desk: Desk, run: str, t: int, text: str = "", **header: Any) -> dict[str, Any]:
+def ask(desk: RequestQueue, run: str, t: int, text: str = "", **header: Any) -> dict[str, Any]:
     """A request as it comes over the socket, and the header of its reply."""
     asked = {"run": run, "cell": text or cell_json(), "t": t, "keys": "", "dtype": "float64", **header}
     reply: Future[Reply] = Future()
-    desk._waiting.put(Asked(asked, bytearray(ZERO.numpy().tobytes()), reply))
-    desk.work_once()
+    desk._requests.put(PendingRequest(asked, bytearray(ZERO.numpy().tobytes()), reply))
+    desk.answer_next_request()
     return reply.result().header
 
 
-def asked_all(desk: Desk) -> None:
+def asked_all(desk: RequestQueue) -> None:
     ask(desk, "5f0c", 1)
     ask(desk, "5f0c", 1)
     ask(desk, "5f0c", 2)
@@ -55,16 +55,16 @@ def asked_all(desk: Desk) -> None:
     ask(desk, "later", 1, cell_json(privacy__rho=100.0))
 
 
-def values(figures: list[Figure]) -> dict[str, float]:
+def values(figures: list[ServiceMetric]) -> dict[str, float]:
     names = (each.name.removeprefix("fedpriv_guard_") for each in figures if each.labels.get("records") != "tests")
     return dict(zip(names, (each.value for each in figures if each.labels.get("records") != "tests"), strict=True))
 
 
 def test_a_guard_counts_what_it_does_and_says_what_is_left(tmp_path: Path) -> None:
     desk = desk_of(tmp_path)
-    before = values(desk.figures())
+    before = values(desk.metrics())
     asked_all(desk)
-    told = values(desk.figures())
+    told = values(desk.metrics())
     assert (before["answered_total"], before["runs"], before["spent_mu"], before["last_answer_seconds"]) == (
         0,
         0,
@@ -89,7 +89,7 @@ def test_what_is_seen_of_a_guard_does_not_depend_on_a_record(
         desk = desk_of(tmp_path / str(world), world)
         with caplog.at_level(logging.INFO, "fedpriv.guard"):
             asked_all(desk)
-        figures = [each for each in desk.figures() if not each.name.endswith("last_answer_seconds")]
+        figures = [each for each in desk.metrics() if not each.name.endswith("last_answer_seconds")]
         seen.append((figures, [(record.getMessage(), getattr(record, "event", "")) for record in caplog.records]))
     assert seen[0] == seen[1]
     assert [event for _, event in seen[0][1]] == [
@@ -107,12 +107,12 @@ def test_figures_change_when_a_tick_is_over(tmp_path: Path, monkeypatch: pytest.
     desk = desk_of(tmp_path, tick=0.05)
     during = []
     sleep = time.sleep
-    monkeypatch.setattr(daemon.time, "sleep", lambda s: (during.append(values(desk.figures())), sleep(s)))
+    monkeypatch.setattr(daemon.time, "sleep", lambda s: (during.append(values(desk.metrics())), sleep(s)))
     ask(desk, "5f0c", 1)
     assert [each["answered_total"] for each in during] == [0]
     assert [each["runs"] for each in during] == [0]
-    assert values(desk.figures())["answered_total"] == 1
-    assert values(desk.figures())["runs"] == 1
+    assert values(desk.metrics())["answered_total"] == 1
+    assert values(desk.metrics())["runs"] == 1
 
 
 def test_a_run_is_told_as_opened_only_once_it_is_on_file(
@@ -148,8 +148,8 @@ def test_a_strangers_words_make_no_line_and_no_fact(form: bool) -> None:
         except ValueError as error:
             trouble = (ValueError, error, error.__traceback__)
         record = logging.LogRecord("fedpriv.guard", logging.ERROR, "", 0, "failed: %s", (name,), trouble)
-        record.__dict__ |= logs.facts(name, 3, "refused")
-        text = logs._Line(as_json=form).format(record)
+        record.__dict__ |= logs.log_fields(name, 3, "refused")
+        text = logs._LineFormatter(as_json=form).format(record)
         lines = text.splitlines()
         assert [line for line in lines[1:] if not line.startswith("  | ")] == []
         assert "\x1b" not in text

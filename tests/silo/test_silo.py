@@ -16,10 +16,10 @@ from fedpriv.clients.simulated import ContextStore, SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.random import KeyedNormal
 from fedpriv.loss.objective import Batch, Query, Records
-from fedpriv.noise.integers.gaussian import linked, linked_missed
+from fedpriv.noise.integers.gaussian import extend_missed_query_chain, extend_query_chain
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
@@ -32,7 +32,7 @@ MakeCell = Callable[..., Cell]
 def noise_of_releases(cell: Cell, silo: Silo, exact: Silo) -> torch.Tensor:
     """What a silo added to its sums over a whole run at the origin: (T, d)."""
     query = torch.zeros(silo.plan.objective.dimension, dtype=torch.float64)
-    state, plain = silo.start(), exact.start()
+    state, plain = silo.initial_state(), exact.initial_state()
     rows = []
     for t in range(1, cell.federation.total_rounds + 1):
         release, state = silo.answer(state, t, query)
@@ -44,10 +44,10 @@ def noise_of_releases(cell: Cell, silo: Silo, exact: Silo) -> torch.Tensor:
 def test_noise_has_the_papers_variance_and_is_independent(small_cell: MakeCell) -> None:
     """σ² = 4 S² T / ρ² per coordinate; KS at level 1e-4, and rejected at 2/3 and 3/2 of σ; rounds uncorrelated."""
     cell = small_cell(federation__rounds=16)
-    exact = SimulatedFederation.of(
+    exact = SimulatedFederation.from_cell(
         small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None)
     ).silo(1)
-    noise = noise_of_releases(cell, SimulatedFederation.of(cell).silo(1), exact)
+    noise = noise_of_releases(cell, SimulatedFederation.from_cell(cell).silo(1), exact)
     clip = np.sqrt(2 * 785) + 2 * 392.5 * 0.1
     sigma = 2 * clip * np.sqrt(16) / 4.0
     values = noise.flatten().numpy() / sigma
@@ -59,8 +59,10 @@ def test_noise_has_the_papers_variance_and_is_independent(small_cell: MakeCell) 
     assert np.abs(correlations).max() < 5 / np.sqrt(7850)
     other = noise_of_releases(
         cell,
-        SimulatedFederation.of(cell).silo(0),
-        SimulatedFederation.of(small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None)).silo(0),
+        SimulatedFederation.from_cell(cell).silo(0),
+        SimulatedFederation.from_cell(
+            small_cell(federation__rounds=16, privacy__mode="none", privacy__rho=None)
+        ).silo(0),
     )
     assert abs(np.corrcoef(noise.flatten(), other.flatten())[0, 1]) < 5 / np.sqrt(values.size)
 
@@ -70,11 +72,11 @@ def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
 ) -> None:
     """The more silos, the fewer rounds each draws ahead, round 1 alone; what it releases stays the same."""
     cell = small_cell(federation__silos=3, federation__rounds=8)
-    exact = SimulatedFederation.of(small_cell(federation__silos=3, privacy__mode="none", privacy__rho=None)).silo(
-        0
-    )
-    unbounded = noise_of_releases(cell, SimulatedFederation.of(cell).silo(0), exact)
-    monkeypatch.setattr("fedpriv.rounds.floats._VALUES_AHEAD", 2 * 3 * 7850)
+    exact = SimulatedFederation.from_cell(
+        small_cell(federation__silos=3, privacy__mode="none", privacy__rho=None)
+    ).silo(0)
+    unbounded = noise_of_releases(cell, SimulatedFederation.from_cell(cell).silo(0), exact)
+    monkeypatch.setattr("fedpriv.rounds.floats._MAX_PREFETCHED_VALUES", 2 * 3 * 7850)
     drawn: list[int] = []
     vectors = KeyedNormal.vectors
 
@@ -83,7 +85,7 @@ def test_silos_of_one_process_hold_a_bounded_amount_of_noise(
         return vectors(self, size, owners, *rest)
 
     monkeypatch.setattr(KeyedNormal, "vectors", counted)
-    assert torch.equal(noise_of_releases(cell, SimulatedFederation.of(cell).silo(0), exact), unbounded)
+    assert torch.equal(noise_of_releases(cell, SimulatedFederation.from_cell(cell).silo(0), exact), unbounded)
     assert drawn == [1, 2, 2, 2, 1]
 
 
@@ -91,16 +93,16 @@ def test_trusted_silo_releases_exactly_its_sum(small_cell: MakeCell) -> None:
     trusted = small_cell(algorithm__trust="trusted")
     exact = small_cell(privacy__mode="none", privacy__rho=None)
     noise = noise_of_releases(
-        trusted, SimulatedFederation.of(trusted).silo(2), SimulatedFederation.of(exact).silo(2)
+        trusted, SimulatedFederation.from_cell(trusted).silo(2), SimulatedFederation.from_cell(exact).silo(2)
     )
     assert torch.all(noise == 0.0)
 
 
 def test_trusted_noise_is_one_over_silos_of_the_untrusted(small_cell: MakeCell) -> None:
     """σ = 2 S √T / (ρ M) at the server against 2 S √T / ρ at each silo."""
-    task = task_of_cell(small_cell())
-    trusted = plan_of(small_cell(algorithm__trust="trusted", federation__silos=5), task.objective)
-    untrusted = plan_of(small_cell(federation__silos=5), task.objective)
+    task = load_task(small_cell())
+    trusted = make_plan(small_cell(algorithm__trust="trusted", federation__silos=5), task.objective)
+    untrusted = make_plan(small_cell(federation__silos=5), task.objective)
     assert trusted.noise.std_in_mean == pytest.approx(untrusted.noise.sources[0].std / 5)
     assert untrusted.noise.std_in_mean == pytest.approx(untrusted.noise.sources[0].std / np.sqrt(5))
 
@@ -108,7 +110,7 @@ def test_trusted_noise_is_one_over_silos_of_the_untrusted(small_cell: MakeCell) 
 def test_each_record_is_used_in_exactly_one_round(small_cell: MakeCell) -> None:
     """Replacing the record of round 5 changes nothing before round 5, and every release from it on."""
     cell = small_cell(privacy__mode="none", privacy__rho=None)
-    silo = SimulatedFederation.of(cell).silo(0)
+    silo = SimulatedFederation.from_cell(cell).silo(0)
     features = silo.records.features.clone()
     features[4] *= -0.5
     neighbour = Silo(0, silo.plan, silo.records._replace(features=features), silo.noise)
@@ -118,7 +120,7 @@ def test_each_record_is_used_in_exactly_one_round(small_cell: MakeCell) -> None:
 
 
 def test_no_record_is_shared_between_silos(small_cell: MakeCell) -> None:
-    order = torch.stack(spread(small_cell(federation__silos=30, federation__rounds=200)))
+    order = torch.stack(partition_records(small_cell(federation__silos=30, federation__rounds=200)))
     assert order.shape == (30, 200)
     assert len(order.unique()) == order.numel()
 
@@ -136,18 +138,18 @@ def test_no_record_is_shared_between_silos(small_cell: MakeCell) -> None:
 def test_a_silo_refuses_what_the_protocol_does_not_have(
     small_cell: MakeCell, t: int, query: torch.Tensor, line: str
 ) -> None:
-    silo = SimulatedFederation.of(small_cell()).silo(0)
-    _, state = silo.answer(silo.start(), 1, torch.zeros(7850, dtype=torch.float64))
+    silo = SimulatedFederation.from_cell(small_cell()).silo(0)
+    _, state = silo.answer(silo.initial_state(), 1, torch.zeros(7850, dtype=torch.float64))
     with pytest.raises(RunError, match=line):
         silo.answer(state, t, query)
 
 
 def test_a_silo_stops_after_the_last_round(small_cell: MakeCell) -> None:
     silo, query = (
-        SimulatedFederation.of(small_cell(federation__rounds=2)).silo(0),
+        SimulatedFederation.from_cell(small_cell(federation__rounds=2)).silo(0),
         torch.zeros(7850, dtype=torch.float64),
     )
-    state = silo.start()
+    state = silo.initial_state()
     for t in (1, 2):
         _, state = silo.answer(state, t, query)
     with pytest.raises(RunError, match="round 3 after round 2 of 2"):
@@ -155,19 +157,19 @@ def test_a_silo_stops_after_the_last_round(small_cell: MakeCell) -> None:
 
 
 def test_state_survives_a_context_and_its_way_to_another_process(small_cell: MakeCell) -> None:
-    silo, records = SimulatedFederation.of(small_cell()).silo(0), RecordDict()
+    silo, records = SimulatedFederation.from_cell(small_cell()).silo(0), RecordDict()
     state = ContextStore(records).load(silo)
-    assert state.answered == 0
+    assert state.last_round == 0
     for t in (1, 2, 3):
         _, state = silo.answer(state, t, torch.randn(7850, dtype=torch.float64))
         ContextStore(records).save(state)
         moved = pickle.loads(pickle.dumps(records))
         assert type(moved["fedpriv-silo"]) is ConfigRecord
         for kept in (ContextStore(records).load(silo), ContextStore(moved).load(silo)):
-            assert kept.answered == t
-            assert torch.equal(kept.sums[0], state.sums[0])
-            assert all(map(torch.equal, kept.past, state.past))
-            assert len(kept.past) == 1
+            assert kept.last_round == t
+            assert torch.equal(kept.accumulator[0], state.accumulator[0])
+            assert all(map(torch.equal, kept.past_vectors, state.past_vectors))
+            assert len(kept.past_vectors) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -182,16 +184,16 @@ def test_bits_do_not_follow_from_where_a_message_or_an_array_lies(
     """
     rounds = {"federation__samples": 24, "federation__rounds": 12 // batch}
     cell = small_cell(federation__silos=2, federation__batch=batch, run__dtype=dtype, **rounds)
-    silo = SimulatedFederation.of(cell).silo(0)
+    silo = SimulatedFederation.from_cell(cell).silo(0)
     generator = torch.Generator().manual_seed(1)
     queries = 0.1 * torch.randn((3, 7850), generator=generator).to(silo.records.features.dtype)
 
     def releases(offset: int) -> list[torch.Tensor]:
         moved = dataclasses.replace(silo, records=Records(*(at_address(c, offset) for c in silo.records)))
-        state, found = moved.start(), []
+        state, found = moved.initial_state(), []
         for t, query in enumerate(queries, start=1):
             release, state = moved.answer(state, t, at_address(query, offset))
-            state = state._replace(past=tuple(at_address(each, offset) for each in state.past))
+            state = state._replace(past_vectors=tuple(at_address(each, offset) for each in state.past_vectors))
             found.append(release.vector)
         return found
 
@@ -214,17 +216,17 @@ def test_guarantee_weights_of_a_rounds_records_add_up_to_one(small_cell: MakeCel
         federation={"silos": 3, "rounds": 11, "batch": 2},
         privacy={"relation": "zero-out", "mu": 1.0},
     )
-    silo = SimulatedFederation.of(cell).silo(1)
-    records = [len(silo._read(silo.plan.rounds[t - 1]).weights) for t in range(1, 12)]
+    silo = SimulatedFederation.from_cell(cell).silo(1)
+    records = [len(silo._read_batch(silo.plan.rounds[t - 1]).weights) for t in range(1, 12)]
     assert max(records) == 2 * anchor_batches
     for t in range(1, 12):
-        assert float(silo._read(silo.plan.rounds[t - 1]).weights.sum()) == pytest.approx(1.0, rel=1e-12)
+        assert float(silo._read_batch(silo.plan.rounds[t - 1]).weights.sum()) == pytest.approx(1.0, rel=1e-12)
 
 
 def silo_of(cell: Cell) -> Silo:
-    silo = SimulatedFederation.of(cell).silo(0)
+    silo = SimulatedFederation.from_cell(cell).silo(0)
     tree = dataclasses.replace(silo.plan, mechanism=BinaryTree())  # whose noise hangs together over rounds
-    return dataclasses.replace(silo, plan=tree, gaps=True)
+    return dataclasses.replace(silo, plan=tree, may_miss_rounds=True)
 
 
 def queries(silo: Silo) -> list[torch.Tensor]:
@@ -234,7 +236,7 @@ def queries(silo: Silo) -> list[torch.Tensor]:
 
 
 def releases(silo: Silo, rounds: list[int]) -> dict[int, torch.Tensor]:
-    state, released = silo.start(), {}
+    state, released = silo.initial_state(), {}
     for t in rounds:
         release, state = silo.answer(state, t, queries(silo)[t - 1])
         released[t] = release.vector
@@ -258,7 +260,7 @@ def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> 
     estimator, asked = silo.plan.estimator, queries(silo)
     released = releases(silo, [1, 2, 5])
     weights = {t: float(estimator.round(t).coefficients[0]) for t in (2, 5)}
-    batch = silo._read(silo.plan.rounds[4]).records
+    batch = silo._read_batch(silo.plan.rounds[4]).records
     assert batch is not None
     weights_of_records = torch.full((len(batch.labels),), 1.0 / len(batch.labels), dtype=torch.float64)
     now, before = (
@@ -270,10 +272,10 @@ def test_the_next_increment_is_taken_from_the_query_that_was_answered_last() -> 
 
 def test_a_gap_is_refused_where_the_scenario_has_none_and_the_past_is_closed() -> None:
     cell = resolve_cell(small_tree(), "test")
-    strict, silo = SimulatedFederation.of(cell).silo(0), silo_of(cell)
+    strict, silo = SimulatedFederation.from_cell(cell).silo(0), silo_of(cell)
     with pytest.raises(RunError, match="rounds come in order"):
-        strict.answer(strict.start(), 2, queries(silo)[1])
-    _, state = silo.answer(silo.start(), 3, queries(silo)[2])
+        strict.answer(strict.initial_state(), 2, queries(silo)[1])
+    _, state = silo.answer(silo.initial_state(), 3, queries(silo)[2])
     for t in (1, 2, 3, 9):
         with pytest.raises(RunError, match="rounds come in order"):
             silo.answer(state, t, queries(silo)[0])
@@ -288,17 +290,19 @@ def test_algorithms_that_cannot_skip_rounds_refuse_to_go_on_without_a_silo() -> 
     )
     cell = resolve_cell(tree, "test")
     with pytest.raises(InputError, match="momentum-tree-reduced cannot go on without a silo"):
-        plan_of(cell, task_of_cell(cell).objective)
+        make_plan(cell, load_task(cell).objective)
 
 
 def test_a_round_that_was_missed_enters_the_chain_that_decides_the_noise() -> None:
     """Otherwise a silo that is put back and asked round 2 after all would have one chain for two histories."""
     cell = resolve_cell(small_tree(), "test")
-    task = task_of_cell(cell)
-    plan, zero = plan_of(cell, task.objective, released=True), torch.zeros(7850, dtype=torch.float64)
+    task = load_task(cell)
+    plan, zero = make_plan(cell, task.objective, for_release=True), torch.zeros(7850, dtype=torch.float64)
     records = Records(torch.zeros(20, 785, dtype=torch.float64), torch.zeros(20, dtype=torch.int64))
-    silo = Silo.of(0, plan, records, bytes(32), b"", gaps=True)
-    _, first = silo.answer(silo.start(), 1, zero)
+    silo = Silo.for_release(0, plan, records, bytes(32), b"", may_miss_rounds=True)
+    _, first = silo.answer(silo.initial_state(), 1, zero)
     _, gap = silo.answer(first, 3, zero)
-    assert gap.chain == linked(linked_missed(first.chain), zero.numpy().tobytes())
-    assert gap.chain != linked(first.chain, zero.numpy().tobytes())
+    assert gap.query_chain == extend_query_chain(
+        extend_missed_query_chain(first.query_chain), zero.numpy().tobytes()
+    )
+    assert gap.query_chain != extend_query_chain(first.query_chain, zero.numpy().tobytes())

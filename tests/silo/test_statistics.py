@@ -12,15 +12,15 @@ import torch
 
 from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.addons.statistics.tables import Statistics
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.data.schema import TableSchema
-from fedpriv.noise.integers.increments import integers
-from fedpriv.plan.plan import ALLOWANCE, plan_of
-from fedpriv.plan.task import task_of_schema
+from fedpriv.noise.integers.increments import truncate_increments
+from fedpriv.plan.plan import ROUNDING_ALLOWANCE, make_plan
+from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
-from fedpriv.silo.demo import policy_text
+from fedpriv.silo.demo import format_policy
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
@@ -56,7 +56,7 @@ def guard_at(
     write_csv(folder / "own.csv", records).chmod(0o600)
     keys = {"silo": 0, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock"}
     path = folder / "policy.toml"
-    path.write_text(policy_text(keys, {**ALLOW, **allow}, TableSchema.model_validate(schema)))
+    path.write_text(format_policy(keys, {**ALLOW, **allow}, TableSchema.model_validate(schema)))
     path.chmod(0o600)
     policy = read_policy(path)
     if not policy.ledger.exists():
@@ -78,7 +78,7 @@ def plan(path: Path, trust: str = "untrusted", tables: Any = TABLES, **privacy: 
 
 def scenario(asked: Statistics, **changes: Any) -> str:
     """The scenario that guards get; `changes` of its sections."""
-    tree = asked.cell.canonical()
+    tree = asked.cell.canonical_data()
     for section, given in changes.items():
         tree[section] = {**tree[section], **given}
     return json.dumps(tree, sort_keys=True)
@@ -87,7 +87,7 @@ def scenario(asked: Statistics, **changes: Any) -> str:
 def ask(guard: Guard, text: str, run: str = "run") -> torch.Tensor:
     cell = resolve_cell(json.loads(text), "test")
     assert cell.data.table_schema is not None
-    query = task_of_schema(cell, cell.data.table_schema).objective.initial()
+    query = make_schema_task(cell, cell.data.table_schema).objective.initial()
     return guard.answer(run, text, 1, query)
 
 
@@ -120,7 +120,7 @@ def test_guarantee_no_other_scenario_takes_the_name_that_statistics_are_filed_un
 ) -> None:
     """Gains: a plan that is refused for good, at whatever price the one has who may ask first (S4)."""
     guard, asked = guard_at(tmp_path, own_rows(), trust="trusted"), scenario(plan(tmp_path))
-    digest = guard._admission.admit(guard._admission.canonical(asked)).digest.hex()
+    digest = guard._admission.admit(guard._admission.canonicalize(asked)).scenario_digest.hex()
     squatter = scenario(plan(tmp_path, "trusted", tables=TABLES[:1], mu=0.001))
     if trust == "untrusted":
         ask(guard, scenario(plan(tmp_path, tables=TABLES[:1], mu=0.001)), f"statistics-{digest}")
@@ -134,7 +134,7 @@ def test_guarantee_no_other_scenario_takes_the_name_that_statistics_are_filed_un
 def test_the_answer_is_the_count_and_its_noise(tmp_path: Path) -> None:
     asked = plan(tmp_path, "trusted", tables=[{"of": ["sex", "outcome"]}])
     sums = ask(guard_at(tmp_path, own_rows(), trust="trusted"), scenario(asked))
-    unit = asked.make_plan(for_release=True).exact.lattice.unit
+    unit = asked.make_plan(for_release=True).required_exact_plan.lattice.unit
     counts = {place: float(value) * unit for place, value in enumerate(-sums.double()) if abs(value) > 0}
     held = [row for row in own_rows() if row["part"] == "train"]
     for sex, outcome in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -231,7 +231,7 @@ def test_records_that_are_no_table_have_no_statistics(tmp_path: Path) -> None:
     (tmp_path / "t" / "s.npz").chmod(0o600)
     keys = {"silo": 0, "classes": 2, "shard": "s.npz", "ledger": "l.sqlite", "socket": "s.sock"}
     path = tmp_path / "t" / "policy.toml"
-    path.write_text(policy_text(keys, ALLOW))
+    path.write_text(format_policy(keys, ALLOW))
     path.chmod(0o600)
     policy = read_policy(path)
     begin_ledgers(policy)
@@ -271,34 +271,34 @@ def test_an_exchanged_row_moves_sums_by_the_certificate_and_nothing_else(tmp_pat
                 guard.answer("hostile", json.dumps(tree), 1, torch.zeros(3, dtype=torch.float64))
             said.append((name, str(refused.value), charges(guard)))
     moved = math.sqrt(sum((int(one) - int(two)) ** 2 for one, two in zip(*sums, strict=True)))
-    (norm,) = exact.exact.norms(1)
-    assert 0 < moved <= exact.apart * norm
-    assert exact.apart <= math.sqrt(2.0) * 1.2
+    (norm,) = exact.required_exact_plan.norms(1)
+    assert 0 < moved <= exact.increment_diameter * norm
+    assert exact.increment_diameter <= math.sqrt(2.0) * 1.2
     assert [each[1:] for each in said if each[0] == "a"] == [each[1:] for each in said if each[0] == "b"]
 
 
 def test_the_guard_derives_the_distance_and_charges_by_it(tmp_path: Path) -> None:
     """Guarantee: `apart` follows from the plan's tables; the noise is no less than it says."""
     counts = plan(tmp_path, tables=TABLES[1:2]).make_plan(for_release=True)
-    assert counts.apart == pytest.approx(math.sqrt(2.0) * (1.0 + ALLOWANCE), rel=1e-12)
-    (first, second) = releases_of(counts, 1)
+    assert counts.increment_diameter == pytest.approx(math.sqrt(2.0) * (1.0 + ROUNDING_ALLOWANCE), rel=1e-12)
+    (first, second) = make_release_streams(counts, 1)
     for stream, size in ((first, 36), (second, 24)):
         assert stream.mu == pytest.approx(0.5, rel=1e-6)
         assert stream.mu <= 0.5
         assert stream.std * size >= math.sqrt(2.0) / 0.5
     zeroed = plan(tmp_path, tables=TABLES[1:2], relation="zero-out").make_plan(for_release=True)
-    assert releases_of(zeroed, 1)[0].std * 36 == pytest.approx(2.0, rel=1e-6)
+    assert make_release_streams(zeroed, 1)[0].std * 36 == pytest.approx(2.0, rel=1e-6)
 
 
 def test_a_word_whose_clip_is_too_coarse_for_the_distance_is_refused(tmp_path: Path) -> None:
     """Words of 40 bits have clips of 2^15 units, of which √d alone can be 1 %: 2^-20 would not be above it."""
     asked = plan(tmp_path, "secure-aggregation", TABLES[1:2], mu=1e-4)
-    cell, objective = asked.cell, task_of_schema(asked.cell, asked.schema).objective
-    exact = plan_of(cell, objective, released=True).exact
+    cell, objective = asked.cell, make_schema_task(asked.cell, asked.schema).objective
+    exact = make_plan(cell, objective, for_release=True).required_exact_plan
     assert math.sqrt(objective.dimension) * 2.0**22 <= min(exact.norms(1))
     short = cell.model_copy(update={"run": cell.run.model_copy(update={"word": 40})})
     with pytest.raises(InputError, match="units are too coarse; ask for fewer cells, or take a longer word"):
-        plan_of(short, objective, released=True)
+        make_plan(short, objective, for_release=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -314,9 +314,9 @@ def test_what_is_added_to_a_distance_is_above_the_rounding_of_two_records(seed: 
         pair = np.floor(pair) + np.array([[1e-9], [1.0 - 1e-9]])
         pair /= np.maximum(1.0, np.linalg.norm(pair, axis=1, keepdims=True) / clip)
         apart = max(1.0, float(np.linalg.norm(pair[0] - pair[1])) / clip)
-        first, second = integers(pair, norm, 1.0).astype(float)
+        first, second = truncate_increments(pair, norm, 1.0).astype(float)
         worst = max(worst, float(np.linalg.norm(first - second)) / (norm * apart) - 1.0)
-    assert worst <= ALLOWANCE
+    assert worst <= ROUNDING_ALLOWANCE
 
 
 def test_a_guards_rows_and_a_simulations_give_the_same_bytes(tmp_path: Path) -> None:
@@ -325,11 +325,11 @@ def test_a_guards_rows_and_a_simulations_give_the_same_bytes(tmp_path: Path) -> 
     asked = plan(tmp_path)
     run = asked.cell.run.model_copy(update={"arithmetic": "integers"})
     cell = asked.cell.model_copy(update={"run": run})
-    simulated = SimulatedFederation.of(cell).silo(0)
+    simulated = SimulatedFederation.from_cell(cell).silo(0)
     guard = guard_at(tmp_path / "own", own_rows())
-    released = plan_of(cell, simulated.plan.objective, released=True)
-    own = Silo.of(0, released, guard.shard.seen(cell), simulated.key)
+    released = make_plan(cell, simulated.plan.objective, for_release=True)
+    own = Silo.for_release(0, released, guard.shard.model_records(cell), simulated.key)
     query = released.objective.initial()
-    one, other = (silo.answer(silo.start(), 1, query)[0].vector for silo in (simulated, own))
+    one, other = (silo.answer(silo.initial_state(), 1, query)[0].vector for silo in (simulated, own))
     assert float(released.noise.std_of(0)) > 0.0
     assert one.numpy().tobytes() == other.numpy().tobytes()

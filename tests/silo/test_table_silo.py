@@ -10,12 +10,12 @@ import torch
 
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.data.partition import counted
+from fedpriv.data.partition import counted_mask
 from fedpriv.data.schema import TableSchema
-from fedpriv.plan.task import task_of_cell
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.plan.task import load_task
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.demo import policy_text, prepare_silos
+from fedpriv.silo.demo import format_policy, prepare_silos
 from fedpriv.silo.guard import Guard, open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
@@ -32,7 +32,7 @@ def policy_of(folder: Path, schema: dict[str, Any], silo: int = 0, **changes: An
     write_csv(folder / "own.csv", own).chmod(0o600)
     keys = {"silo": silo, "shard": "own.csv", "ledger": "l.sqlite", "socket": "s.sock", **changes}
     path = folder / "policy.toml"
-    path.write_text(policy_text(keys, ALLOW, TableSchema.model_validate(schema)))
+    path.write_text(format_policy(keys, ALLOW, TableSchema.model_validate(schema)))
     return path
 
 
@@ -43,27 +43,27 @@ def guard_at(path: Path) -> Guard:
 
 
 def asked(guard: Guard, cell: Cell) -> torch.Tensor:
-    query = task_of_cell(cell).objective.initial()
-    return guard.answer("run", json.dumps(cell.canonical(), sort_keys=True), 1, query)
+    query = load_task(cell).objective.initial()
+    return guard.answer("run", json.dumps(cell.canonical_data(), sort_keys=True), 1, query)
 
 
 def test_prepared_hospitals_hold_the_simulations_records_as_rows_of_their_own(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows()))
     tree["federation"]["batches"] = [18, 12]  # of places: a third are test rows
     del tree["seed"]
-    scenario = scenario_of(tree, "test")
-    for silo, folder in enumerate(prepare_silos(scenario, tmp_path / "silos", runs=1)):
+    scenario = parse_scenario(tree, "test")
+    for silo, folder in enumerate(prepare_silos(scenario, tmp_path / "silos", run_count=1)):
         policy = read_policy(folder / "policy.toml")
         shard = policy.load_shard()
-        simulated = SimulatedFederation.of(scenario.points[0].cell).silo(silo)
+        simulated = SimulatedFederation.from_cell(scenario.points[0].cell).silo(silo)
         row, cell = scenario.points[0].cell.model.row, scenario.points[0].cell
         seen = row.features(shard.images, torch.float64, cell.model.settings)
         torch.testing.assert_close(seen, simulated.records.features, rtol=0.0, atol=0.0)
         assert shard.labels.tolist() == simulated.records.labels.tolist()
         assert shard.test is not None
         assert len(shard.test.labels) == len(shard.labels) == [36, 24][silo]
-        assert counted(shard.labels).sum() == [24, 16][silo]
-        assert (counted(shard.labels) ^ counted(shard.test.labels)).all()
+        assert counted_mask(shard.labels).sum() == [24, 16][silo]
+        assert (counted_mask(shard.labels) ^ counted_mask(shard.test.labels)).all()
 
 
 def test_a_hospitals_guard_answers_a_run_on_its_csv(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_real_target_is_answered_by_a_model_of_real_targets_alone(tmp_path: Pa
     assert torch.isfinite(asked(guard, resolve_cell(tree, "test"))).all()
     tree["model"]["name"] = "softmax-regression"
     with pytest.raises(RunError, match=r"model 'softmax-regression' is not for labels that are real numbers"):
-        guard.answer("other", json.dumps(resolve_cell(tree, "test").canonical()), 1, torch.zeros(5))
+        guard.answer("other", json.dumps(resolve_cell(tree, "test").canonical_data()), 1, torch.zeros(5))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_scenario_that_reads_the_table_otherwise_is_refused(tmp_path: Path, ch
     guard = guard_at(policy_of(tmp_path, SCHEMA))
     cell = resolve_cell(table_tree(write_csv(tmp_path / "t.csv", rows()), **change), "test")
     with pytest.raises(RunError, match="describes the columns of the table otherwise than this policy"):
-        guard.answer("run", json.dumps(cell.canonical()), 1, torch.zeros(14))
+        guard.answer("run", json.dumps(cell.canonical_data()), 1, torch.zeros(14))
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,15 @@ def test_float_features_of_a_regression_lie_in_an_npz_file_too(tmp_path: Path) -
     np.savez(tmp_path / "own.npz", features=draw.standard_normal((30, 4)), labels=draw.standard_normal(30))
     (tmp_path / "own.npz").chmod(0o600)
     keys = {"silo": 0, "classes": 0, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
-    (tmp_path / "policy.toml").write_text(policy_text(keys, ALLOW))
+    (tmp_path / "policy.toml").write_text(format_policy(keys, ALLOW))
     tree = table_tree(tmp_path / "t.csv")
     tree["data"] = {"name": "own.npz"}
     tree["model"] = {"name": "ridge-regression", "feature_norm": 2.0, "penalty": 0.1}
     tree["federation"]["batches"] = [7, 7]
     guard = guard_at(tmp_path / "policy.toml")
-    release = guard.answer("run", json.dumps(resolve_cell(tree, "test").canonical()), 1, torch.zeros(5).double())
+    release = guard.answer(
+        "run", json.dumps(resolve_cell(tree, "test").canonical_data()), 1, torch.zeros(5).double()
+    )
     assert torch.isfinite(release).all()
 
 
@@ -168,6 +170,6 @@ def test_shards_that_cannot_be_used_are_one_line(tmp_path: Path, arrays: dict[st
     np.savez(tmp_path / "own.npz", **arrays)
     (tmp_path / "own.npz").chmod(0o600)
     keys = {"silo": 0, "classes": 0, "shard": "own.npz", "ledger": "l.sqlite", "socket": "s.sock"}
-    (tmp_path / "policy.toml").write_text(policy_text(keys, ALLOW))
+    (tmp_path / "policy.toml").write_text(format_policy(keys, ALLOW))
     with pytest.raises(InputError, match=line):
         read_policy(tmp_path / "policy.toml").load_shard()

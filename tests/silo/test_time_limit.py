@@ -11,7 +11,7 @@ import pytest
 
 from fedpriv.core.errors import RunError
 from fedpriv.silo import admission
-from fedpriv.silo.daemon import within
+from fedpriv.silo.daemon import limit_time
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.policy import read_policy
 from tests.attacks.guards import guard_for, random_records, scenario, zeros
@@ -24,19 +24,22 @@ def busy(seconds: float) -> None:
 
 
 def test_what_computes_for_too_long_ends() -> None:
-    with pytest.raises(TimeoutError, match=r"^it takes more than 0.05 s of the processor$"), within(0.05, 600.0):
+    with (
+        pytest.raises(TimeoutError, match=r"^it takes more than 0.05 s of the processor$"),
+        limit_time(0.05, 600.0),
+    ):
         busy(600.0)
 
 
 def test_what_others_compute_does_not_count() -> None:
-    with within(0.05, 600.0):
+    with limit_time(0.05, 600.0):
         time.sleep(0.2)
 
 
 def test_what_other_threads_compute_does_not_count() -> None:
     """Whoever floods the guard's socket makes no honest plan too long."""
     flood = threading.Thread(target=busy, args=(0.5,))
-    with within(0.2, 600.0):
+    with limit_time(0.2, 600.0):
         flood.start()
         flood.join()
 
@@ -47,20 +50,20 @@ def test_an_error_that_was_swallowed_comes_again() -> None:
             busy(600.0)
         busy(600.0)
 
-    with pytest.raises(TimeoutError), within(0.05, 600.0):
+    with pytest.raises(TimeoutError), limit_time(0.05, 600.0):
         stubborn()
 
 
 def test_what_waits_for_too_long_ends() -> None:
-    with pytest.raises(TimeoutError, match=r"^it takes more than 0.05 s$"), within(600.0, 0.05):
+    with pytest.raises(TimeoutError, match=r"^it takes more than 0.05 s$"), limit_time(600.0, 0.05):
         time.sleep(600.0)
 
 
 def test_nothing_is_left_behind() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with within(600.0, 600.0):
+    with limit_time(600.0, 600.0):
         pass
-    with pytest.raises(TimeoutError), within(0.01, 600.0):
+    with pytest.raises(TimeoutError), limit_time(0.01, 600.0):
         busy(600.0)
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -71,11 +74,11 @@ def test_a_guard_refuses_a_scenario_that_takes_too_long_and_answers_the_next(
 ) -> None:
     guard_for(tmp_path, *random_records())  # begins the ledger
     (policy,) = tmp_path.glob("*.toml")
-    guard = open_guard(read_policy(policy), partial(within, 1.0, 600.0))
-    planned = admission.plan_of
+    guard = open_guard(read_policy(policy), partial(limit_time, 1.0, 600.0))
+    planned = admission.make_plan
     with monkeypatch.context() as slow:
-        slow.setattr(admission, "plan_of", lambda *_, **__: busy(600.0))
+        slow.setattr(admission, "make_plan", lambda *_, **__: busy(600.0))
         with pytest.raises(RunError, match=r"cannot be planned: it takes more than 1 s of the processor$"):
             guard.answer("run", scenario(), 1, zeros())
-    assert admission.plan_of is planned
+    assert admission.make_plan is planned
     assert guard.answer("run", scenario(), 1, zeros()).isfinite().all()

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedpriv.addons.services.deployment import write_silos
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
@@ -120,7 +120,10 @@ def test_every_command_of_a_silo_refuses_in_one_line(tmp_path: Path) -> None:
 def test_what_data_split_and_a_local_deployment_write_passes_under_any_umask(tmp_path: Path) -> None:
     tree = small_tree()
     tree.pop("seed")
-    split = [folder / "policy.toml" for folder in prepare_silos(scenario_of(tree, "test"), tmp_path / "a", runs=1)]
+    split = [
+        folder / "policy.toml"
+        for folder in prepare_silos(parse_scenario(tree, "test"), tmp_path / "a", run_count=1)
+    ]
     for path in split:
         begin_ledgers(read_policy(path))
     kept, home = tmp_path / "kept", tmp_path / "home"
@@ -197,5 +200,5 @@ def test_records_that_others_may_read_are_refused(tmp_path: Path, mode: int) -> 
 def test_records_that_fedpriv_writes_are_their_owners_alone(tmp_path: Path) -> None:
     tree = small_tree()
     tree.pop("seed")
-    for folder in prepare_silos(scenario_of(tree, "test"), tmp_path, runs=1):
+    for folder in prepare_silos(parse_scenario(tree, "test"), tmp_path, run_count=1):
         assert stat.S_IMODE((folder / "shard.npz").stat().st_mode) == 0o600

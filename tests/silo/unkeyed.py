@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpriv.silo.chain import Mark
+from fedpriv.silo.chain import RollbackMark
 from fedpriv.silo.fingerprint import create_ledger
 from fedpriv.silo.policy import read_policy
-from fedpriv.silo.rows import UNKEYED, digest_of
+from fedpriv.silo.rows import UNKEYED_VERSION, file_digest
 from fedpriv.silo.shard import Shard
 
 DATA = Path(__file__).parent / "data" / "ledger-0.3.0"
@@ -34,12 +34,12 @@ def stolen(folder: Path) -> list[Path]:
 
 def begin_unkeyed(ledger: Path, mark: Path, shard: Shard) -> None:
     """A ledger as fedpriv 0.3.0 began it."""
-    create_ledger(ledger, mark, shard.digest)
+    create_ledger(ledger, mark, shard.content_digest)
     with sqlite3.connect(ledger) as database:
-        database.execute(f"PRAGMA user_version = {UNKEYED}")
+        database.execute(f"PRAGMA user_version = {UNKEYED_VERSION}")
     database.close()
-    own = Mark(mark)
-    own.write(own.read()._replace(whole=digest_of(ledger)))
+    own = RollbackMark(mark)
+    own.write(own.read()._replace(file_digest=file_digest(ledger)))
 
 
 def candidates_in(folder: Path) -> list[Shard]:

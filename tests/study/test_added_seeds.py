@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.claims.outcome import Finished
-from fedpriv.core.figures import upper_figure
-from fedpriv.scenario.load import Scenario, scenario_of
+from fedpriv.claims.outcome import CellOutcome
+from fedpriv.core.figures import format_upper
+from fedpriv.scenario.load import Scenario, parse_scenario
 from fedpriv.show.statement import make_statements
 from fedpriv.study.results import RunFolder, read_history, read_results
 from tests.cli.command import SMALL
@@ -145,15 +145,15 @@ def test_anything_but_more_seeds_is_refused(run: Path, options: list[str], what:
 def test_another_choice_of_settings_is_refused(tmp_path: Path) -> None:
     """Guarantee: what choosing the settings cost is not lost with a file that does not say it."""
     tuned = {"settings": 3, "held_out": 100, "metric": "test_accuracy"}
-    chosen = scenario_of({**small_tree(), "tuned": tuned}, "test")
+    chosen = parse_scenario({**small_tree(), "tuned": tuned}, "test")
     RunFolder(tmp_path, chosen, "vectorized", resume=False).finished(0, outcome())
-    assert RunFolder(tmp_path, chosen, "vectorized", resume=True).missing == []
+    assert RunFolder(tmp_path, chosen, "vectorized", resume=True).missing_indices == []
     with pytest.raises(fedpriv.InputError, match=r"holds another run: its \[tuned\]"):
-        RunFolder(tmp_path, scenario_of(small_tree(), "test"), "vectorized", resume=True)
+        RunFolder(tmp_path, parse_scenario(small_tree(), "test"), "vectorized", resume=True)
 
 
-def outcome() -> Finished:
-    return Finished({"test_loss": 2.0, "test_accuracy": 0.5}, 0.25, 1.5, (), 48, np.full(4, 2.0))
+def outcome() -> CellOutcome:
+    return CellOutcome({"test_loss": 2.0, "test_accuracy": 0.5}, 0.25, 1.5, (), 48, np.full(4, 2.0))
 
 
 def sweep(seeds: int) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class StopsAfter(fedpriv.RunObserver):
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         self.places = list(places)
 
-    def finished(self, place: int, finished: Finished) -> None:
+    def finished(self, place: int, finished: CellOutcome) -> None:
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
@@ -220,6 +220,6 @@ def test_a_statement_counts_the_runs_of_added_seeds(tmp_path: Path) -> None:
     (statement,) = make_statements(released)
     mu = results.cells[0]["mu"]
     assert (
-        f"these 5 runs is protected by all of them together only: μ = {upper_figure(mu * 5**0.5)}"
+        f"these 5 runs is protected by all of them together only: μ = {format_upper(mu * 5**0.5)}"
         in statement.noise
     )

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import fedpriv as package
 from fedpriv.addons.begin.advise import CLIP, REASONS, Advice, Facts, advise, advise_on_facts
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.errors import InputError
-from fedpriv.plan.plan import plan_of
+from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import DTYPES
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from tests.cli.command import fedpriv, refusal
 
 TRUSTS = ("untrusted", "trusted", "secure-aggregation")
@@ -38,12 +38,12 @@ ANY = st.builds(
 
 def priced(advice: Advice) -> float:
     """ε of the written file's own plan."""
-    (point,) = scenario_of(tomllib.loads(advice.text), "written").points
+    (point,) = parse_scenario(tomllib.loads(advice.text), "written").points
     cell = point.cell
     objective = cell.model.row.objective(
         (advice.facts.features,), advice.facts.classes, DTYPES[cell.run.dtype], cell.model.settings
     )
-    claim = claim_of(releases_of(plan_of(cell, objective), cell.schedule.rounds))
+    claim = compute_claim(make_release_streams(make_plan(cell, objective), cell.schedule.rounds))
     assert claim is not None
     return float(claim.guarantee.figures(cell.privacy.delta)["epsilon"])
 

@@ -29,7 +29,7 @@ from fedpriv.addons.worth.worth import compute_references, evaluate_gains, find_
 from fedpriv.cli.app import app
 from fedpriv.core.errors import InputError
 from fedpriv.data.own import Dataset, Sites
-from fedpriv.data.partition import counted, resplit, spared
+from fedpriv.data.partition import blank_training_share, counted_mask, draw_split
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.page import draw_svg
 from fedpriv.show.plots import save_chart
@@ -127,12 +127,12 @@ def sites_of(records: int) -> Dataset:
 
 def test_a_split_keeps_sizes_sites_and_places_and_shares_no_record() -> None:
     data = sites_of(200)
-    other = resplit(data, 1)
-    train, test = counted(other.train_labels), counted(other.test_labels)
+    other = draw_split(data, 1)
+    train, test = counted_mask(other.train_labels), counted_mask(other.test_labels)
     assert not set(other.train_images[train].ravel()) & set(other.test_images[test].ravel())
     assert len(set(other.train_images[train].ravel()) | set(other.test_images[test].ravel())) == 200
     assert data.sites is not None
-    before = counted(data.test_labels)
+    before = counted_mask(data.test_labels)
     for site in range(3):
         assert (data.sites.test[test] == site).sum() == (data.sites.test[before] == site).sum()
     assert (other.train_images[~train] == 0).all()
@@ -141,14 +141,14 @@ def test_a_split_keeps_sizes_sites_and_places_and_shares_no_record() -> None:
     }
     for image, label in zip(data.test_images[before].ravel(), data.test_labels[before], strict=True):
         assert labels.get(float(image), int(label)) == int(label)
-    assert not np.array_equal(test, counted(resplit(data, 2).test_labels))
-    assert np.array_equal(test, counted(resplit(data, 1).test_labels))
+    assert not np.array_equal(test, counted_mask(draw_split(data, 2).test_labels))
+    assert np.array_equal(test, counted_mask(draw_split(data, 1).test_labels))
 
 
 def test_spared_records_are_zeros_where_they_were() -> None:
     data = sites_of(200)
-    kept = counted(spared(data, 0.2).train_labels)
-    whole = counted(data.train_labels)
+    kept = counted_mask(blank_training_share(data, 0.2).train_labels)
+    whole = counted_mask(data.train_labels)
     assert (kept <= whole).all()
     assert 0.12 < 1.0 - kept.sum() / whole.sum() < 0.28
 
@@ -156,7 +156,7 @@ def test_spared_records_are_zeros_where_they_were() -> None:
 def test_labels_too_rare_to_share_out_are_drawn_at_random() -> None:
     images, labels = np.arange(46.0)[:, None], np.array([0] + [1] * 45)
     data = Dataset("x", images[:30], labels[:30], images[30:], labels[30:], 2)
-    without = sum(int((resplit(data, number).train_labels == 0).sum() == 0) for number in range(1, 61))
+    without = sum(int((draw_split(data, number).train_labels == 0).sum() == 0) for number in range(1, 61))
     assert 10 < without < 32  # one in three
 
 
@@ -391,7 +391,7 @@ def test_a_cache_of_other_records_or_of_somebody_else_is_not_believed() -> None:
 
 @pytest.mark.slow
 def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: Path) -> None:
-    tree = cell_on(added("rowed", 3, 40, 1.0), 3, 40).canonical()
+    tree = cell_on(added("rowed", 3, 40, 1.0), 3, 40).canonical_data()
     fedpriv.run({**tree, "sweep": {"privacy.mu": [0.5, 8.0], "seeds": 2}}, out=tmp_path / "run")
     results = read_claims(tmp_path / "run")
     assert "nothing released" not in render_tables(results, "markdown")
@@ -412,7 +412,7 @@ def test_a_table_has_the_row_of_each_silo_alone_and_never_computes_it(tmp_path: 
 @pytest.mark.slow
 def test_the_row_of_each_silo_alone_has_its_name_where_nothing_is_swept(tmp_path: Path) -> None:
     """It had none in the table, page and terminal of a run of one point, as `data inspect` writes it."""
-    tree = cell_on(added("single", 3, 40, 1.0), 3, 40).canonical()
+    tree = cell_on(added("single", 3, 40, 1.0), 3, 40).canonical_data()
     fedpriv.run(tree, out=tmp_path / "run")
     assert CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--alone"]).exit_code == 0
     lines = render_tables(read_claims(tmp_path / "run"), "markdown").splitlines()
@@ -443,7 +443,7 @@ def test_a_silo_of_one_record_has_a_reference() -> None:
     ],
 )
 def test_splits_that_mean_nothing_are_refused(keys: dict[str, Any], said: str) -> None:
-    tree = cell_on(added("unsplit", 2, 40, 1.0), 2, 40).canonical()
+    tree = cell_on(added("unsplit", 2, 40, 1.0), 2, 40).canonical_data()
     with pytest.raises(InputError, match=said):
         resolve_cell({**tree, "data": {**tree["data"], **keys}}, "test")
 

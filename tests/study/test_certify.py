@@ -12,9 +12,17 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.addons.certificate.certify import COORDINATOR, FORMAT, Signed, verified
+from fedpriv.addons.certificate.certify import COORDINATOR, FORMAT, SignedCertificate, verify_certificate
 from fedpriv.core.errors import FedprivError, InputError, RunError
-from fedpriv.core.signed import made_key, public_line, read_spelled, sha256, signature, signers_of, spelled
+from fedpriv.core.signed import (
+    canonical_json,
+    format_public_key,
+    load_or_create_key,
+    read_canonical_json,
+    read_signers,
+    sha256,
+    sign_data,
+)
 from tests.attacks.deployment import Deployment, deployment, fixed_order
 from tests.cli.command import FEDPRIV
 from tests.cli.command import fedpriv as command
@@ -41,7 +49,7 @@ def certify(folder: Path, *options: object) -> str:
 
 
 def check(path: Path, folder: Path) -> None:
-    verified(path, signers_of(folder / "trusted"))
+    verify_certificate(path, read_signers(folder / "trusted"))
 
 
 def rewritten(folder: Path, edit: Edit, *, by: str = "coordinator.key") -> Path:
@@ -51,10 +59,12 @@ def rewritten(folder: Path, edit: Edit, *, by: str = "coordinator.key") -> Path:
     edit(tree)
     if tree["about"] == before:
         with suppress(Exception):  # what is none has no first line
-            tree["about"] = Signed(tree["body"], tree["silos"]).about
+            tree["about"] = SignedCertificate(tree["body"], tree["silos"]).about_line
     document = {name: tree[name] for name in ("about", "format", "body", "silos")}
     path = folder / "rewritten.json"
-    path.write_bytes(spelled({**document, "coordinator": signature(made_key(folder / by), FORMAT, document)}))
+    path.write_bytes(
+        canonical_json({**document, "coordinator": sign_data(load_or_create_key(folder / by), FORMAT, document)})
+    )
     return path
 
 
@@ -80,7 +90,7 @@ def test_every_byte_counts(run: Path, tmp_path: Path, flips: int) -> None:
 def all_refused(folder: Path, path: Path, flips: int) -> None:
     """Flip so many bytes of the folder's certificate, one at a time, and more of the coordinator's signature."""
     content = (folder / "certificate.json").read_bytes()
-    signers, draw = signers_of(folder / "trusted"), random.Random(flips)
+    signers, draw = read_signers(folder / "trusted"), random.Random(flips)
     signed = content.index(b'"coordinator": {')
     places = draw.sample(range(len(content)), flips) + (
         draw.sample(range(signed, signed + 260), 40 if flips < 100 else 260)
@@ -90,20 +100,20 @@ def all_refused(folder: Path, path: Path, flips: int) -> None:
         flipped[place] ^= draw.randrange(1, 256) if place % 2 else 32  # 32: the other case of a letter
         path.write_bytes(flipped)
         with pytest.raises(FedprivError) as refused:
-            verified(path, signers)
+            verify_certificate(path, signers)
         assert "\n" not in str(refused.value)
     print(f"{len(places)} flips of {len(content)} bytes: all refused")
 
 
 def smaller(tree: dict[str, Any]) -> None:
     """Twice the noise in the releases and half of the promise in the scenario, with all that follows from them."""
-    from fedpriv.claims.entries import entry_of
+    from fedpriv.claims.entries import make_entry
 
     record = tree["body"]["record"]
     record["releases"][0]["std"] *= 2.0
     record["scenario"]["privacy"]["rho"] = 2.0
     record["target"] = "mu = 2"
-    record.update(json.loads(json.dumps(entry_of(record).recomputed)))
+    record.update(json.loads(json.dumps(make_entry(record).recomputed_record)))
 
 
 def test_rows_that_were_edited_consistently_are_refused_by_the_signature(run: Path) -> None:
@@ -112,13 +122,13 @@ def test_rows_that_were_edited_consistently_are_refused_by_the_signature(run: Pa
     check(path, run)  # the coordinator itself can: it is its word, of a simulation
     tree = json.loads(path.read_text())
     tree["coordinator"] = json.loads((run / "certificate.json").read_text())["coordinator"]
-    path.write_bytes(spelled(tree))
+    path.write_bytes(canonical_json(tree))
     with pytest.raises(RunError, match="the signature of the coordinator is not of this content: it was edited"):
         check(path, run)
     with pytest.raises(RunError, match="signed for the coordinator by another key than the one that you trust"):
         check(rewritten(run, smaller, by="mallory.key"), run)
-    tree["coordinator"]["key"] = public_line(made_key(run / "mallory.key").public_key())
-    path.write_bytes(spelled(tree))
+    tree["coordinator"]["key"] = format_public_key(load_or_create_key(run / "mallory.key").public_key())
+    path.write_bytes(canonical_json(tree))
     with pytest.raises(RunError, match="by another key"):
         check(path, run)
 
@@ -198,13 +208,13 @@ def test_nobody_is_trusted_because_a_file_says_so(run: Path, tmp_path: Path) -> 
     ):
         (tmp_path / "keys").write_text(text)
         with pytest.raises(FedprivError, match=said):
-            verified(run / "certificate.json", signers_of(tmp_path / "keys"))
+            verify_certificate(run / "certificate.json", read_signers(tmp_path / "keys"))
 
 
 def test_another_model_is_refused(run: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "model.npy", np.zeros(7850))
     with pytest.raises(RunError, match="is not the model that was certified"):
-        verified(run / "certificate.json", signers_of(run / "trusted"), tmp_path / "model.npy")
+        verify_certificate(run / "certificate.json", read_signers(run / "trusted"), tmp_path / "model.npy")
 
 
 def test_scores_on_the_silos_own_records_are_not_in_it(tmp_path: Path) -> None:
@@ -295,20 +305,20 @@ def test_a_silo_signs_no_run_that_it_has_not(certified: Deployment, tmp_path: Pa
 
 def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
     key = tmp_path / "key"
-    line = public_line(made_key(key).public_key())
+    line = format_public_key(load_or_create_key(key).public_key())
     assert key.stat().st_mode & 0o777 == 0o600
-    assert public_line(made_key(key).public_key()) == line
+    assert format_public_key(load_or_create_key(key).public_key()) == line
     key.chmod(0o644)
     with pytest.raises(InputError, match="others can read this key"):
-        made_key(key)
+        load_or_create_key(key)
     with pytest.raises(InputError, match="no key can be made there"):
-        made_key(key / "below")
+        load_or_create_key(key / "below")
 
 
 def test_a_document_has_one_spelling() -> None:
     value = {"b": [1, 1.0, -0.0, 1e-320, True, None, "é"], "a": {}}
-    assert read_spelled(spelled(value), "here") == value
+    assert read_canonical_json(canonical_json(value), "here") == value
     for other in (b'{"b": 1}\n', b'{\n "b": 1.00\n}\n', b'{\n "b": 1\n}', b'{\n "b": "\xc3\xa9"\n}\n'):
         with pytest.raises(InputError, match="here: cannot be read as a signed document"):
-            read_spelled(other, "here")
+            read_canonical_json(other, "here")
     assert COORDINATOR == "coordinator"

@@ -7,10 +7,10 @@ import torch
 
 from fedpriv.cli import explore
 from fedpriv.core.errors import InputError
-from fedpriv.loss.ridge import Coefficient, Published, RidgeStatistics
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import task_of_schema
-from fedpriv.scenario.load import resolve_cell, scenario_of
+from fedpriv.loss.ridge import Coefficient, MeanStatistics, RidgeStatistics
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import make_schema_task
+from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.data.tables import rows, table_tree, write_csv
@@ -23,13 +23,13 @@ def test_features_are_named_and_the_noise_is_that_of_the_mean(
 ) -> None:
     tree = tree_of(tmp_path, algorithm={"trust": trust})
     del tree["seed"]
-    folder = run_sweep(scenario_of(tree, "test"), RunOptions(out=tmp_path / "run"))
+    folder = run_sweep(parse_scenario(tree, "test"), RunOptions(out=tmp_path / "run"))
     given, before = list[float](), RidgeStatistics.coefficients
 
-    def noted(self: RidgeStatistics, point: torch.Tensor, published: Published) -> list[Coefficient]:
+    def noted(self: RidgeStatistics, point: torch.Tensor, published: MeanStatistics) -> list[Coefficient]:
         given.append(published.std)
-        assert published.records == 200  # of 300 places, two thirds count
-        assert published.counted == pytest.approx(2.0 / 3.0)
+        assert published.record_count == 200  # of 300 places, two thirds count
+        assert published.counted_share == pytest.approx(2.0 / 3.0)
         return before(self, point, published)
 
     monkeypatch.setattr(RidgeStatistics, "coefficients", noted)
@@ -40,13 +40,13 @@ def test_features_are_named_and_the_noise_is_that_of_the_mean(
     ]  # fmt: skip
     cell = resolve_cell(record["scenario"], "test")
     assert cell.data.table_schema is not None
-    plan = plan_of(cell, task_of_schema(cell, cell.data.table_schema).objective)
+    plan = make_plan(cell, make_schema_task(cell, cell.data.table_schema).objective)
     assert given[0] == pytest.approx(float(plan.noise.std_in_mean), rel=1e-6)
 
 
 def test_coefficients_of_another_model_are_refused(tmp_path: Path) -> None:
     tree = table_tree(write_csv(tmp_path / "t.csv", rows(300)))
     del tree["seed"]
-    folder = run_sweep(scenario_of(tree, "test"), RunOptions(out=tmp_path / "run"))
+    folder = run_sweep(parse_scenario(tree, "test"), RunOptions(out=tmp_path / "run"))
     with pytest.raises(InputError, match="'softmax-regression': coefficients have intervals where"):
         explore.compute_coefficients(read_results(folder).cells[0], folder)

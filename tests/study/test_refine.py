@@ -38,7 +38,7 @@ def silo_at(folder: Path, each: int = 60) -> tuple[Path, Path, Path]:
     for file in (policy, folder / "shard-0.npz"):
         file.chmod(0o600)
     scenario = folder / "run.toml"
-    tree = cell_on(added("refined", 1, each, 1.0), 1, each).canonical()
+    tree = cell_on(added("refined", 1, each, 1.0), 1, each).canonical_data()
     lines = [f'name = "worth"\nseed = {tree["seed"]}']
     for name in ("data", "model", "federation", "algorithm", "privacy"):
         lines.append(f"[{name}]")
@@ -149,7 +149,7 @@ def test_nothing_of_a_personal_model_is_in_a_run_or_on_the_wire(tmp_path: Path) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "send", watched)
         patch.setattr(socket.socket, "sendall", watched)
-        fedpriv.run(cell.canonical(), out=tmp_path / "run", engine="inprocess")
+        fedpriv.run(cell.canonical_data(), out=tmp_path / "run", engine="inprocess")
         before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
         done = CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--personal"])
         assert done.exit_code == 0, done.output

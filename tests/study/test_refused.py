@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.accounting.selection import NegativeBinomial
+from fedpriv.accounting.selection import NegativeBinomialRunCount
 from fedpriv.addons.tune import tune as search
 from fedpriv.addons.tune.grids import HeldOut, TuningRow, check_grid, hold_out, list_settings, make_trial
 from fedpriv.addons.tune.tune import check_promise, tune_privately
-from fedpriv.claims.ledger import releases_of
-from fedpriv.claims.outcome import finished_after
+from fedpriv.claims.ledger import make_release_streams
+from fedpriv.claims.outcome import make_outcome
 from fedpriv.core.errors import InputError
-from fedpriv.plan.plan import plan_of
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.plan import make_plan
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from tests.cli.command import fedpriv, refusal
 from tests.conftest import small_tree
@@ -163,7 +163,8 @@ def test_a_private_choice_is_divided_by_no_count_that_cells_decide(
     scenario = load_scenario(_written(tmp_path))
     with pytest.raises(InputError, match=rf"--private: by table\..*{key}.* the number of held-out records"):
         tune_privately(
-            scenario, [(TuningRow({}, cell, {}), [{}])], HeldOut(5, 40, ((5,),)), [], NegativeBinomial(2.0, 0.0),
+            scenario, [(TuningRow({}, cell, {}), [{}])], HeldOut(5, 40, ((5,),)), [],
+            NegativeBinomialRunCount(2.0, 0.0),
             np.random.default_rng(1),
         )  # fmt: skip
 
@@ -182,14 +183,14 @@ def test_a_private_choice_refuses_another_promise_whoever_made_the_grid(tmp_path
         row = TuningRow({"algorithm.name": "dp-sgd"}, cell, {key: [value]})
         with pytest.raises(InputError, match=f"--private: {key} = '{value}' while tuning"):
             tune_privately(
-                scenario, [(row, list_settings(row.grid))], hold_out(cell, 100), [], NegativeBinomial(2.0, 0.0),
-                np.random.default_rng(1),
+                scenario, [(row, list_settings(row.grid))], hold_out(cell, 100), [],
+                NegativeBinomialRunCount(2.0, 0.0), np.random.default_rng(1),
             )  # fmt: skip
     row = TuningRow({"algorithm.name": "dp-sgd"}, cell, {"algorithm.step": [1.0]})
     with pytest.raises(InputError, match=r"--private: data\.validation = 50 while tuning"):
         tune_privately(
             scenario, [(row, list_settings(row.grid))], hold_out(cell, 100), ["data.validation=50"],
-            NegativeBinomial(2.0, 0.0), np.random.default_rng(1),
+            NegativeBinomialRunCount(2.0, 0.0), np.random.default_rng(1),
         )  # fmt: skip
 
 
@@ -199,7 +200,7 @@ def test_a_private_choice_of_a_regression_is_refused_before_a_run(tmp_path: Path
     row = TuningRow({}, scenario.points[0].cell, {})
     with pytest.raises(InputError, match="which a regression does not have"):
         tune_privately(
-            scenario, [(row, [{}])], HeldOut(100, 6000, ((100,),)), [], NegativeBinomial(2.0, 0.0),
+            scenario, [(row, [{}])], HeldOut(100, 6000, ((100,),)), [], NegativeBinomialRunCount(2.0, 0.0),
             np.random.default_rng(1),
         )  # fmt: skip
 
@@ -257,7 +258,7 @@ def test_held_out_records_are_counted_as_runs_with_the_choice_read_them(
     said = " ".join(done.stdout.split())
     assert done.returncode == 0
     points = load_scenario(Path("out/scenario.toml")).points
-    runs = [[int((order >= 5400).sum()) for order in spread(point.cell)] for point in points]
+    runs = [[int((order >= 5400).sum()) for order in partition_records(point.cell)] for point in points]
     assert len(runs) == 2
     reads = sorted({sum(run) for run in runs})
     each = sorted({count for run in runs for count in run})
@@ -285,8 +286,8 @@ def test_trials_of_larger_batches_have_fewer_rounds(tmp_path: Path) -> None:
 def test_a_trial_that_released_more_than_is_charged_is_refused(times: float, refused_: bool) -> None:
     """A trial whose noise is half of what was calibrated is 2 mu-GDP, and its choice is charged for mu."""
     cell = resolve_cell(small_tree(), "test")
-    plan = plan_of(cell, task_of_cell(cell).objective)
-    released = [dataclasses.replace(stream, std=times * stream.std) for stream in releases_of(plan, 8)]
-    tried = dataclasses.replace(finished_after(plan, 8, np.zeros(7850), {}, None, 0.0), releases=tuple(released))
+    plan = make_plan(cell, load_task(cell).objective)
+    released = [dataclasses.replace(stream, std=times * stream.std) for stream in make_release_streams(plan, 8)]
+    tried = dataclasses.replace(make_outcome(plan, 8, np.zeros(7850), {}, None, 0.0), releases=tuple(released))
     with pytest.raises(InputError, match="--private") if refused_ else nullcontext():
         check_promise(tried, 4.0)

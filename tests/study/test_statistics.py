@@ -67,7 +67,7 @@ def one(
 ) -> TableResult:
     of = ("time", "event") if kind == "survival" else ("time",)
     asked = TableRequest(of=of, kind=kind, edges={"time": tuple(edges)})  # type: ignore[arg-type]
-    place = [SCHEMA_OF_TIMES.raw.index(name) for name in of]
+    place = [SCHEMA_OF_TIMES.raw_columns.index(name) for name in of]
     axes: list[dict[str, Any]] = [{"column": place[0], "edges": edges}]
     axes += [{"column": place[1], "words": 2}] if kind == "survival" else []
     form = {"counts": "counts", "quantiles": "prefix", "survival": "survival"}[kind]
@@ -273,7 +273,7 @@ def test_integers_of_a_simulation_are_those_tables(tmp_path: Path) -> None:
     run = asked.cell.run.model_copy(update={"arithmetic": "integers"})
     (outcome,) = make_engine("inprocess")([asked.cell.model_copy(update={"run": run})], RunObserver())
     stream = outcome.cell_outcome.releases[0]
-    assert stream.integers is not None
+    assert stream.integer_release is not None
     assert stream.mu <= 1.0
     train = [row for row in rows(600) if row["part"] == "train"]
     for estimate in asked.read_tables(outcome.cell_outcome.model, for_release=True)[1].estimates:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.accounting.selection import NegativeBinomial, Poisson, Selection
+from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, PrivateSelection
 from fedpriv.addons.tune.command import complete_request
 from fedpriv.addons.tune.grids import (
     choose_settings,
@@ -23,9 +23,9 @@ from fedpriv.addons.tune.grids import (
 )
 from fedpriv.addons.tune.options import TuneRequest
 from fedpriv.addons.tune.tune import noisy_score
-from fedpriv.claims.outcome import Finished
+from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError
-from fedpriv.plan.task import spread, task_of_cell
+from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.show.statement import make_statements
 from fedpriv.show.summary import describe_tuning
@@ -107,7 +107,7 @@ def test_every_row_gets_the_best_of_as_many_settings_on_held_out_records(fedpriv
         assert np.mean(chosen) == max(map(np.mean, scores.values()))
     tuned = load_scenario(Path("runs/mine-tuned/scenario.toml"))
     for point in tuned.points:
-        (rule,) = (rule for rule in rules if rule["when"] == dict(point.swept))
+        (rule,) = (rule for rule in rules if rule["when"] == dict(point.swept_values))
         settings = point.cell.algorithm.settings.model_dump()
         assert (settings["step"], settings["clip"]) == (
             rule["set"]["algorithm.step"],
@@ -145,14 +145,14 @@ def test_a_run_with_the_settings_says_that_they_were_chosen(fedpriv: Command) ->
     said = "These figures do not cover that choice: it read the records without noise."
     assert said in " ".join(out.split())
     results = read_results(Path("done"))
-    assert results.tuned is not None
-    assert results.tuned.settings == 2
+    assert results.tuning is not None
+    assert results.tuning.settings == 2
     (statement,) = make_statements(results)
     assert any(said in line for line in statement.assumptions)
     assert not any("without a look at the data" in line for line in statement.assumptions)
     again = Path("runs/mine-tuned/scenario.toml").read_text()
     Path("again.toml").write_text(again)
-    assert load_scenario(Path("again.toml")).tuned == results.tuned
+    assert load_scenario(Path("again.toml")).tuning == results.tuning
 
 
 @pytest.mark.slow
@@ -164,12 +164,12 @@ def test_a_paper_s_values_are_not_shown_beside_other_settings(fedpriv: Command) 
     Path("paper.toml").write_text(SCENARIO + published)
     whole = load_scenario(Path("paper.toml"))
     assert whole.published is not None
-    assert whole.published.table.values
+    assert whole.published.tables.published_metrics
     fedpriv("tune", "paper.toml", *GRID, "--trials", "1")
     tuned = load_scenario(Path("runs/mine-tuned/scenario.toml"))
     assert tuned.published is not None
-    assert not tuned.published.table.values
-    assert tuned.published.withheld == ["what `fedpriv tune` chose"]
+    assert not tuned.published.tables.published_metrics
+    assert tuned.published.withheld_keys == ["what `fedpriv tune` chose"]
 
 
 def test_a_tuning_file_names_scenario_grids_and_what_holds_meanwhile(fedpriv: Command, tmp_path: Path) -> None:
@@ -191,10 +191,10 @@ def test_held_out_records_are_said_to_be_whose_they_are() -> None:
     tree = small_tree(federation__rounds=1500, federation__silos=4)
     cell = resolve_cell(tree, "test")
     found = hold_out(cell, 1000)
-    assert found.total_count == len(task_of_cell(cell).train.labels) == 6000
+    assert found.total_count == len(load_task(cell).train.labels) == 6000
     assert sum(found.silo_counts_by_run[0]) == 1000, "every record is read once"
     (by_silo,) = found.silo_counts_by_run
-    assert by_silo == tuple(int((order >= 5000).sum()) for order in spread(cell))
+    assert by_silo == tuple(int((order >= 5000).sum()) for order in partition_records(cell))
     assert f"{min(by_silo)} to {max(by_silo)} to each of 4" in found.description
     of_clients = hold_out(
         resolve_cell(small_tree(federation__rounds=750, privacy__unit="client", privacy__records=2), "test"), 1000
@@ -215,8 +215,8 @@ def test_what_is_left_of_the_records_is_what_trials_read(federation: dict[str, A
     held_out = hold_out(cell, 1500)
     tried = make_trial(cell, {"algorithm.diameter": 0.2}, held_out, [], 5)
     assert (tried.data.validation, tried.seed, tried.run.evaluations) == (1500, 5, 1)
-    assert len(task_of_cell(tried).train.labels) == 4500
-    read = np.concatenate([order.numpy() for order in spread(tried)])
+    assert len(load_task(tried).train.labels) == 4500
+    read = np.concatenate([order.numpy() for order in partition_records(tried)])
     assert 4000 < len(read) <= 4500
     assert read.max() < 4500
 
@@ -258,13 +258,13 @@ def test_a_private_choice_leaves_nothing_of_other_runs_and_says_what_it_costs(fe
     choices = tree_of("out/tuning.json")["choices"]
     scores = [choice["score"] for choice in choices]
     assert len({f"{score:.4f}" for score in scores} | {"-"}) - 1 >= 1
-    law = NegativeBinomial(6.0, 0.0)
+    law = NegativeBinomialRunCount(6.0, 0.0)
     assert [choice["epsilon"] for choice in choices] == [
-        Selection(mu, law).epsilon_of(1e-5) for mu in (1.0, 4.0, 1.0, 4.0)
+        PrivateSelection(mu, law).epsilon_of(1e-5) for mu in (1.0, 4.0, 1.0, 4.0)
     ]
     fedpriv("run", "out/scenario.toml", "--out", "done", "--set", "privacy.mu=4.0", "--quiet")
     (line,) = describe_tuning(read_results(Path("done")))
-    alone, both = Selection(4.0, law).epsilon_of(1e-5), Selection(4.0, law, 4.0).epsilon_of(1e-5)
+    alone, both = PrivateSelection(4.0, law).epsilon_of(1e-5), PrivateSelection(4.0, law, 4.0).epsilon_of(1e-5)
     assert f"ε = {alone:.4g} at delta = 1e-05, the choice and a run of the row together ε = {both:.4g}" in line
     assert "truncated negative binomial number of runs, 6 on average" in line
 
@@ -279,18 +279,18 @@ def test_a_private_choice_can_be_of_a_poisson_number_of_runs(fedpriv: Command) -
     assert 0 < len(untried) < 4, "a Poisson number may be 0"
     assert len(tomllib.loads(Path("out/scenario.toml").read_text())["where"]) == 4 - len(untried)
     assert "the scenario's own" in out
-    assert choices[0]["epsilon"] == Selection(1.0, Poisson(1.0)).epsilon_of(1e-5)
+    assert choices[0]["epsilon"] == PrivateSelection(1.0, PoissonRunCount(1.0)).epsilon_of(1e-5)
 
 
 def test_scores_of_held_out_records_are_as_private_as_the_run() -> None:
     """Guarantee: one record moves the accuracy by 1/n; the noise is 1/(n μ)."""
-    one = Finished({"test_loss": 1.0, "test_accuracy": 0.5}, 0.0, 0.1, (), 1, np.zeros(2))
+    one = CellOutcome({"test_loss": 1.0, "test_accuracy": 0.5}, 0.0, 0.1, (), 1, np.zeros(2))
     generator = np.random.default_rng(3)
     for held_out, mu in ((100, 0.5), (1000, 4.0)):
         drawn = np.array([noisy_score(one, held_out, mu, generator) for _ in range(20_000)])
         assert np.std(drawn) * held_out * mu == pytest.approx(1.0, rel=0.03)
         assert abs(drawn.mean() - 0.5) < 5.0 / (held_out * mu * 141.0)
-    regression = Finished({"test_loss": 1.0}, 0.0, 0.1, (), 1, np.zeros(2))
+    regression = CellOutcome({"test_loss": 1.0}, 0.0, 0.1, (), 1, np.zeros(2))
     with pytest.raises(InputError, match="runs are compared by test_accuracy"):
         noisy_score(regression, 100, 1.0, generator)
 
@@ -368,7 +368,7 @@ def test_every_row_of_the_table_gets_the_same_number_of_settings(path: Path) -> 
     assert not set(asked.seeds or []) & set(scenario.seeds)
     rows = pair_grids(scenario, grids.by_value, grids.axis)
     printed = BY_THEOREM.get(path.stem, frozenset())
-    points = [point for point in scenario.points if point.swept.get(grids.axis) not in printed]
+    points = [point for point in scenario.points if point.swept_values.get(grids.axis) not in printed]
     assert len(rows) == len(points) / len(scenario.seeds)
     assert {len(list_settings(grid)) for _, _, grid in rows} == {len(list_settings(rows[0][2]))}
     values = scenario.axes.get(grids.axis)

@@ -201,7 +201,7 @@ def test_other_records_or_another_model_are_another_reference(own_cache: Path) -
 )
 def test_what_has_no_reference_is_refused_in_one_line(sections: dict[str, Any], said: str) -> None:
     sections = {name: {k: v for k, v in keys.items() if v is not None} for name, keys in sections.items()}
-    tree = cell_on(added("worth-refused", 4, 40, 1.0), 4, 40).canonical()
+    tree = cell_on(added("worth-refused", 4, 40, 1.0), 4, 40).canonical_data()
     for name, keys in sections.items():
         kept = {} if name in ("federation", "model") else tree[name]
         tree[name] = {**kept, **keys}
@@ -212,7 +212,7 @@ def test_what_has_no_reference_is_refused_in_one_line(sections: dict[str, Any], 
 @pytest.mark.slow
 def test_the_command_compares_a_run_with_each_silo_alone(tmp_path: Path) -> None:
     added("worth-run", 3, 40, 1.0)
-    tree = cell_on("worth-run", 3, 40).canonical()
+    tree = cell_on("worth-run", 3, 40).canonical_data()
     results = fedpriv.run({**tree, "sweep": {"privacy.mu": [0.05, 8.0], "seeds": 2}}, out=tmp_path / "run")
     assert len(results) == 4
     done = CliRunner().invoke(app, ["worth", str(tmp_path / "run"), "--json"])
@@ -232,7 +232,7 @@ def test_the_command_compares_a_run_with_each_silo_alone(tmp_path: Path) -> None
 def test_a_reference_is_no_part_of_the_run_folder(tmp_path: Path) -> None:
     """Nothing that was computed from a silo's records lands where a run is published."""
     added("worth-folder", 3, 40, 1.0)
-    fedpriv.run(cell_on("worth-folder", 3, 40).canonical(), out=tmp_path / "run")
+    fedpriv.run(cell_on("worth-folder", 3, 40).canonical_data(), out=tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     CliRunner().invoke(app, ["worth", str(tmp_path / "run")])
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -257,7 +257,7 @@ def test_worth_computes_in_one_thread_and_leaves_the_callers_as_they_were(
         seen.add(torch.get_num_threads())
         return value(self, *given)
 
-    tree = cell_on("threads", 2, 40).canonical()
+    tree = cell_on("threads", 2, 40).canonical_data()
     fedpriv.run({**tree, "sweep": {"privacy.mu": [0.5, 8.0], "seeds": 1}}, out=tmp_path / "run")
     before = torch.get_num_threads()
     monkeypatch.setattr(type(find_linear_objective(resolve_cell(tree, "x"))), "evaluate", watched)

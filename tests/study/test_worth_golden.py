@@ -25,8 +25,8 @@ from fedpriv.addons.worth.worth import (
     load_silo_records,
     make_evaluator,
 )
-from fedpriv.core.files import scenario_file
-from fedpriv.data.fetch import default_root
+from fedpriv.core.files import find_scenario_file
+from fedpriv.data.fetch import default_data_root
 from fedpriv.loss.objective import Records
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from tests.study.test_break_even import federation_of, flipped, written
@@ -42,8 +42,8 @@ MASKED = (1.3, 0.7, 0.3, 0.16, 0.1)
 @pytest.fixture
 def own_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of one's own, beside the data that were fetched."""
-    monkeypatch.setattr(kept, "default_root", lambda: tmp_path / "data")
-    return default_root()
+    monkeypatch.setattr(kept, "default_data_root", lambda: tmp_path / "data")
+    return default_data_root()
 
 
 @pytest.mark.long
@@ -72,7 +72,7 @@ def test_hospitals_over_splits(own_alone: Path) -> None:
     found = []
     for split in range(1, 21):
         words = [f"data.split={split}", "seeds=1", "sweep.privacy.epsilon=[1.0]"]
-        cell = load_scenario(scenario_file(Path("heart-hospitals")), words).points[0].cell
+        cell = load_scenario(find_scenario_file(Path("heart-hospitals")), words).points[0].cell
         known = compute_references(cell)
         united = evaluate_gains(cell, known, fit_pooled_model(cell))
         found.append((known.mean_score, np.mean(united.released), np.mean(united.recalibrated)))

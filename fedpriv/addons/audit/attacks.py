@@ -42,12 +42,12 @@ from fedpriv.addons.audit.transcripts import (
     zero_queries,
 )
 from fedpriv.core.errors import RunError
-from fedpriv.core.random import SERVER, integers_key, public_generator
+from fedpriv.core.random import SERVER, integer_noise_key, public_generator
 from fedpriv.loss.objective import Objective
 from fedpriv.noise.integers.fixed_point import Ints
 from fedpriv.noise.integers.plan import ExactPlan
 from fedpriv.noise.trust import TRUSTED
-from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.shard import Shard
@@ -84,21 +84,25 @@ def integers_cell(cell: Cell, mu: float) -> Cell:
 
 def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
     """One run with a record that is there or not: whether it is, and how much each test says so; (tests,)."""
-    plan = plan_of(cell, make_canary_objective(cell, _FEATURE_COUNT), released=True)
+    plan = make_plan(cell, make_canary_objective(cell, _FEATURE_COUNT), for_release=True)
     present = bool(public_generator(seed, "audit integers").random() < 0.5)
-    idle = [zero_shard(plan.schedule.batches_held, _FEATURE_COUNT)] * (len(plan.weights) - 1)
+    idle = [zero_shard(plan.schedule.batches_per_silo, _FEATURE_COUNT)] * (len(plan.weights) - 1)
     records = {world: _target_shard(cell, plan, is_present=world) for world in (False, True)}
     with open_silos(cell, plan, [records[present], *idle]) as (folder, silos):
-        if plan.trust.draws(SERVER):
-            noisy = _noisy_integers(plan, plan.exact, collect_broadcasts(plan, folder, silos, zero_queries(plan)))
+        if plan.trust.adds_noise(SERVER):
+            noisy = _noisy_integers(
+                plan, plan.required_exact_plan, collect_broadcasts(plan, folder, silos, zero_queries(plan))
+            )
         elif plan.masked:
             noisy = collect_masked_sums(plan, silos, zero_queries(plan)).astype(np.float64)
         else:
-            noisy = _noisy_integers(plan, plan.exact, collect_replies(silos[0], zero_queries(plan)))
-    known = idle if plan.trust.releases(SERVER) else []
+            noisy = _noisy_integers(plan, plan.required_exact_plan, collect_replies(silos[0], zero_queries(plan)))
+    known = idle if plan.trust.publishes_sums(SERVER) else []
     others = [_silo_sums(cell, plan, shard, number) for number, shard in enumerate(known, start=1)]
     without, there = (
-        _score_world(cell, plan, plan.exact, noisy, [_silo_sums(cell, plan, records[world], 0), *others])
+        _score_world(
+            cell, plan, plan.required_exact_plan, noisy, [_silo_sums(cell, plan, records[world], 0), *others]
+        )
         for world in (False, True)
     )
     return present, there - without
@@ -113,7 +117,7 @@ def bound_integers_attack(trials: Sequence[tuple[bool, Scores]], failure: float)
 
 def _target_shard(cell: Cell, plan: Plan, *, is_present: bool) -> Shard:
     """The record that is looked for, in a world, among records of zeros."""
-    shard = zero_shard(plan.schedule.batches_held, _FEATURE_COUNT)
+    shard = zero_shard(plan.schedule.batches_per_silo, _FEATURE_COUNT)
     if is_present or cell.privacy.relation == "replace-one":
         shard.images[0] = FAR_NORM / _FEATURE_COUNT**0.5
     shard.labels[0] = not is_present
@@ -123,15 +127,15 @@ def _target_shard(cell: Cell, plan: Plan, *, is_present: bool) -> Shard:
 def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) -> NDArray[np.float64]:
     """y, (T, d), as far as the type that it was sent in shows it."""
     rows = np.stack([vector.double().numpy() for vector in releases])
-    records = sum(plan.batch_sizes) if plan.trust.draws(SERVER) else plan.batch_sizes[0]
+    records = sum(plan.batch_sizes) if plan.trust.adds_noise(SERVER) else plan.batch_sizes[0]
     return np.asarray(np.linalg.inv(noise_factor(plan)) @ rows * (records / exact.lattice.unit))
 
 
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
     """A silo's integer sums of every round, by its own code: what it would send a trusted server."""
     records, sending = unit_records(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
-    silo = Silo.of(number, sending, records, bytes(32), b"")
-    state, sums = silo.start(), []
+    silo = Silo.for_release(number, sending, records, bytes(32), b"")
+    state, sums = silo.initial_state(), []
     for t, query in enumerate(zero_queries(plan), start=1):
         release, state = silo.answer(state, t, query)
         sums.append(release.vector.numpy())
@@ -142,13 +146,13 @@ def _score_world(
     cell: Cell, plan: Plan, exact: ExactPlan, noisy: NDArray[np.float64], sums: Sequence[Sequence[Ints]]
 ) -> Scores:
     """Score how well what is left of y without the sums of a world, `sums[silo][t - 1]`, fits each test."""
-    strategy, passed = exact.run.factored.strategy, []
-    state = strategy.start()
+    strategy, passed = exact.inputs.factorization.strategy, []
+    state = strategy.initial_state()
     for t, of_round in enumerate(zip(*sums, strict=True), start=1):
         out, state = strategy.step(state, t, _sum_vectors(of_round))
         passed.append(out)
     fresh = noisy - np.array(passed)
-    size = exact.claim_of(0).sigma * (exact.run.owners**0.5)
+    size = exact.party_claim(0).sigma * (exact.inputs.party_count**0.5)
     guess = _seeded_release(cell, plan, [own[0] for own in sums])
     alike = float((np.abs(noisy[0] - guess) <= _SAME_VALUE_TOLERANCE * size).mean())
     few = fresh[:, :_RESIDUE_COUNT]
@@ -158,10 +162,10 @@ def _score_world(
 
 def _seeded_release(cell: Cell, plan: Plan, sums: Sequence[Ints]) -> Scores:
     """y of round 1, (d,), with the noise that a simulation of the scenario draws, for everybody's sums."""
-    step, query = IntegerSteps(plan, integers_key(cell.seed)), zero_queries(plan)[0]
-    of_owners = {SERVER: _sum_vectors(sums)} if plan.trust.draws(SERVER) else dict(enumerate(sums))
+    step, query = IntegerSteps(plan, integer_noise_key(cell.seed)), zero_queries(plan)[0]
+    of_owners = {SERVER: _sum_vectors(sums)} if plan.trust.adds_noise(SERVER) else dict(enumerate(sums))
     drawn = [
-        step.noisy(step.start(owner), 1, torch.from_numpy(own), owner, query)[0].numpy()
+        step.add_noise(step.initial_state(owner), 1, torch.from_numpy(own), owner, query)[0].numpy()
         for owner, own in of_owners.items()
     ]
     return _sum_vectors(drawn).astype(np.float64)
@@ -187,7 +191,7 @@ _HOSTILE_TESTS = ("no finite reply to", "too long a reply to")
 
 def hostile_cell(cell: Cell, mu: float) -> Cell | None:
     """The cell as this attack needs it; None where silos answer to a server that they trust."""
-    if cell.algorithm.trust_setting.draws(SERVER):
+    if cell.algorithm.trust_setting.adds_noise(SERVER):
         return None
     return make_audit_cell(cell, mu, min(_HOSTILE_ROUNDS, cell.schedule.rounds), min(2, cell.federation.silos), 1)
 
@@ -195,11 +199,11 @@ def hostile_cell(cell: Cell, mu: float) -> Cell | None:
 def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool, Scores]:
     """A run of one kind of query: whether its record is bright, and what came back, one number a test; (2,)."""
     objective = make_canary_objective(cell, _HOSTILE_FEATURES)
-    plan = plan_of(cell, objective, released=True)
+    plan = make_plan(cell, objective, for_release=True)
     bright = bool(public_generator(seed, "audit hostile", kind).random() < 0.5)
-    record = zero_shard(plan.schedule.batches_held, _HOSTILE_FEATURES)
+    record = zero_shard(plan.schedule.batches_per_silo, _HOSTILE_FEATURES)
     record.images[0] = FAR_NORM / _HOSTILE_FEATURES**0.5 if bright else 0.0
-    idle = [zero_shard(plan.schedule.batches_held, _HOSTILE_FEATURES)] * (len(plan.weights) - 1)
+    idle = [zero_shard(plan.schedule.batches_per_silo, _HOSTILE_FEATURES)] * (len(plan.weights) - 1)
     with open_silos(cell, plan, [record, *idle]) as (_, silos):
         keys = b"".join(silo.public_key("run") for silo in silos) if plan.masked else b""
         queries = _queries_of_kind(kind, objective, plan.schedule.rounds)
@@ -253,6 +257,6 @@ def _excess_length(plan: Plan, reply: Tensor | None) -> float:
     if reply is None or plan.masked:  # masked words have no length
         return 0.0
     rounds = range(1, plan.schedule.rounds + 1)
-    accounted = sum(plan.estimator.round(t).largest for t in rounds)
+    accounted = sum(plan.estimator.round(t).max_contribution for t in rounds)
     noise = float(plan.noise.std_of(0)) * float(np.sqrt(len(reply) * len(rounds)))
     return float(float(torch.linalg.vector_norm(reply.double())) > accounted + 6.0 * noise)

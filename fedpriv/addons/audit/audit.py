@@ -42,9 +42,9 @@ from fedpriv.addons.audit.statistics import ClaimedCurve
 from fedpriv.addons.audit.transcripts import check_clients
 from fedpriv.addons.statistics.indicators import STATISTICS
 from fedpriv.core.errors import InputError
-from fedpriv.core.replicates import one_thread
+from fedpriv.core.replicates import limit_to_one_thread
 from fedpriv.noise.trust import CLIENT, RECORD
-from fedpriv.plan.plan import plan_of
+from fedpriv.plan.plan import make_plan
 from fedpriv.scenario.schema import Cell
 
 MIN_TRIALS = 2 * CANARY_COUNT
@@ -110,7 +110,7 @@ def audit(
     """
     _check_options(cell, claimed_mu, trials, confidence, seed)
     started = time.perf_counter()
-    with one_thread(), torch.inference_mode():
+    with limit_to_one_thread(), torch.inference_mode():
         if cell.schedule.secret:
             return _audit_secret_rounds(cell, claimed_mu, trials, confidence, seed, progress, started)
         if cell.model.name == STATISTICS:
@@ -163,7 +163,7 @@ def _make_audit(
         silos=small.federation.silos,
         trust=cell.algorithm.trust,
         relation=cell.privacy.relation,
-        unit=cell.privacy.protected.words,
+        unit=cell.privacy.protected_unit.description,
         dtype=cell.run.dtype,
         seconds=time.perf_counter() - started,
         pool=cell.federation.clients is not None,
@@ -176,7 +176,7 @@ def _worst_result(found: Mapping[str, FamilyResult]) -> FamilyResult:
 
 
 def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
-    if cell.privacy.target is None:
+    if cell.privacy.target_mu is None:
         raise InputError('privacy.mode = "none": a run without noise claims nothing that could be audited')
     if trials < MIN_TRIALS or not 0.5 <= confidence < 1.0 or not MIN_MU <= claimed_mu <= MAX_MU:
         raise InputError(
@@ -217,7 +217,7 @@ def _audit_secret_rounds(
 ) -> Audit:
     """Secret rounds against the curve that is claimed for them: canaries, and a canary in known company."""
     small, few = secret.make_canary_cell(cell, mu), secret.make_company_cell(cell, mu)
-    plan, alone = (plan_of(each, make_canary_objective(each, 1), released=True) for each in (small, few))
+    plan, alone = (make_plan(each, make_canary_objective(each, 1), for_release=True) for each in (small, few))
     runs, companies = -(-trials // secret.CANARY_COUNT), trials // secret.TRIALS_PER_COMPANY_RUN
     steps = StepCounter(progress, runs + companies / secret.COMPANY_RUNS_PER_STEP)
     gathered = [secret.run_canaries(small, run_seed(seed, number)) for number in steps.after(range(runs))]

@@ -22,25 +22,25 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.clients.simulated import Answering
+from fedpriv.clients.simulated import SiloEndpoint
 from fedpriv.core.errors import InputError
-from fedpriv.data.partition import in_a_row
+from fedpriv.data.partition import group_consecutive
 from fedpriv.loss.objective import Objective, Records
 from fedpriv.noise.trust import CLIENT, RECORD, Unit
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 from fedpriv.plan.plan import Plan
-from fedpriv.plan.task import DTYPES, ModelInputs, rows_of
+from fedpriv.plan.task import DTYPES, ModelInputs, group_records
 from fedpriv.scenario.schema import Cell, ModelSection
 from fedpriv.silo.fingerprint import begin_ledger
 from fedpriv.silo.guard import Guard
 from fedpriv.silo.ledger import SiloLedger
-from fedpriv.silo.policy import Allowed, Policy
-from fedpriv.silo.shard import Shard, Views
+from fedpriv.silo.policy import Policy, RunLimits
+from fedpriv.silo.shard import Shard, ShardViews
 
 _RUN_COUNT = 8  # that a policy of the audit pays for
 
 
-class RestartableSilo(Answering, Protocol):
+class RestartableSilo(SiloEndpoint, Protocol):
     """A silo, asked as a guard is, whose process can end."""
 
     def restart(self) -> None:
@@ -52,7 +52,7 @@ class RestartableSilo(Answering, Protocol):
     def close(self) -> None: ...
 
 
-class PublicOrderViews(Views):
+class PublicOrderViews(ShardViews):
     """A shard whose persons are read in the order of their names, which is public.
 
     A guard's own order follows from the key of the run and is told to nobody.  What it releases is a mixture over
@@ -77,7 +77,7 @@ class GuardedSilo:
     """One silo's `PublicGuard`, its ledger and its policy; `shard` is what it protects."""
 
     def __init__(self, policy: Policy, cell: Cell, shard: Shard) -> None:
-        self._cell = json.dumps(cell.canonical(), sort_keys=True)
+        self._cell = json.dumps(cell.canonical_data(), sort_keys=True)
         self._policy, self._shard = policy, shard
         begin_ledger(policy, shard)
         self._ledger, self._guard = self._open()
@@ -139,19 +139,19 @@ def open_guarded_silos(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Sh
     return [GuardedSilo(policy, cell, shard) for policy, shard in zip(policies, shards, strict=True)]
 
 
-def _make_limits(cell: Cell, plan: Plan) -> Allowed:
+def _make_limits(cell: Cell, plan: Plan) -> RunLimits:
     """A policy no narrower than the scenario: the audit is of what guards answer, not of their refusals."""
     rounds = plan.schedule.rounds
-    target = cell.target
+    target = cell.target_mu
     assert target is not None  # a cell without noise claims nothing
     known, secret = {"budget": target * _RUN_COUNT}, {"budget": 1e6, "slack": 0.1, "slack_per_run": 1e-5}
-    return Allowed.model_validate(
+    return RunLimits.model_validate(
         {
             "trust": cell.algorithm.trust,
             "relation": cell.privacy.relation,
             "unit": cell.privacy.unit,
             **(secret if cell.schedule.secret else known),  # paid for as if they were known, and more
-            "clip": max(plan.estimator.round(t).largest for t in range(1, rounds + 1)),
+            "clip": max(plan.estimator.round(t).max_contribution for t in range(1, rounds + 1)),
             "rounds": rounds,
             "query": sys.float_info.max,  # of what is asked, nothing is refused for its size
             "silos": len(plan.weights) if len(plan.weights) > 1 else None,
@@ -193,7 +193,7 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
     if getattr(algorithm.settings, "clip", _CLIP) in ("lipschitz", None):
         algorithm = algorithm.model_copy(update={"clip": _CLIP})
     model = ModelSection.model_validate({"name": "softmax-regression", "feature_norm": FAR_NORM})
-    return cell.derived(privacy, federation, algorithm, data=data, model=model, run=run)
+    return cell.derive_cell(privacy, federation, algorithm, data=data, model=model, run=run)
 
 
 def make_canary_objective(cell: Cell, features: int) -> Objective:
@@ -208,17 +208,17 @@ def rows_by_round(cell: Cell) -> list[range]:
     fixed order with records in every round.
     """
     schedule = cell.schedule
-    if not isinstance(schedule, Schedule):
+    if not isinstance(schedule, FixedOrder):
         raise InputError(
             'the audit\'s canaries are made for a fixed order with records in every round: sampling = "fixed"'
         )
     (size, *_), read, federation = cell.batch_sizes, 0, cell.federation
     rows = []
     for t in range(1, schedule.rounds + 1):
-        batches = schedule.reads[t - 1] if schedule.reads else 1
+        batches = schedule.batch_counts[t - 1] if schedule.batch_counts else 1
         rows.append(range(read * size, (read + batches) * size))
         read += batches
-        if not schedule.reads:
+        if not schedule.batch_counts:
             read %= federation.rounds_per_epoch
     return rows
 
@@ -227,7 +227,7 @@ def why_misread(cell: Cell, rows: Sequence[range]) -> str | None:
     """Where the schedule that silos follow is not the one that the claim is about; None if nowhere."""
     size = cell.batch_sizes[0]
     for t, defined in enumerate(rows, start=1):
-        batches = cell.schedule.batches(t) if isinstance(cell.schedule, Schedule) else range(0)
+        batches = cell.schedule.batches(t) if isinstance(cell.schedule, FixedOrder) else range(0)
         read = range(batches.start * size, batches.stop * size)
         if read != defined:
             wanted = f"{defined.start} to {defined.stop - 1}"
@@ -278,18 +278,18 @@ def expand_units(shard: Shard, unit: Unit) -> Shard:
     if unit.name == RECORD.name:
         return shard
     there = shard.images.reshape(len(shard.labels), -1).any(axis=1)
-    rows = np.repeat(np.arange(len(shard.labels)), np.where(there, _EXCESS_FACTOR * unit.records, 1))
+    rows = np.repeat(np.arange(len(shard.labels)), np.where(there, _EXCESS_FACTOR * unit.max_records, 1))
     return Shard(shard.images[rows], shard.labels[rows], persons=rows)
 
 
 def unit_records(shard: Shard, cell: Cell) -> Records:
     """A shard of canaries as the cell's model sees it, in its units; a client holds what counts, and all alike."""
-    unit = cell.privacy.protected
+    unit = cell.privacy.protected_unit
     if unit.name != CLIENT.name:
-        return expand_units(shard, unit).seen(cell)
-    images, labels = shard.images.repeat(unit.records, axis=0), shard.labels.repeat(unit.records)
-    records = ModelInputs.of(cell).records(images, labels)
-    return rows_of(records, in_a_row(len(records.labels), unit.records))
+        return expand_units(shard, unit).model_records(cell)
+    images, labels = shard.images.repeat(unit.max_records, axis=0), shard.labels.repeat(unit.max_records)
+    records = ModelInputs.from_cell(cell).make_records(images, labels)
+    return group_records(records, group_consecutive(len(records.labels), unit.max_records))
 
 
 def zero_shard(rows: int, features: int) -> Shard:

@@ -17,9 +17,9 @@ from fedpriv.addons.audit.families import AuditRefutedError
 from fedpriv.addons.audit.options import AuditRequest
 from fedpriv.cli.options import print_text
 from fedpriv.core.errors import InputError
-from fedpriv.core.extensions import all_added, import_files
-from fedpriv.core.figures import epsilon_words, lower_figure, upper_figure
-from fedpriv.noise.trust import trust_named
+from fedpriv.core.extensions import import_files, load_add_on_parts
+from fedpriv.core.figures import format_epsilon_delta, format_lower, format_upper
+from fedpriv.noise.trust import find_trust
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.statement import check_same_algorithm, describe_power, store_audit
@@ -36,7 +36,7 @@ def audit_scenario(asked: AuditRequest) -> None:
             raise InputError(
                 "--store: a report draws the claim of an audit as a mu, and secret rounds have none; leave it out"
             )
-        check_same_algorithm(asked.store, cell.canonical())
+        check_same_algorithm(asked.store, cell.canonical_data())
     with _show_progress() as progress:
         outcome = audit(cell, asked.mu, asked.trials, asked.confidence, asked.seed, progress)
     told = {**dataclasses.asdict(outcome), "stands": outcome.stands}
@@ -45,15 +45,15 @@ def audit_scenario(asked: AuditRequest) -> None:
     print_text(json.dumps(told) + "\n" if asked.as_json else _format_report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
-            f"the claim μ = {upper_figure(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
-            f"at least {lower_figure(outcome.mu)} with confidence {outcome.confidence:g}"
+            f"the claim μ = {format_upper(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
+            f"at least {format_lower(outcome.mu)} with confidence {outcome.confidence:g}"
         )
 
 
 def _load_cell(asked: AuditRequest) -> Cell:
     """The first cell of a scenario, or that of a plan of statistics."""
     path, overrides = Path(asked.scenario), asked.overrides or []
-    for cell_of in all_added("scenario file").values():
+    for cell_of in load_add_on_parts("scenario file").values():
         if path.is_file() and (cell := cell_of(path, overrides)) is not None:
             return cast(Cell, cell)
     return load_scenario(asked.scenario, overrides).points[0].cell
@@ -87,22 +87,22 @@ def _show_progress() -> Iterator[Callable[[float], None]]:
 
 
 def _format_report(outcome: Audit) -> str:
-    claimed = epsilon_words(outcome.claimed_epsilon, outcome.delta)
+    claimed = format_epsilon_delta(outcome.claimed_epsilon, outcome.delta)
     if outcome.alarms is None:
-        claimed = f"μ = {upper_figure(outcome.claimed_mu, 6)}, {claimed}"
+        claimed = f"μ = {format_upper(outcome.claimed_mu, 6)}, {claimed}"
     else:
         claimed += (
-            f", a curve that allows μ = {upper_figure(outcome.claimed_mu)} at {outcome.alarms:.2g} false alarms"
+            f", a curve that allows μ = {format_upper(outcome.claimed_mu)} at {outcome.alarms:.2g} false alarms"
         )
     path = "its deployed path" if not outcome.pool else "the server's deployed path, with its simulated pool"
     size = f"{outcome.silos} silos, {outcome.rounds} rounds, {outcome.dtype}"
     lines = [
         "the claim stands" if outcome.stands else "THE CLAIM IS REFUTED",
         f"claimed  {claimed}",
-        f"shown    μ ≥ {lower_figure(outcome.mu)}, ε ≥ {lower_figure(outcome.epsilon)}, "
+        f"shown    μ ≥ {format_lower(outcome.mu)}, ε ≥ {format_lower(outcome.epsilon)}, "
         f"confidence {outcome.confidence:g}",
         f"by       {outcome.statistic}",
-        f"for      {outcome.unit}, {outcome.relation} neighbours, {trust_named(outcome.trust).title}",
+        f"for      {outcome.unit}, {outcome.relation} neighbours, {find_trust(outcome.trust).title}",
         "tests    " + ", ".join(_format_family(outcome, name, bound) for name, bound in outcome.families.items()),
         f"power    {describe_power(outcome.sees, outcome.trials)}",
         f"from     {outcome.trials} canaries in {outcome.seconds:.1f} s; {size}:",

@@ -24,10 +24,10 @@ from fedpriv.core.random import public_generator
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.objective import UNCLIPPED, Batch, Query
 from fedpriv.noise.trust import RECORD
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import ModelInputs, task_of_schema
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import ModelInputs, make_schema_task
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.policy import Allowed, Policy
+from fedpriv.silo.policy import Policy, RunLimits
 from fedpriv.silo.shard import Shard
 
 COUNTS = "counts"
@@ -54,7 +54,7 @@ def make_counts_cell(cell: Cell, mu: float) -> Cell:
     target = {"mu": mu, "rho": None, "zcdp": None, "epsilon": None, "unit": RECORD.name, "records": None}
     data = cell.data.model_copy(update={"name": "audit.csv", "table": table})
     run = cell.run.model_copy(update={"arithmetic": "float", "noise": "per-silo", "device": "cpu"})
-    return cell.derived(
+    return cell.derive_cell(
         cell.privacy.model_copy(update=target), federation, cell.algorithm, data=data, model=cell.model, run=run
     )
 
@@ -82,13 +82,13 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
     assert isinstance(settings, StatisticsSettings)
     draw = public_generator(seed, "audit cells")
     raw = np.zeros(
-        (min(_CANDIDATE_COUNT, max(8, _MAX_VALUES // plan.objective.dimension)), len(_schema(cell).raw))
+        (min(_CANDIDATE_COUNT, max(8, _MAX_VALUES // plan.objective.dimension)), len(_schema(cell).raw_columns))
     )
     for axis in (axis for table in settings.tables for axis in table.axes):
         kinds = _axis_values(axis)
         raw[:, axis.column] = draw.choice(kinds, len(raw))
         raw[: len(kinds), axis.column] = kinds[: len(raw)]
-    records = ModelInputs.of(cell).records(raw, np.zeros(len(raw), np.int64))
+    records = ModelInputs.from_cell(cell).make_records(raw, np.zeros(len(raw), np.int64))
     batch, rows = Batch(records, torch.ones(len(raw)).double()), torch.arange(len(raw))
     found = plan.objective.per_record(Query((plan.objective.initial(),)), batch, rows, UNCLIPPED).double()
     if plan.relation == "zero-out":
@@ -119,15 +119,15 @@ class _CountingSilo(GuardedSilo):
             cells[0], labels[0] = raw, 0
         allow = {
             "trust": cell.algorithm.trust, "relation": cell.privacy.relation, "clip": 1.0, "rounds": 1,
-            "budget": 1e6, "statistics": list(schema.raw),
+            "budget": 1e6, "statistics": list(schema.raw_columns),
             "silos": cell.federation.silos if cell.federation.silos > 1 else None,
         }  # fmt: skip
         policy = Policy(
             silo=number, shard=folder / f"{number}.csv", table=schema, ledger=folder / f"{number}.sqlite",
-            socket=folder / f"{number}.sock", allow=Allowed.model_validate(allow),
+            socket=folder / f"{number}.sock", allow=RunLimits.model_validate(allow),
         )  # fmt: skip
         super().__init__(policy, cell, Shard(np.zeros((_ROW_COUNT, schema.width)), labels, cells=cells))
-        self._tree, self._run_name = cell.canonical(), ""
+        self._tree, self._run_name = cell.canonical_data(), ""
 
     def select_plan(self, number: int) -> None:
         """From now on it is plan `number` that is asked for."""
@@ -146,7 +146,7 @@ def audit_counts(
 ) -> FamilyResult:
     """The bound on μ that so many releases of a plan's tables show, against the claim `mu`."""
     small = make_counts_cell(cell, mu)
-    plan = plan_of(small, task_of_schema(small, _schema(small)).objective, released=True)
+    plan = make_plan(small, make_schema_task(small, _schema(small)).objective, for_release=True)
     pair, (weight, std) = find_furthest_pair(small, plan, seed), canary_weight_and_std(plan, 1)
     apart = pair.increments[0] - pair.increments[1]
     middle = weight * float(pair.increments.mean(0) @ apart)

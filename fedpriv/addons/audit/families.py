@@ -38,8 +38,8 @@ from fedpriv.addons.audit.statistics import (
 from fedpriv.addons.audit.transcripts import Trials, public_run_size, run_rollback, run_trials
 from fedpriv.claims.ledger import FIRST_STEP
 from fedpriv.core.errors import FedprivError
-from fedpriv.plan.evaluation import evaluation_cell, first_step_of
-from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.evaluation import evaluation_cell, first_step_cell
+from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.scenario.schema import Cell
 
 _Each = TypeVar("_Each")
@@ -131,7 +131,7 @@ class AuditedPart(NamedTuple):
         return AuditedPart(cell, small, runs, mu, seed, promised)
 
     def build_plan(self, features: int = CANARY_COUNT) -> Plan:
-        return plan_of(self.small_cell, make_canary_objective(self.small_cell, features), released=True)
+        return make_plan(self.small_cell, make_canary_objective(self.small_cell, features), for_release=True)
 
     def build_layout(self, plan: Plan) -> CanaryLayout:
         return CanaryLayout.from_rows(
@@ -159,12 +159,12 @@ def make_run_parts(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, Aud
     Rounds and first step have their shares of it.  Test records are other records: their claim is `mu`, too.  A
     step that was taken elsewhere is not there to be audited.
     """
-    promise, budget = cell.privacy.target, cell.budget
+    promise, budget = cell.privacy.target_mu, cell.budget
     assert promise is not None
-    assert budget.rounds is not None
-    parts = {"rounds": AuditedPart.from_cell(cell, mu * budget.rounds / promise, runs, seed, mu)}
-    if (first := first_step_of(cell)) is not None:
-        parts[FIRST_STEP] = AuditedPart.from_cell(first, mu * budget.beside / promise, runs, seed, mu)
+    assert budget.rounds_mu is not None
+    parts = {"rounds": AuditedPart.from_cell(cell, mu * budget.rounds_mu / promise, runs, seed, mu)}
+    if (first := first_step_cell(cell)) is not None:
+        parts[FIRST_STEP] = AuditedPart.from_cell(first, mu * budget.other_mu / promise, runs, seed, mu)
     return parts | make_evaluation_parts(cell, mu, runs, seed)
 
 

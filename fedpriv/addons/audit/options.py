@@ -39,9 +39,9 @@ def audit(request: AuditRequest) -> None:
 
     Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
     """
-    from fedpriv.core.files import scenario_file
+    from fedpriv.core.files import find_scenario_file
 
-    scenario_file(request.scenario)
+    find_scenario_file(request.scenario)
     from fedpriv.addons.audit.command import audit_scenario
 
     audit_scenario(request)

@@ -33,12 +33,12 @@ from fedpriv.addons.audit.canaries import (
 )
 from fedpriv.addons.audit.statistics import ClaimedCurve, CurveResult, evaluate_on_curve
 from fedpriv.addons.audit.transcripts import count_passes, run_trials
-from fedpriv.claims.ledger import ReleaseStream, releases_of, stream_of
+from fedpriv.claims.ledger import ReleaseStream, make_release_streams, make_silo_stream
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import (
-    KeyedCoins,
     KeyedNormal,
-    integers_key,
+    SamplingRandomness,
+    integer_noise_key,
     public_generator,
     simulation_noise,
     system_key,
@@ -46,8 +46,8 @@ from fedpriv.core.random import (
 from fedpriv.noise.mechanism import Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.trust import UNTRUSTED
-from fedpriv.participation.secret import Allocation, Balanced, Poisson, SecretOrder
-from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.participation.secret import BalancedSubsampling, PoissonSampling, RandomAllocation, SecretOrder
+from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.silo import Silo
 
@@ -100,7 +100,11 @@ def sampled_guarantee(plan: Plan) -> Sampled:
 
 def _claimed_stream(plan: Plan) -> ReleaseStream:
     rounds = plan.schedule.rounds
-    return stream_of(plan, 0, rounds) if plan.trust.releases(0) else releases_of(plan, rounds)[0]
+    return (
+        make_silo_stream(plan, 0, rounds)
+        if plan.trust.publishes_sums(0)
+        else make_release_streams(plan, rounds)[0]
+    )
 
 
 def _to_weight_units(plan: Plan, along: Floats) -> Floats:
@@ -111,7 +115,7 @@ def _to_weight_units(plan: Plan, along: Floats) -> Floats:
     that lie `groups` apart look at disjoint blocks, so that their noise is independent.
     """
     stream = _claimed_stream(plan)
-    weights: Floats = stream.per_record * np.array(stream.clips[: along.shape[1]])
+    weights: Floats = stream.record_weight * np.array(stream.clips[: along.shape[1]])
     blocks = stream.mechanism.blocks(stream.workload)
     if blocks is None or (blocks.bands == 1 and stream.decay == 0.0):
         return along / weights
@@ -134,8 +138,8 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
 
 def run_canaries(small: Cell, seed: int) -> CanaryTrials:
     """One run of canaries of silo 0, spread over all groups, on the path of a deployment."""
-    plan = plan_of(small, make_canary_objective(small, CANARY_COUNT), released=True)
-    rows = plan.schedule.batches_held * plan.batch_sizes[0]
+    plan = make_plan(small, make_canary_objective(small, CANARY_COUNT), for_release=True)
+    rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
     count = min(CANARY_COUNT, rows)
     row = np.arange(count)
     trials = run_trials(small, CanaryLayout(np.zeros(count, np.int64), row, rows), seed)
@@ -146,8 +150,8 @@ def run_company(
     small: Cell, runs: int, seed: int, steps: Callable[[float], None] = lambda _: None
 ) -> CanaryTrials:
     """Runs of one silo in which row 0 is the canary and every other record pulls the other way."""
-    plan = plan_of(small, make_canary_objective(small, 1), released=True)
-    rows = plan.schedule.batches_held * plan.batch_sizes[0]
+    plan = make_plan(small, make_canary_objective(small, 1), for_release=True)
+    rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
     coins = public_generator(seed, "audit company").random(runs) < 0.5
     sides = []
     for there in (False, True):
@@ -159,8 +163,8 @@ def run_company(
         sides.append(unit_records(others, small))
     query, along = torch.zeros_like(plan.objective.initial()), np.empty((runs, plan.schedule.rounds))
     for number, there in enumerate(coins):
-        silo = Silo.of(0, plan, sides[int(there)], system_key(), b"")
-        state = silo.start()
+        silo = Silo.for_release(0, plan, sides[int(there)], system_key(), b"")
+        state = silo.initial_state()
         for t in range(1, plan.schedule.rounds + 1):
             release, state = silo.answer(state, t, query)
             classes = release.vector.view(2, -1)[:, 0]
@@ -203,12 +207,15 @@ class Evidence:
             ratios.reshape(len(ratios), -1, self.schedule.rounds_per_epoch).sum(1), trials.row_indices
         )
 
-    def score_known_rounds(self, trials: CanaryTrials, sampling_randomness: KeyedCoins, batch: int) -> Floats:
+    def score_known_rounds(
+        self, trials: CanaryTrials, sampling_randomness: SamplingRandomness, batch: int
+    ) -> Floats:
         """As if the rounds were those that `coins` draw."""
         ratios, known = self._release_ratios(trials.releases, 1.0), np.zeros_like(trials.releases)
         for t in range(1, self.schedule.rounds + 1):
             known[
-                np.isin(trials.row_indices, self.schedule.rows(t, batch, 0, lambda: sampling_randomness)), t - 1
+                np.isin(trials.row_indices, self.schedule.select_rows(t, batch, 0, lambda: sampling_randomness)),
+                t - 1,
             ] = 1.0
         return np.asarray((known * ratios).sum(1), np.float64)
 
@@ -252,12 +259,12 @@ def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
     return np.asarray(sums[-1] - math.log(math.comb(rounds, passes)), np.float64)
 
 
-AuditedSchedule = Allocation | Poisson
+AuditedSchedule = RandomAllocation | PoissonSampling
 """The schedules that tests are made for."""
 _MIXTURES: Mapping[type[AuditedSchedule], Callable[[SecretOrder, Floats], Floats]] = {
-    Allocation: _mix_per_epoch,
-    Balanced: _mix_any_rounds,
-    Poisson: _mix_per_round,
+    RandomAllocation: _mix_per_epoch,
+    BalancedSubsampling: _mix_any_rounds,
+    PoissonSampling: _mix_per_round,
 }
 
 
@@ -277,7 +284,7 @@ def evaluate_canaries(
 ) -> CurveResult:
     """The largest excess of the tests of many canaries."""
     evidence, batch = make_evidence(plan), plan.batch_sizes[0]
-    of_integers = KeyedNormal(integers_key(small.seed), np.float64).coins()
+    of_integers = KeyedNormal(integer_noise_key(small.seed), np.float64).sampling_randomness()
     others = {
         "coins of the public seed": evidence.score_known_rounds(trials, simulated_randomness(small), batch),
         "coins of the public seed's integers": evidence.score_known_rounds(trials, of_integers, batch),
@@ -320,6 +327,6 @@ def _find_largest_excess(
     )
 
 
-def simulated_randomness(cell: Cell) -> KeyedCoins:
+def simulated_randomness(cell: Cell) -> SamplingRandomness:
     """The coins of a simulation of the cell."""
-    return simulation_noise(cell.seed, cell.run.dtype).coins()
+    return simulation_noise(cell.seed, cell.run.dtype).sampling_randomness()

@@ -39,18 +39,18 @@ from fedpriv.addons.audit.canaries import (
     unit_records,
     zero_shard,
 )
-from fedpriv.clients.simulated import client_app_of
+from fedpriv.clients.simulated import make_client_app
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator, system_key
 from fedpriv.engines.inprocess import InProcessGrid, quiet_flower_logs
 from fedpriv.loss.estimators import Round
-from fedpriv.noise.integers.fixed_point import sum_of
+from fedpriv.noise.integers.fixed_point import unpack_sum
 from fedpriv.participation.registry import DrawnOrder
-from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import deployed_strategy
-from fedpriv.server.journal import Entries, ServerJournal
+from fedpriv.server.journal import EntrySizes, ServerJournal
 from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo
 
@@ -105,7 +105,7 @@ class ClientPool:
     def __init__(self, cell: Cell, plan: Plan, shard: Shard) -> None:
         self._plan, self._records, self._key = plan, unit_records(shard, cell), system_key()
         self._silo = self._make_silo()
-        self._state = self._silo.start()
+        self._state = self._silo.initial_state()
 
     def restart(self) -> None:
         """It is built again from its key, and goes on from its state."""
@@ -130,10 +130,10 @@ class ClientPool:
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
         """Return the sum to which the server adds its noise in round t."""
         release, self._state = self._silo.answer(self._state, t, query)
-        return self._silo.message(release.vector, t, keys, self._state.chain)
+        return self._silo.make_message(release.vector, t, keys, self._state.query_chain)
 
     def _make_silo(self) -> Silo:
-        return Silo.of(0, self._plan, self._records, self._key, b"")
+        return Silo.for_release(0, self._plan, self._records, self._key, b"")
 
 
 _CONFIDENT_WEIGHT = 1e2 / FAR_NORM  # a weight that makes the model sure of a canary's class
@@ -195,11 +195,11 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
     Guarantee: what is returned is what the trust setting shows its adversary, and nothing else.
     """
     count = len(layout.rounds)
-    plan = plan_of(cell, make_canary_objective(cell, count), released=True)
+    plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
     present, shards = _draw_shards(cell, plan, layout, seed)
     asked, none = queries or zero_queries(plan), np.empty((count, 0))
     with open_silos(cell, plan, shards) as (folder, silos):
-        if queries is not None or plan.trust.releases(SERVER):
+        if queries is not None or plan.trust.publishes_sums(SERVER):
             seen = _project_on_canaries(collect_transcript(plan, folder, silos, asked))
             return Trials(seen, none, none, present, layout.rounds)
         first, again, other = _run_twice(plan, silos, asked)
@@ -214,7 +214,7 @@ def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
     `twice` are its releases of rounds t, t + 1, … minus those of before, which were asked the same but for t.
     """
     count = len(layout.rounds)
-    plan = plan_of(cell, make_canary_objective(cell, count), released=True)
+    plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
     present, shards = _draw_shards(cell, plan, layout, seed)
     before = zero_queries(plan)
     after = [*before[: t - 1], _confident_query(before[0]), *before[t:]]
@@ -251,7 +251,7 @@ def collect_transcript(
     plan: Plan, folder: Path, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
 ) -> list[Tensor]:
     """Collect what this trust setting's adversary sees of the rounds that have `queries`; some may be over."""
-    if plan.trust.draws(SERVER):
+    if plan.trust.adds_noise(SERVER):
         return collect_broadcasts(plan, folder, silos, queries)
     return (
         _decode_means(plan, collect_masked_sums(plan, silos, queries))
@@ -277,7 +277,7 @@ def open_silos(
             silos = [ClientPool(cell, plan, shard) for shard in shards]
         else:
             silos = open_guarded_silos(
-                Path(name), cell, plan, [expand_units(shard, cell.privacy.protected) for shard in shards]
+                Path(name), cell, plan, [expand_units(shard, cell.privacy.protected_unit) for shard in shards]
             )
         with ExitStack() as stack:
             for silo in silos:
@@ -314,7 +314,7 @@ def collect_masked_sums(
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
     for t, query in enumerate(queries, start=1):
         words = [silo.answer("run", t, query, keys).numpy().tobytes() for silo in silos]
-        sums.append(sum_of(words, plan.exact.run.word, query.shape))
+        sums.append(unpack_sum(words, plan.required_exact_plan.inputs.word_bits, query.shape))
         if t == len(queries) // 2:
             silos[0].restart()
     return np.stack(sums)
@@ -323,9 +323,9 @@ def collect_masked_sums(
 def _decode_means(plan: Plan, noisy: NDArray[np.int64]) -> list[Tensor]:
     """The noisy running sums that follow from noisy integers."""
     step, means = IntegerSteps(plan, b""), list[Tensor]()
-    state = step.start(SERVER)
+    state = step.initial_state(SERVER)
     for t, row in enumerate(noisy, start=1):
-        mean, state = step.leaving(state, t, torch.from_numpy(row), SERVER)
+        mean, state = step.release(state, t, torch.from_numpy(row), SERVER)
         means.append(mean)
     return means
 
@@ -342,12 +342,12 @@ def collect_broadcasts(
 
     It is killed half-way and goes on.
     """
-    grid, initial = InProcessGrid(client_app_of(silos, "run"), len(silos), {}), queries[0]
+    grid, initial = InProcessGrid(make_client_app(silos, "run"), len(silos), {}), queries[0]
     broadcast: list[Tensor] = []
     for rounds in (len(queries) // 2, len(queries)):
         broadcast.clear()
         watched = dataclasses.replace(plan, optimizer=RecordingOptimizer(queries, broadcast))
-        with quiet_flower_logs(), ServerJournal(folder / "journal", Entries.of(plan)) as journal:
+        with quiet_flower_logs(), ServerJournal(folder / "journal", EntrySizes.from_plan(plan)) as journal:
             if rounds:
                 deployed_strategy(watched, initial, journal).run(grid, rounds)
         silos[0].restart()

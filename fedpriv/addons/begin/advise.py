@@ -22,19 +22,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.accounting.gaussian import mu_of
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import delta_figure, upper_figure
+from fedpriv.core.figures import format_upper, format_upper_delta
 from fedpriv.data.own import Dataset
 from fedpriv.data.schema import TableSchema
-from fedpriv.data.tables import schema_toml
-from fedpriv.noise.trust import RECORD, UNTRUSTED, trust_named
-from fedpriv.plan.plan import Plan, plan_of
+from fedpriv.data.tables import format_schema_toml
+from fedpriv.noise.trust import RECORD, UNTRUSTED, find_trust
+from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import DTYPES
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.demo import toml_lines
+from fedpriv.silo.demo import format_toml
 
 DEFAULT_ROUNDS, MAX_ROUNDS = 30, 100
 CLIP = 0.1
@@ -166,7 +166,7 @@ class Forecast:
     @property
     def sentence(self) -> str:
         """The forecast as a person reads it."""
-        each, norm = upper_figure(self.std, 3), upper_figure(self.norm, 3)
+        each, norm = format_upper(self.std, 3), format_upper(self.norm, 3)
         told = f"Noise of the published model: {each} in each coordinate, {norm} in all, beside a model of norm "
         told += f"{self.travel:.3g} at most; q = {self.q:.3g}."
         if not self.enough:
@@ -202,12 +202,12 @@ class Advice:
             if not isinstance(keys, Mapping):
                 continue
             lines = [
-                format_comment(whys.get(f"{name}.{key}", "")) + toml_lines({key: value})
+                format_comment(whys.get(f"{name}.{key}", "")) + format_toml({key: value})
                 for key, value in keys.items()
                 if key != "table"
             ]
             if (table := keys.get("table")) is not None:
-                lines.append("\n" + schema_toml(TableSchema.model_validate(table), "data.table"))
+                lines.append("\n" + format_schema_toml(TableSchema.model_validate(table), "data.table"))
             found[name] = f"[{name}]\n{told.get(name, '')}{''.join(lines)}"
         return found
 
@@ -226,7 +226,7 @@ def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: s
     settings = _choose_numbers(facts)
     tree = _make_tree(facts, settings, data or {"name": "records.npz"}, name)
     cell, plan = _make_plan(facts, tree)
-    claim = claim_of(releases_of(plan, cell.schedule.rounds))
+    claim = compute_claim(make_release_streams(plan, cell.schedule.rounds))
     assert claim is not None
     forecast = _make_forecast(facts, settings, plan)
     return Advice(
@@ -259,7 +259,7 @@ def _find_q(facts: Facts) -> float:
 
 def _has_one_noise_source(trust: str) -> bool:
     """Whether the mean has the noise of one party: the server's, or that of a masked sum."""
-    return trust_named(trust).name != UNTRUSTED.name
+    return find_trust(trust).name != UNTRUSTED.name
 
 
 def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
@@ -324,7 +324,7 @@ def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
     privacy = {key: value for key, value in tree["privacy"].items() if key not in ("unit", "records")}
     cell = resolve_cell({**tree, "data": {"name": "records.npz"}, "privacy": privacy}, "advise")
     row, dtype = cell.model.row, DTYPES[cell.run.dtype]
-    return cell, plan_of(cell, row.objective((facts.features,), facts.classes, dtype, cell.model.settings))
+    return cell, make_plan(cell, row.objective((facts.features,), facts.classes, dtype, cell.model.settings))
 
 
 def _make_forecast(facts: Facts, settings: _AdvisedNumbers, plan: Plan) -> Forecast:
@@ -361,7 +361,8 @@ def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     told.append("A secret order: nothing, since every record is read in every round.")
     if facts.delta * max(facts.sizes) >= 1.0:
         told.append(
-            f"delta = {delta_figure(facts.delta)} is not below 1 over the {max(facts.sizes):,} records of a silo: "
+            f"delta = {format_upper_delta(facts.delta)} is not below 1 over the {max(facts.sizes):,} records of "
+            "a silo: "
             "take one that is far below."
         )
     return tuple(told)
@@ -434,7 +435,7 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, asked: Mapping[str, Any])
         facts = Facts(
             (samples // silos,) * silos,
             data.train_images[0].size,
-            data.classes,
+            data.class_count,
             float(min(epsilons) if isinstance(epsilons, list | tuple) else epsilons),
             float(given["privacy.delta"] or privacy["delta"]),
             trust=trust,

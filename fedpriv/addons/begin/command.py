@@ -29,14 +29,14 @@ from fedpriv.addons.begin.inspect import (
     summarize_columns,
 )
 from fedpriv.cli.explore import Column, print_plain, print_rich
-from fedpriv.core.errors import InputError, printable
-from fedpriv.core.figures import counted, epsilon_words
+from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.figures import format_count, format_epsilon_delta
 from fedpriv.core.files import write_text
-from fedpriv.data.cells import is_table, read_table
-from fedpriv.data.encode import Rows, rows_of
-from fedpriv.data.partition import roster
+from fedpriv.data.cells import is_table_path, read_table
+from fedpriv.data.encode import TableRows, read_rows
+from fedpriv.data.partition import index_persons
 from fedpriv.data.schema import TableSchema
-from fedpriv.data.tables import check_persons, schema_toml
+from fedpriv.data.tables import check_persons, format_schema_toml
 
 # Modules that need torch are imported where files are written: a first look at a table does not wait for them.
 
@@ -73,7 +73,7 @@ class ColumnRoles:
 
 def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
     """Say what is in a table; with `out` write scenario.toml and a policy a silo, all of them or none."""
-    if not is_table(path.name):
+    if not is_table_path(path.name):
         raise InputError(f"{path}: expected a .csv or .parquet file")
     if out is not None and roles.target is None:
         raise InputError("--out: needs --target, the column that is to be predicted")
@@ -81,10 +81,11 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
     typer.echo(f"{path}: {len(table)} records, {len(table.columns)} columns")
     columns = summarize_columns(table)
     for column in columns:
-        typer.echo(f"  {printable(column.name)}: {column.describe()}")
-    if copies := table.copies():
+        typer.echo(f"  {sanitize_line(column.name)}: {column.describe()}")
+    if copies := table.duplicate_count():
         typer.echo(
-            f"warning: {counted(copies, 'record')} equal an earlier one in every column; is each another unit?"
+            f"warning: {format_count(copies, 'record')} equal an earlier one in every column; is each another "
+            "unit?"
         )
     if roles.target is None:
         return
@@ -103,36 +104,36 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
         ("with one value or too many words", [name for name in unused if name not in odd]),
     ):
         if names:
-            typer.echo(f"left out, {why}: {printable(', '.join(names))}")
-    encoded = rows_of(table, schema)
+            typer.echo(f"left out, {why}: {sanitize_line(', '.join(names))}")
+    encoded = read_rows(table, schema)
     check_persons(encoded, schema, path)
-    unit, train = _find_unit_keys(encoded, schema), encoded.places.train
-    sizes = _count_units(encoded, schema, train.rows, by_person="unit" in unit)
-    training = _count_units(encoded, schema, train.rows[train.counts], by_person="unit" in unit)
+    unit, train = _find_unit_keys(encoded, schema), encoded.split.train
+    sizes = _count_units(encoded, schema, train.row_indices, by_person="unit" in unit)
+    training = _count_units(encoded, schema, train.row_indices[train.is_counted], by_person="unit" in unit)
     _warn_of_small_silos(encoded, schema, training, "persons in training" if unit else "training records")
     if schema.classes is not None and {column.name: column for column in columns}[schema.target].has_class_codes:
         typer.echo(
-            f"{printable(schema.target)}: whole numbers, taken for classes; --regression if they are amounts"
+            f"{sanitize_line(schema.target)}: whole numbers, taken for classes; --regression if they are amounts"
         )
     if out is None:
         return
-    from fedpriv.silo.policy import keep_to_owner
+    from fedpriv.silo.policy import revoke_write_access
 
     files = _make_files(path, schema, sizes, unit)
     if present := [name for name in files if (out / name).exists()]:
         raise InputError(f"{out / present[0]} exists; give another --out")
     for name, text in files.items():
         write_text(out / name, text)
-        keep_to_owner(out / name)  # a guard refuses a policy that others may change
+        revoke_write_access(out / name)  # a guard refuses a policy that others may change
         typer.echo(out / name)
     typer.echo(f"note: {' '.join(WARNING.splitlines())}")
 
 
-def _find_unit_keys(encoded: Rows, schema: TableSchema) -> dict[str, Any]:
+def _find_unit_keys(encoded: TableRows, schema: TableSchema) -> dict[str, Any]:
     """Say how many records a person has; the keys of [privacy] that protect persons, if they are needed."""
     if (found := count_persons(encoded)) is None:
         return {}
-    typer.echo(f"{printable(str(schema.person))}: {_describe_persons(found)}")
+    typer.echo(f"{sanitize_line(str(schema.person))}: {_describe_persons(found)}")
     return (
         {"unit": "user", "records": min(found.max_records, _MAX_RECORDS_PER_PERSON)}
         if found.repeated_count
@@ -155,18 +156,20 @@ def _describe_persons(found: PersonCounts) -> str:
     )
 
 
-def _count_units(encoded: Rows, schema: TableSchema, kept: NDArray[np.int64], *, by_person: bool) -> list[int]:
+def _count_units(
+    encoded: TableRows, schema: TableSchema, kept: NDArray[np.int64], *, by_person: bool
+) -> list[int]:
     """Count these rows, or the persons in them, for each silo: its site's, or an equal share."""
     if by_person:
         assert encoded.persons is not None
-        kept = kept[roster(encoded.persons[kept])[0]]
+        kept = kept[index_persons(encoded.persons[kept])[0]]
     if encoded.sites is None:
         return [len(kept) // _DEFAULT_SILOS] * _DEFAULT_SILOS
     counts: list[int] = np.bincount(encoded.sites[kept], minlength=len(schema.sites)).tolist()
     return counts
 
 
-def _warn_of_small_silos(encoded: Rows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
+def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
     """Warn of silos with few records or one class; InputError for a table that cannot be run at all."""
     names = schema.sites or tuple(f"silo {silo}" for silo in range(len(sizes)))
     if (least := min(sizes)) < 1:
@@ -176,35 +179,35 @@ def _warn_of_small_silos(encoded: Rows, schema: TableSchema, sizes: Sequence[int
             typer.echo(f"warning: {name!r} has {size} {noun}: its noise will hide nearly all they say")
         if schema.classes is None or encoded.sites is None:
             continue
-        for part, its in (("training", encoded.places.train), ("test", encoded.places.test)):
-            rows = its.rows[its.counts]
+        for part, its in (("training", encoded.split.train), ("test", encoded.split.test)):
+            rows = its.row_indices[its.is_counted]
             classes = np.unique(encoded.labels[rows[encoded.sites[rows] == place]])
             if len(classes) < 2:
                 only = schema.classes[int(classes[0])] if len(classes) else "none"
-                typer.echo(f"warning: {name!r} has {part} records of one class only ({printable(only)})")
+                typer.echo(f"warning: {name!r} has {part} records of one class only ({sanitize_line(only)})")
 
 
 def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
     """Write the text of every file, by name; `unit` has the keys of [privacy] for persons with several records."""
-    from fedpriv.plan.task import task_of_schema
+    from fedpriv.plan.task import make_schema_task
     from fedpriv.scenario.load import resolve_cell
-    from fedpriv.silo.demo import allowance_of, policy_text
+    from fedpriv.silo.demo import format_policy, run_allowance
 
     advice = _advise_on_table(path, schema, sizes, unit)
     confirmed = schema.model_copy(update={"public": True})
     data = {**advice.tree["data"], "table": confirmed.model_dump(exclude_none=True)}
     cell = resolve_cell({**advice.tree, "data": data}, str(path))
-    allow = allowance_of(cell, task_of_schema(cell, confirmed))
+    allow = run_allowance(cell, make_schema_task(cell, confirmed))
     head = "".join(f"# {line}\n" for line in WARNING.splitlines())
     sections = advice.sections(
         {"privacy": _PERSONS_COMMENT.format(**unit), "federation": _BATCHES_COMMENT} if unit else {}
     )
-    top = f"{head}name = {json.dumps(advice.tree['name'])}\n\n{schema_toml(schema, 'data.table')}\n"
+    top = f"{head}name = {json.dumps(advice.tree['name'])}\n\n{format_schema_toml(schema, 'data.table')}\n"
     files = {"scenario.toml": top + "\n".join(sections.values())}
     names = {"shard": "csv", "ledger": "sqlite", "socket": "sock"}
     for silo in range(len(sizes)):
         keys = {"silo": silo} | {name: f"silo-{silo}.{suffix}" for name, suffix in names.items()}
-        files[f"silo-{silo}.toml"] = head + (_UNIT_COMMENT if unit else "") + policy_text(keys, allow, schema)
+        files[f"silo-{silo}.toml"] = head + (_UNIT_COMMENT if unit else "") + format_policy(keys, allow, schema)
     return files
 
 
@@ -212,7 +215,7 @@ def _advise_on_table(path: Path, schema: TableSchema, sizes: Sequence[int], unit
     """Advise on a table from its description and its number of records in each silo."""
     keys = {"unit": unit["unit"], "records_of_person": unit["records"]} if unit else {}
     facts = Facts(
-        tuple(sizes), schema.width, schema.class_count, _DEFAULT_EPSILON, feature_norm=schema.norm, **keys
+        tuple(sizes), schema.width, schema.class_count, _DEFAULT_EPSILON, feature_norm=schema.max_norm, **keys
     )
     spread = {"name": str(path), "partition": "site" if schema.site is not None else "iid"}
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in path.stem.lower()).strip("-")
@@ -233,7 +236,7 @@ def print_advice(
     else:
         rows = [[one.key, _format_value(one.value), one.why] for one in found.chosen]
         print_rich("What to take", [Column("key"), Column("value"), Column("why", can_wrap=True)], rows)
-        costs = f"It costs {epsilon_words(found.epsilon, found.facts.delta)}."
+        costs = f"It costs {format_epsilon_delta(found.epsilon, found.facts.delta)}."
         for line in (costs, found.forecast.sentence, *found.others):
             print_plain(line)
     if out is not None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpriv.core.errors import InputError, printable, refuse
-from fedpriv.data.cells import Cells, RawTable, as_number
-from fedpriv.data.encode import Rows
-from fedpriv.data.partition import roster
-from fedpriv.data.schema import OTHER, Column, TableSchema
+from fedpriv.core.errors import InputError, refuse, sanitize_line
+from fedpriv.data.cells import CellColumn, RawTable, parse_number
+from fedpriv.data.encode import TableRows
+from fedpriv.data.partition import index_persons
+from fedpriv.data.schema import OTHER_WORD, FeatureColumn, TableSchema
 
 MAX_WORDS = 50
 """A column of words that has more of them is taken for a name or a text, and left out."""
@@ -70,7 +70,7 @@ class ColumnSummary:
         """Whether it holds a few whole numbers only, each of them often."""
         if not self.is_numeric or self.distinct > MAX_CLASS_CODES:
             return False
-        whole = all((number := as_number(word)) is not None and number.is_integer() for word in self.words)
+        whole = all((number := parse_number(word)) is not None and number.is_integer() for word in self.words)
         return whole and self.records - self.missing >= _MIN_OCCURRENCES * self.distinct
 
     def describe(self) -> str:
@@ -81,7 +81,7 @@ class ColumnSummary:
             )
         if self.span is not None:
             return f"numbers from {self.span[0]:g} to {self.span[1]:g}{gaps}"
-        shown = ", ".join(printable(word, 30) for word in self.words[:_MAX_SHOWN_WORDS])
+        shown = ", ".join(sanitize_line(word, 30) for word in self.words[:_MAX_SHOWN_WORDS])
         more = f" and {self.distinct - _MAX_SHOWN_WORDS} more" if self.distinct > _MAX_SHOWN_WORDS else ""
         remedy = "".join(f"; {words}" for kind, words in _REMEDIES if self.words and self._nearly_all_match(kind))
         return f"{self.distinct} words{': ' * bool(shown)}{shown}{more}{gaps}{remedy}"
@@ -107,11 +107,11 @@ class PersonCounts:
     max_records: int
 
 
-def count_persons(encoded: Rows) -> PersonCounts | None:
+def count_persons(encoded: TableRows) -> PersonCounts | None:
     """The persons of a table; None if it does not say whose a record is."""
     if encoded.persons is None:
         return None
-    records = np.bincount(roster(encoded.persons)[1])
+    records = np.bincount(index_persons(encoded.persons)[1])
     return PersonCounts(len(records), int((records > 1).sum()), int(records.max()))
 
 
@@ -120,11 +120,11 @@ def summarize_columns(table: RawTable) -> list[ColumnSummary]:
     return [_summarize_column(table, name, cells) for name, cells in table.columns.items()]
 
 
-def _summarize_column(table: RawTable, name: str, cells: Cells) -> ColumnSummary:
-    numbers, missing = cells.numbers(), int(cells.missing.sum())
-    distinct, words = cells.counted(_MAX_LISTED_WORDS)
+def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSummary:
+    numbers, missing = cells.to_numbers(), int(cells.is_missing.sum())
+    distinct, words = cells.count_values(_MAX_LISTED_WORDS)
     spelled_out = distinct <= 2 * MAX_CLASS_CODES and {word.lower() for word in words} <= {"true", "false"}
-    odd = np.flatnonzero(np.isnan(numbers) & ~cells.missing)
+    odd = np.flatnonzero(np.isnan(numbers) & ~cells.is_missing)
     if distinct and not odd.size and not spelled_out:
         span = (float(np.nanmin(numbers)), float(np.nanmax(numbers)))
         return ColumnSummary(name, len(cells), missing, span, distinct, words)
@@ -132,8 +132,8 @@ def _summarize_column(table: RawTable, name: str, cells: Cells) -> ColumnSummary
     if not many or len(odd) > (1.0 - _MIN_NUMBER_SHARE) * (len(cells) - missing):
         return ColumnSummary(name, len(cells), missing, None, distinct, words)
     first = odd[:_MAX_SHOWN_ODD].tolist()
-    places = zip(table.places(first), first, strict=True)
-    shown = tuple(f"{table.place} {place}: {printable(repr(cells[row]), 30)}" for place, row in places)
+    places = zip(table.locate_rows(first), first, strict=True)
+    shown = tuple(f"{table.row_unit} {place}: {sanitize_line(repr(cells[row]), 30)}" for place, row in places)
     return ColumnSummary(name, len(cells), missing, None, distinct, words, shown, len(odd))
 
 
@@ -191,13 +191,13 @@ def describe_table(
         split=split,
         test_share=None
         if split is None
-        else min(0.99, round(float(np.mean(table.column(split).codes(["test"]) == 0)), 2)),
+        else min(0.99, round(float(np.mean(table.column(split).vocabulary_indices(["test"]) == 0)), 2)),
         missing="drop" if aim.missing else "refuse",
     )
 
 
 def _parse_number(word: str) -> float:
-    number = as_number(word)
+    number = parse_number(word)
     assert number is not None
     return number
 
@@ -213,7 +213,7 @@ def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
             raise InputError(
                 f"{table.source}, column {name!r}: is named as {role_of[name]} and as {role}; it can have one role"
             )
-        if role == "site" and cells.missing.all():
+        if role == "site" and cells.is_missing.all():
             raise InputError(f"{table.source}, column {name!r}: is empty, so it says of no record whose it is")
         role_of[name] = role
 
@@ -224,12 +224,14 @@ def find_unused_columns(table: RawTable, schema: TableSchema) -> list[str]:
     return [name for name in table.columns if name not in roles]
 
 
-def _make_column(seen: ColumnSummary) -> Column:
+def _make_column(seen: ColumnSummary) -> FeatureColumn:
     if seen.span is not None:
         low, high = round_outwards(*seen.span)
-        return Column(range=(low, high), missing=(low + high) / 2.0 if seen.missing else None)
+        return FeatureColumn(range=(low, high), missing=(low + high) / 2.0 if seen.missing else None)
     words = sorted(seen.words)
-    return Column(values=tuple(dict.fromkeys((*words, OTHER))), missing=OTHER if seen.missing else None)
+    return FeatureColumn(
+        values=tuple(dict.fromkeys((*words, OTHER_WORD))), missing=OTHER_WORD if seen.missing else None
+    )
 
 
 def round_outwards(low: float, high: float) -> tuple[float, float]:

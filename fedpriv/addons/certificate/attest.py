@@ -22,30 +22,30 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedpriv.accounting.budget import ApproximateGDP, LifetimeBudget, Price
 from fedpriv.claims.ledger import FIRST_STEP
 from fedpriv.claims.recomputed import (
-    ROUNDS,
-    TESTS,
+    EVALUATIONS_PART,
+    ROUNDS_PART,
     RunPlans,
     first_step_before,
-    recompute,
-    shapes_data,
-    without_paths,
+    recompute_plans,
+    shapes_to_data,
+    strip_paths,
 )
 from fedpriv.core.errors import FedprivError, InputError, RunError
-from fedpriv.core.figures import upper_figure
-from fedpriv.core.signed import bytes_of, made_key, public_line, sha256, signature
+from fedpriv.core.figures import format_upper
+from fedpriv.core.signed import format_public_key, load_or_create_key, read_file_bytes, sha256, sign_data
 from fedpriv.plan.plan import Plan
 from fedpriv.plan.task import ModelInputs
 from fedpriv.scenario.schema import Cell
-from fedpriv.silo.admission import Admission, Charge, spent, together
-from fedpriv.silo.chain import Mark
-from fedpriv.silo.ledger import Row, SiloLedger
-from fedpriv.silo.policy import Policy, prices_of, read_policy
+from fedpriv.silo.admission import Admission, Charge, compose_prices, price_charges
+from fedpriv.silo.chain import RollbackMark
+from fedpriv.silo.ledger import LedgerRun, SiloLedger
+from fedpriv.silo.policy import Policy, possible_prices, read_policy
 
-SAYS = "fedpriv certificate 2, a silo's part"
+STATEMENT_NAME = "fedpriv certificate 2, a silo's part"
 """Name of a silo's statement, which is signed with the statement."""
-PARTS = {"training": ROUNDS, "first_step": FIRST_STEP, "tests": TESTS}
+STATEMENT_PARTS = {"training": ROUNDS_PART, "first_step": FIRST_STEP, "tests": EVALUATIONS_PART}
 """Parts of a silo's statement, with the keys of the plans that they are compared with."""
-_ALLOWED = ("trust", "relation", "unit", "clip", "rounds", "budget", "slack", "noise_free")
+_POLICY_KEYS = ("trust", "relation", "unit", "clip", "rounds", "budget", "slack", "noise_free")
 """Keys of a policy that a silo's statement has."""
 _DEPLOYED = (("deployment", "release"), ("deployment", "none"))
 """Engine and noise of runs in which guards take part."""
@@ -55,16 +55,16 @@ _TOLERANCE, _CURVE_TOLERANCE = 1e-9, 1e-6
 
 def signing_key(policy: Policy) -> Ed25519PrivateKey:
     """Return the silo's key, the policy's identity or one beside the ledger, and make it if it is missing."""
-    return made_key(policy.identity or policy.ledger.with_name(policy.ledger.name + ".key"))
+    return load_or_create_key(policy.identity or policy.ledger.with_name(policy.ledger.name + ".key"))
 
 
 def key_line(path: Path) -> str:
     """Return the public key by which certificates know a policy's silo, and make it if it is missing."""
     policy = read_policy(path)
-    return f"silo-{policy.silo} {public_line(signing_key(policy).public_key())}"
+    return f"silo-{policy.silo} {format_public_key(signing_key(policy).public_key())}"
 
 
-def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
+def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
     """Sign the facts that a silo's ledgers have about a run.
 
     Args:
@@ -89,15 +89,15 @@ def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]
             raise InputError(f"record.engine and record.noise are {kind!r:.60}, and this silo was in a deployment")
         canonical, facts = _read_facts(policy, record["scenario"], record["scenario_sha256"])
         admission = Admission(policy, policy.load_shard())
-        cell, objective = admission.recall(canonical)
-        plans = recompute(cell, objective, record["releases"], partial(_plan_first_step, admission))
+        cell, objective = admission.recall_run(canonical)
+        plans = recompute_plans(cell, objective, record["releases"], partial(_plan_first_step, admission))
         plans.check(record)
-        statement, test_policy = {"training": facts}, policy.for_tests
+        statement, test_policy = {"training": facts}, policy.test_policy
         if FIRST_STEP in plans.plans:
             text = _ledger_text(first_step_before(plans.cell))
-            scenario = without_paths(json.loads(text))
+            scenario = strip_paths(json.loads(text))
             statement["first_step"] = _read_facts(policy, scenario, sha256(text.encode()))[1]
-        if TESTS in plans.plans:
+        if EVALUATIONS_PART in plans.plans:
             if test_policy is None:
                 raise InputError("the certificate has evaluations, and this policy has no [evaluation]")
             statement["tests"] = _read_facts(test_policy, record["scenario"], record["scenario_sha256"])[1]
@@ -109,26 +109,26 @@ def attested(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]
     except FedprivError as error:
         raise type(error)(f"{policy.ledger}: {error}, so nothing is signed") from None
     shard, classes = admission.shard, policy.class_count
-    layout = ModelInputs.of(cell).layout(shard.given(cell), shard.labels, classes)
+    layout = ModelInputs.from_cell(cell).make_layout(shard.model_inputs(cell), shard.labels, classes)
     facts = {
         "body": body,
         "silo": policy.silo,
         "policy": {
-            "sha256": sha256(bytes_of(path)),
-            "allow": {name: getattr(policy.allow, name) for name in _ALLOWED},
+            "sha256": sha256(read_file_bytes(path)),
+            "allow": {name: getattr(policy.allow, name) for name in _POLICY_KEYS},
         },
         "fedpriv": metadata.version("fedpriv"),
-        "shapes": shapes_data(layout, classes),
+        "shapes": shapes_to_data(layout, classes),
         "table_public": None if policy.table is None else policy.table.public,
         **statement,
     }
-    return {**facts, "signed": signature(signing_key(policy), SAYS, facts)}
+    return {**facts, "signed": sign_data(signing_key(policy), STATEMENT_NAME, facts)}
 
 
 def _plan_first_step(admission: Admission, first: Cell) -> Plan:
     """Plan a first step of the ledger, as the guard planned it."""
-    cell, objective = admission.recall(_ledger_text(first))
-    return recompute(cell, objective, (), partial(_plan_first_step, admission)).plans[ROUNDS]
+    cell, objective = admission.recall_run(_ledger_text(first))
+    return recompute_plans(cell, objective, (), partial(_plan_first_step, admission)).plans[ROUNDS_PART]
 
 
 def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPlans) -> str | None:
@@ -141,13 +141,13 @@ def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPl
     The policy's trust setting decided which one was charged.  The policy may trust less today than it did in the
     run, so a charge may be either price.
     """
-    for part, plan_key in PARTS.items():
+    for part, plan_key in STATEMENT_PARTS.items():
         if (plan_key in plans.plans) != (part in statement):
             return f"silo {silo} says nothing of {plan_key}, or something of what the scenario has not"
         if part not in statement:
             continue
         charge = statement[part]["charged"]
-        prices = prices_of(plans.plans[plan_key], silo, charge["slack"])
+        prices = possible_prices(plans.plans[plan_key], silo, charge["slack"])
         if not any(_prices_match(charge, price) for price in prices):
             words = dict.fromkeys(_format_charge(_price_data(price)) for price in prices)
             return (
@@ -167,8 +167,8 @@ def _prices_match(charge: Mapping[str, Any], price: Price) -> bool:
 def _format_charge(charge: Mapping[str, Any]) -> str:
     if charge["mu"] is None:
         return "as a run without noise"
-    slack = f" with slack {upper_figure(charge['slack'], 3)}" if charge["slack"] else ""
-    return f"mu = {upper_figure(charge['mu'], 6)}{slack}"
+    slack = f" with slack {format_upper(charge['slack'], 3)}" if charge["slack"] else ""
+    return f"mu = {format_upper(charge['mu'], 6)}{slack}"
 
 
 def _find_unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
@@ -184,7 +184,7 @@ def _find_unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, A
 
 def _ledger_text(cell: Cell) -> str:
     """Write a scenario as ledgers store it."""
-    return json.dumps(cell.canonical(), sort_keys=True)
+    return json.dumps(cell.canonical_data(), sort_keys=True)
 
 
 def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tuple[str, dict[str, Any]]:
@@ -193,15 +193,15 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     The run is the last one whose scenario has this digest, and reads as `scenario` without folders.  InputError if
     there is none.
     """
-    with closing(SiloLedger(policy.ledger, policy.marked)) as ledger:
+    with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger:
         if not ledger.is_keyed():
             raise InputError(
                 "the ledger is one of fedpriv 0.3.0 still, and its charges and heads are not what they should be; "
                 "`fedpriv silo status POLICY --check`, or a start of the guard, converts it"
             )
-        with ledger.alone():
-            rows, commit = ledger.overview(), Mark(policy.marked).read().done
-    public_texts = [json.dumps(without_paths(json.loads(row.cell)), sort_keys=True) for row in rows]
+        with ledger.lock():
+            rows, commit = ledger.list_runs(), RollbackMark(policy.mark_path).read().last_commit
+    public_texts = [json.dumps(strip_paths(json.loads(row.cell)), sort_keys=True) for row in rows]
     candidates = [index for index, text in enumerate(public_texts) if text == json.dumps(scenario, sort_keys=True)]
     if not (matches := [index for index in candidates if sha256(rows[index].cell.encode()) == digest]):
         other = ", and record.scenario_sha256 is of another" if candidates else ""
@@ -211,13 +211,13 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     remaining = (
         None
         if total_price is None
-        else LifetimeBudget(policy.allow.budget, policy.allow.slack).left([total_price])
+        else LifetimeBudget(policy.allow.budget, policy.allow.slack).remaining([total_price])
     )
     return row.cell, {
         "run": row.run_id,
         "runs_of_this_scenario": len(matches),
-        "under_way": row.underway,
-        "rounds_answered": row.answered,
+        "under_way": row.is_open,
+        "rounds_answered": row.answered_count,
         "charged": {"mu": None if math.isinf(row.mu) else row.mu, "slack": row.slack},
         "before": {"runs": index, **_price_data(_compose_charges(rows[:index], policy))},
         "spent": {"runs": len(rows), **_price_data(total_price)},
@@ -226,9 +226,13 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     }
 
 
-def _compose_charges(rows: list[Row], policy: Policy) -> Price:
+def _compose_charges(rows: list[LedgerRun], policy: Policy) -> Price:
     charges = [Charge(row.cell, row.mu, row.slack) for row in rows]
-    return together(spent(charges, policy.allow.relation, policy.allow.unit)) if rows else ApproximateGDP(0.0)
+    return (
+        compose_prices(price_charges(charges, policy.allow.relation, policy.allow.unit))
+        if rows
+        else ApproximateGDP(0.0)
+    )
 
 
 def _price_data(price: Price) -> dict[str, float | None]:

@@ -20,21 +20,28 @@ from typing import Any, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedpriv.claims.claim import PrivacyClaim, figures_of
-from fedpriv.claims.entries import LedgerEntry, check_copies, entry_of
-from fedpriv.claims.recomputed import format_silos, objective_of, recompute, without_paths
-from fedpriv.core.errors import InputError, RunError, printable, refuse
-from fedpriv.core.figures import counted
-from fedpriv.core.signed import bytes_of, check_signature, read_spelled, sha256, signature, spelled
-from fedpriv.plan.plan import plan_of
+from fedpriv.claims.claim import PrivacyClaim, claim_figures
+from fedpriv.claims.entries import LedgerEntry, check_copies, make_entry
+from fedpriv.claims.recomputed import format_silos, make_objective, recompute_plans, strip_paths
+from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
+from fedpriv.core.figures import format_count
+from fedpriv.core.signed import (
+    canonical_json,
+    check_signature,
+    read_canonical_json,
+    read_file_bytes,
+    sha256,
+    sign_data,
+)
+from fedpriv.plan.plan import make_plan
 from fedpriv.scenario.sections import FederationSection
 from fedpriv.study.results import Results
-from fedpriv.study.stored import stated_of
+from fedpriv.study.stored import derived_fields
 
 FORMAT = "fedpriv certificate 2"
 """Format of a certificate, and the name under which its coordinator signs it."""
 COORDINATOR = "coordinator"
-PEOPLE = {
+RESPONSIBLE_PEOPLE = {
     "purpose": "the coordinator",
     "intended_use": "the coordinator",
     "reason_for_epsilon": "the information-governance board",
@@ -58,41 +65,41 @@ _MAX_ROUNDS, _MAX_SILOS = 10**7, 10**6
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignedCertificate:
     """A certificate's body, and the statements of the silos that have signed it."""
 
     body: Mapping[str, Any]
     silos: Sequence[Mapping[str, Any]]
 
     @property
-    def simulated(self) -> bool:
+    def is_simulation(self) -> bool:
         return bool(self.body["record"]["engine"] != "deployment")
 
     @property
-    def unsigned(self) -> list[int]:
+    def unsigned_silos(self) -> list[int]:
         """Numbers of the scenario's silos that have not signed, empty for a simulation."""
         return (
             []
-            if self.simulated
+            if self.is_simulation
             else sorted(set(range(_silo_count(self.body))) - {statement["silo"] for statement in self.silos})
         )
 
     @property
-    def about(self) -> str:
+    def about_line(self) -> str:
         """First line of the certificate: the number of silos that signed, and those that did not."""
-        if self.simulated:
+        if self.is_simulation:
             return "a simulation: no silo's guard had a part in it, and none signed"
-        count, missing = _silo_count(self.body), self.unsigned
+        count, missing = _silo_count(self.body), self.unsigned_silos
         others = f": {format_silos(missing)} {'has' if len(missing) == 1 else 'have'} not" if missing else ""
-        return f"{count - len(missing)} of {counted(count, 'silo')} signed{others}"
+        return f"{count - len(missing)} of {format_count(count, 'silo')} signed{others}"
 
 
 @dataclass(frozen=True)
-class Verified(Signed):
+class VerifiedCertificate(SignedCertificate):
     """A recomputed certificate."""
 
     claim: PrivacyClaim[Any] | None
-    from_scenario: bool = True
+    is_planned_here: bool = True
     """Whether the scenario could be planned here.  That of a deployment was planned by its silos in any case."""
 
     @property
@@ -101,10 +108,10 @@ class Verified(Signed):
         claim_line = (
             "no noise: nothing is claimed"
             if self.claim is None
-            else self.claim.sentence("line", self.body["record"]["delta"])
+            else self.claim.format_sentence("line", self.body["record"]["delta"])
         )
-        caveats = [] if self.from_scenario else [_CODE_NOT_HERE if self.simulated else _PLANNED_BY_SILOS]
-        return [self.about, f"recomputed: {claim_line}", *caveats]
+        caveats = [] if self.is_planned_here else [_CODE_NOT_HERE if self.is_simulation else _PLANNED_BY_SILOS]
+        return [self.about_line, f"recomputed: {claim_line}", *caveats]
 
 
 _PLANNED_BY_SILOS = (
@@ -119,10 +126,10 @@ def _silo_count(body: Mapping[str, Any]) -> int:
     return FederationSection.model_validate(body["record"]["scenario"]["federation"]).silos
 
 
-def body_of(
+def make_body(
     folder: Path,
     results: Results,
-    place: int | None,
+    cell_index: int | None,
     people: Mapping[str, str],
     extra: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -140,20 +147,20 @@ def body_of(
         RunError: The cell claims something else than its releases and scenario give.
     """
     cells = {cell["cell"]: cell for cell in results.cells}
-    if place is None and len(cells) != 1:
+    if cell_index is None and len(cells) != 1:
         raise InputError(
             f"{folder}: has {len(cells)} finished cells; say which model is released by --cell NUMBER"
         )
-    if (cell := cells.get(next(iter(cells)) if place is None else place)) is None:
-        raise InputError(f"{folder}: has no finished cell {place}")
-    if unknown := sorted(set(people) - set(PEOPLE)):
-        raise InputError(f"{unknown[0]}: expected one of {', '.join(PEOPLE)}")
+    if (cell := cells.get(next(iter(cells)) if cell_index is None else cell_index)) is None:
+        raise InputError(f"{folder}: has no finished cell {cell_index}")
+    if unknown := sorted(set(people) - set(RESPONSIBLE_PEOPLE)):
+        raise InputError(f"{unknown[0]}: expected one of {', '.join(RESPONSIBLE_PEOPLE)}")
     if cell["cell"] in results.differs:
-        reason = entry_of(cell).disagreement or "its figures are written otherwise"
+        reason = make_entry(cell).disagreement or "its figures are written otherwise"
         raise RunError(
             f"{folder}: cell {cell['cell']} claims something else than its releases and scenario give: {reason}"
         )
-    model, scenario = bytes_of(folder / cell["model"]), without_paths(cell["scenario"])
+    model, scenario = read_file_bytes(folder / cell["model"]), strip_paths(cell["scenario"])
     has_exact_scores = cell["evaluation"] is not None and cell["evaluation"]["published"] == "without noise"
     names = [
         name for name in cell if name in _RECORD_FIELDS or (name.startswith("test_") and not has_exact_scores)
@@ -171,32 +178,37 @@ def body_of(
         "model": {"file": Path(cell["model"]).name, "bytes": len(model), "sha256": sha256(model)},
         "record": {
             **{name: cell[name] for name in names},
-            "point": {key: without_paths(value, key) for key, value in cell["point"].items()},
+            "point": {key: strip_paths(value, key) for key, value in cell["point"].items()},
             "scenario": scenario,
             "scenario_sha256": sha256(json.dumps(cell["scenario"], sort_keys=True).encode()),
         },
-        "tuned": results.tuned and results.tuned.model_dump(mode="json"),
-        "people": {name: people.get(name) for name in PEOPLE},
+        "tuned": results.tuning and results.tuning.model_dump(mode="json"),
+        "people": {name: people.get(name) for name in RESPONSIBLE_PEOPLE},
         **extra,
     }
-    return dict(json.loads(spelled(body)))
+    return dict(json.loads(canonical_json(body)))
 
 
-def certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]], key: Ed25519PrivateKey) -> bytes:
+def sign_certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]], key: Ed25519PrivateKey) -> bytes:
     """Sign a body and the silos' statements with the coordinator's key.
 
     Raises:
         InputError: A silo signed another body.
     """
     for statement in silos:
-        if statement.get("body") != sha256(spelled(body)):
+        if statement.get("body") != sha256(canonical_json(body)):
             raise InputError(
                 f"silo {statement.get('silo')} signed another certificate than this: run, answers or audit were "
                 "changed since, so let it sign the present one"
             )
     statements = sorted(silos, key=lambda statement: str(statement.get("silo")))
-    document = {"about": Signed(body, statements).about, "body": body, "format": FORMAT, "silos": statements}
-    return spelled({**document, "coordinator": signature(key, FORMAT, document)})
+    document = {
+        "about": SignedCertificate(body, statements).about_line,
+        "body": body,
+        "format": FORMAT,
+        "silos": statements,
+    }
+    return canonical_json({**document, "coordinator": sign_data(key, FORMAT, document)})
 
 
 def read_certificate(path: Path) -> dict[str, Any]:
@@ -205,10 +217,11 @@ def read_certificate(path: Path) -> dict[str, Any]:
     Raises:
         InputError: The file is no certificate of this format.
     """
-    tree = read_spelled(bytes_of(path), path)
+    tree = read_canonical_json(read_file_bytes(path), path)
     if str(tree.get("format")).startswith("fedpriv certificate ") and tree["format"] != FORMAT:
         raise InputError(
-            f"{path}: has the format {printable(repr(tree['format']), 40)}, which silos signed without planning "
+            f"{path}: has the format {sanitize_line(repr(tree['format']), 40)}, which silos signed without "
+            "planning "
             f"the run again; certify the run anew for {FORMAT!r}"
         )
     if tree.get("format") != FORMAT or set(tree) != {"about", "format", "body", "silos", "coordinator"}:
@@ -216,9 +229,13 @@ def read_certificate(path: Path) -> dict[str, Any]:
     return tree
 
 
-def verified(
-    path: Path, signers: Mapping[str, Ed25519PublicKey], model: Path | None = None, *, all_silos: bool = True
-) -> Verified:
+def verify_certificate(
+    path: Path,
+    signers: Mapping[str, Ed25519PublicKey],
+    model: Path | None = None,
+    *,
+    require_all_silos: bool = True,
+) -> VerifiedCertificate:
     """Recompute a certificate without the data.
 
     Args:
@@ -248,24 +265,24 @@ def verified(
             signers[COORDINATOR],
             f"the {COORDINATOR}",
         )
-        entry = recomputed(tree["body"])
-        result = Verified(tree["body"], tree["silos"], entry.claim, _check_silos(tree, signers, entry))
-        if tree["about"] != result.about:
-            raise InputError(f"about is {printable(repr(tree['about']), 60)}, and it is: {result.about}")
-        if all_silos and result.unsigned:
-            raise InputError(result.about)
-        if model is not None and sha256(content := bytes_of(model)) != tree["body"]["model"]["sha256"]:
+        entry = recompute_record(tree["body"])
+        result = VerifiedCertificate(tree["body"], tree["silos"], entry.claim, _check_silos(tree, signers, entry))
+        if tree["about"] != result.about_line:
+            raise InputError(f"about is {sanitize_line(repr(tree['about']), 60)}, and it is: {result.about_line}")
+        if require_all_silos and result.unsigned_silos:
+            raise InputError(result.about_line)
+        if model is not None and sha256(content := read_file_bytes(model)) != tree["body"]["model"]["sha256"]:
             raise InputError(f"{model} ({len(content)} bytes) is not the model that was certified")
     except InputError as error:
         raise RunError(f"{path}: {error}") from None
     except Exception as error:  # a signed document of any other shape ends in one line, too
         raise RunError(
-            f"{path}: is not a whole certificate ({type(error).__name__}: {printable(str(error), 100)})"
+            f"{path}: is not a whole certificate ({type(error).__name__}: {sanitize_line(str(error), 100)})"
         ) from None
     return result
 
 
-def recomputed(body: Mapping[str, Any]) -> LedgerEntry:
+def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
     """Recompute the record of a body, with its claim.
 
     Raises:
@@ -273,7 +290,7 @@ def recomputed(body: Mapping[str, Any]) -> LedgerEntry:
     """
     record = body["record"]
     _check_sizes(record)
-    entry = entry_of(record)
+    entry = make_entry(record)
     for name, value in _derived_figures(entry).items():
         if name not in record or not _matches(record[name], value, name):
             raise InputError(
@@ -293,13 +310,13 @@ def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
 
     Guarantee: no figure is believed that the scenario decides: trust, silos, rounds, records, δ, participation.
     """
-    record, cell = entry.record, entry.resolved
+    record, cell = entry.record, entry.resolved_cell
     if cell is None and record["engine"] == "deployment":
         raise InputError("record.scenario cannot be planned here; code of one's own is given with --import")
     if cell is None:
-        return figures_of(entry.claim, entry.delta)
+        return claim_figures(entry.claim, entry.delta)
     noise: Literal["simulation", "release"] = "release" if record["noise"] == "release" else "simulation"
-    return dict(json.loads(json.dumps(stated_of(cell, entry.streams, entry.tests, noise))))
+    return dict(json.loads(json.dumps(derived_fields(cell, entry.streams, entry.test_streams, noise))))
 
 
 def _check_texts(body: Mapping[str, Any]) -> None:
@@ -312,7 +329,7 @@ def _check_texts(body: Mapping[str, Any]) -> None:
         **{f"run.{name}": (body["run"][name], scenario[name]) for name in ("name", "title")},
         "record.clients": (record.get("clients"), scenario["federation"].get("clients")),
         **{
-            f"record.point: {printable(key, 60)}": (value, _find_key(scenario, key))
+            f"record.point: {sanitize_line(key, 60)}": (value, _find_key(scenario, key))
             for key, value in record["point"].items()
         },
     }
@@ -320,13 +337,12 @@ def _check_texts(body: Mapping[str, Any]) -> None:
     refuse(
         {
             **{
-                f"{name} is {printable(repr(recorded), 60)}, and the scenario's is {printable(repr(value), 60)}": (
-                    recorded != value
-                )
+                f"{name} is {sanitize_line(repr(recorded), 60)}, and the scenario's is "
+                f"{sanitize_line(repr(value), 60)}": (recorded != value)
                 for name, (recorded, value) in written.items()
             },
             **{
-                f"record.{printable(name, 60)} is none of a certificate": name not in _ALL_FIELDS
+                f"record.{sanitize_line(name, 60)} is none of a certificate": name not in _ALL_FIELDS
                 for name in record
                 if not name.startswith("test_")
             },
@@ -376,14 +392,16 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
     Raises:
         InputError: A silo or a figure differs; the message names the first one.
     """
-    record, body_digest = tree["body"]["record"], sha256(spelled(tree["body"]))
+    record, body_digest = tree["body"]["record"], sha256(canonical_json(tree["body"]))
     if not isinstance(tree["silos"], list):
         raise InputError("silos: expected a list")
     if record["engine"] != "deployment":
         if tree["silos"]:
             raise InputError(f"silo {tree['silos'][0]['silo']!r:.20} signed, and has no part in a simulation")
-        return entry.resolved is not None
-    from fedpriv.addons.certificate.attest import SAYS as SILO_SAYS  # imports what a simulation does not need
+        return entry.resolved_cell is not None
+    from fedpriv.addons.certificate.attest import (
+        STATEMENT_NAME as SILO_SAYS,
+    )  # imports what a simulation does not need
 
     statements = dict[int, Mapping[str, Any]]()
     for statement in tree["silos"]:
@@ -417,18 +435,18 @@ def _check_plan(
     """
     from fedpriv.addons.certificate.attest import find_charge_difference
 
-    cell, first = entry.resolved, next(iter(statements))
+    cell, first = entry.resolved_cell, next(iter(statements))
     first_shapes = statements[first]["shapes"]
     assert cell is not None
     if others := [number for number, facts in statements.items() if facts["shapes"] != first_shapes]:
         raise InputError(f"silo {others[0]} has records of other shapes than silo {first}")
-    if cell.model.code:
+    if cell.model.import_paths:
         return False
-    plans = recompute(
+    plans = recompute_plans(
         cell,
-        objective_of(cell, first_shapes),
+        make_objective(cell, first_shapes),
         record["releases"],
-        lambda step: plan_of(step, objective_of(step, first_shapes), released=True),
+        lambda step: make_plan(step, make_objective(step, first_shapes), for_release=True),
     )
     plans.check(record)
     for number, facts in statements.items():

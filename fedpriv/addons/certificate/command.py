@@ -20,42 +20,42 @@ from markupsafe import escape
 
 from fedpriv.addons.certificate.certify import (
     COORDINATOR,
-    PEOPLE,
-    Verified,
-    body_of,
-    certificate,
+    RESPONSIBLE_PEOPLE,
+    VerifiedCertificate,
+    make_body,
     read_certificate,
-    recomputed,
-    verified,
+    recompute_record,
+    sign_certificate,
+    verify_certificate,
 )
 from fedpriv.cli.options import print_text
-from fedpriv.core.errors import FedprivError, InputError, printable
-from fedpriv.core.figures import counted, delta_figure, epsilon_figure, lower_figure, upper_figure
+from fedpriv.core.errors import FedprivError, InputError, sanitize_line
+from fedpriv.core.figures import format_count, format_lower, format_upper, format_upper_delta, format_upper_epsilon
 from fedpriv.core.files import write_bytes, write_text
 from fedpriv.core.signed import (
-    bytes_of,
-    made_key,
-    public_key,
-    public_line,
-    read_spelled,
+    canonical_json,
+    format_public_key,
+    load_or_create_key,
+    parse_public_key,
+    read_canonical_json,
+    read_file_bytes,
+    read_signers,
     sha256,
-    signers_of,
-    spelled,
 )
-from fedpriv.data.named import schema_of
-from fedpriv.noise.trust import trust_named
-from fedpriv.scenario.published import Tuned
+from fedpriv.data.named import find_schema
+from fedpriv.noise.trust import find_trust
+from fedpriv.scenario.published import Tuning
 from fedpriv.show.page import export_run
 from fedpriv.show.statement import NOT_PROTECTED, Statement, load_audit, make_statements
 from fedpriv.study.results import Results, read_claims
 
 NIST, SATRE, OPENDP = "NIST SP 800-226", "SATRE 3.3.09", "OpenDP registry, tier 3"
-_BOTH = f"{NIST}; {OPENDP}"
-_NO_LAW = (
+_NIST_AND_OPENDP = f"{NIST}; {OPENDP}"
+_NO_LAW_NOTE = (
     "This document states facts of one computation. It is no statement that any law or policy is complied with: "
     "that is for the people who file it."
 )
-_SIMULATED = (
+_SIMULATION_NOTE = (
     "A SIMULATION. Its noise follows from a seed that is written in it, no silo's guard had a part in it, and "
     "none signed: the figures say what a deployment of this scenario would guarantee. Nothing here is protected."
 )
@@ -68,17 +68,17 @@ _STYLE = (
 )
 
 
-_OTHERS = (
+_OTHER_MODELS_NOTE = (
     "Records against all models of this run together: the figures are of the one that is certified. Choosing it "
     "among them by what was measured is not covered."
 )
 
 
-class Answer(NamedTuple):
+class CertificateAnswer(NamedTuple):
     """A question, the documents that ask it, and the fact."""
 
     question: str
-    asked_by: str
+    source: str
     text: str
 
     @property
@@ -86,17 +86,20 @@ class Answer(NamedTuple):
         """Entry of the page's list, in which an answer that a person still has to give stands out."""
         text = escape(self.text)
         shown = f'<span class="open">{text}</span>' if self.text.startswith("to be filled in by ") else text
-        return (
-            f'<dt>{escape(self.question)} <span class="for">{escape(self.asked_by)}</span></dt>\n<dd>{shown}</dd>'
-        )
+        return f'<dt>{escape(self.question)} <span class="for">{escape(self.source)}</span></dt>\n<dd>{shown}</dd>'
 
 
-def sections(of: Verified) -> list[tuple[str, list[Answer]]]:
+def sections(certificate: VerifiedCertificate) -> list[tuple[str, list[CertificateAnswer]]]:
     """List the questions in the order of the page.
 
     The privacy statement is of the certified cell alone: everything in it is recomputed.
     """
-    body, run, model, record = of.body, of.body["run"], of.body["model"], of.body["record"]
+    body, run, model, record = (
+        certificate.body,
+        certificate.body["run"],
+        certificate.body["model"],
+        certificate.body["record"],
+    )
     scenario = record["scenario"]
     (statement,) = make_statements(
         Results(
@@ -110,7 +113,7 @@ def sections(of: Verified) -> list[tuple[str, list[Answer]]]:
             cells=[record],
             versions=run["versions"],
             rerun=None,
-            tuned=body["tuned"] and Tuned.model_validate(body["tuned"]),
+            tuning=body["tuned"] and Tuning.model_validate(body["tuned"]),
             date=run["date"],
         )
     )
@@ -118,128 +121,159 @@ def sections(of: Verified) -> list[tuple[str, list[Answer]]]:
         (
             "What is released, and why",
             [
-                Answer(
+                CertificateAnswer(
                     "Which artefact may leave?",
                     SATRE,
                     f"{model['file']}, {model['bytes']} bytes, SHA-256 {model['sha256']}",
                 ),
-                Answer(
+                CertificateAnswer(
                     "What is it?",
                     OPENDP,
                     f"{scenario['model']['name']}, a vector of {record['dimension']} numbers, trained by "
                     f"{scenario['algorithm']['name']} on {scenario['data']['name']}, "
-                    f"{counted(record['silos'], 'silo')}, {counted(record['rounds'], 'round')}; "
+                    f"{format_count(record['silos'], 'silo')}, {format_count(record['rounds'], 'round')}; "
                     f"run {run['name']!r} of {run['date']}",
                 ),
-                Answer("For which purpose?", f"{OPENDP}; {SATRE}", _person(body, "purpose")),
-                Answer("For which use is it intended, and for which not?", OPENDP, _person(body, "intended_use")),
-                Answer("Who answers questions?", OPENDP, _person(body, "contact")),
-                Answer("Who approved the release, by which criteria?", SATRE, _person(body, "approved_by")),
+                CertificateAnswer("For which purpose?", f"{OPENDP}; {SATRE}", _person_answer(body, "purpose")),
+                CertificateAnswer(
+                    "For which use is it intended, and for which not?",
+                    OPENDP,
+                    _person_answer(body, "intended_use"),
+                ),
+                CertificateAnswer("Who answers questions?", OPENDP, _person_answer(body, "contact")),
+                CertificateAnswer(
+                    "Who approved the release, by which criteria?", SATRE, _person_answer(body, "approved_by")
+                ),
             ],
         ),
-        ("The guarantee", _guarantee(of, statement)),
+        ("The guarantee", _guarantee_answers(certificate, statement)),
         (
             "Who is trusted, and with what",
             [
-                Answer(
+                CertificateAnswer(
                     "Against whom does it protect?",
-                    _BOTH,
-                    f"{trust_named(statement.trust).title}: {statement.protection}",
+                    _NIST_AND_OPENDP,
+                    f"{find_trust(statement.trust).title}: {statement.protection}",
                 ),
-                Answer("Who drew the noise?", NIST, statement.noise or "there is none"),
-                Answer(
+                CertificateAnswer("Who drew the noise?", NIST, statement.noise or "there is none"),
+                CertificateAnswer(
                     "Who signed this?",
                     SATRE,
                     "the coordinator alone: a simulation"
-                    if of.simulated
-                    else f"the coordinator; {of.about}; their keys are in certificate.json",
+                    if certificate.is_simulation
+                    else f"the coordinator; {certificate.about_line}; their keys are in certificate.json",
                 ),
-                Answer("Where do raw records lie, and who has them?", NIST, _person(body, "holders_of_records")),
-                Answer("Who can reach records, ledger and keys?", NIST, _person(body, "access_to_records")),
-                Answer("When is what deleted?", NIST, _person(body, "retention")),
+                CertificateAnswer(
+                    "Where do raw records lie, and who has them?", NIST, _person_answer(body, "holders_of_records")
+                ),
+                CertificateAnswer(
+                    "Who can reach records, ledger and keys?", NIST, _person_answer(body, "access_to_records")
+                ),
+                CertificateAnswer("When is what deleted?", NIST, _person_answer(body, "retention")),
             ],
         ),
         (
             "The same records in other releases",
             [
-                Answer(f"Silo {each['silo']}: how often before, and what is left?", _BOTH, _of_silo(each))
-                for each in of.silos
+                CertificateAnswer(
+                    f"Silo {each['silo']}: how often before, and what is left?",
+                    _NIST_AND_OPENDP,
+                    _describe_silo_budget(each),
+                )
+                for each in certificate.silos
             ]
             or [
-                Answer("How often were these records used before?", _BOTH, "not known: no silo's ledger was asked")
+                CertificateAnswer(
+                    "How often were these records used before?",
+                    _NIST_AND_OPENDP,
+                    "not known: no silo's ledger was asked",
+                )
             ],
         ),
-        ("Correctness and limits", _limits(of, statement)),
+        ("Correctness and limits", _limit_answers(certificate, statement)),
     ]
 
 
-def _person(body: Mapping[str, Any], name: str) -> str:
-    return body["people"].get(name) or f"to be filled in by {PEOPLE[name]}"
+def _person_answer(body: Mapping[str, Any], name: str) -> str:
+    return body["people"].get(name) or f"to be filled in by {RESPONSIBLE_PEOPLE[name]}"
 
 
-def _guarantee(of: Verified, statement: Statement) -> list[Answer]:
-    if of.claim is None:
-        return [Answer("Which ε and δ?", NIST, "none: the run adds no noise, and nothing is guaranteed")]
+def _guarantee_answers(certificate: VerifiedCertificate, statement: Statement) -> list[CertificateAnswer]:
+    if certificate.claim is None:
+        return [
+            CertificateAnswer("Which ε and δ?", NIST, "none: the run adds no noise, and nothing is guaranteed")
+        ]
     return [
-        Answer("Which unit is protected?", _BOTH, statement.unit),
-        Answer("Which data sets are neighbours?", _BOTH, f"{statement.relation}; hidden is {statement.hidden}"),
-        Answer("Which ε and δ?", _BOTH, of.claim.sentence("line", of.body["record"]["delta"])),
-        Answer(
+        CertificateAnswer("Which unit is protected?", _NIST_AND_OPENDP, statement.unit),
+        CertificateAnswer(
+            "Which data sets are neighbours?",
+            _NIST_AND_OPENDP,
+            f"{statement.relation}; hidden is {statement.hidden}",
+        ),
+        CertificateAnswer(
+            "Which ε and δ?",
+            _NIST_AND_OPENDP,
+            certificate.claim.format_sentence("line", certificate.body["record"]["delta"]),
+        ),
+        CertificateAnswer(
             "What can an attacker do?",
             NIST,
-            f"who knows all else and guesses about one {of.claim.unit.noun} is right in at most "
+            f"who knows all else and guesses about one {certificate.claim.unit.noun} is right in at most "
             f"{statement.levels[0].attacker} of cases, where blind guessing is in 50 %",
         ),
-        Answer("What weakens it?", NIST, " ".join(weaknesses(of, statement))),
-        Answer("Why this ε?", _BOTH, _person(of.body, "reason_for_epsilon")),
-        Answer(
+        CertificateAnswer("What weakens it?", NIST, " ".join(list_weaknesses(certificate, statement))),
+        CertificateAnswer("Why this ε?", _NIST_AND_OPENDP, _person_answer(certificate.body, "reason_for_epsilon")),
+        CertificateAnswer(
             "Which releases add up to it?",
-            _BOTH,
+            _NIST_AND_OPENDP,
             f"{'; '.join(statement.mechanisms)}. What is computed from them alone, such as the model, costs "
             "nothing more.",
         ),
-        Answer(
+        CertificateAnswer(
             "What does it take for granted?",
-            _BOTH,
+            _NIST_AND_OPENDP,
             " ".join([*statement.loss_assumptions, *statement.assumptions]),
         ),
     ]
 
 
-def weaknesses(of: Verified, statement: Statement) -> list[str]:
+def list_weaknesses(certificate: VerifiedCertificate, statement: Statement) -> list[str]:
     """List what weakens the figures, for the page and the card."""
-    record = of.body["record"]
+    record = certificate.body["record"]
     return [
-        *([f"NOT ALL SILOS SIGNED: {of.about}."] if of.unsigned else []),
+        *([f"NOT ALL SILOS SIGNED: {certificate.about_line}."] if certificate.unsigned_silos else []),
         "This is a simulation, whose noise anybody can recompute and remove."
-        if of.simulated
+        if certificate.is_simulation
         else "This is of a release: who drew the noise, and from which key, is said below.",
         *statement.caveats,
-        _declared(of, record["scenario"]["data"]),
+        _describe_public_facts(certificate, record["scenario"]["data"]),
         "Settings were chosen by fedpriv tune, and what that cost is said below."
-        if of.body["tuned"]
+        if certificate.body["tuned"]
         else "Whether settings were chosen by a look at these records, no file of the run says; that is for the "
         "coordinator to answer.",
-        *([_runs_of(each) for each in of.silos] or ["Whether these records were used before is not known."]),
-        *([] if of.simulated else [_MODEL]),
+        *(
+            [_describe_other_runs(each) for each in certificate.silos]
+            or ["Whether these records were used before is not known."]
+        ),
+        *([] if certificate.is_simulation else [_MODEL_NOTE]),
     ]
 
 
-_MODEL = (
+_MODEL_NOTE = (
     "That the model is the one that this run gave is the coordinator's word: whichever run it came from, a silo's "
     "records are protected by all of that silo's runs together."
 )
 
 
-def _declared(of: Verified, data: Mapping[str, Any]) -> str:
+def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, Any]) -> str:
     """Say who declared ranges and vocabularies public."""
     table = data.get("table")
-    if table is None and schema_of(data["name"], None) is not None:
+    if table is None and find_schema(data["name"], None) is not None:
         return "Ranges, vocabularies and classes of the table are public, as fedpriv describes this data set."
     if table is None:
         return "Shapes of records and the number of classes are taken to be public, as the scenario has them."
-    signers = [each for each in of.silos if each["table_public"]]
-    silos = f", and by the policies of {counted(len(signers), 'silo')} that signed" if signers else ""
+    signers = [each for each in certificate.silos if each["table_public"]]
+    silos = f", and by the policies of {format_count(len(signers), 'silo')} that signed" if signers else ""
     return (
         "Ranges, vocabularies, classes and sites of the table were declared public by the coordinator's scenario "
         f"(data.table.public = {str(table['public']).lower()}){silos}: if they were read off the "
@@ -247,50 +281,53 @@ def _declared(of: Verified, data: Mapping[str, Any]) -> str:
     )
 
 
-def _runs_of(each: Mapping[str, Any]) -> str:
+def _describe_other_runs(statement: Mapping[str, Any]) -> str:
     """Describe the other runs of a silo's records, and what all runs cost together."""
-    parts = [("records", each["training"]), *([("test records", each["tests"])] if "tests" in each else [])]
-    return f"Silo {each['silo']} had {', and '.join(_runs_on(what, facts) for what, facts in parts)}."
+    parts = [
+        ("records", statement["training"]),
+        *([("test records", statement["tests"])] if "tests" in statement else []),
+    ]
+    return f"Silo {statement['silo']} had {', and '.join(_runs_on(what, facts) for what, facts in parts)}."
 
 
 def _runs_on(what: str, facts: Mapping[str, Any]) -> str:
     runs, again = facts["spent"]["runs"] - 1, facts["runs_of_this_scenario"] - 1
     same = f", {again} of the very same scenario" if again else ""
-    more = f"; all together are {_amount(facts['spent'], 'more than any budget')}" if runs else ""
-    return f"{counted(runs, 'other run')} on its {what}{same}{more}"
+    more = f"; all together are {_format_amount(facts['spent'], 'more than any budget')}" if runs else ""
+    return f"{format_count(runs, 'other run')} on its {what}{same}{more}"
 
 
-def _amount(charged: Mapping[str, Any], without_noise: str) -> str:
+def _format_amount(charge: Mapping[str, Any], without_noise: str) -> str:
     """A charge, or several together, with the probability of its slack: without that a μ is no promise."""
-    if (mu := charged["mu"]) is None:
+    if (mu := charge["mu"]) is None:
         return without_noise
-    slack = charged["slack"]
-    return f"μ = {upper_figure(mu)}" + (f" but for a probability of {upper_figure(slack, 3)}" if slack else "")
+    slack = charge["slack"]
+    return f"μ = {format_upper(mu)}" + (f" but for a probability of {format_upper(slack, 3)}" if slack else "")
 
 
-def _of_silo(each: Mapping[str, Any]) -> str:
-    facts, allow = each["training"], each["policy"]["allow"]
-    but_for = f" and a probability of {lower_figure(allow['slack'], 3)}" if allow["slack"] else ""
+def _describe_silo_budget(statement: Mapping[str, Any]) -> str:
+    facts, allow = statement["training"], statement["policy"]["allow"]
+    but_for = f" and a probability of {format_lower(allow['slack'], 3)}" if allow["slack"] else ""
     return "; ".join(
         [
-            f"{counted(facts['before']['runs'], 'run')} before this one; it was charged "
-            + _amount(facts["charged"], "as a run without noise"),
-            f"spent by all: {_amount(facts['spent'], 'more than any budget')}, of a lifetime budget of "
-            f"{lower_figure(allow['budget'])}{but_for}, left for one more run {lower_figure(facts['left']['mu'])}",
-            f"policy SHA-256 {each['policy']['sha256']}, fedpriv {each['fedpriv']}",
+            f"{format_count(facts['before']['runs'], 'run')} before this one; it was charged "
+            + _format_amount(facts["charged"], "as a run without noise"),
+            f"spent by all: {_format_amount(facts['spent'], 'more than any budget')}, of a lifetime budget of "
+            f"{format_lower(allow['budget'])}{but_for}, left for one more run {format_lower(facts['left']['mu'])}",
+            f"policy SHA-256 {statement['policy']['sha256']}, fedpriv {statement['fedpriv']}",
             *(["THE POLICY ANSWERS RUNS WITHOUT NOISE: its budget bounds nothing"] if allow["noise_free"] else []),
         ]
     )
 
 
-def _limits(of: Verified, statement: Statement) -> list[Answer]:
-    body, audit = of.body, of.body["audit"]
+def _limit_answers(certificate: VerifiedCertificate, statement: Statement) -> list[CertificateAnswer]:
+    body, audit = certificate.body, certificate.body["audit"]
     audited = (
         "none was stored"
         if audit is None
         else (
-            f"by the coordinator's word {audit['trials']} canaries show at least μ = {lower_figure(audit['mu'])} "
-            f"of {upper_figure(audit['claimed_mu'])}: {'the claim stands' if audit['stands'] else 'IT IS REFUTED'}"
+            f"by the coordinator's word {audit['trials']} canaries show at least μ = {format_lower(audit['mu'])} "
+            f"of {format_upper(audit['claimed_mu'])}: {'the claim stands' if audit['stands'] else 'IT IS REFUTED'}"
         )
     )
     scores = ", ".join(
@@ -299,84 +336,92 @@ def _limits(of: Verified, statement: Statement) -> list[Answer]:
         if name.startswith("test_") and isinstance(value, float)
     )
     return [
-        Answer("Was the claim attacked?", NIST, audited),
-        Answer("What is not protected?", _BOTH, " ".join([*body["not_protected"], *statement.evaluations])),
-        Answer(
+        CertificateAnswer("Was the claim attacked?", NIST, audited),
+        CertificateAnswer(
+            "What is not protected?", _NIST_AND_OPENDP, " ".join([*body["not_protected"], *statement.evaluations])
+        ),
+        CertificateAnswer(
             "How good is it?",
             NIST,
             f"by the coordinator's word: {scores}" if scores else "this document has no score",
         ),
-        Answer("And for smaller groups of people?", NIST, _person(body, "subgroups")),
-        Answer(
+        CertificateAnswer("And for smaller groups of people?", NIST, _person_answer(body, "subgroups")),
+        CertificateAnswer(
             "Which programs computed it?",
-            _BOTH,
+            _NIST_AND_OPENDP,
             ", ".join(f"{name} {version}" for name, version in sorted(body["run"]["versions"].items())),
         ),
     ]
 
 
-def _first_line(of: Verified) -> str:
+def _first_line(certificate: VerifiedCertificate) -> str:
     """Signers who vouch for a certificate, for the first line of a page."""
-    return _SIMULATED if of.simulated else f"{of.about[0].upper()}{of.about[1:]}."
+    return (
+        _SIMULATION_NOTE
+        if certificate.is_simulation
+        else f"{certificate.about_line[0].upper()}{certificate.about_line[1:]}."
+    )
 
 
-def page(of: Verified) -> str:
+def format_page(certificate: VerifiedCertificate) -> str:
     """The page that a board files: HTML that stands alone, and prints."""
-    run = of.body["run"]
+    run = certificate.body["run"]
     parts = [
         part
-        for heading, answers in sections(of)
+        for heading, answers in sections(certificate)
         for part in (f"<h2>{escape(heading)}</h2>\n<dl>", *(each.html for each in answers), "</dl>")
     ]
-    first = f'<p class="note"><strong>{escape(_first_line(of))}</strong></p>\n'
+    first = f'<p class="note"><strong>{escape(_first_line(certificate))}</strong></p>\n'
     title = escape(f"Certificate of a model: {run['title'] or run['name']}")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{first}<h1>{title}</h1>\n"
-        f"<p>{escape(_NO_LAW)} The facts are those of certificate.json beside it, which <code>fedpriv certify "
+        f"<p>{escape(_NO_LAW_NOTE)} The facts are those of certificate.json beside it, which <code>fedpriv "
+        "certify "
         "--verify</code> recomputes without the data.</p>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
     )
 
 
-def model_card(of: Verified) -> str:
+def format_model_card(certificate: VerifiedCertificate) -> str:
     """The model card: Markdown with the metadata block that model hubs read."""
-    run, record = of.body["run"], of.body["record"]
+    run, record = certificate.body["run"], certificate.body["record"]
     head = [
         *("---", "tags:", "- differential-privacy", "- federated-learning", "- fedpriv", "---"),
         "",
-        f"> **{_first_line(of)}**",
+        f"> **{_first_line(certificate)}**",
         "",
-        f"# {_plain(run['title'] or run['name'])}",
+        f"# {_escape_markdown(run['title'] or run['name'])}",
         "",
     ]
-    if of.claim is not None:
+    if certificate.claim is not None:
         head += [
-            f"ε = {epsilon_figure(record['epsilon'])} at δ = {delta_figure(record['delta'])} for {record['unit']} "
+            f"ε = {format_upper_epsilon(record['epsilon'])} at δ = {format_upper_delta(record['delta'])} for "
+            f"{record['unit']} "
             f"({record['relation']}).",
             "",
         ]
     facts = [
         fact
-        for heading, answers in sections(of)
+        for heading, answers in sections(certificate)
         for fact in (
             f"## {heading}\n",
-            *(f"**{_plain(each.question)}** {_plain(each.text)}\n" for each in answers),
+            *(f"**{_escape_markdown(each.question)}** {_escape_markdown(each.text)}\n" for each in answers),
         )
     ]
     return "\n".join(
-        [*head, *facts, _NO_LAW, "certificate.json beside it recomputes: `fedpriv certify --verify`.", ""]
+        [*head, *facts, _NO_LAW_NOTE, "certificate.json beside it recomputes: `fedpriv certify --verify`.", ""]
     )
 
 
-def _plain(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """Another party's text as one line that is neither markup nor a link."""
     line = " ".join(text.split())
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|!" else letter for letter in line)
 
 
-CERTIFICATE, PAGE, CARD = "certificate.json", "certificate.html", "model-card.md"
+CERTIFICATE_FILE, PAGE_FILE, CARD_FILE = "certificate.json", "certificate.html", "model-card.md"
 
 
 def verify(path: Path, keys: Path | None, model: Path | None) -> None:
@@ -387,7 +432,7 @@ def verify(path: Path, keys: Path | None, model: Path | None) -> None:
             '"silo-0 ssh-ed25519 AAAA…", as they told you: a certificate that names its own signers proves nothing'
         )
     compared = "the model is the one that was certified" if model else "no --model was given to compare"
-    print_text("\n".join([*verified(path, signers_of(keys), model).lines, compared, ""]))
+    print_text("\n".join([*verify_certificate(path, read_signers(keys), model).lines, compared, ""]))
 
 
 def certify(
@@ -397,20 +442,22 @@ def certify(
     results, audit = read_claims(folder), load_audit(folder)
     extra = {
         "audit": None if audit is None else dataclasses.asdict(audit),
-        "not_protected": [*NOT_PROTECTED, *([_OTHERS] if len(results.cells) > 1 else [])],
+        "not_protected": [*NOT_PROTECTED, *([_OTHER_MODELS_NOTE] if len(results.cells) > 1 else [])],
     }
-    body = body_of(folder, results, cell, _people(people, answers), extra)
-    recomputed(body)
+    body = make_body(folder, results, cell, _read_people(people, answers), extra)
+    recompute_record(body)
     new = not key.exists()
-    own, signed = made_key(key), [read_spelled(bytes_of(path), path) for path in silos]
-    path = folder / CERTIFICATE
-    write_bytes(path, certificate(body, signed, own))
-    found = verified(path, {COORDINATOR: own.public_key(), **_as_they_say(signed)}, all_silos=False)
-    lines = [f"{COORDINATOR} {public_line(own.public_key())}", *found.lines]
-    if found.simulated or signed:
-        write_text(folder / PAGE, page(found))
-        write_text(folder / CARD, model_card(found))
-        written = f"{path}, {PAGE}, {CARD} and {export_run(folder, 'ro-crate').name}"
+    own, signed = load_or_create_key(key), [read_canonical_json(read_file_bytes(path), path) for path in silos]
+    path = folder / CERTIFICATE_FILE
+    write_bytes(path, sign_certificate(body, signed, own))
+    found = verify_certificate(
+        path, {COORDINATOR: own.public_key(), **_claimed_keys(signed)}, require_all_silos=False
+    )
+    lines = [f"{COORDINATOR} {format_public_key(own.public_key())}", *found.lines]
+    if found.is_simulation or signed:
+        write_text(folder / PAGE_FILE, format_page(found))
+        write_text(folder / CARD_FILE, format_model_card(found))
+        written = f"{path}, {PAGE_FILE}, {CARD_FILE} and {export_run(folder, 'ro-crate').name}"
     else:
         lines.append(
             f"a draft: let each silo call `fedpriv silo sign POLICY {path}`, and give what it writes by --signed"
@@ -423,48 +470,48 @@ def certify(
 
 def sign(policy: Path, path: Path, out: Path | None) -> None:
     """Write what a silo signs of a certificate, after recomputing it from its own ledger and its scenario."""
-    from fedpriv.addons.certificate.attest import attested
+    from fedpriv.addons.certificate.attest import attest
 
     body: Mapping[str, Any] = read_certificate(path)["body"]
     try:
         try:
-            recomputed(body)
+            recompute_record(body)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        facts = attested(policy, body["record"], sha256(spelled(body)))
+        facts = attest(policy, body["record"], sha256(canonical_json(body)))
     except FedprivError:
         raise
     except Exception as error:  # a coordinator's document of another make
         raise InputError(f"{path}: is not a whole certificate ({type(error).__name__})") from None
     target = out or path.with_name(f"silo-{facts['silo']}.json")
-    write_bytes(target, spelled(facts))
+    write_bytes(target, canonical_json(facts))
     sys.stdout.write(f"silo-{facts['silo']} {facts['signed']['key']}\nwritten: {target}\n")
 
 
-def _people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
+def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
     """What people say: a TOML file, and KEY=TEXT over it."""
     found: dict[str, Any] = {}
     if path is not None:
         try:
-            found = tomllib.loads(bytes_of(path).decode())
+            found = tomllib.loads(read_file_bytes(path).decode())
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"{path}: cannot be read as TOML: {error}") from None
     for answer in answers:
         name, equals, text = answer.partition("=")
         if not equals:
-            raise InputError(f"--say {answer}: expected KEY=TEXT, with one of {', '.join(PEOPLE)}")
+            raise InputError(f"--say {answer}: expected KEY=TEXT, with one of {', '.join(RESPONSIBLE_PEOPLE)}")
         found[name.strip()] = text.strip()
     for name, text in found.items():
         if not isinstance(text, str) or not text:
             raise InputError(f"{name}: expected a text")
-    return {name: printable(text, 2000) for name, text in found.items()}
+    return {name: sanitize_line(text, 2000) for name, text in found.items()}
 
 
-def _as_they_say(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _claimed_keys(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Keys of silos as their parts name them: to see at once whether the whole agrees, not whom to trust."""
     try:
         return {
-            f"silo-{each['silo']}": public_key(each["signed"]["key"].encode(), f"silo {each['silo']}")
+            f"silo-{each['silo']}": parse_public_key(each["signed"]["key"].encode(), f"silo {each['silo']}")
             for each in signed
         }
     except (KeyError, TypeError, AttributeError) as error:

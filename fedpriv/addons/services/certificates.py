@@ -24,17 +24,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fedpriv.core.errors import InputError, printable, refuse
-from fedpriv.core.files import OWN, sync_folder, write_bytes, write_text
-from fedpriv.silo.metrics import Figure
+from fedpriv.core.errors import InputError, refuse, sanitize_line
+from fedpriv.core.files import PRIVATE_MODE, sync_folder, write_bytes, write_text
+from fedpriv.silo.metrics import ServiceMetric
 
 _log = logging.getLogger("fedpriv.certificates")
-SOON = datetime.timedelta(days=30)
+EXPIRY_WARNING = datetime.timedelta(days=30)
 """Time before the end of a certificate at which it is told of."""
-_DAY, _MINUTE = 86_400.0, "%Y-%m-%d %H:%M UTC"
+_DAY_SECONDS, _DATE_FORMAT = 86_400.0, "%Y-%m-%d %H:%M UTC"
 AUTHORITY_KEY = "ca.key"
-AUTHORITY, CERTIFICATE, KEY, NODE_KEY = "ca.crt", "server.pem", "server.key", "node.key"
-SECRET = "superexec.secret"
+AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, NODE_KEY_FILE = "ca.crt", "server.pem", "server.key", "node.key"
+SECRET_FILE = "superexec.secret"
 
 
 def make_server_keys(folder: Path) -> None:
@@ -61,23 +61,23 @@ def make_server_keys(folder: Path) -> None:
         .sign(key, hashes.SHA256())
     )
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    for path in (folder / AUTHORITY, folder / CERTIFICATE):
+    for path in (folder / AUTHORITY_FILE, folder / CERTIFICATE_FILE):
         path.write_bytes(certificate.public_bytes(pem))
-    write_bytes(folder / KEY, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), OWN)
+    write_bytes(folder / KEY_FILE, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain), PRIVATE_MODE)
 
 
 def make_node_key(private: Path, public: Path) -> None:
     """A SuperNode's own key (OpenSSH, 0600) and its public half."""
     key = ec.generate_private_key(ec.SECP384R1())
     ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain), OWN)
+    write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain), PRIVATE_MODE)
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     public.write_bytes(line + b"\n")
 
 
 def node_public_key(path: Path) -> bytes:
     """The public key in `path`, one line as ssh-keygen writes it, as Flower knows it (PEM); InputError if none."""
-    with key_expected(path, "public"):
+    with convert_key_errors(path, "public"):
         key = serialization.load_ssh_public_key(path.read_bytes())
         if isinstance(key, ec.EllipticCurvePublicKey):
             return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -85,7 +85,7 @@ def node_public_key(path: Path) -> bytes:
 
 
 @contextmanager
-def key_expected(path: Path, half: str) -> Iterator[None]:
+def convert_key_errors(path: Path, half: str) -> Iterator[None]:
     """InputError, with the reason, for a file that has no such half of a SuperNode's key."""
     try:
         yield
@@ -98,17 +98,17 @@ def key_expected(path: Path, half: str) -> Iterator[None]:
 def tls_options(keys: Path) -> list[str]:
     """Options of Flower's servers for the certificate and the key in `keys`."""
     return [
-        f"--ssl-ca-certfile={keys / AUTHORITY}",
-        f"--ssl-certfile={keys / CERTIFICATE}",
-        f"--ssl-keyfile={keys / KEY}",
+        f"--ssl-ca-certfile={keys / AUTHORITY_FILE}",
+        f"--ssl-certfile={keys / CERTIFICATE_FILE}",
+        f"--ssl-keyfile={keys / KEY_FILE}",
     ]
 
 
-def isolate(folder: Path) -> list[str]:
+def prepare_isolation(folder: Path) -> list[str]:
     """Make keys in `folder` for a server whose tasks are processes of their own; its options for them."""
     make_server_keys(folder)
-    write_bytes(folder / SECRET, secrets.token_bytes(32), OWN)
-    return ["--isolation=process", f"--superexec-auth-secret-file={folder / SECRET}"]
+    write_bytes(folder / SECRET_FILE, secrets.token_bytes(32), PRIVATE_MODE)
+    return ["--isolation=process", f"--superexec-auth-secret-file={folder / SECRET_FILE}"]
 
 
 class Certificate(NamedTuple):
@@ -118,25 +118,25 @@ class Certificate(NamedTuple):
     content: x509.Certificate
 
     @property
-    def left(self) -> datetime.timedelta:
+    def remaining_time(self) -> datetime.timedelta:
         return self.content.not_valid_after_utc - _now()
 
     @property
-    def ends_soon(self) -> bool:
-        return self.left < SOON
+    def expires_soon(self) -> bool:
+        return self.remaining_time < EXPIRY_WARNING
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """Its file, its owner, its end, and how long that is from now."""
-        last, name = self.content.not_valid_after_utc, printable(self.content.subject.rfc4514_string())
-        how = f"{self.left.days} days left" if self.left > datetime.timedelta() else "EXPIRED"
-        return f"{self.path}: {name}, until {last:{_MINUTE}}, {how}"
+        last, name = self.content.not_valid_after_utc, sanitize_line(self.content.subject.rfc4514_string())
+        how = f"{self.remaining_time.days} days left" if self.remaining_time > datetime.timedelta() else "EXPIRED"
+        return f"{self.path}: {name}, until {last:{_DATE_FORMAT}}, {how}"
 
 
 def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def certificates_of(path: Path) -> list[Certificate]:
+def read_certificates(path: Path) -> list[Certificate]:
     """The certificates in a file (PEM); InputError if there is none."""
     try:
         return [Certificate(path, found) for found in x509.load_pem_x509_certificates(path.read_bytes())]
@@ -146,50 +146,54 @@ def certificates_of(path: Path) -> list[Certificate]:
         raise InputError(f"{path}: expected a certificate (PEM): {error}") from None
 
 
-def certificates_below(places: Sequence[Path]) -> Iterator[Certificate]:
+def find_certificates(places: Sequence[Path]) -> Iterator[Certificate]:
     """Those of files, and of every ca.crt and server.pem below folders; InputError where there is none."""
     for place in places:
         files = [place] if not place.is_dir() else sorted([*place.rglob("*.crt"), *place.rglob("*.pem")])
         refuse({f"{place}: no .crt and no .pem file in it or below it": not files})
         for path in files:
-            yield from certificates_of(path)
+            yield from read_certificates(path)
 
 
 def check_certificates(*paths: Path) -> None:
     """InputError, with file and date, if a certificate in one of `paths` (PEM) cannot be used today."""
-    for certificate in (each for path in paths for each in certificates_of(path)):
+    for certificate in (each for path in paths for each in read_certificates(path)):
         first, last = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
         refuse(
             {
-                f"{certificate.path}: the certificate expired on {last:{_MINUTE}}; make a new one": _now() > last,
-                f"{certificate.path}: the certificate is valid from {first:{_MINUTE}} on only": _now() < first,
+                f"{certificate.path}: the certificate expired on {last:{_DATE_FORMAT}}; make a new one": _now()
+                > last,
+                f"{certificate.path}: the certificate is valid from {first:{_DATE_FORMAT}} on only": _now()
+                < first,
             }
         )
 
 
-class Ends:
+class ExpiryMonitor:
     """When the certificates in these files end."""
 
     def __init__(self, *paths: Path) -> None:
-        self._paths, self._told = paths, float("-inf")
+        self._paths, self._last_report = paths, float("-inf")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Log once a day each certificate that ends within 30 days, and each file that has none."""
-        if time.monotonic() - self._told < _DAY:
+        if time.monotonic() - self._last_report < _DAY_SECONDS:
             return
-        self._told = time.monotonic()
+        self._last_report = time.monotonic()
         for path in self._paths:
             try:
-                for certificate in certificates_of(path):
-                    if certificate.ends_soon:
-                        _log.warning("a certificate ends soon: %s; see `fedpriv certificates`", certificate.line())
+                for certificate in read_certificates(path):
+                    if certificate.expires_soon:
+                        _log.warning(
+                            "a certificate ends soon: %s; see `fedpriv certificates`", certificate.format_line()
+                        )
             except InputError as error:
                 _log.warning("%s", error)
 
-    def figures(self) -> list[Figure]:
+    def metrics(self) -> list[ServiceMetric]:
         """For Prometheus; 0 for a file that has none."""
         return [
-            Figure(
+            ServiceMetric(
                 "fedpriv_certificate_end_seconds", "When it ends, since 1970.", _end_of(path), {"file": path.name}
             )
             for path in self._paths
@@ -198,26 +202,31 @@ class Ends:
 
 def _end_of(path: Path) -> float:
     try:
-        return min(each.content.not_valid_after_utc.timestamp() for each in certificates_of(path))
+        return min(each.content.not_valid_after_utc.timestamp() for each in read_certificates(path))
     except (InputError, ValueError):
         return 0.0
 
 
-def renew(keys: Path, authority: Path) -> Certificate:
+def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     """Let the authority whose ca.key is in folder `authority` sign keys/server.pem anew: same key, same names.
 
     InputError if the authority is another one than that of the certificate, or ends soon itself.
     """
-    old, root = certificates_of(keys / CERTIFICATE)[0], certificates_of(authority / AUTHORITY)[0]
+    old, root = (
+        read_certificates(key_folder / CERTIFICATE_FILE)[0],
+        read_certificates(authority_folder / AUTHORITY_FILE)[0],
+    )
     try:
-        key = serialization.load_pem_private_key((authority / AUTHORITY_KEY).read_bytes(), None)
+        key = serialization.load_pem_private_key((authority_folder / AUTHORITY_KEY).read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{authority / AUTHORITY_KEY}: expected the authority's private key: {error}") from None
+        raise InputError(
+            f"{authority_folder / AUTHORITY_KEY}: expected the authority's private key: {error}"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != root.content.public_key():
-        raise InputError(f"{authority / AUTHORITY_KEY}: expected the EC key of {root.path}")
+        raise InputError(f"{authority_folder / AUTHORITY_KEY}: expected the EC key of {root.path}")
     other = f"{old.path}: signed by another authority than {root.path}"
     soon = f"{root.path} ends soon itself: make a new authority, and give its ca.crt to every silo"
-    refuse({other: old.content.issuer != root.content.subject, soon: root.ends_soon})
+    refuse({other: old.content.issuer != root.content.subject, soon: root.expires_soon})
     made = (
         x509.CertificateBuilder()
         .subject_name(old.content.subject)
@@ -244,7 +253,7 @@ def file_stamps(*paths: Path) -> list[tuple[int, int]]:
     return stamps
 
 
-def registered(keys: Path) -> dict[str, bytes]:
+def read_registered_keys(keys: Path) -> dict[str, bytes]:
     """The keys (PEM) in keys/nodes by their silos' names, such as silo-0; InputError for any that is none."""
     found = sorted((keys / "nodes").glob("*.pub"))
     wrong = [path for path in found if not re.fullmatch(r"silo-(0|[1-9][0-9]*)\.pub", path.name)]
@@ -259,7 +268,7 @@ def registered(keys: Path) -> dict[str, bytes]:
     return nodes
 
 
-def fingerprint(key: bytes) -> str:
+def key_fingerprint(key: bytes) -> str:
     """What `ssh-keygen -l` shows of a key (PEM): SHA256: and 43 digits of base 64."""
     line = serialization.load_pem_public_key(key).public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -267,18 +276,18 @@ def fingerprint(key: bytes) -> str:
     return "SHA256:" + b64encode(hashlib.sha256(b64decode(line.split()[1])).digest()).decode().rstrip("=")
 
 
-def revoke(keys: Path, silo: int) -> str:
+def revoke_key(key_folder: Path, silo: int) -> str:
     """Take the key of silo `silo` out of keys/nodes, for good when this returns; its fingerprint.
 
     InputError, and nothing is taken, if the silo has no key there or its file has none.
     """
-    path = keys / "nodes" / f"silo-{silo}.pub"
+    path = key_folder / "nodes" / f"silo-{silo}.pub"
     if not path.exists():
         raise InputError(
             f"{path}: silo {silo} has no key here; registered are "
             f"{', '.join(other.stem for other in sorted(path.parent.glob('*.pub'))) or 'none'}"
         )
-    told = fingerprint(node_public_key(path))
+    told = key_fingerprint(node_public_key(path))
     try:
         path.unlink()
         sync_folder(path.parent)
@@ -287,7 +296,7 @@ def revoke(keys: Path, silo: int) -> str:
     return told
 
 
-class Revoked:
+class RevocationMonitor:
     """Notices that keys which were registered are there no more.
 
     Guarantee: a key whose file was taken away, or has another key now, is revoked for as long as this SuperLink
@@ -297,17 +306,17 @@ class Revoked:
 
     def __init__(self, keys: Path, nodes: Mapping[str, bytes]) -> None:
         """`nodes`: what `registered` found."""
-        self._left = {keys / "nodes" / f"{name}.pub": key for name, key in nodes.items()}
+        self._valid_keys = {keys / "nodes" / f"{name}.pub": key for name, key in nodes.items()}
         self._stamps: list[tuple[int, int]] | None = None
 
-    def look(self) -> list[str]:
+    def poll(self) -> list[str]:
         """Names whose key is revoked since the last look, each once; the files are read if one has changed."""
-        before, self._stamps = self._stamps, file_stamps(*self._left)
+        before, self._stamps = self._stamps, file_stamps(*self._valid_keys)
         if self._stamps == before:
             return []
-        revoked = [path for path, key in self._left.items() if _is_revoked(path, key)]
+        revoked = [path for path, key in self._valid_keys.items() if _is_revoked(path, key)]
         for path in revoked:
-            _log.warning("%s: the key %s is revoked", path.stem, fingerprint(self._left.pop(path)))
+            _log.warning("%s: the key %s is revoked", path.stem, key_fingerprint(self._valid_keys.pop(path)))
         return [path.stem for path in revoked]
 
 

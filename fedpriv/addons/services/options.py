@@ -15,8 +15,8 @@ from fedpriv.cli.options import MetricsAddress
 from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fedpriv.addons.services.flower_private.control import Control
-    from fedpriv.addons.services.flower_private.presence import RunSeen, SiloSeen
+    from fedpriv.addons.services.flower_private.control import ControlClient
+    from fedpriv.addons.services.flower_private.presence import FederationRun, FederationSilo
 
 
 federation = typer.Typer(
@@ -35,10 +35,12 @@ def status(superlink: SuperLink = _SOCKET, as_json: Json = False) -> None:
 
     Example: fedpriv federation status --superlink unix:/run/fedpriv/control.sock
     """
-    from fedpriv.addons.services.flower_private.presence import silos_of
+    from fedpriv.addons.services.flower_private.presence import list_silos
 
-    silos = silos_of(_control(superlink))
-    _show(silos, "no key of a SuperNode is registered: the SuperLink was started with --insecure", as_json)
+    silos = list_silos(_make_control(superlink))
+    _print_entries(
+        silos, "no key of a SuperNode is registered: the SuperLink was started with --insecure", as_json
+    )
     if not all(silo.connected for silo in silos):
         raise typer.Exit(1)
 
@@ -49,9 +51,11 @@ def runs(superlink: SuperLink = _SOCKET, as_json: Json = False) -> None:
 
     Example: fedpriv federation runs --json
     """
-    from fedpriv.addons.services.flower_private.presence import runs_of
+    from fedpriv.addons.services.flower_private.presence import list_runs
 
-    _show(runs_of(_control(superlink)), "no run was started since the SuperLink began its records", as_json)
+    _print_entries(
+        list_runs(_make_control(superlink)), "no run was started since the SuperLink began its records", as_json
+    )
 
 
 @federation.command()
@@ -64,23 +68,23 @@ def stop(
     """
     if not (run.isascii() and run.isdigit() and int(run) < 2**64):
         raise InputError(f"{run!r} is no run; `fedpriv federation runs` lists them")
-    _control(superlink).stop_run(int(run))
+    _make_control(superlink).stop_run(int(run))
     typer.echo(f"stopped run {run}; its `fedpriv run` command with --resume goes on with it")
 
 
-def _control(superlink: str) -> "Control":
-    from fedpriv.addons.services.flower_private.control import Control
+def _make_control(superlink: str) -> "ControlClient":
+    from fedpriv.addons.services.flower_private.control import ControlClient
     from fedpriv.engines.table import Connection
 
     Connection(superlink)  # which refuses what is no address
-    return Control(superlink)
+    return ControlClient(superlink)
 
 
-def _show(seen: "Sequence[SiloSeen | RunSeen]", none: str, as_json: bool) -> None:
+def _print_entries(seen: "Sequence[FederationSilo | FederationRun]", none: str, as_json: bool) -> None:
     typer.echo(
         json.dumps([asdict(each) for each in seen], indent=2)
         if as_json
-        else "\n".join([each.line() for each in seen] or [none])
+        else "\n".join([each.format_line() for each in seen] or [none])
     )
 
 
@@ -118,8 +122,8 @@ def superlink(
         port=port,
         simulation=simulation,
         insecure=insecure,
-        kept=state,
-        metrics=metrics,
+        runs_path=state,
+        metrics_address=metrics,
     )
 
 
@@ -150,7 +154,9 @@ def supernode(
     """
     from fedpriv.addons.services.supernode_process import run_supernode
 
-    run_supernode(superlink, silo, guard, keys, insecure=insecure, health=health, metrics=metrics, apps=apps)
+    run_supernode(
+        superlink, silo, guard, keys, insecure=insecure, health_path=health, metrics_address=metrics, apps=apps
+    )
 
 
 def certificates(
@@ -177,16 +183,17 @@ def certificates(
         if renew is not None or len(places) != 1:
             raise InputError("--revoke: expected one FOLDER, the SuperLink's --keys, and no --renew")
         typer.echo(
-            f"silo {revoke}: the key {certified.revoke(places[0], revoke)} is revoked; a SuperLink that runs with "
+            f"silo {revoke}: the key {certified.revoke_key(places[0], revoke)} is revoked; a SuperLink that runs "
+            "with "
             f"{places[0]} turns it away within seconds, without a restart"
         )
         return
     if renew is not None:
         for place in places:
-            certified.renew(place, renew)
-    found = list(certified.certificates_below(places))
-    typer.echo("\n".join(certificate.line() for certificate in found))
-    if any(certificate.ends_soon for certificate in found):
+            certified.renew_certificate(place, renew)
+    found = list(certified.find_certificates(places))
+    typer.echo("\n".join(certificate.format_line() for certificate in found))
+    if any(certificate.expires_soon for certificate in found):
         raise typer.Exit(1)
 
 

@@ -22,64 +22,64 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpriv.core.errors import InputError, RunError, printable, refuse
+from fedpriv.core.errors import InputError, RunError, refuse, sanitize_line
 from fedpriv.protocol.frames import receive_json, send_frame
-from fedpriv.silo.metrics import private_socket
+from fedpriv.silo.metrics import open_private_socket
 
 _log = logging.getLogger("fedpriv.service")
 
-BEATS = "FEDPRIV_BEATS"
+HEARTBEAT_FOLDER_VARIABLE = "FEDPRIV_BEATS"
 """The environment variable that names the folder with the beats of a service's parts."""
 EXECUTOR, SUPERNODE = "executor", "SuperNode"
-LOST = 75
+LOST_EXIT_CODE = 75
 """The exit code of a part that lost the other side of the network, and of nothing else."""
-_SLOW = 60.0
+_STALL_SECONDS = 60.0
 """Seconds since the last beat of a part after which its service calls itself ill; a turn takes 5."""
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """The last turn of a part, and what went wrong since then, or nothing; times by the monotonic clock."""
 
-    at: float
-    tried: float
+    last_success: float
+    last_attempt: float
     """Time of the last try, whether it did its work or not."""
-    trouble: str
+    error: str
 
 
-def leave_beat(part: str, trouble: str = "") -> None:
+def write_heartbeat(part: str, error: str = "") -> None:
     """Note that `part`, which is this process, did its work, or the `trouble` for which it could not."""
-    if (folder := os.environ.get(BEATS)) is None:
+    if (folder := os.environ.get(HEARTBEAT_FOLDER_VARIABLE)) is None:
         return
     path, now = Path(folder, part), time.monotonic()
-    at = last_beat(path.parent, part, now).at if trouble else now
+    at = last_beat(path.parent, part, now).last_success if error else now
     new = path.with_suffix(f".{threading.get_native_id()}")
     with suppress(OSError):  # the folder goes with the service
-        new.write_text(f"{at} {now}\n{trouble}", encoding="utf-8")
+        new.write_text(f"{at} {now}\n{error}", encoding="utf-8")
         new.replace(path)
 
 
-def read_beat(folder: Path, part: str) -> Beat | None:
+def read_heartbeat(folder: Path, part: str) -> Heartbeat | None:
     """The last beat of `part`, None if there was none yet."""
     try:
         times, _, trouble = (folder / part).read_text(encoding="utf-8").partition("\n")
         at, tried = times.split()
-        return Beat(float(at), float(tried), printable(trouble, 200))
+        return Heartbeat(float(at), float(tried), sanitize_line(trouble, 200))
     except (OSError, ValueError):
         return None
 
 
-def last_beat(folder: Path, part: str, began: float) -> Beat:
+def last_beat(folder: Path, part: str, began: float) -> Heartbeat:
     """Return the last beat of `part`, or one at `began` if there was none yet."""
-    return read_beat(folder, part) or Beat(began, began, "")
+    return read_heartbeat(folder, part) or Heartbeat(began, began, "")
 
 
-def late(folder: Path, part: str, began: float) -> str | None:
+def why_stalled(folder: Path, part: str, began: float) -> str | None:
     """Say that `part` has left no beat for a minute; None if it has, or began since."""
-    silent = time.monotonic() - max(began, last_beat(folder, part, began).tried)
-    return f"its {part} has done nothing for {silent:.0f} s" if silent > _SLOW else None
+    silent = time.monotonic() - max(began, last_beat(folder, part, began).last_attempt)
+    return f"its {part} has done nothing for {silent:.0f} s" if silent > _STALL_SECONDS else None
 
 
-def how(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Say in words how a process ended."""
     if code >= 0:
         return f"ended with exit code {code}"
@@ -88,56 +88,56 @@ def how(code: int) -> str:
     return f"was ended by {name}{why}"
 
 
-def part_lost(service: str, part: str, code: int) -> RunError:
+def lost_part_error(service: str, part: str, code: int) -> RunError:
     """The error with which a service ends whose part has ended."""
-    return RunError(f"{service}: its {part} {how(code)}, and the service ends with it; start it again")
+    return RunError(f"{service}: its {part} {describe_exit(code)}, and the service ends with it; start it again")
 
 
-class Absence:
+class OutageLog:
     """Say once that the other side is away, then once a minute since when, and once that it is back."""
 
-    def __init__(self, whom: str) -> None:
-        self._whom, self._said = whom, 0.0
-        self._since: float | None = None
+    def __init__(self, subject: str) -> None:
+        self._subject, self._last_report = subject, 0.0
+        self._outage_start: float | None = None
 
-    def away(self, since: float, reason: str) -> None:
+    def report_outage(self, since: float, reason: str) -> None:
         """`since` is by the monotonic clock."""
         now = time.monotonic()
-        if self._since is not None and now - self._said < 60.0:
+        if self._outage_start is not None and now - self._last_report < 60.0:
             return
-        self._since = since if self._since is None else self._since
-        self._said, seconds = now, now - self._since
+        self._outage_start = since if self._outage_start is None else self._outage_start
+        self._last_report, seconds = now, now - self._outage_start
         clock, why = time.strftime("%H:%M:%S", time.gmtime(time.time() - seconds)), f": {reason}" if reason else ""
-        _log.warning("no %s since %s UTC (%.0f min)%s; trying again", self._whom, clock, seconds / 60.0, why)
+        _log.warning("no %s since %s UTC (%.0f min)%s; trying again", self._subject, clock, seconds / 60.0, why)
 
-    def back(self) -> None:
-        if self._since is not None:
-            _log.info("%s is back after %.0f s", self._whom, time.monotonic() - self._since)
-            self._since = None
+    def report_recovery(self) -> None:
+        if self._outage_start is not None:
+            _log.info("%s is back after %.0f s", self._subject, time.monotonic() - self._outage_start)
+            self._outage_start = None
 
 
-def end_when_asked() -> None:
+def exit_on_signals() -> None:
     """Let SIGTERM and SIGINT end this process as asked: with 128 and their number."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda asked, _: sys.exit(128 + asked))
 
 
-Health = Callable[[], str | None]
+HealthCheck = Callable[[], str | None]
 """Says what ails a service, None if nothing does."""
 
 
 @contextmanager
-def health_socket(path: Path, health: Health) -> Iterator[None]:
+def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
     """Answer {"healthy": true} on a Unix socket of mode 0600, as a guard does; InputError if it cannot be made."""
-    with private_socket(path, "--health") as listener:
-        threading.Thread(target=_answer, args=(listener, health), daemon=True).start()
+    with open_private_socket(path, "--health") as listener:
+        threading.Thread(target=_answer_health, args=(listener, health), daemon=True).start()
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
 
 
-def _answer(listener: socket.socket, health: Health) -> None:
+def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
     while listener.fileno() >= 0:
         with suppress(OSError, ValueError):
             connection, _ = listener.accept()
@@ -149,7 +149,7 @@ def _answer(listener: socket.socket, health: Health) -> None:
                 send_frame(connection, json.dumps(answer).encode())
 
 
-_QUIET = {
+_FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -159,7 +159,7 @@ _QUIET = {
 }
 
 
-def script(name: str) -> str:
+def script_path(name: str) -> str:
     """A console script of this very Python environment."""
     path = Path(sys.executable).with_name(name)
     refuse(
@@ -169,11 +169,11 @@ def script(name: str) -> str:
     return str(path)
 
 
-def environment(home: Path) -> dict[str, str]:
+def flower_environment(home: Path) -> dict[str, str]:
     """The environment of a Flower process with a home of its own."""
     return {
         **os.environ,
-        **_QUIET,
+        **_FLOWER_SETTINGS,
         "FLWR_HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",  # has Flower's programs
     }
@@ -186,7 +186,7 @@ def start_logged(command: Sequence[str], home: Path, name: str, **variables: str
         return subprocess.Popen(
             command,
             cwd=home / "empty",
-            env={**environment(home), **variables},
+            env={**flower_environment(home), **variables},
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -196,7 +196,7 @@ def start_logged(command: Sequence[str], home: Path, name: str, **variables: str
 def log_tail(home: Path, name: str, lines: int) -> str:
     """The end of a log, to be put behind a message."""
     text = (home / f"{name}.log").read_text(encoding="utf-8", errors="replace")
-    return "\n".join([":", *map(printable, text.splitlines()[-lines:])]) if text else ""
+    return "\n".join([":", *map(sanitize_line, text.splitlines()[-lines:])]) if text else ""
 
 
 def free_port() -> int:
@@ -219,7 +219,7 @@ def service_folder(name: str, socket: Path | None) -> Path:
 
 
 @contextmanager
-def made_anew(folder: Path) -> Iterator[Path]:
+def fresh_folder(folder: Path) -> Iterator[Path]:
     """`folder`, empty and of mode 0700, gone when the block is left; one of a service that was killed is replaced.
 
     Raises:

@@ -33,35 +33,43 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedpriv.addons.services.certificates import (
-    AUTHORITY,
-    CERTIFICATE,
-    KEY,
-    Ends,
-    Revoked,
+    AUTHORITY_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    ExpiryMonitor,
+    RevocationMonitor,
     check_certificates,
     file_stamps,
-    isolate,
-    registered,
+    prepare_isolation,
+    read_registered_keys,
     tls_options,
 )
-from fedpriv.addons.services.flower_private import STATUS
+from fedpriv.addons.services.flower_private import STATUS_PATH
 from fedpriv.addons.services.flower_private.executor import SERVERAPP, SIMULATION, executor_command
-from fedpriv.addons.services.flower_private.front import superlink_app
-from fedpriv.addons.services.flower_private.names import CONTROL, FLEET, RUNTIME
-from fedpriv.addons.services.flower_private.presence import KeptRuns, Presence
-from fedpriv.addons.services.service import BEATS, EXECUTOR, Health, late, made_anew, part_lost, service_folder
+from fedpriv.addons.services.flower_private.front import make_superlink_app
+from fedpriv.addons.services.flower_private.names import CONTROL_PREFIX, FLEET_PREFIX, RUNTIME_PREFIX
+from fedpriv.addons.services.flower_private.presence import Presence, RunHistory
+from fedpriv.addons.services.service import (
+    EXECUTOR,
+    HEARTBEAT_FOLDER_VARIABLE,
+    HealthCheck,
+    fresh_folder,
+    lost_part_error,
+    service_folder,
+    why_stalled,
+)
 from fedpriv.core.errors import InputError, RunError, refuse
-from fedpriv.core.logs import log_as_service
+from fedpriv.core.logs import configure_service_logging
 from fedpriv.engines.children import end_processes
-from fedpriv.protocol.messages import REFUSED, REGISTERED
-from fedpriv.silo.metrics import Figure, metrics_served, private_socket
+from fedpriv.protocol.messages import REFUSED_SILOS_VARIABLE, REGISTERED_NODES_VARIABLE
+from fedpriv.silo.metrics import ServiceMetric, open_private_socket, serve_metrics
 
 _log = logging.getLogger("fedpriv.superlink")
-_LOOK = 0.5  # seconds between two looks at the executor
-Look = Callable[[], Awaitable[object]]
+_POLL_SECONDS = 0.5  # seconds between two looks at the executor
+AsyncCallback = Callable[[], Awaitable[object]]
 
 
-class Only:
+class PathFilter:
     """The part of an ASGI app below `prefix`, and /health and `status`, which are ours; nothing else is there.
 
     Guarantee: no request that comes through this reaches another of the app's routes: paths are compared as the
@@ -69,7 +77,7 @@ class Only:
     """
 
     def __init__(
-        self, app: ASGIApp, prefix: str, health: Health = lambda: None, status: Look | None = None
+        self, app: ASGIApp, prefix: str, health: HealthCheck = lambda: None, status: AsyncCallback | None = None
     ) -> None:
         self._app, self._prefix, self._health, self._status = app, prefix, health, status
 
@@ -80,7 +88,7 @@ class Only:
         if path == "/health":
             ails = self._health()
             app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
-        elif path == STATUS and self._status is not None:
+        elif path == STATUS_PATH and self._status is not None:
             app = JSONResponse(await self._status())
         elif not path.startswith(self._prefix):
             app = PlainTextResponse("not here", status_code=404)
@@ -95,8 +103,8 @@ def serve_superlink(
     port: int,
     simulation: bool = False,
     insecure: bool = False,
-    kept: Path | None = None,
-    metrics: str | None = None,
+    runs_path: Path | None = None,
+    metrics_address: str | None = None,
 ) -> None:
     """Serve until asked to end; RunError if a part ends unasked.
 
@@ -105,73 +113,83 @@ def serve_superlink(
     `insecure`: SuperNodes connect without TLS and keys.  `simulation`: there are none.
     InputError for keys or certificates that cannot be used.
     """
-    log_as_service()
-    runs = KeptRuns(kept)
-    nodes = {} if keys is None else registered(keys)
-    certificates = [] if keys is None else [keys / AUTHORITY, keys / CERTIFICATE]
+    configure_service_logging()
+    runs = RunHistory(runs_path)
+    nodes = {} if keys is None else read_registered_keys(keys)
+    certificates = [] if keys is None else [keys / AUTHORITY_FILE, keys / CERTIFICATE_FILE]
     check_certificates(*certificates)
     refuse(
         {"fedpriv superlink: give --keys FOLDER (see deploy/make-keys.sh)": not (keys or simulation or insecure)}
     )
     with ExitStack() as stack:  # sockets first: a second start is refused before it touches anything
-        sockets = [stack.enter_context(private_socket(control, "--control"))]
+        sockets = [stack.enter_context(open_private_socket(control, "--control"))]
         stack.callback(control.unlink, missing_ok=True)
         places = [("127.0.0.1", 0)] if simulation else [("127.0.0.1", 0), (host, port)]
-        sockets += [stack.enter_context(_tcp(*place)) for place in places]
-        folder = stack.enter_context(made_anew(service_folder("superlink", control)))
+        sockets += [stack.enter_context(_listen_tcp(*place)) for place in places]
+        folder = stack.enter_context(fresh_folder(service_folder("superlink", control)))
         options = [
-            *(*isolate(folder), "--disable-runtime-dependency-installation", *tls_options(keys or folder)),
+            *(
+                *prepare_isolation(folder),
+                "--disable-runtime-dependency-installation",
+                *tls_options(keys or folder),
+            ),
             *(["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]),
         ]
-        link = superlink_app(options)
+        link = make_superlink_app(options)
         app = Presence(link.app, nodes, folder / "refused.json")
         sys.setswitchinterval(0.0005)  # a thread gives way soon: Flower answers in threads, the loop waits
         gc.freeze()
 
         async def status() -> object:
-            runs.keep(await link.runs())
-            return {**app.seen(), "runs": runs.known()}
+            runs.update(await link.list_runs())
+            return {**app.snapshot(), "runs": runs.runs()}
 
-        health = partial(late, folder, EXECUTOR, time.monotonic())
-        only = partial(Only, app, health=health)
+        health = partial(why_stalled, folder, EXECUTOR, time.monotonic())
+        only = partial(PathFilter, app, health=health)
         servers = [
-            _Server(_config(only(prefix=CONTROL, status=status), None, lifespan="on")),
-            _Server(_config(only(prefix=RUNTIME), folder)),
-            _Server(_config(only(prefix=FLEET), keys)),
+            _Server(_make_server_config(only(prefix=CONTROL_PREFIX, status=status), None, lifespan="on")),
+            _Server(_make_server_config(only(prefix=RUNTIME_PREFIX), folder)),
+            _Server(_make_server_config(only(prefix=FLEET_PREFIX), keys)),
         ]
-        ends, revoked = Ends(*certificates), Revoked(keys or folder, nodes)
-        fleet = _Fleet(servers[2].config, keys or folder)
+        ends, revoked = ExpiryMonitor(*certificates), RevocationMonitor(keys or folder, nodes)
+        fleet = _CertificateReloader(servers[2].config, keys or folder)
 
         async def look() -> None:
             """Keep the list of runs, forget keys that were revoked, and take up a certificate that was renewed."""
-            if runs.are_due():
-                runs.keep(await link.runs())
-            for name in revoked.look():
-                await link.forget(name)
+            if runs.is_due():
+                runs.update(await link.list_runs())
+            for name in revoked.poll():
+                await link.unregister_node(name)
                 _log.warning("%s: its key is revoked and opens nothing from now on", name)
-            ends.look()
-            fleet.look()
+            ends.poll()
+            fleet.poll()
 
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
-        runner.run(link.check(registered=bool(nodes), fleet=not simulation))
-        runner.run(link.register(nodes))
-        told = {BEATS: str(folder), REFUSED: str(folder / "refused.json"), **({REGISTERED: "1"} if nodes else {})}
+        runner.run(link.check_access(has_registered_keys=bool(nodes), has_fleet=not simulation))
+        runner.run(link.register_nodes(nodes))
+        told = {
+            HEARTBEAT_FOLDER_VARIABLE: str(folder),
+            REFUSED_SILOS_VARIABLE: str(folder / "refused.json"),
+            **({REGISTERED_NODES_VARIABLE: "1"} if nodes else {}),
+        }
         executor = subprocess.Popen(
             executor_command(f"127.0.0.1:{sockets[1].getsockname()[1]}", folder, SERVERAPP, SIMULATION),
             env={**os.environ, **told},
         )
         stack.callback(end_processes, [executor])
-        stack.enter_context(metrics_served(metrics, lambda: [*_figures(app.seen(), health), *ends.figures()]))
-        runner.run(_serve(list(zip(servers, sockets, strict=False)), executor, look))
+        stack.enter_context(
+            serve_metrics(metrics_address, lambda: [*_superlink_metrics(app.snapshot(), health), *ends.metrics()])
+        )
+        runner.run(_serve_until_signal(list(zip(servers, sockets, strict=False)), executor, look))
 
 
-def _figures(seen: Mapping[str, Any], health: Health) -> list[Figure]:
+def _superlink_metrics(seen: Mapping[str, Any], health: HealthCheck) -> list[ServiceMetric]:
     """For Prometheus: each silo by its name, whether it was heard of or not."""
     return [
-        Figure("fedpriv_superlink_info", "The SuperLink's version.", 1, {"version": version("fedpriv")}),
-        Figure("fedpriv_superlink_healthy", "1 if its parts are at work.", health() is None),
+        ServiceMetric("fedpriv_superlink_info", "The SuperLink's version.", 1, {"version": version("fedpriv")}),
+        ServiceMetric("fedpriv_superlink_healthy", "1 if its parts are at work.", health() is None),
         *(
-            Figure(f"fedpriv_superlink_silo_{name}", words, silo.get(key, 0.0), {"silo": silo_name})
+            ServiceMetric(f"fedpriv_superlink_silo_{name}", words, silo.get(key, 0.0), {"silo": silo_name})
             for name, words, key in (
                 ("seen_seconds", "When it was heard of, since 1970; 0 if never.", "seen"),
                 ("ahead_seconds", "By how much its clock is ahead.", "ahead"),
@@ -182,14 +200,14 @@ def _figures(seen: Mapping[str, Any], health: Health) -> list[Figure]:
     ]
 
 
-def _tcp(host: str, port: int) -> socket.socket:
+def _listen_tcp(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port))
     except OSError as error:
         raise InputError(f"{host}:{port}: {error}") from None
 
 
-def _config(app: ASGIApp, keys: Path | None, lifespan: Literal["on", "off"] = "off") -> uvicorn.Config:
+def _make_server_config(app: ASGIApp, keys: Path | None, lifespan: Literal["on", "off"] = "off") -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan=lifespan,
@@ -197,8 +215,8 @@ def _config(app: ASGIApp, keys: Path | None, lifespan: Literal["on", "off"] = "o
         access_log=False,
         proxy_headers=False,
         timeout_graceful_shutdown=2,
-        ssl_certfile=None if keys is None else keys / CERTIFICATE,
-        ssl_keyfile=None if keys is None else keys / KEY,
+        ssl_certfile=None if keys is None else keys / CERTIFICATE_FILE,
+        ssl_keyfile=None if keys is None else keys / KEY_FILE,
     )
 
 
@@ -209,10 +227,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(
+async def _serve_until_signal(
     servers: Sequence[tuple[_Server, socket.socket]],
     executor: "subprocess.Popen[bytes]",
-    look: Look,
+    poll: AsyncCallback,
 ) -> None:
     """Serve until a signal; RunError if a server or the executor ends before."""
     asked = asyncio.Event()
@@ -220,26 +238,26 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(ending, asked.set)
     serving = [asyncio.ensure_future(server.serve([socket])) for server, socket in servers]
     while not (asked.is_set() or executor.poll() is not None or any(server.done() for server in serving)):
-        await look()
+        await poll()
         with suppress(TimeoutError):
-            await asyncio.wait_for(asked.wait(), _LOOK)
+            await asyncio.wait_for(asked.wait(), _POLL_SECONDS)
     for server, _ in servers:
         server.should_exit = True
     await asyncio.gather(*serving)
     if not asked.is_set():
         if (code := executor.poll()) is not None:
-            raise part_lost("SuperLink", EXECUTOR, code)
+            raise lost_part_error("SuperLink", EXECUTOR, code)
         raise RunError("SuperLink: one of its servers ended; start it again")
 
 
-class _Fleet:
+class _CertificateReloader:
     """The certificate that SuperNodes see, taken up anew when its files change."""
 
     def __init__(self, config: uvicorn.Config, keys: Path) -> None:
-        self._config, self._files = config, (keys / CERTIFICATE, keys / KEY)
+        self._config, self._files = config, (keys / CERTIFICATE_FILE, keys / KEY_FILE)
         self._stamps = file_stamps(*self._files)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         before, self._stamps = self._stamps, file_stamps(*self._files)
         if self._stamps == before or not self._config.loaded or self._config.ssl is None:
             return

@@ -19,51 +19,54 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedpriv.addons.services.certificates import (
-    AUTHORITY,
-    NODE_KEY,
-    Ends,
+    AUTHORITY_FILE,
+    NODE_KEY_FILE,
+    ExpiryMonitor,
     check_certificates,
-    isolate,
+    prepare_isolation,
     tls_options,
 )
 from fedpriv.addons.services.flower_private.executor import CLIENTAPP, executor_command
 from fedpriv.addons.services.flower_private.names import check_names
 from fedpriv.addons.services.service import (
-    BEATS,
     EXECUTOR,
-    LOST,
+    HEARTBEAT_FOLDER_VARIABLE,
+    LOST_EXIT_CODE,
     SUPERNODE,
-    Absence,
-    end_when_asked,
+    OutageLog,
+    describe_exit,
+    exit_on_signals,
     free_port,
+    fresh_folder,
     health_socket,
-    how,
     last_beat,
-    late,
-    made_anew,
-    part_lost,
-    script,
+    lost_part_error,
+    script_path,
     service_folder,
+    why_stalled,
 )
 from fedpriv.core.errors import refuse
-from fedpriv.core.logs import log_as_service
+from fedpriv.core.logs import configure_service_logging
 from fedpriv.engines.children import end_processes
-from fedpriv.silo.metrics import Figure, metrics_served
+from fedpriv.silo.metrics import ServiceMetric, serve_metrics
 
 _log = logging.getLogger("fedpriv.supernode")
-NODE = "fedpriv.addons.services.flower_private.silo_node"
+NODE_MODULE = "fedpriv.addons.services.flower_private.silo_node"
 """Module of the silo's node."""
-_SHORTEST, _LONGEST = 2.0, 30.0  # seconds before a SuperNode that was lost is started again, doubled each time
-_STAYED = 90.0  # seconds after which the next loss counts as a first one
-_LOOK = 0.5  # seconds between two looks at the parts
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = (
+    2.0,
+    30.0,
+)  # seconds before a SuperNode that was lost is started again, doubled each time
+_STABLE_SECONDS = 90.0  # seconds after which the next loss counts as a first one
+_POLL_SECONDS = 0.5  # seconds between two looks at the parts
 _END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90
-_AWAY = 40.0  # seconds without an answer of the SuperLink, which is asked every two
+_OUTAGE_SECONDS = 40.0  # seconds without an answer of the SuperLink, which is asked every two
 
 
-def command(superlink: str, silo: int, guard: Path, keys: Path, *options: str) -> list[str]:
+def supernode_command(superlink: str, silo: int, guard: Path, keys: Path, *options: str) -> list[str]:
     """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key."""
     return [
-        *(script("fedpriv"), "supernode", "--superlink", superlink, "--silo", str(silo)),
+        *(script_path("fedpriv"), "supernode", "--superlink", superlink, "--silo", str(silo)),
         *("--guard", str(guard), "--keys", str(keys), *options),
     ]
 
@@ -75,8 +78,8 @@ def run_supernode(
     keys: Path | None,
     *,
     insecure: bool = False,
-    health: Path | None = None,
-    metrics: str | None = None,
+    health_path: Path | None = None,
+    metrics_address: str | None = None,
     apps: bool = False,
 ) -> NoReturn:
     """Run silo `silo`'s SuperNode until this process is asked to end.
@@ -87,8 +90,8 @@ def run_supernode(
         InputError: keys that cannot be used.
         RunError: a part ended for another reason than those above.
     """
-    log_as_service(silo=silo)
-    end_when_asked()
+    configure_service_logging(silo=silo)
+    exit_on_signals()
     check_names()
     refuse(
         {
@@ -98,91 +101,103 @@ def run_supernode(
         }
     )
     if keys is not None:
-        check_certificates(keys / AUTHORITY)
-        key = keys / NODE_KEY
+        check_certificates(keys / AUTHORITY_FILE)
+        key = keys / NODE_KEY_FILE
         refuse({f"{key}: no such key; run deploy/make-keys.sh, or ssh-keygen": not key.exists()})
-    folder = service_folder(f"supernode-{silo}", health)
-    watch = Watch(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
+    folder = service_folder(f"supernode-{silo}", health_path)
+    watch = SupernodeMonitor(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (
-        nullcontext() if health is None else health_socket(health, watch.ails),
-        metrics_served(metrics, lambda: watch.figures(silo)),
-        made_anew(folder),
+        nullcontext() if health_path is None else health_socket(health_path, watch.why_unhealthy),
+        serve_metrics(metrics_address, lambda: watch.metrics(silo)),
+        fresh_folder(folder),
     ):
-        os.environ[BEATS] = str(folder)
+        os.environ[HEARTBEAT_FOLDER_VARIABLE] = str(folder)
         if apps:
             options = [
-                *isolate(folder),
+                *prepare_isolation(folder),
                 *(f"--superlink={superlink}", "--node-config", f"partition-id={silo} guard='{guard}'"),
                 *tls_options(folder),
                 *(
                     ["--insecure"]
                     if keys is None
                     else [
-                        f"--root-certificates={keys / AUTHORITY}",
-                        f"--auth-supernode-private-key={keys / NODE_KEY}",
+                        f"--root-certificates={keys / AUTHORITY_FILE}",
+                        f"--auth-supernode-private-key={keys / NODE_KEY_FILE}",
                     ]
                 ),
             ]
-            stay(lambda: _run_apps(options, folder, watch), watch)
-        node = [sys.executable, "-P", "-m", NODE, superlink, str(silo), str(guard), str(keys or "-")]
-        stay(lambda: _run({SUPERNODE: node}, watch), watch)
+            keep_running(lambda: _run_apps(options, folder, watch), watch)
+        node = [sys.executable, "-P", "-m", NODE_MODULE, superlink, str(silo), str(guard), str(keys or "-")]
+        keep_running(lambda: _run_parts({SUPERNODE: node}, watch), watch)
 
 
-class Watch:
+class SupernodeMonitor:
     """Looks at the parts while they run, and says what it sees."""
 
-    def __init__(self, superlink: str, beats: Path, keys: Path | None, part: str = SUPERNODE) -> None:
+    def __init__(self, superlink: str, heartbeat_folder: Path, keys: Path | None, part: str = SUPERNODE) -> None:
         """`part` is the one by whose beats the service is well or ill."""
-        self._part, self._beats = part, beats
-        self._absence = Absence(f"answer of the SuperLink at {superlink}")
-        self._ends = Ends(*([] if keys is None else [keys / AUTHORITY]))
-        self._began = time.monotonic()
+        self._part, self._heartbeat_folder = part, heartbeat_folder
+        self._outage_log = OutageLog(f"answer of the SuperLink at {superlink}")
+        self._expiry_monitor = ExpiryMonitor(*([] if keys is None else [keys / AUTHORITY_FILE]))
+        self._start_time = time.monotonic()
 
-    def ails(self) -> str | None:
+    def why_unhealthy(self) -> str | None:
         """What ails the service itself; a SuperLink that is away does not."""
-        return late(self._beats, self._part, self._began)
+        return why_stalled(self._heartbeat_folder, self._part, self._start_time)
 
-    def figures(self, silo: int) -> list[Figure]:
+    def metrics(self, silo: int) -> list[ServiceMetric]:
         """For Prometheus."""
         labels, words = {"silo": str(silo), "version": version("fedpriv")}, "Since the SuperLink answered."
-        silent = math.floor(time.monotonic() - last_beat(self._beats, SUPERNODE, self._began).at)
+        silent = math.floor(
+            time.monotonic() - last_beat(self._heartbeat_folder, SUPERNODE, self._start_time).last_success
+        )
         return [
-            Figure("fedpriv_supernode_info", "The SuperNode's silo and version.", 1, labels),
-            Figure("fedpriv_supernode_healthy", "1 if its parts are at work.", self.ails() is None),
-            *([Figure("fedpriv_supernode_silent_seconds", words, silent)] if self._part == SUPERNODE else []),
-            *self._ends.figures(),
+            ServiceMetric("fedpriv_supernode_info", "The SuperNode's silo and version.", 1, labels),
+            ServiceMetric(
+                "fedpriv_supernode_healthy", "1 if its parts are at work.", self.why_unhealthy() is None
+            ),
+            *(
+                [ServiceMetric("fedpriv_supernode_silent_seconds", words, silent)]
+                if self._part == SUPERNODE
+                else []
+            ),
+            *self._expiry_monitor.metrics(),
         ]
 
-    def look(self, *, lost: bool = False) -> None:
+    def poll(self, *, is_lost: bool = False) -> None:
         """Say it if the SuperLink is away, `lost` for sure, or if a certificate ends soon, once a day."""
-        beat = last_beat(self._beats, SUPERNODE, self._began)
+        beat = last_beat(self._heartbeat_folder, SUPERNODE, self._start_time)
         if self._part != SUPERNODE:  # Flower's own does not say whether it had an answer
-            if lost:
+            if is_lost:
                 _log.warning("its SuperNode has ended: no SuperLink, or one that refuses it; it is started again")
-        elif lost or time.monotonic() - beat.at > _AWAY:
-            self._absence.away(beat.at, beat.trouble)
-        elif beat.at > self._began and not beat.trouble:
-            self._absence.back()
-        self._ends.look()
+        elif is_lost or time.monotonic() - beat.last_success > _OUTAGE_SECONDS:
+            self._outage_log.report_outage(beat.last_success, beat.error)
+        elif beat.last_success > self._start_time and not beat.error:
+            self._outage_log.report_recovery()
+        self._expiry_monitor.poll()
 
 
-def stay(run_once: Callable[[], tuple[str, int]], watch: Watch) -> NoReturn:
+def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMonitor) -> NoReturn:
     """Run a node again that lost its SuperLink or was killed, for ever; RunError for any other end of a part."""
-    pause = _SHORTEST
+    pause = _MIN_PAUSE_SECONDS
     while True:
         started = time.monotonic()
         part, code = run_once()
-        if part != SUPERNODE or (code not in (0, LOST) and code >= 0):
-            raise part_lost("SuperNode", part, code)
+        if part != SUPERNODE or (code not in (0, LOST_EXIT_CODE) and code >= 0):
+            raise lost_part_error("SuperNode", part, code)
         if code < 0:
-            _log.error("its %s %s; it is started again", part, how(code))
+            _log.error("its %s %s; it is started again", part, describe_exit(code))
         else:
-            watch.look(lost=True)
-        pause = _SHORTEST if time.monotonic() - started > _STAYED else min(2.0 * pause, _LONGEST)
+            monitor.poll(is_lost=True)
+        pause = (
+            _MIN_PAUSE_SECONDS
+            if time.monotonic() - started > _STABLE_SECONDS
+            else min(2.0 * pause, _MAX_PAUSE_SECONDS)
+        )
         time.sleep(pause)
 
 
-def _run_apps(options: Sequence[str], folder: Path, watch: Watch) -> tuple[str, int]:
+def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -> tuple[str, int]:
     """Run Flower's SuperNode and an executor.
 
     A port that is free now may be another's when the SuperNode listens, so that every start takes one of its own.
@@ -191,13 +206,13 @@ def _run_apps(options: Sequence[str], folder: Path, watch: Watch) -> tuple[str, 
     port = free_port()
     commands = {
         EXECUTOR: executor_command(f"127.0.0.1:{port}", folder, CLIENTAPP),
-        SUPERNODE: [script("flower-supernode"), *options, f"--port={port}"],
+        SUPERNODE: [script_path("flower-supernode"), *options, f"--port={port}"],
     }
-    part, code = _run(commands, watch)
+    part, code = _run_parts(commands, monitor)
     return part, min(code, 0) if part == SUPERNODE else code
 
 
-def _run(commands: Mapping[str, Sequence[str]], watch: Watch) -> tuple[str, int]:
+def _run_parts(commands: Mapping[str, Sequence[str]], monitor: SupernodeMonitor) -> tuple[str, int]:
     """Run parts until one of them ends: which, and its exit code.  The SuperLink hears of a node's end."""
     parts: dict[str, subprocess.Popen[bytes]] = {}
     try:
@@ -207,7 +222,7 @@ def _run(commands: Mapping[str, Sequence[str]], watch: Watch) -> tuple[str, int]
             for name, process in parts.items():
                 if (code := process.poll()) is not None:
                     return name, code
-            watch.look()
-            time.sleep(_LOOK)
+            monitor.poll()
+            time.sleep(_POLL_SECONDS)
     finally:
         end_processes(parts.values(), _END_SECONDS)

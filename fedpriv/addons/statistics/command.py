@@ -26,10 +26,10 @@ from fedpriv.addons.statistics.curves import Z
 from fedpriv.addons.statistics.plan import read_plan
 from fedpriv.addons.statistics.tables import TRUSTS, Curve, Statistics, TableResult
 from fedpriv.api.results import RunResults, load_results
-from fedpriv.claims.ledger import releases_of
+from fedpriv.claims.ledger import make_release_streams
 from fedpriv.cli.options import print_table, print_text
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import epsilon_words, upper_figure
+from fedpriv.core.figures import format_epsilon_delta, format_upper
 from fedpriv.core.files import write_text
 from fedpriv.engines.table import LOCAL, Connection, find_engine_row
 from fedpriv.show.table import write_table
@@ -109,8 +109,8 @@ def render_statistics_page(asked: Statistics, tables: Sequence[TableResult], rec
         resources.files("fedpriv.show").joinpath("page.css").read_text(),
     )
     said = (
-        f"Whoever reads this learns of every {asked.cell.privacy.protected.noun} no more than "
-        f"μ = {upper_figure(record['mu'])} allows, {epsilon_words(record['epsilon'], record['delta'])} "
+        f"Whoever reads this learns of every {asked.cell.privacy.protected_unit.noun} no more than "
+        f"μ = {format_upper(record['mu'])} allows, {format_epsilon_delta(record['epsilon'], record['delta'])} "
         f"({record['relation']}), all tables together. Trust: {record['trust']}."
     )
     parts = [
@@ -298,7 +298,7 @@ def run_statistics(
     mu, epsilon, delta = (found.data[name] for name in ("mu", "epsilon", "delta"))
     sys.stdout.write(
         "intervals of 95 %, the noise in them; < stands for less than can be told from none\n"
-        f"all tables together: μ = {upper_figure(mu)}, {epsilon_words(epsilon, delta)} "
+        f"all tables together: μ = {format_upper(mu)}, {format_epsilon_delta(epsilon, delta)} "
         f"({found.data['relation']}), trust {found.data['trust']}\n"
         f"written: {found.folder}/statistics.json, .csv and .html; the claim: fedpriv show {found.folder}\n"
     )
@@ -308,8 +308,8 @@ def _print_dry_run(asked: Statistics, *, for_release: bool, as_json: bool) -> No
     """Say what every table has for cells, what error under each trust, and the price of all."""
     privacy = asked.cell.privacy
     tables = list(zip(asked.plan.table, asked.settings.tables, strict=True))
-    mu = max(stream.mu for stream in releases_of(asked.make_plan(for_release=for_release), 1))
-    epsilon, unit = epsilon_of(mu, privacy.delta), privacy.protected.noun
+    mu = max(stream.mu for stream in make_release_streams(asked.make_plan(for_release=for_release), 1))
+    epsilon, unit = epsilon_of(mu, privacy.delta), privacy.protected_unit.noun
     errors = {trust: asked.noise_stds(trust, for_release=for_release) for trust in TRUSTS}
     if as_json:
         each = [
@@ -328,7 +328,7 @@ def _print_dry_run(asked: Statistics, *, for_release: bool, as_json: bool) -> No
             table.title,
             table.kind,
             str(cells.size),
-            *(upper_figure(Z * errors[trust][place], 3) for trust in TRUSTS),
+            *(format_upper(Z * errors[trust][place], 3) for trust in TRUSTS),
         ]
         for place, (table, cells) in enumerate(tables)
     ]
@@ -336,7 +336,8 @@ def _print_dry_run(asked: Statistics, *, for_release: bool, as_json: bool) -> No
     sys.stdout.write(
         f"\n± is half of an interval of 95 % about one released number, in {unit}s; the plan asks for trust = "
         f'"{asked.plan.trust}"\n'
-        f"price, of all tables together: μ = {upper_figure(mu)}, {epsilon_words(epsilon, privacy.delta)} for "
+        f"price, of all tables together: μ = {format_upper(mu)}, {format_epsilon_delta(epsilon, privacy.delta)} "
+        "for "
         f"every {unit} ({privacy.relation})\n"
         f"{asked.unit_count} places of {unit}s in {asked.cell.federation.silos} silos; nothing was asked of them\n"
     )

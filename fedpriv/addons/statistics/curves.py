@@ -62,7 +62,7 @@ from fedpriv.core.errors import InputError, suggestion
 from fedpriv.data.schema import TableSchema
 from fedpriv.loss.objective import PROVED_DIAMETERS, Records
 from fedpriv.loss.rows import ModelSettings
-from fedpriv.loss.scores import SummedScores, logits_of
+from fedpriv.loss.scores import SummedScores, to_logits
 from fedpriv.show.summary import Metric, cells_at_point, find_metric, format_value, short_names, sweep_points
 from fedpriv.study.results import Results
 
@@ -239,7 +239,7 @@ def make_groupings(
     if schema is None or schema.class_count != 2:
         raise InputError("evaluation.curves: is of a table of two classes; leave it out for other data")
     found, start = [], 0
-    for name, column in schema.features:
+    for name, column in schema.sorted_columns:
         if name in settings.by:
             if getattr(model, "backbone", None) is not None:
                 raise InputError("evaluation.curves.by: a backbone's features do not tell groups; leave it out")
@@ -252,11 +252,11 @@ def make_groupings(
                 if is_scaled or not _keeps_encoding(model, schema):
                     raise InputError(
                         f"evaluation.curves.by: a model sees numbers of {name!r} scaled once more; "
-                        f"take model.feature_norm of {schema.norm:.4g} or more and no [data.scale]"
+                        f"take model.feature_norm of {schema.max_norm:.4g} or more and no [data.scale]"
                     )
                 found[-1] = _make_number_grouping(name, start, column.range, edges)
         start += column.width
-    known = [name for name, _ in schema.features]
+    known = [name for name, _ in schema.sorted_columns]
     if missing := [name for name in settings.by if name not in known]:
         raise InputError(
             f"evaluation.curves.by: {missing[0]!r} is no feature of the table{suggestion(missing[0], known)}"
@@ -270,7 +270,7 @@ def make_groupings(
 def _keeps_encoding(model: ModelSettings, schema: TableSchema) -> bool:
     norm = getattr(model, "feature_norm", None)
     plain = getattr(model, "scaling", "at-most") == "at-most" and not getattr(model, "centre", 0.0)
-    return plain and (norm is None or norm >= schema.norm)
+    return plain and (norm is None or norm >= schema.max_norm)
 
 
 def _make_number_grouping(
@@ -320,7 +320,7 @@ class CurveScores(SummedScores):
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         scores = super().contributions(model, records)
-        logits = logits_of(self.base.outputs(model, records)).double()
+        logits = to_logits(self.base.outputs(model, records)).double()
         edges = torch.from_numpy(self.settings.edge_logits).to(logits.device)
         logit = (logits[..., 1] - logits[..., 0]).nan_to_num(nan=0.0, posinf=MAX_LOGIT, neginf=-MAX_LOGIT)
         place = (logit.unsqueeze(-1) >= edges).sum(-1)
@@ -334,8 +334,8 @@ class CurveScores(SummedScores):
             parts.append((own.unsqueeze(-1) * column.unsqueeze(-2)).flatten(-2))
         return torch.cat(parts, -1)
 
-    def named(self, mean: Tensor) -> dict[str, Tensor]:
-        return super().named(mean[..., :2])
+    def to_metrics(self, mean: Tensor) -> dict[str, Tensor]:
+        return super().to_metrics(mean[..., :2])
 
     def tables(self, mean: Tensor, records: int) -> list[Floats]:
         """C n and its noise, (groups, 2, bins) of each table, of a mean (`dimension`,) over so many places."""
@@ -343,7 +343,7 @@ class CurveScores(SummedScores):
         parts = np.split(mean[2:].double().numpy(), np.cumsum(list(map(math.prod, shapes))))[:-1]
         return [part.reshape(shape) * (records / self.scale) for part, shape in zip(parts, shapes, strict=True)]
 
-    def figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
+    def extra_figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
         tables, noise = self.tables(mean, places), float(std) * places / self.scale
         (negative, positive), whole = combine_groups(tables, [noise] * len(tables))
         logits, cut = self.settings.edge_logits, self.settings.threshold_bin

@@ -33,15 +33,15 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.replicates import Scalar
-from fedpriv.data.encode import MOMENTS_APART
-from fedpriv.loss.clipping import clipping, formed, upper_norm
+from fedpriv.data.encode import MOMENTS_DIAMETER
+from fedpriv.loss.clipping import compute_clipping, upper_norm, vector_bounds
 from fedpriv.loss.objective import (
-    ADDED_WHOLE,
     PROVED_DIAMETERS,
+    SUMMED_BY_CELL,
     Batch,
     Deterministic,
-    Evaluation,
     Increment,
+    ModelEvaluation,
     Query,
     Records,
 )
@@ -180,7 +180,7 @@ class Cells(_PublicModel):
     def extent(self) -> tuple[float, float]:
         """(c, Δ) of the table's increments; see `find_extent`."""
         if self.form == "moments":
-            return math.sqrt(2.0 + PRESENT_MOMENT**2), max(MOMENTS_APART, math.sqrt(2.0 + PRESENT_MOMENT**2))
+            return math.sqrt(2.0 + PRESENT_MOMENT**2), max(MOMENTS_DIAMETER, math.sqrt(2.0 + PRESENT_MOMENT**2))
         return find_extent(self.blocks)
 
     def codes(self, raw: Floats) -> NDArray[np.int64] | Floats:
@@ -334,15 +334,15 @@ class Indicators(Deterministic):
         for start in range(0, codes.shape[-2], rows):
             some, weight = codes[..., start : start + rows, :], weights[..., start : start + rows]
             vectors = self._make_vectors(some, weights.dtype) * sum(query.coefficients)
-            found = clipping(formed(upper_norm(vectors)), weight, clip)
-            total = total + (found.factor.unsqueeze(-2) @ found.only(vectors)).squeeze(-2)
-            clipped = clipped + found.clipped
+            found = compute_clipping(vector_bounds(upper_norm(vectors)), weight, clip)
+            total = total + (found.factor.unsqueeze(-2) @ found.zero_unrepresentable(vectors)).squeeze(-2)
+            clipped = clipped + found.clipped_count
         return Increment(total, clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         vectors = self._make_vectors(batch.records.features, batch.weights.dtype) * sum(query.coefficients)
-        found = clipping(formed(upper_norm(vectors)), batch.weights, clip)
-        return found.only(vectors) * found.factor.unsqueeze(-1)
+        found = compute_clipping(vector_bounds(upper_norm(vectors)), batch.weights, clip)
+        return found.zero_unrepresentable(vectors) * found.factor.unsqueeze(-1)
 
     def sum_integer_vectors(
         self, codes: Floats, there: NDArray[np.bool_], norm: int, factor: float
@@ -378,9 +378,9 @@ class Indicators(Deterministic):
                 parts.append(np.convolve(held[backwards], values)[: block.size][backwards])
         return -np.concatenate(parts)
 
-    def evaluate(self, point: Tensor, records: Records) -> Evaluation:
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """0: there is nothing to be right about."""
-        return Evaluation(point.sum(-1) * 0.0, None)
+        return ModelEvaluation(point.sum(-1) * 0.0, None)
 
     def _make_vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
         """-(a_j C_j e_k)_j, (..., B, d)."""
@@ -436,14 +436,14 @@ def check_cell(cell: Any) -> None:
             'table.missing = "drop": a row with a missing value is to be counted as missing; give every '
             "column `missing`, what stands in for it"
         )
-    if data.scale is not None or data.validation is not None or data.redrawn != (None, None):
+    if data.scale is not None or data.validation is not None or data.split_and_spared != (None, None):
         raise ValueError("data: scale, validation, split and spared say nothing of counts; leave them out")
     if cell.privacy.shares:
         raise ValueError("privacy.shares: a count weighs the records of all silos alike; leave it out")
 
 
 PROVED_DIAMETERS.add(Indicators)
-ADDED_WHOLE.add(Indicators)
+SUMMED_BY_CELL.add(Indicators)
 ROW = Model(
     StatisticsSettings,
     encode_cells,

@@ -14,8 +14,8 @@ from fedpriv.addons.statistics.indicators import StatisticsSettings
 from fedpriv.core.errors import InputError
 from fedpriv.papers.base import Count
 from fedpriv.scenario.data import DataSection
-from fedpriv.scenario.messages import validated
-from fedpriv.scenario.published import assign, parsed_assignment
+from fedpriv.scenario.messages import validate_section
+from fedpriv.scenario.published import assign_key, parse_assignment
 from fedpriv.scenario.schema import Cell
 from fedpriv.scenario.sections import PrivacySection, Section
 from fedpriv.silo.policy import Policy
@@ -32,7 +32,7 @@ class StatisticsGuard:
         """
         if not isinstance(settings := cell.model.settings, StatisticsSettings):
             return f"model.name = {cell.model.name!r} reads raw cells, and is none of fedpriv's statistics"
-        columns = () if policy.table is None else policy.table.raw
+        columns = () if policy.table is None else policy.table.raw_columns
         if max(settings.used_columns) >= len(columns):
             return "statistics are of the columns of a table, and these records have no such columns"
         if unknown := sorted({columns[place] for place in settings.used_columns} - set(policy.allow.statistics)):
@@ -45,12 +45,12 @@ class StatisticsGuard:
         settings, schema = cell.model.settings, cell.data.table_schema
         if not isinstance(settings, StatisticsSettings) or schema is None:
             return {}
-        if schema.split is None and schema.share:
+        if schema.split is None and schema.expected_test_share:
             raise InputError(
                 "table.test_share: by their place in the file other rows would be for testing in a silo's own; "
                 "for statistics of a deployment give a column `split`, or test_share = 0"
             )
-        return {"statistics": [schema.raw[place] for place in sorted(settings.used_columns)]}
+        return {"statistics": [schema.raw_columns[place] for place in sorted(settings.used_columns)]}
 
 
 GUARD = StatisticsGuard()
@@ -119,7 +119,7 @@ def read_plan(given: Path | Mapping[str, Any], overrides: Sequence[str] = ()) ->
     InputError in one line for what is no plan.
     """
     if isinstance(given, Mapping):
-        return validated(StatisticsPlan, given, "plan")
+        return validate_section(StatisticsPlan, given, "plan")
     try:
         tree = tomllib.loads(given.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -129,8 +129,8 @@ def read_plan(given: Path | Mapping[str, Any], overrides: Sequence[str] = ()) ->
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{given}: cannot be read as a plan: {error}") from None
     for override in overrides:
-        assign(tree, *parsed_assignment(override))
-    return validated(StatisticsPlan, tree, str(given))
+        assign_key(tree, *parse_assignment(override))
+    return validate_section(StatisticsPlan, tree, str(given))
 
 
 def is_plan(path: Path) -> bool:

@@ -28,14 +28,14 @@ from fedpriv.addons.statistics.indicators import (
 )
 from fedpriv.addons.statistics.plan import StatisticsPlan, TableRequest, is_plan, read_plan
 from fedpriv.core.errors import InputError, suggestion
-from fedpriv.data.named import load, schema_of
-from fedpriv.data.partition import roster
+from fedpriv.data.named import find_schema, load
+from fedpriv.data.partition import index_persons
 from fedpriv.data.schema import TableSchema
 from fedpriv.noise.trust import USER
-from fedpriv.plan.plan import Plan, plan_of
-from fedpriv.plan.task import task_of_schema
-from fedpriv.scenario.load import Scenario, scenario_of
-from fedpriv.scenario.messages import validated
+from fedpriv.plan.plan import Plan, make_plan
+from fedpriv.plan.task import make_schema_task
+from fedpriv.scenario.load import Scenario, parse_scenario
+from fedpriv.scenario.messages import validate_section
 from fedpriv.scenario.schema import Cell
 
 MISSING, SITE = "missing", "site"
@@ -57,7 +57,7 @@ class Statistics:
     @staticmethod
     def from_plan(plan: StatisticsPlan) -> "Statistics":
         """InputError for columns that there are not, and for what no run can be."""
-        schema = schema_of(plan.data.name, plan.data.table)
+        schema = find_schema(plan.data.name, plan.data.table)
         if schema is None:
             raise InputError(f"data.name = {plan.data.name!r}: statistics are of a table, .csv or .parquet")
         sizes = plan.records or _count_units(plan, schema)
@@ -79,7 +79,7 @@ class Statistics:
             "privacy": privacy,
             "run": {"dtype": "float64", "evaluations": 1},
         }
-        return Statistics(plan, schema, scenario_of(tree, "plan"))
+        return Statistics(plan, schema, parse_scenario(tree, "plan"))
 
     @property
     def cell(self) -> Cell:
@@ -101,7 +101,7 @@ class Statistics:
         cell = self.cell
         if trust is not None:
             cell = cell.model_copy(update={"algorithm": cell.algorithm.model_copy(update={"trust": trust})})
-        return plan_of(cell, task_of_schema(cell, self.schema).objective, released=for_release)
+        return make_plan(cell, make_schema_task(cell, self.schema).objective, for_release=for_release)
 
     def noise_stds(self, trust: str | None = None, *, for_release: bool = False) -> tuple[float, ...]:
         """The deviation of the noise of every table's coordinates, in records."""
@@ -125,7 +125,7 @@ def _count_units(plan: StatisticsPlan, schema: TableSchema) -> tuple[int, ...]:
     sites = None if data.sites is None else data.sites.train
     count = len(data.train_labels)
     if plan.privacy.unit == USER.name and data.persons is not None:
-        first = roster(data.persons)[0]
+        first = index_persons(data.persons)[0]
         sites, count = None if sites is None else sites[first], len(first)
     if sites is not None:
         return tuple(np.bincount(sites, minlength=len(schema.sites)).tolist())
@@ -141,16 +141,16 @@ def _make_cells(asked: TableRequest, schema: TableSchema) -> Cells:
         raise InputError(f"table {asked.title!r}: edges of {unknown[0]!r}, which is none of its columns")
     axes = [_axis_data(asked, name, schema) for name in asked.of]
     form = {"counts": "counts", "means": "moments", "quantiles": "prefix", "survival": "survival"}[asked.kind]
-    return validated(Cells, {"axes": axes, "form": form, "weight": asked.weight}, f"table {asked.title!r}")
+    return validate_section(Cells, {"axes": axes, "form": form, "weight": asked.weight}, f"table {asked.title!r}")
 
 
 def _axis_data(asked: TableRequest, name: str, schema: TableSchema) -> dict[str, Any]:
-    if name not in schema.raw:
-        known = ", ".join(map(repr, schema.raw))
+    if name not in schema.raw_columns:
+        known = ", ".join(map(repr, schema.raw_columns))
         raise InputError(
-            f"table {asked.title!r}: {name!r} is no column, only {known}{suggestion(name, schema.raw)}"
+            f"table {asked.title!r}: {name!r} is no column, only {known}{suggestion(name, schema.raw_columns)}"
         )
-    place, words = schema.raw.index(name), column_words(name, schema)
+    place, words = schema.raw_columns.index(name), column_words(name, schema)
     if words is not None:
         if name in asked.edges:
             raise InputError(f"table {asked.title!r}: edges of {name!r}, a column of words")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.accounting.selection import Law, NegativeBinomial, Poisson
+from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, RunCountDistribution
 from fedpriv.addons.tune.grids import (
     Grid,
     HeldOut,
@@ -44,11 +44,11 @@ from fedpriv.cli.options import print_text
 from fedpriv.cli.progress import Progress
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import import_files
-from fedpriv.core.files import scenario_file
+from fedpriv.core.files import find_scenario_file
 from fedpriv.engines.workers import Workers
 from fedpriv.scenario.load import Scenario, load_scenario, read_toml
-from fedpriv.scenario.published import Tuned, TunedRow, parsed_assignment
-from fedpriv.study.sweep import RunOptions, locked
+from fedpriv.scenario.published import TunedChoice, Tuning, parse_assignment
+from fedpriv.study.sweep import RunOptions, lock_folder
 
 _DEFAULT_SEED = 100  # that scenarios do not use
 _DEFAULT_TRIALS = 25
@@ -74,9 +74,9 @@ def complete_request(given: TuneRequest) -> tuple[TuneRequest, Grids]:
     own, fixed = parse_grid(given.grid or []), given.fixed or []
     check_grid(own, "--grid")
     for assignment in fixed:
-        if parsed_assignment(assignment, "--while-tuning")[0] == "data.validation":
+        if parse_assignment(assignment, "--while-tuning")[0] == "data.validation":
             raise InputError(f"--while-tuning {assignment!r}: how many records are held out; give --held-out")
-    path = scenario_file(given.scenario)
+    path = find_scenario_file(given.scenario)
     tree = read_toml(path)
     if not {"scenario", "grid"} <= tree.keys():
         return replace(given, seeds=given.seeds or [_DEFAULT_SEED]), Grids(for_all=own)
@@ -106,7 +106,7 @@ def tune_scenario(given: TuneRequest) -> None:
     asked, grids = complete_request(given)
     import_files(asked.imports or [])
     scenario = load_scenario(asked.scenario, asked.overrides or [])
-    if scenario.tuned is not None:
+    if scenario.tuning is not None:
         raise InputError(f"{asked.scenario}: has [tuned] already; tune the scenario that it was made from")
     metric = asked.metric or default_metric(scenario)
     law = _make_run_count(asked) if asked.private else None
@@ -140,7 +140,7 @@ def tune_scenario(given: TuneRequest) -> None:
 def default_metric(scenario: Scenario) -> str:
     """The metric that settings are compared by where none is named."""
     cell = scenario.points[0].cell
-    if not cell.model.regression:
+    if not cell.model.is_regression:
         return ACCURACY
     return "test_r2" if "r2" in cell.run.metrics else "test_loss"
 
@@ -151,28 +151,28 @@ def _write_and_show(
     metric: str,
     choices: Sequence[TuningChoice],
     held_out: HeldOut,
-    law: Law | None,
+    law: RunCountDistribution | None,
     tried: int,
     folder: Path,
 ) -> None:
     delta = scenario.points[0].cell.privacy.delta
-    tuned = Tuned(
+    tuned = Tuning(
         settings=tried,
         held_out=held_out.count,
         metric=metric,
-        law="none" if law is None else "poisson" if isinstance(law, Poisson) else "negative-binomial",
+        law="none" if law is None else "poisson" if isinstance(law, PoissonRunCount) else "negative-binomial",
         mean=None if law is None else law.mean,
-        eta=law.eta if isinstance(law, NegativeBinomial) else 0.0,
+        eta=law.eta if isinstance(law, NegativeBinomialRunCount) else 0.0,
         rows=tuple(
-            TunedRow(when=dict(choice.row.when), mu=None if choice.selection is None else choice.selection.mu)
+            TunedChoice(when=dict(choice.row.when), mu=None if choice.selection is None else choice.selection.mu)
             for choice in choices
         ),
     )
-    given = scenario_file(asked.scenario).read_text(encoding="utf-8")
+    given = find_scenario_file(asked.scenario).read_text(encoding="utf-8")
     overrides = drop_chosen_keys(asked.overrides or [], choices)
     text, chosen = format_tuned_scenario(given, choices, tuned, overrides, str(asked.scenario))
     held_out = held_out.count_in_runs([point.cell for point in chosen.points])
-    with locked(folder):
+    with lock_folder(folder):
         write_tuning(folder, text, choices, tuned, held_out, delta)
     columns = [Column(name, can_wrap=name == "setting") for name in HEADER]
     print_rich(f"{metric} while tuning", columns, table_lines(choices))
@@ -212,6 +212,6 @@ def _choose_row_settings(
     return list(zip(rows, settings, strict=True))
 
 
-def _make_run_count(asked: TuneRequest) -> Law:
+def _make_run_count(asked: TuneRequest) -> RunCountDistribution:
     mean = _DEFAULT_MEAN_RUNS if asked.trials is None else asked.trials
-    return Poisson(mean) if asked.poisson else NegativeBinomial(mean, asked.eta)
+    return PoissonRunCount(mean) if asked.poisson else NegativeBinomialRunCount(mean, asked.eta)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.figures import count_range
-from fedpriv.plan.task import ModelInputs, check_records, spread, task_of, task_of_cell
+from fedpriv.core.figures import format_count_range
+from fedpriv.plan.task import ModelInputs, check_record_count, load_task, load_task_of_inputs, partition_records
 from fedpriv.scenario.load import Scenario, resolve_cell
-from fedpriv.scenario.published import assign, look_up, parsed_assignment
+from fedpriv.scenario.published import assign_key, look_up_key, parse_assignment
 from fedpriv.scenario.schema import Cell
 
 _READING_KEYS = ("rounds", "batch", "batches", "cohort", "epochs")
@@ -86,7 +86,7 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
     """Read "KEY=[VALUES]" of a command line; InputError for a value that is no list, or a key given twice."""
     grid: dict[str, list[Any]] = {}
     for assignment in assignments:
-        key, values = parsed_assignment(assignment) if assignment.strip().find("=") > 0 else (assignment, None)
+        key, values = parse_assignment(assignment) if assignment.strip().find("=") > 0 else (assignment, None)
         if not isinstance(values, list) or not values:
             raise InputError(f"--grid {assignment!r}: expected KEY=[VALUE, …], such as algorithm.step=[0.1,1,10]")
         if key in grid:
@@ -202,9 +202,9 @@ def pair_grids(
     """Pair points with the grid of their value of `axis`, which they may lack; leave out those without a grid."""
     found: list[tuple[Mapping[str, Any], Cell, Grid]] = []
     for point in scenario.points[:: len(scenario.seeds)]:
-        tree = point.cell.canonical()
-        when = dict(point.swept) or {"algorithm.name": point.cell.algorithm.name}
-        grid = {} if grids is None else grids.get(point.swept.get(axis, look_up(tree, axis)))
+        tree = point.cell.canonical_data()
+        when = dict(point.swept_values) or {"algorithm.name": point.cell.algorithm.name}
+        grid = {} if grids is None else grids.get(point.swept_values.get(axis, look_up_key(tree, axis)))
         if grid is not None:
             found.append((when, point.cell, grid))
     return found
@@ -223,10 +223,10 @@ class HeldOut:
     def description(self) -> str:
         """Words for the owner of the held-out records."""
         read, each = (
-            count_range(map(sum, self.silo_counts_by_run)),
-            count_range(count for run in self.silo_counts_by_run for count in run),
+            format_count_range(map(sum, self.silo_counts_by_run)),
+            format_count_range(count for run in self.silo_counts_by_run for count in run),
         )
-        silos = count_range(map(len, self.silo_counts_by_run))
+        silos = format_count_range(map(len, self.silo_counts_by_run))
         return (
             f"the last {self.count:,} of {self.total_count:,} training records are held out while tuning; in a "
             "run of the "
@@ -236,7 +236,7 @@ class HeldOut:
     def count_in_runs(self, cells: Sequence[Cell]) -> "HeldOut":
         """Count the same records in the runs of `cells`; InputError for a cell that asks for too many."""
         distinct = {
-            repr((cell.seed, cell.data, cell.federation, cell.schedule, cell.privacy.protected)): cell
+            repr((cell.seed, cell.data, cell.federation, cell.schedule, cell.privacy.protected_unit)): cell
             for cell in cells
         }
         return replace(
@@ -246,17 +246,17 @@ class HeldOut:
 
 def _count_by_silo(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
     """Count the held-out records that each silo of a run reads."""
-    units = task_of_cell(cell).units
+    units = load_task(cell).unit_indices
     of_rows = (
         np.arange(held_out.total_count)[:, None] if units is None else np.asarray(units)
     )  # persons may have several
     are_held_out = of_rows >= held_out.total_count - held_out.count
-    return tuple(int(are_held_out[order.numpy()].sum()) for order in spread(cell))
+    return tuple(int(are_held_out[order.numpy()].sum()) for order in partition_records(cell))
 
 
 def hold_out(cell: Cell, count: int | None) -> HeldOut:
     """Hold out the last `count` training records (default a tenth); InputError if there are fewer."""
-    records = len(task_of(ModelInputs.of(cell)).train.labels)
+    records = len(load_task_of_inputs(ModelInputs.from_cell(cell)).train.labels)
     chosen = max(1, records // _HELD_OUT_DIVISOR) if count is None else count
     if chosen >= records:
         raise InputError(f"--held-out {chosen}: {cell.data.name} has {records} training records")
@@ -265,13 +265,13 @@ def hold_out(cell: Cell, count: int | None) -> HeldOut:
 
 def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
     """Give the cell a setting and the records that are left; InputError, with the setting, if it cannot run."""
-    tree = cell.canonical()
+    tree = cell.canonical_data()
     for key, value in _reduce_reading(_with_reading_keys(cell, setting), held_out).items():
-        assign(tree, key, value)
-    assign(tree, "data.validation", held_out.count)
-    assign(tree, "run.evaluations", 1)
-    for key, value in (*map(parsed_assignment, fixed), *setting.items()):
-        assign(tree, key, value)
+        assign_key(tree, key, value)
+    assign_key(tree, "data.validation", held_out.count)
+    assign_key(tree, "run.evaluations", 1)
+    for key, value in (*map(parse_assignment, fixed), *setting.items()):
+        assign_key(tree, key, value)
     tree["seed"] = seed
     return _resolve_trial(tree, setting)
 
@@ -280,7 +280,7 @@ def check_settings(row: TuningRow, settings: Sequence[Setting]) -> None:
     """Refuse a setting with which a run on all records asks for more of them than there are."""
     for setting in settings if any(key.startswith("federation.") for key in row.grid) else ():
         try:
-            check_records(_with_reading_keys(row.cell, setting))
+            check_record_count(_with_reading_keys(row.cell, setting))
         except InputError as error:
             named = ", ".join(f"{key} = {value}" for key, value in setting.items())
             raise InputError(f"a run with {named}: {error}") from None
@@ -291,9 +291,9 @@ def _with_reading_keys(cell: Cell, setting: Setting) -> Cell:
     said = {key: value for key, value in setting.items() if key.startswith("federation.")}
     if not said:
         return cell
-    tree = cell.canonical()
+    tree = cell.canonical_data()
     for key, value in said.items():
-        assign(tree, key, value)
+        assign_key(tree, key, value)
     return _resolve_trial(tree, said)
 
 
@@ -314,7 +314,7 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
     federation, left = cell.federation, held_out.total_count - held_out.count
     if cell.data.partition == "site" and federation.batches is not None:
         return _reduce_site_batches(cell, held_out, federation.batches)
-    if sum(cell.batch_sizes) * cell.schedule.batches_held <= left:
+    if sum(cell.batch_sizes) * cell.schedule.batches_per_silo <= left:
         return {}
     if federation.samples is not None:
         return {"federation.samples": min(federation.samples, left)}
@@ -326,11 +326,11 @@ def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
 
 def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) -> dict[str, Any]:
     """Give each site the batch that its records, or persons, that are left last for."""
-    tree = cell.canonical()
-    assign(tree, "data.validation", held_out.count)
-    sites = task_of_cell(resolve_cell(tree, "while tuning")).sites
+    tree = cell.canonical_data()
+    assign_key(tree, "data.validation", held_out.count)
+    sites = load_task(resolve_cell(tree, "while tuning")).train_sites
     assert sites is not None
-    has = np.bincount(sites, minlength=len(batches)) // cell.schedule.batches_held
+    has = np.bincount(sites, minlength=len(batches)) // cell.schedule.batches_per_silo
     return {"federation.batches": [max(1, min(pair)) for pair in zip(batches, has.tolist(), strict=True)]}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.accounting.selection import Law, Selection
+from fedpriv.accounting.selection import PrivateSelection, RunCountDistribution
 from fedpriv.addons.tune.grids import (
     GridPosition,
     HeldOut,
@@ -25,18 +25,18 @@ from fedpriv.addons.tune.grids import (
     is_better,
     make_trial,
 )
-from fedpriv.claims.claim import claim_of
-from fedpriv.claims.outcome import Finished, RunObserver
+from fedpriv.claims.claim import compute_claim
+from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.core.figures import caveats, delta_figure, upper_figure
+from fedpriv.core.figures import format_upper, format_upper_delta, privacy_caveats
 from fedpriv.core.files import write_json, write_text
 from fedpriv.engines.table import make_engine
 from fedpriv.noise.trust import RECORD
-from fedpriv.plan.calibration import fitted_scenario
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.calibration import fit_scenario_noise
+from fedpriv.plan.task import load_task
 from fedpriv.scenario.data import PARTITION_KEYS
-from fedpriv.scenario.load import Point, Scenario, scenario_of
-from fedpriv.scenario.published import Tuned, parsed_assignment
+from fedpriv.scenario.load import Scenario, SweepPoint, parse_scenario
+from fedpriv.scenario.published import Tuning, parse_assignment
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
@@ -57,7 +57,7 @@ class TuningChoice:
     score: float | None
     next_best: float | None = None
     """Of the others; a private choice tells nothing of them."""
-    selection: Selection | None = None
+    selection: PrivateSelection | None = None
     """What a private choice costs."""
 
 
@@ -77,7 +77,7 @@ def tune_openly(
     records without noise.
     """
     points = [
-        Point({**row.when, SETTING_AXIS: number}, make_trial(row.cell, setting, held_out, fixed, seed))
+        SweepPoint({**row.when, SETTING_AXIS: number}, make_trial(row.cell, setting, held_out, fixed, seed))
         for row, settings in rows
         for number, setting in enumerate(settings)
         for seed in seeds
@@ -85,7 +85,7 @@ def tune_openly(
     _check_metric([point.cell for point in points], metric)
     axes = {**scenario.axes, SETTING_AXIS: list(range(max(len(settings) for _, settings in rows)))}
     trials = replace(
-        scenario, axes=axes, seeds=list(seeds), points=points, published=None, scaling=None, tuned=None
+        scenario, axes=axes, seeds=list(seeds), points=points, published=None, growth=None, tuning=None
     )
     cells = iter(read_results(run_sweep(trials, options, observers)).cells)
     choices = []
@@ -102,7 +102,7 @@ def tune_privately(
     rows: Sequence[tuple[TuningRow, Sequence[Setting]]],
     held_out: HeldOut,
     fixed: Sequence[str],
-    law: Law,
+    law: RunCountDistribution,
     generator: np.random.Generator,
 ) -> list[TuningChoice]:
     """For every row the best of K runs, K from `law`, each with a setting drawn from the row's, and its own noise.
@@ -120,9 +120,9 @@ def tune_privately(
     for row, settings in rows:
         _find_target(row)
         _check_partition(row.cell)
-        if row.cell.model.regression:
+        if row.cell.model.is_regression:
             raise InputError(_NO_ACCURACY)
-        if row.cell.privacy.protected.name != RECORD.name:
+        if row.cell.privacy.protected_unit.name != RECORD.name:
             raise InputError(
                 "--private: a person's records may lie on both sides of the split, so that only one record is "
                 'protected; tune with privacy.unit = "record"'
@@ -137,10 +137,10 @@ def tune_privately(
         for _ in range(runs)
     ]
     points = [
-        Point(row.when, make_trial(row.cell, setting, held_out, fixed, int(generator.integers(2**62))))
+        SweepPoint(row.when, make_trial(row.cell, setting, held_out, fixed, int(generator.integers(2**62))))
         for row, setting in drawn
     ]
-    cells = [point.cell for point in fitted_scenario(replace(scenario, points=points), {})[0].points]
+    cells = [point.cell for point in fit_scenario_noise(replace(scenario, points=points), {})[0].points]
     try:
         outcomes = sorted(make_engine("vectorized")(cells, RunObserver()), key=lambda outcome: outcome.index)
     except RunError:
@@ -159,7 +159,7 @@ def tune_privately(
             score = noisy_score(one, held_out.count, target, generator)
             best = (score, setting) if best is None or score > best[0] else best
         chosen = TuningChoice(row, None, None) if best is None else TuningChoice(row, best[1], best[0])
-        choices.append(replace(chosen, selection=Selection(target, law)))
+        choices.append(replace(chosen, selection=PrivateSelection(target, law)))
     return choices
 
 
@@ -171,7 +171,7 @@ def _check_partition(cell: Cell) -> None:
             'others to other silos and batches; use "iid", or "site"'
         )
     schema = cell.data.table_schema
-    if schema is not None and schema.zeros:
+    if schema is not None and schema.may_zero_rows:
         key = 'missing = "drop"' if schema.missing == "drop" else "split" if schema.split else "person"
         raise InputError(
             f"--private: by table.{key} the number of held-out records that count follows from cells, and a score "
@@ -202,9 +202,9 @@ def _check_same_promise(given: Cell, tried: Cell, held_out: HeldOut) -> None:
             )
 
 
-def check_promise(finished: Finished, mu: float) -> None:
+def check_promise(finished: CellOutcome, mu: float) -> None:
     """InputError unless what a run released is `mu`-GDP."""
-    claim = claim_of(finished.releases)
+    claim = compute_claim(finished.releases)
     if claim is None or claim.guarantee.mu is None or claim.guarantee.mu > mu:
         raise InputError(
             "--private: the guarantee of this scenario's runs is a curve of (ε, δ), no mu; use a public order of "
@@ -212,7 +212,7 @@ def check_promise(finished: Finished, mu: float) -> None:
         )
 
 
-def noisy_score(finished: Finished, held_out: int, mu: float, generator: np.random.Generator) -> float:
+def noisy_score(finished: CellOutcome, held_out: int, mu: float, generator: np.random.Generator) -> float:
     """Add Gaussian noise to the accuracy on `held_out` records; InputError for a regression.
 
     Guarantee: one held-out record, exchanged or zeroed out, moves the accuracy by at most 1/`held_out`, and noise
@@ -225,7 +225,7 @@ def noisy_score(finished: Finished, held_out: int, mu: float, generator: np.rand
 
 def _find_target(row: TuningRow) -> float:
     """Find the μ that every run of a row is calibrated to, whatever its setting."""
-    target = row.cell.privacy.target
+    target = row.cell.privacy.target_mu
     if row.cell.privacy.shares:
         raise InputError("--private: a score is of all silos' records, and privacy.shares gives each its own")
     if target is None:
@@ -237,8 +237,8 @@ def _check_metric(cells: Sequence[Cell], metric: str) -> None:
     """Check that an evaluation has the metric: one of the first model, where cells measure other things."""
     measured = {repr((cell.data, cell.model, cell.run)): cell for cell in cells}
     for cell in measured.values():
-        task = task_of_cell(cell)
-        known = task.objective.evaluate(task.objective.initial(), task.test).named()
+        task = load_task(cell)
+        known = task.objective.evaluate(task.objective.initial(), task.test).to_metrics()
         if metric not in known:
             raise InputError(f"--metric {metric}: the runs have {', '.join(known)}")
 
@@ -255,7 +255,7 @@ HEADER = ("row", "setting", "score", "next best", "place in the grid")
 
 
 def format_tuned_scenario(
-    text: str, choices: Sequence[TuningChoice], tuned: Tuned, overrides: Sequence[str], source: str
+    text: str, choices: Sequence[TuningChoice], tuned: Tuning, overrides: Sequence[str], source: str
 ) -> tuple[str, Scenario]:
     """Add a rule for every choice and [tuned] to the file `text`; return it with its scenario, or InputError."""
     blocks = [
@@ -278,7 +278,7 @@ def format_tuned_scenario(
         blocks += ["", "[[tuned.rows]]", f"when = {_format_inline_table(row.when)}{mu}"]
     written = "\n".join(blocks) + "\n"
     try:
-        return written, scenario_of(tomllib.loads(written), source, overrides)
+        return written, parse_scenario(tomllib.loads(written), source, overrides)
     except (tomllib.TOMLDecodeError, InputError) as error:
         raise InputError(f"{source}: the chosen settings cannot be written into it: {error}") from None
 
@@ -286,11 +286,11 @@ def format_tuned_scenario(
 def drop_chosen_keys(overrides: Sequence[str], choices: Sequence[TuningChoice]) -> list[str]:
     """Keep the KEY=VALUE of keys for which nothing was chosen: an override would outrank the choice."""
     chosen = {key for choice in choices for key in choice.setting or {}}
-    return [each for each in overrides if parsed_assignment(each)[0] not in chosen]
+    return [each for each in overrides if parse_assignment(each)[0] not in chosen]
 
 
 def write_tuning(
-    out: Path, text: str, choices: Sequence[TuningChoice], tuned: Tuned, held_out: HeldOut, delta: float
+    out: Path, text: str, choices: Sequence[TuningChoice], tuned: Tuning, held_out: HeldOut, delta: float
 ) -> None:
     """Write scenario.toml, tuning.json and tuning.md into `out`."""
     write_text(out / "scenario.toml", text)
@@ -345,18 +345,23 @@ def describe_costs(choices: Sequence[TuningChoice], delta: float) -> list[str]:
             "Claims of runs with these settings hold for settings that are given."
         ]
     found = [
-        (one.mu, one.law.words, one.epsilon_of(delta), Selection(one.mu, one.law, one.mu).epsilon_of(delta))
+        (
+            one.mu,
+            one.run_count.description,
+            one.epsilon_of(delta),
+            PrivateSelection(one.mu, one.run_count, one.mu).epsilon_of(delta),
+        )
         for one in (choice.selection for choice in choices)
         if one is not None
     ]
     return [
-        f"The best of {words}, each {upper_figure(mu)}-GDP: the choice of one row costs ε = {upper_figure(alone)} "
-        f"at delta = {delta_figure(delta)}, the choice and a run with it ε = {upper_figure(both)}."
+        f"The best of {words}, each {format_upper(mu)}-GDP: the choice of one row costs ε = {format_upper(alone)} "
+        f"at delta = {format_upper_delta(delta)}, the choice and a run with it ε = {format_upper(both)}."
         for mu, words, alone, both in dict.fromkeys(found)
-    ] + caveats(max((both for *_, both in found), default=0.0), delta)
+    ] + privacy_caveats(max((both for *_, both in found), default=0.0), delta)
 
 
-def render_markdown(choices: Sequence[TuningChoice], held_out: HeldOut, tuned: Tuned, delta: float) -> str:
+def render_markdown(choices: Sequence[TuningChoice], held_out: HeldOut, tuned: Tuning, delta: float) -> str:
     """Write the table, and on which settings and records it rests."""
     rows = [HEADER, tuple("---" for _ in HEADER), *table_lines(choices)]
     blocks = [

@@ -21,8 +21,8 @@ from fedpriv.addons.worth.worth import (
     fit_pooled_model,
 )
 from fedpriv.cli.options import print_table, print_text
-from fedpriv.core.errors import InputError, printable
-from fedpriv.core.files import scenario_file
+from fedpriv.core.errors import InputError, sanitize_line
+from fedpriv.core.files import find_scenario_file
 from fedpriv.scenario.load import load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.plots import check_plot_path
@@ -50,7 +50,7 @@ def print_worth(given: Path, overrides: Sequence[str], wanted: WorthRequest) -> 
     if (given / "results.json").exists():
         _print_run_folder(given, overrides, wanted)
         return
-    path = scenario_file(given)
+    path = find_scenario_file(given)
     if wanted.only_local:
         _fill_cache([point.cell for point in load_scenario(path, list(overrides)).points], wanted)
         return
@@ -143,7 +143,7 @@ def _reference_lines(seeds: Sequence[References], wanted: WorthRequest) -> list[
 
 def _report_progress(line: str) -> None:
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{printable(line)}")
+        sys.stderr.write(f"\r\033[K{sanitize_line(line)}")
 
 
 def _print_json(tree: object) -> None:

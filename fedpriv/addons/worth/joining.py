@@ -36,13 +36,13 @@ from fedpriv.addons.worth.worth import (
 )
 from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import FedprivError, InputError
-from fedpriv.core.figures import upper_figure
-from fedpriv.core.replicates import one_thread
+from fedpriv.core.figures import format_upper
+from fedpriv.core.replicates import limit_to_one_thread
 from fedpriv.engines.table import make_engine
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import CURATOR
-from fedpriv.plan.task import check_records, spread
-from fedpriv.scenario.load import TARGETS, Scenario, load_scenario, resolve_cell
+from fedpriv.plan.task import check_record_count, partition_records
+from fedpriv.scenario.load import PRIVACY_TARGETS, Scenario, load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 
 EPSILON_GRID = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -143,7 +143,7 @@ class JoiningResult:
         return describe_break_even(found, grid, self.mean_of("noiseless"), self.mean_of("pooled"))
 
 
-@one_thread()
+@limit_to_one_thread()
 def study_joining(request: JoiningRequest, report_progress: ProgressCallback = lambda _: None) -> JoiningResult:
     """Answer a question; InputError for what cannot be run or compared."""
     grid = request.epsilons
@@ -211,7 +211,7 @@ def _load_grid(question: JoiningRequest, trust: str, split: int | None, spared: 
         *([] if spared is None else [f"data.spared={spared}"]),
     ]
     grid = load_scenario(question.scenario, [*question.overrides, *keys])
-    if any(f"privacy.{other}" in grid.axes for other in TARGETS if other != "epsilon"):
+    if any(f"privacy.{other}" in grid.axes for other in PRIVACY_TARGETS if other != "epsilon"):
         raise InputError(f"{question.scenario}: sweeps another target of privacy than epsilon; leave it out")
     return grid
 
@@ -222,11 +222,11 @@ def _run_split(
     grids = {trust: _load_grid(question, trust, number, None) for trust in trusts}
     first = grids[trusts[0]].points[0].cell
     seeds = grids[trusts[0]].seeds
-    check_records(first)
-    heads = {seed: resolve_cell({**first.canonical(), "seed": seed}, first.name) for seed in seeds}
+    check_record_count(first)
+    heads = {seed: resolve_cell({**first.canonical_data(), "seed": seed}, first.name) for seed in seeds}
     benches: dict[int, GainEvaluator] = {}
     for seed in seeds:
-        dealt = zip(spread(heads[seed]), spread(heads[seeds[0]]), strict=True)
+        dealt = zip(partition_records(heads[seed]), partition_records(heads[seeds[0]]), strict=True)
         if benches and all(torch.equal(mine, its) for mine, its in dealt):  # seeds draw noise alone
             benches[seed] = benches[seeds[0]]
         else:
@@ -238,7 +238,7 @@ def _run_split(
     records = hashlib.sha256("".join(digest_silos(benches[seed].silos) for seed in seeds).encode()).hexdigest()
     cells = {
         trust: {
-            (point.swept[_EPSILON_KEY], point.cell.seed, _setting_text(point.swept)): point.cell
+            (point.swept_values[_EPSILON_KEY], point.cell.seed, _setting_text(point.swept_values)): point.cell
             for point in grid.points
         }
         for trust, grid in grids.items()
@@ -335,7 +335,9 @@ def _choose_cells(
     for trust in trusts:
         grid = _load_grid(question, trust, number, _SPARED_SHARE)
         say(f"{len(grid.points)} candidates, {trust}")
-        spared = {(p.swept[_EPSILON_KEY], p.cell.seed, _setting_text(p.swept)): p.cell for p in grid.points}
+        spared = {
+            (p.swept_values[_EPSILON_KEY], p.cell.seed, _setting_text(p.swept_values)): p.cell for p in grid.points
+        }
         models = _train_models(list(spared.values()))
         scores: dict[tuple[float, str], list[float]] = {}
         for (epsilon, seed, setting), cell in spared.items():
@@ -378,7 +380,7 @@ def _personal_gains(
             for column, (seed, bench) in enumerate(benches.items()):
                 cell = cells[trust][taken[trust][epsilon][seed]]
                 cell = resolve_cell(replace_data_keys(cell, spared=_SPARED_SHARE), cell.name) if can else cell
-                say(f"personal, {trust}, epsilon = {upper_figure(epsilon, 3)}")
+                say(f"personal, {trust}, epsilon = {format_upper(epsilon, 3)}")
                 scores, _, judged = bench.evaluate_personal(_train_models([cell])[_cell_text(cell)], cell)
                 found[trust][row, column] = float(np.mean(scores)) - bench.references.mean_score
     return found, judged
@@ -386,15 +388,15 @@ def _personal_gains(
 
 def _without_noise(cell: Cell) -> Cell:
     """The same rounds without noise: clip and steps as they are; masks need noise, so a server is trusted."""
-    tree = cell.canonical()
-    privacy = {key: value for key, value in tree["privacy"].items() if key not in (*TARGETS, "shares")}
+    tree = cell.canonical_data()
+    privacy = {key: value for key, value in tree["privacy"].items() if key not in (*PRIVACY_TARGETS, "shares")}
     trust = "trusted" if cell.algorithm.trust_setting.masked else cell.algorithm.trust
     algorithm = {**tree["algorithm"], "trust": trust}
     return resolve_cell({**tree, "privacy": {**privacy, "mode": "none"}, "algorithm": algorithm}, cell.name)
 
 
 def _cell_text(cell: Cell) -> str:
-    return json.dumps(cell.canonical(), sort_keys=True)
+    return json.dumps(cell.canonical_data(), sort_keys=True)
 
 
 def _train_models(cells: Sequence[Cell]) -> dict[str, Floats]:

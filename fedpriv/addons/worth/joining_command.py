@@ -22,8 +22,8 @@ from fedpriv.addons.worth.break_even import (
 )
 from fedpriv.addons.worth.joining import JoiningResult
 from fedpriv.cli.options import print_table, print_text
-from fedpriv.core.figures import counted, delta_figure, upper_figure
-from fedpriv.noise.trust import trust_named
+from fedpriv.core.figures import format_count, format_upper, format_upper_delta
+from fedpriv.noise.trust import find_trust
 from fedpriv.show.charts import Chart, Mark, Panel, Series
 from fedpriv.show.looks import nth_look, shade
 from fedpriv.show.plots import save_chart
@@ -40,13 +40,13 @@ def make_gain_chart(found: JoiningResult) -> Chart:
             told = estimate_gain(values, found.test_train_ratio)
             error = scale * (told.error or 0.0)
             spread = f" ± {format_error(error, 1)}" if error else ", no standard error"
-            tip = f"ε = {upper_figure(epsilon, 3)}: {scale * told.mean:+.1f}{spread}"
+            tip = f"ε = {format_upper(epsilon, 3)}: {scale * told.mean:+.1f}{spread}"
             marks.append(Mark(epsilon, scale * told.mean, tip, error))
-        series.append(Series(trust_named(trust).title, nth_look(place), marks))
+        series.append(Series(find_trust(trust).title, nth_look(place), marks))
     drawn = len(found.splits)
     splits = f"mean over {drawn} splits ± s.e." if drawn > 1 else "one split, no standard error"
-    note = f"{splits}, {counted(found.request.seeds, 'noise seed')} each"
-    note += f"; ε is against the server, δ\u00a0=\u00a0{delta_figure(found.delta)}."
+    note = f"{splits}, {format_count(found.request.seeds, 'noise seed')} each"
+    note += f"; ε is against the server, δ\u00a0=\u00a0{format_upper_delta(found.delta)}."
     y = "gain over each silo alone (points)" if scale > 1.0 else "gain over each silo alone"
     caption = f"Is it worth joining? {found.name}, {found.silos} silos"
     return Chart("worth", caption, "ε", y, [Panel("", series)], note, log_x=True, ticks=grid)
@@ -98,7 +98,7 @@ def _table_lines(found: JoiningResult) -> list[list[str]]:
         for place, epsilon in enumerate(found.request.epsilons):
             row = [
                 trust,
-                upper_figure(epsilon, 3),
+                format_upper(epsilon, 3),
                 text(released[place]),
                 text(own[place]),
                 *_format_gains(gains[place], found),
@@ -131,7 +131,7 @@ def _describe_break_evens(found: JoiningResult) -> list[str]:
     alone = "" if len(found.splits) > 1 else " (one split: no interval)"
     for trust in found.trusts:
         at = found.find_break_even(trust)
-        words, where = found.verdict(at), trust_named(trust).title
+        words, where = found.verdict(at), find_trust(trust).title
         if words.startswith("never"):
             said.append(f"Joining pays at no epsilon of the grid, {where}: {words}{alone}.")
         else:
@@ -145,13 +145,15 @@ def _describe_break_evens(found: JoiningResult) -> list[str]:
 def _notes(found: JoiningResult) -> list[str]:
     splits, seeds = len(found.splits), found.request.seeds
     notes = [
-        f"{counted(splits, 'split')} of the records and {counted(seeds, 'noise seed')} in each; s.e. with "
+        f"{format_count(splits, 'split')} of the records and {format_count(seeds, 'noise seed')} in each; s.e. "
+        "with "
         "Nadeau & Bengio's correction for what splits share (test over training records: "
         f"{found.test_train_ratio:.2f}), "
         "noise apart. The interval is the 5th to 95th percentile over splits drawn again. The published split is "
         "apart."
         if splits
-        else f"The published split alone, {counted(seeds, 'noise seed')}: no standard error. --splits n draws "
+        else f"The published split alone, {format_count(seeds, 'noise seed')}: no standard error. --splits n "
+        "draws "
         "others."
     ]
     if splits == 1:
@@ -176,7 +178,7 @@ def _notes(found: JoiningResult) -> list[str]:
         )
     if found.shares:
         notes.append(describe_budget_shares(found.shares))
-    if any(trust_named(trust).masked for trust in found.trusts):
+    if any(find_trust(trust).masked for trust in found.trusts):
         more = (found.silos / (found.silos - 1)) ** 0.5 if found.silos > 1 else 1.0
         notes.append(
             f"With masks ε is against the server; a silo knows its own share, and against it μ is {more:.3g} "

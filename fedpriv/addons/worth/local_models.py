@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
-from fedpriv.loss.losses import Hazard, told
+from fedpriv.loss.losses import HazardLoss, decode_labels
 from fedpriv.loss.objective import Batch, Objective, Records, RecordView
 
 
@@ -34,21 +34,21 @@ class LinearHazards(RecordView):
     bins: int
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        return Hazard().value(self.base.outputs(point, records), records.labels)
+        return HazardLoss().value(self.base.outputs(point, records), records.labels)
 
     def constant_loss(self, train: Tensor, tests: Tensor) -> float:
         """The mean loss on labels `tests` of the hazards in labels `train`, half an event and a survivor added."""
-        last, seen = told(train, self.bins)
+        last, seen = decode_labels(train, self.bins)
         place = torch.arange(self.bins)
         died = ((place == last.unsqueeze(-1)) & seen.unsqueeze(-1)).double().sum(0)
         odds = (died + 0.5) / ((place < last.unsqueeze(-1)).double().sum(0) + 0.5)
-        return float(Hazard().value(odds.log().expand(len(tests), -1), tests).mean())
+        return float(HazardLoss().value(odds.log().expand(len(tests), -1), tests).mean())
 
 
 def find_linear_hazards(objective: Objective) -> LinearHazards | None:
     """The view of a hazard regression, whose fit is one convex problem; None of any other loss."""
     module = getattr(objective, "module", None)
-    if isinstance(getattr(objective, "loss", None), Hazard) and isinstance(module, nn.Linear):
+    if isinstance(getattr(objective, "loss", None), HazardLoss) and isinstance(module, nn.Linear):
         return LinearHazards(objective, module.out_features)
     return None
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from fedpriv.core.errors import FedprivError
-from fedpriv.core.files import OWN, write_json
-from fedpriv.data.fetch import COMPUTED, ORIGINS, default_root
-from fedpriv.data.named import is_added, load_added
-from fedpriv.loss.scores import MEAN
+from fedpriv.core.files import PRIVATE_MODE, write_json
+from fedpriv.data.fetch import COMPUTED_DATA_SETS, ORIGINS, default_data_root
+from fedpriv.data.named import is_user_data, load_user_data
+from fedpriv.loss.scores import MEAN_SUFFIX
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.summary import Metric
@@ -90,10 +90,10 @@ def cache_key(cell: Cell) -> str | None:
     """
     if (source := _data_source(cell.data.name)) is None:
         return None
-    tree = cell.canonical()
+    tree = cell.canonical_data()
     data = {key: value for key, value in tree["data"].items() if key not in ("splits", "spared")}
     privacy = {key: tree["privacy"].get(key) for key in ("unit", "records", "shared")}
-    sizes = [cell.schedule.batches_held * batch for batch in cell.batch_sizes]
+    sizes = [cell.schedule.batches_per_silo * batch for batch in cell.batch_sizes]
     asked = [
         FORMAT,
         source,
@@ -109,10 +109,10 @@ def cache_key(cell: Cell) -> str | None:
 
 
 def _data_source(name: str) -> str | None:
-    if name in COMPUTED or name in ORIGINS:
+    if name in COMPUTED_DATA_SETS or name in ORIGINS:
         return name
-    if is_added(name):
-        whole, digest = load_added(name), hashlib.sha256()
+    if is_user_data(name):
+        whole, digest = load_user_data(name), hashlib.sha256()
         for array in (whole.train_images, whole.train_labels, whole.test_images, whole.test_labels):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -141,7 +141,7 @@ def _file_facts(of: os.stat_result) -> tuple[int, ...]:
 
 def cache_folder(kind: str) -> Path:
     """The folder of the user's cache for what is known of records, made for its owner alone."""
-    folder = default_root().parent / kind
+    folder = default_data_root().parent / kind
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     return folder
@@ -149,12 +149,12 @@ def cache_folder(kind: str) -> Path:
 
 def write_cached(kind: str, key: str, records: str, content: Mapping[str, Any]) -> None:
     """Keep `content` under its key, for the owner alone, with the records that it is of."""
-    write_json(cache_folder(kind) / f"{key[:32]}.json", {"key": key, "records": records, **content}, OWN)
+    write_json(cache_folder(kind) / f"{key[:32]}.json", {"key": key, "records": records, **content}, PRIVATE_MODE)
 
 
 def read_cached(kind: str, key: str, records: str | None = None) -> Mapping[str, Any] | None:
     """What is kept under `key`; None without it, and for a file of somebody else or of other records."""
-    file = default_root().parent / kind / f"{key[:32]}.json"
+    file = default_data_root().parent / kind / f"{key[:32]}.json"
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as opened:
             status = os.fstat(opened.fileno())
@@ -209,7 +209,7 @@ def find_references(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, Referen
 
     A scenario that this version cannot resolve has none.
     """
-    folder = default_root().parent / "alone"
+    folder = default_data_root().parent / "alone"
     if not folder.is_dir() or not any(folder.iterdir()):
         return {}
     known: dict[str, References | None] = {}
@@ -255,7 +255,7 @@ def _local_models_text(
         cell = results.cells[place]
         if any(cell["point"][key] != value for key, value in fixed.items()):
             continue
-        if found.metric == "accuracy" and metric.key in ("test_accuracy", f"test_accuracy_{MEAN}"):
+        if found.metric == "accuracy" and metric.key in ("test_accuracy", f"test_accuracy_{MEAN_SUFFIX}"):
             by_point.setdefault(str(cell["point"]), []).append(found.mean_score)
         elif found.metric == "-loss" and metric.key == "test_loss":
             by_point.setdefault(str(cell["point"]), []).append(-found.mean_score)

@@ -31,11 +31,11 @@ from fedpriv.addons.worth.local_models import (
 )
 from fedpriv.cli.options import print_table
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import OWN, scenario_file, write_vector
+from fedpriv.core.files import PRIVATE_MODE, find_scenario_file, write_vector
 from fedpriv.core.random import public_generator
-from fedpriv.core.replicates import one_thread
+from fedpriv.core.replicates import limit_to_one_thread
 from fedpriv.loss.objective import Objective, Records, fast_paths
-from fedpriv.plan.task import ModelInputs, counting
+from fedpriv.plan.task import ModelInputs, mask_absent_records
 from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.policy import Policy, check_readers, check_writers, read_policy
@@ -68,13 +68,13 @@ class RefinedScores:
     personal_model: PersonalModel
 
 
-@one_thread()
+@limit_to_one_thread()
 def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeData:
     """The silo's records; `held_out` are further ones that its guard never held.
 
     InputError for a scenario whose model is somebody's code or not of linear scores, and without test records.
     """
-    if cell.model.code:
+    if cell.model.import_paths:
         raise InputError(
             f"model.name = {cell.model.name!r}: code that is none of fedpriv's is not run beside a silo's records"
         )
@@ -89,7 +89,7 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
             "`test_features` in the .npz file, or table.split"
         )
     classes = policy.class_count
-    if cell.model.regression != (classes == 0):
+    if cell.model.is_regression != (classes == 0):
         raise InputError(f"model.name = {cell.model.name!r}: does not fit the labels of {policy.shard}")
     parts = [_load_records(each, cell) for each in shards]
     test, _ = _load_records(tests, cell)
@@ -105,7 +105,7 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
         sizes = f"{len(train.labels)} training and {len(test.labels)} test records"
         raise InputError(f"{policy.shard}: {sizes} are too few to fit and to judge a model")
     inputs, first = _model_inputs(cell), shards[0]
-    objective = inputs.objective(inputs.layout(first.images, first.labels, classes), classes)
+    objective = inputs.make_objective(inputs.make_layout(first.images, first.labels, classes), classes)
     if fast_paths(objective).linear is None:
         raise InputError(f"model.name = {cell.model.name!r}: refines models of linear scores alone so far")
     return HomeData(
@@ -115,12 +115,14 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
 
 def _model_inputs(cell: Cell) -> ModelInputs:
     """What the run's model sees, in the type that models are fitted in at home."""
-    return dataclasses.replace(ModelInputs.of(cell), dtype="float64")
+    return dataclasses.replace(ModelInputs.from_cell(cell), dtype="float64")
 
 
 def _load_records(shard: Shard, cell: Cell) -> tuple[Records, NDArray[np.int64]]:
     """A shard's records that count, and which of its rows they are."""
-    rows, there = counting(_model_inputs(cell).records(np.array(shard.images), np.array(shard.labels)))
+    rows, there = mask_absent_records(
+        _model_inputs(cell).make_records(np.array(shard.images), np.array(shard.labels))
+    )
     return Records(rows.features[there], rows.labels[there]), np.flatnonzero(there.numpy())
 
 
@@ -140,7 +142,7 @@ def read_released_model(path: Path, home: HomeData) -> Floats:
     return model.astype(np.float64)
 
 
-@one_thread()
+@limit_to_one_thread()
 def compare_models(home: HomeData, released: Floats) -> RefinedScores:
     """Judge the silo's alone, released, recalibrated and personal model on the silo's own test records."""
     objective, held = home.objective, home.silo_records
@@ -153,7 +155,7 @@ def compare_models(home: HomeData, released: Floats) -> RefinedScores:
     return RefinedScores(first, second, third, fourth, score_constant(objective, held), model)
 
 
-@one_thread()
+@limit_to_one_thread()
 def measure_learning_curve(home: HomeData) -> list[tuple[int, float, float]]:
     """(training records, score, balanced score) alone at a quarter, half and all of the units."""
     units = np.unique(home.silo_records.units)
@@ -190,7 +192,7 @@ def write_model(folder: Path, name: str, point: Floats) -> Path:
     if (folder / "results.json").exists():
         raise InputError(f"--out {folder}: is the folder of a run; name a folder of this silo's own")
     path = folder / f"{name}.npy"
-    write_vector(path, point, OWN)
+    write_vector(path, point, PRIVATE_MODE)
     return path
 
 
@@ -204,7 +206,9 @@ def print_refined(
         )
     if only_curve and (out is not None or held_out is not None):
         raise InputError("--alone: writes no model and needs no other records; leave out --out and --held-out")
-    home = load_home_data(read_policy(policy), load_scenario(scenario_file(scenario)).points[0].cell, held_out)
+    home = load_home_data(
+        read_policy(policy), load_scenario(find_scenario_file(scenario)).points[0].cell, held_out
+    )
     if model is None:
         rows = [
             [f"{size:,}", _format_score(home, score), _format_score(home, even)]

@@ -57,12 +57,12 @@ from fedpriv.addons.worth.references import (
 )
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import public_generator
-from fedpriv.core.replicates import one_thread
-from fedpriv.data.named import called
-from fedpriv.data.partition import alike, counted
+from fedpriv.core.replicates import limit_to_one_thread
+from fedpriv.data.named import display_name
+from fedpriv.data.partition import counted_mask, partition_alike
 from fedpriv.loss.objective import Objective, Records, View, fast_paths
 from fedpriv.noise.trust import CLIENT
-from fedpriv.plan.task import Task, counting, labels_of_rows, spread, task_of_cell
+from fedpriv.plan.task import Task, load_task, mask_absent_records, partition_records, row_labels
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import Results
@@ -95,11 +95,13 @@ def load_silo_records(cell: Cell, most: int = MAX_REFERENCE_SILOS) -> tuple[int,
 
     InputError for units that are clients: one client's records are too few to train on.
     """
-    if cell.privacy.protected.name == CLIENT.name:
+    if cell.privacy.protected_unit.name == CLIENT.name:
         raise InputError("privacy.unit = client: a client alone has too few records; worth is for silos")
-    task, shares = task_of_cell(cell), spread(cell)
-    if task.labels:
-        raise InputError(f"{called(cell.data.name)}: has labels of shape {task.labels} a record; worth is of one")
+    task, shares = load_task(cell), partition_records(cell)
+    if task.label_shape:
+        raise InputError(
+            f"{display_name(cell.data.name)}: has labels of shape {task.label_shape} a record; worth is of one"
+        )
     tests = _select_test_rows(cell, task, [share.numpy() for share in shares])
     usable = [
         silo
@@ -137,15 +139,15 @@ def budget_shares(cell: Cell) -> Mapping[str, float]:
 
 def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """The numbers of each silo's test records among `task.tests`: its site's, of its label shares, or all."""
-    labels = task.tests.labels.numpy()
-    counts = np.flatnonzero(counted(labels))
+    labels = task.test_with_missing.labels.numpy()
+    counts = np.flatnonzero(counted_mask(labels))
     if cell.data.partition == "site":
         assert task.test_sites is not None
         return [counts[task.test_sites[counts] == silo] for silo in range(len(shares))]
     if cell.data.partition == "iid":
         return [counts for _ in shares]
     sizes = [len(counts) // len(shares)] * len(shares)
-    own = alike(labels[counts], sizes, cell.seed, [labels_of_rows(task)[share] for share in shares])
+    own = partition_alike(labels[counts], sizes, cell.seed, [row_labels(task)[share] for share in shares])
     return [counts[share] for share in own]
 
 
@@ -157,12 +159,12 @@ def _training_records(task: Task, share: Tensor) -> tuple[Records, NDArray[np.in
         rows = Records(rows.features.flatten(0, 1), rows.labels.flatten())
     else:
         units = torch.arange(len(rows.labels))
-    rows, there = counting(rows)
+    rows, there = mask_absent_records(rows)
     return Records(rows.features[there], rows.labels[there]), units[there].numpy()
 
 
 def _test_records(task: Task, tests: NDArray[np.int64]) -> Records:
-    return _to_float64(Records(*(column[torch.from_numpy(tests)] for column in task.tests)))
+    return _to_float64(Records(*(column[torch.from_numpy(tests)] for column in task.test_with_missing)))
 
 
 def _to_float64(records: Records) -> Records:
@@ -175,7 +177,7 @@ def find_linear_objective(cell: Cell) -> Objective:
 
     InputError unless it is a function of linear scores, whose fit is one convex problem.
     """
-    objective = task_of_cell(cell).objective
+    objective = load_task(cell).objective
     while isinstance(objective, View):
         objective = objective.base
     if fast_paths(objective).linear is not None:
@@ -188,7 +190,7 @@ def find_linear_objective(cell: Cell) -> Objective:
     )
 
 
-@one_thread()
+@limit_to_one_thread()
 def compute_references(
     cell: Cell, *, with_any_learner: bool = False, report_progress: Callable[[str], None] = lambda _: None
 ) -> References:
@@ -233,7 +235,7 @@ def _without_spared(cell: Cell) -> Cell:
 
 def replace_data_keys(cell: Cell, **keys: Any) -> dict[str, Any]:
     """A cell's tree with keys of [data]; None takes one away."""
-    tree = cell.canonical()
+    tree = cell.canonical_data()
     return {**tree, "data": {key: value for key, value in {**tree["data"], **keys}.items() if value is not None}}
 
 
@@ -264,7 +266,7 @@ class GainEvaluator:
     references: References
     silos: tuple[SiloRecords, ...]
 
-    @one_thread()
+    @limit_to_one_thread()
     def evaluate(self, released: Floats) -> Gains:
         """The gain of a published model (d,) over each silo alone.
 
@@ -287,7 +289,7 @@ class GainEvaluator:
         gains = np.subtract(scores, [silo.score for silo in self.references.silos]).tolist()
         return Gains(tuple(scores), tuple(fitted), tuple(gains), tuple(balanced))
 
-    @one_thread()
+    @limit_to_one_thread()
     def evaluate_personal(self, released: Floats, cell: Cell) -> tuple[list[float], list[float], str]:
         """(scores, λ, the records by which λ was chosen) of each silo's personal model of `cell`'s release."""
         models = [
@@ -303,7 +305,7 @@ class GainEvaluator:
         return scores, [one.pull_weight for one in models], judged
 
 
-@one_thread()
+@limit_to_one_thread()
 def make_evaluator(cell: Cell, known: References) -> GainEvaluator:
     cell = _without_spared(cell)
     held = {each.silo: each for each in load_silo_records(cell)[1]}
@@ -327,16 +329,20 @@ def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.
     """Which of each silo's training records the release has seen; None where it has seen all."""
     if cell.data.spared is None:
         return [None for _ in silos]
-    task, shares = task_of_cell(cell), spread(cell)
-    whole = task_of_cell(_without_spared(cell))
+    task, shares = load_task(cell), partition_records(cell)
+    whole = load_task(_without_spared(cell))
 
     def there(held: SiloRecords, task: Task) -> NDArray[np.bool_]:
-        return counting(Records(*(column[shares[held.silo]] for column in task.train)))[1].flatten().numpy()
+        return (
+            mask_absent_records(Records(*(column[shares[held.silo]] for column in task.train)))[1]
+            .flatten()
+            .numpy()
+        )
 
     return [there(held, task)[there(held, whole)] for held in silos]
 
 
-@one_thread()
+@limit_to_one_thread()
 def fit_pooled_model(cell: Cell) -> Floats:
     """The model fitted to the training records of all silos without noise, κ by one fold or five.
 

@@ -110,7 +110,7 @@ def pack_checkpoint(checkpoint: SimulationCheckpoint, cells: Sequence[str]) -> b
 
 def read_header(content: bytes) -> CheckpointHeader:
     """ValueError for what is no checkpoint of this format, or a damaged one."""
-    with _opened(content) as (header, _):
+    with _parse_checkpoint(content) as (header, _):
         return CheckpointHeader(dict(header["versions"]), tuple(header["cells"]))
 
 
@@ -119,14 +119,14 @@ def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> Simula
 
     ValueError as in `read_header`.
     """
-    with _opened(content) as (header, arrays):
+    with _parse_checkpoint(content) as (header, arrays):
         states = _restore_state(header["states"], arrays, like, device)
         evaluations = [(t, metrics) for t, metrics in header["evaluations"]]
         return SimulationCheckpoint(header["t"], header["seconds"], evaluations, states)
 
 
 @contextmanager
-def _opened(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
+def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
     """Header and arrays; what is damaged in them is a ValueError of the block, too."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:

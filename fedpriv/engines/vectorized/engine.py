@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedpriv.claims.ledger import released_by
-from fedpriv.claims.outcome import RunObserver, digest_of, evaluation_rounds, finished_after, measured
+from fedpriv.claims.ledger import make_evaluation_streams
+from fedpriv.claims.outcome import RunObserver, cell_digest, evaluate_models, evaluation_rounds, make_outcome
 from fedpriv.core.errors import RunError
 from fedpriv.core.random import SERVER
-from fedpriv.core.replicates import one_thread
+from fedpriv.core.replicates import limit_to_one_thread
 from fedpriv.engines.table import IndexedOutcome, retain_freed_pages
 from fedpriv.engines.vectorized.checkpoints import (
     NO_CHECKPOINTS,
@@ -45,10 +45,10 @@ from fedpriv.engines.vectorized.silos import (
 from fedpriv.loss.objective import Records
 from fedpriv.noise.mechanism import MechanismState
 from fedpriv.participation.orders import Dependence, PublicOrder, declared_dependence
-from fedpriv.plan.plan import Plan, absences_of
-from fedpriv.plan.task import counting, spread, task_of_cell
-from fedpriv.rounds.floats import FloatSteps, Fresh, RunningSum, SimulatedEvaluation, empty_sum
-from fedpriv.rounds.round import Read
+from fedpriv.plan.plan import Plan, draw_absences
+from fedpriv.plan.task import load_task, mask_absent_records, partition_records
+from fedpriv.rounds.floats import FloatSteps, FreshNoise, RunningSum, SimulatedEvaluation, initial_running_sum
+from fedpriv.rounds.round import RoundBatch
 from fedpriv.scenario.schema import Cell
 
 _MIN_CHECKPOINT_SECONDS = 2.0  # seconds
@@ -60,7 +60,7 @@ class GroupCheckpoints:
 
     def __init__(self, kept: Checkpoints, cells: Sequence[Cell], observer: RunObserver) -> None:
         self._checkpoints, self._observer = kept, observer
-        self._cells = tuple(map(digest_of, cells))
+        self._cells = tuple(map(cell_digest, cells))
         self._name = checkpoint_name(self._cells)
         self._next_time: float | None = time.perf_counter() + _MIN_CHECKPOINT_SECONDS
 
@@ -72,7 +72,7 @@ class GroupCheckpoints:
         try:
             return unpack_checkpoint(content, like, device)
         except ValueError as error:
-            self._observer.noted(f"a checkpoint is not used, and its rounds are run again: {error}")
+            self._observer.notified(f"a checkpoint is not used, and its rounds are run again: {error}")
             return None
 
     def is_due(self, now: float) -> bool:
@@ -85,7 +85,7 @@ class GroupCheckpoints:
         try:
             self._checkpoints.keep(self._name, pack_checkpoint(checkpoint, self._cells))
         except TypeError as error:
-            self._observer.noted(f"no checkpoints of cells that are in the middle: {error}")
+            self._observer.notified(f"no checkpoints of cells that are in the middle: {error}")
             self._next_time = None
             return
         ended = time.perf_counter()
@@ -119,7 +119,7 @@ def run_vectorized(
     A group goes on from its checkpoint in `kept`, which is dropped when the last of its outcomes was taken.
     """
     plans = make_plans(cells)
-    with one_thread(), retain_freed_pages():  # the cores draw noise meanwhile
+    with limit_to_one_thread(), retain_freed_pages():  # the cores draw noise meanwhile
         for members in group_by_plan(cells, plans):
             of_group = [cells[i] for i in members]
             keeper = GroupCheckpoints(checkpoints, of_group, observer)
@@ -146,7 +146,7 @@ class _ReplicateGroup:
         self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: RunObserver
     ) -> None:
         self._indices, self._cells, self._observer = indices, cells, observer
-        self._run_section, self._task = cells[0].run, task_of_cell(cells[0])
+        self._run_section, self._task = cells[0].run, load_task(cells[0])
         self._dtype, self._device = self._task.train.features.dtype, find_device(self._run_section.device)
         self._replicates = group = Replicates.from_plans(
             plans, [cell.noise_seed for cell in cells], self._dtype, self._device
@@ -162,9 +162,9 @@ class _ReplicateGroup:
             self._noise_feed = NoiseFeed(
                 noises, group.noise_seeds, rounds, size, self._dtype, draws, self._device, unscaled=True
             )
-        self._absences = [absences_of(cell) for cell in cells]
+        self._absences = [draw_absences(cell) for cell in cells]
         self._steps_locally = plan.rounds[0].step.local is not None
-        self._silo_evaluations = [SimulatedEvaluation.of(cell) for cell in cells]
+        self._silo_evaluations = [SimulatedEvaluation.from_cell(cell) for cell in cells]
         self._replicate_absences = ReplicateAbsences(self._absences, len(plan.batch_sizes), self._device)
         self._needs_row_indices = bool(
             declared_dependence(plan.objective) & ~(Dependence.RECORD | Dependence.BATCH)
@@ -197,8 +197,15 @@ class _ReplicateGroup:
         return [
             IndexedOutcome(
                 index,
-                finished_after(
-                    plan, rounds, model.copy(), of_cell, share, wall, away.rounds, released_by(by and by.asked)
+                make_outcome(
+                    plan,
+                    rounds,
+                    model.copy(),
+                    of_cell,
+                    share,
+                    wall,
+                    away.rounds,
+                    make_evaluation_streams(by and by.evaluation_plan),
                 ),
             )
             for index, plan, model, of_cell, share, away, by in zip(
@@ -218,7 +225,9 @@ class _ReplicateGroup:
         plan, count = self._plan, len(self._cells)
         state = plan.optimizer.start(plan.objective.initial().to(self._device).expand(count, -1))
         zeros = torch.zeros(count, dtype=torch.int64, device=self._device)
-        return _GroupState(state, empty_sum(plan.optimizer.query(state)), plan.mechanism.start(), zeros, zeros)
+        return _GroupState(
+            state, initial_running_sum(plan.optimizer.query(state)), plan.mechanism.start(), zeros, zeros
+        )
 
     def iterate_states(self, states: _GroupState, first: int) -> Iterator[_GroupState]:
         """What every round from `first` on hands to the next one, after `states`.
@@ -248,8 +257,8 @@ class _ReplicateGroup:
             self._fresh_noise(first_round),
             None if self._noise_feed is None else self._noise_feed.amplitude,
         )
-        step, missing = FloatSteps(self._plan, lambda owner, t: Fresh(next(fresh), amplitude)), None
-        if self._replicate_absences and self._plan.noise.sources and not self._plan.trust.draws(SERVER):
+        step, missing = FloatSteps(self._plan, lambda owner, t: FreshNoise(next(fresh), amplitude)), None
+        if self._replicate_absences and self._plan.noise.sources and not self._plan.trust.adds_noise(SERVER):
             missing = itertools.islice(
                 absence_corrections(self._replicates, self._replicate_absences), first_round - 1, None
             )
@@ -270,17 +279,17 @@ class _ReplicateGroup:
         """The fresh vectors of the rounds from `first` on."""
         if self._noise_feed is not None:
             return self._noise_feed.rounds_from(first)
-        counts = (planned.vectors or 1 for planned in self._plan.rounds[first - 1 :])
+        counts = (planned.noise_vector_count or 1 for planned in self._plan.rounds[first - 1 :])
         return (torch.zeros(count, 1, dtype=self._dtype, device=self._device) for count in counts)
 
-    def _round_batches(self, first: int) -> Iterator[Read]:
+    def _round_batches(self, first: int) -> Iterator[RoundBatch]:
         """What the rounds from `first` on read."""
         (train, there), plan = (self._task.train, None), self._plan
-        if plan.unit.records == 1:  # of several, `PerUnit` leaves out those that are not there
-            train, present = counting(train)
+        if plan.unit.max_records == 1:  # of several, `PerUnit` leaves out those that are not there
+            train, present = mask_absent_records(train)
             there = None if present.all() else present.to(self._device)
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
-        shares = {cell.seed: spread(cell) for cell in self._cells}
+        shares = {cell.seed: partition_records(cell) for cell in self._cells}
         if isinstance(plan.schedule, PublicOrder):
             reads = OrderedBatches(
                 plan.schedule,
@@ -292,10 +301,10 @@ class _ReplicateGroup:
             reads = self._sampled_batches(on_device, shares, first, there)
         return self._mask_absent_silos(reads, first) if self._replicate_absences else reads
 
-    def _mask_absent_silos(self, reads: Iterator[Read], first: int) -> Iterator[Read]:
+    def _mask_absent_silos(self, reads: Iterator[RoundBatch], first: int) -> Iterator[RoundBatch]:
         """The same with weight 0 for the records of silos that are away."""
         for t, read in enumerate(reads, start=first):
-            silos, counts = torch.tensor(read.silos, device=self._device).T
+            silos, counts = torch.tensor(read.silo_sizes, device=self._device).T
             of_records = silos.repeat_interleave(counts)
             yield read._replace(
                 weights=read.weights * self._replicate_absences.presence_mask(t).to(self._dtype)[:, of_records]
@@ -303,7 +312,7 @@ class _ReplicateGroup:
 
     def _sampled_batches(
         self, train: Records, shares: dict[int, list[Tensor]], first: int, there: Tensor | None
-    ) -> Iterator[Read]:
+    ) -> Iterator[RoundBatch]:
         """Pass silos and row indices to those objectives alone that key something by them."""
         plan, by_silo = (
             self._plan,
@@ -315,7 +324,7 @@ class _ReplicateGroup:
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
             weights = weights.to(self._device, self._dtype)
-            yield Read(records, weights if there is None else weights * there[on_device], silos, rows)
+            yield RoundBatch(records, weights if there is None else weights * there[on_device], silos, rows)
 
     def _evaluate(self, t: int, place: int, model: Tensor) -> list[dict[str, float]]:
         """After round t, in evaluation number `place`."""
@@ -326,7 +335,7 @@ class _ReplicateGroup:
         if not by_silos:
             test = Records(*(column.to(self._device) for column in self._task.test))
             names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
-            metrics = measured(self._task.objective, model, test, names)
+            metrics = evaluate_models(self._task.objective, model, test, names)
         self._report_evaluation(t, metrics)
         return metrics
 

@@ -25,12 +25,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from fedpriv.core.random import KeyedCoins, seed_key, simulation_noise
-from fedpriv.loss.linear import Block
+from fedpriv.core.random import SamplingRandomness, seed_key, simulation_noise
+from fedpriv.loss.linear import RecordBlock
 from fedpriv.loss.objective import Records
 from fedpriv.noise.trust import Noise, NoiseSource
-from fedpriv.participation.orders import Participation, PublicOrder, row_indices
-from fedpriv.rounds.round import Read, record_weight
+from fedpriv.participation.orders import Participation, PublicOrder, as_row_indices
+from fedpriv.rounds.round import RoundBatch, record_weight
 
 _MAX_GATHERED_VALUES = 2**20
 NO_ROW_INDICES: NDArray[np.int64] = np.empty(0, np.int64)
@@ -69,7 +69,7 @@ class OrderedBatches:
         self._schedule, self._silo_weights, self._batch_sizes = schedule, silo_weights, batch_sizes
         self._train, self._dtype, self._is_present, device = train, dtype, there, train.features.device
         orders = {  # (places, records of all silos): a row is one batch of their orders
-            id(of_silos): torch.cat([share.view(schedule.batches_held, -1) for share in of_silos], dim=1)
+            id(of_silos): torch.cat([share.view(schedule.batches_per_silo, -1) for share in of_silos], dim=1)
             for of_silos in shares
         }
         self._record_indices = torch.stack(list(orders.values()), dim=1).to(device)
@@ -77,7 +77,7 @@ class OrderedBatches:
         self._orders = [numbered.index(id(of_silos)) for of_silos in shares]
         self._order_index = torch.tensor(self._orders, device=device)
 
-    def rounds_from(self, first: int) -> Iterator[Read]:
+    def rounds_from(self, first: int) -> Iterator[RoundBatch]:
         """The rounds from `first` on; blocks do not depend on it, so that records lie in memory as they would."""
         features, labels = self._train
         block = max(1, _MAX_GATHERED_VALUES // (self._record_indices[0].numel() * features[0].numel()))
@@ -109,7 +109,7 @@ class OrderedBatches:
                 weights = self._weights_by_round(alike[count].weights, index)
                 rounds = zip(gathered, weights, read, strict=False)
                 for records, weight, batches in itertools.islice(rounds, over, None):
-                    yield Read(records, weight, alike[count].silos, self._row_indices(batches))
+                    yield RoundBatch(records, weight, alike[count].silo_sizes, self._row_indices(batches))
 
     def _weights_by_round(self, alike: Tensor, index: Tensor) -> Iterable[Tensor]:
         """Round after round, of the records of `index` (rounds, orders, records): 0 where one does not count."""
@@ -120,7 +120,9 @@ class OrderedBatches:
     def _expand_replicates(self, records: Records) -> Iterator[Records]:
         """(rounds, orders, ...) round after round as (replicates, ...)."""
         if records.labels.shape[1] == 1:
-            yield from Block(Records(*(column.squeeze(1) for column in records)), len(self._orders)).rounds()
+            yield from RecordBlock(
+                Records(*(column.squeeze(1) for column in records)), len(self._orders)
+            ).split_rounds()
             return
         alike = self._orders == list(range(records.labels.shape[1]))
         for columns in zip(*records, strict=True):
@@ -128,13 +130,13 @@ class OrderedBatches:
                 *(columns if alike else (column.index_select(0, self._order_index) for column in columns))
             )
 
-    def _make_empty_batch(self, batches: int) -> Read:
+    def _make_empty_batch(self, batches: int) -> RoundBatch:
         """A round that reads so many batches of every silo, still without its records."""
         silos = tuple((silo, batches * size) for silo, size in enumerate(self._batch_sizes))
         shares = zip(self._silo_weights, self._batch_sizes, strict=True)
         weights = torch.tensor([record_weight(share, size, batches) for share, size in shares], dtype=self._dtype)
         each = weights.repeat_interleave(torch.tensor([count for _, count in silos]))
-        return Read(None, each.to(self._train.features.device), silos, NO_ROW_INDICES)
+        return RoundBatch(None, each.to(self._train.features.device), silos, NO_ROW_INDICES)
 
     def _row_indices(self, batches: Sequence[int]) -> NDArray[np.int64]:
         """Row indices of the records of these batches, silo after silo."""
@@ -184,7 +186,9 @@ class SampledBatches:
         """
         self._schedule, self._silo_weights, self._batch_sizes = schedule, silo_weights, batch_sizes
         distinct = list(dict.fromkeys(seeds))
-        self._sampling_randomness = [simulation_noise(noise, "float32").coins() for _, noise in distinct]
+        self._sampling_randomness = [
+            simulation_noise(noise, "float32").sampling_randomness() for _, noise in distinct
+        ]
         self._silo_rows = [shares[seed] for seed, _ in distinct]
         self._draw_index = torch.tensor([distinct.index(pair) for pair in seeds])
         silos = range(len(batch_sizes))
@@ -219,10 +223,10 @@ class SampledBatches:
                 numbers[self._draw_index],
             )
 
-    def _select_rows(self, coins: KeyedCoins, t: int) -> list[NDArray[np.int64]]:
+    def _select_rows(self, coins: SamplingRandomness, t: int) -> list[NDArray[np.int64]]:
         """The rows of every silo that take part in round t."""
         return [
-            row_indices(self._schedule.rows(t, size, silo, lambda: coins))
+            as_row_indices(self._schedule.select_rows(t, size, silo, lambda: coins))
             for silo, size in enumerate(self._batch_sizes)
         ]
 
@@ -412,6 +416,6 @@ def _make_noise_sum(noise: Noise, seed: int) -> NoiseSum:
     unit = _amplitude(noise)
     return NoiseSum(
         seed,
-        tuple(source.owner for source in noise.sources),
+        tuple(source.party for source in noise.sources),
         tuple(source.weight * float(source.std) / unit for source in noise.sources),
     )

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, KeyedNormal, simulation_noise
-from fedpriv.core.replicates import signature, stack
+from fedpriv.core.replicates import stack, stack_signature
 from fedpriv.engines.vectorized.noise import NoiseFeed
 from fedpriv.loss.objective import Records
 from fedpriv.noise.mechanism import MechanismState
 from fedpriv.noise.trust import Noise, NoiseSource
-from fedpriv.plan.plan import Absences, Plan, PlannedRound, plan_of
-from fedpriv.plan.task import task_of_cell
+from fedpriv.plan.plan import Absences, Plan, PlannedRound, make_plan
+from fedpriv.plan.task import load_task
 from fedpriv.rounds.floats import FloatSteps, RunningSum
-from fedpriv.rounds.round import Read, State, check_moved, point_of, remembered
+from fedpriv.rounds.round import RoundBatch, RoundState, check_query_distance, gradient_point, next_past_vectors
 from fedpriv.scenario.schema import Cell
 
 
@@ -61,7 +61,13 @@ class Silos(Protocol):
     """All silos of a group, round after round; `total` and `hidden` are what the round before kept."""
 
     def release_mean(
-        self, t: int, planned: PlannedRound, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
+        self,
+        t: int,
+        planned: PlannedRound,
+        query: Tensor,
+        read: RoundBatch,
+        total: RunningSum,
+        hidden: MechanismState,
     ) -> MeanRelease: ...
 
 
@@ -75,16 +81,24 @@ class AveragedSilos:
         self._step, self._absence_corrections = step, missing
 
     def release_mean(
-        self, t: int, planned: PlannedRound, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
+        self,
+        t: int,
+        planned: PlannedRound,
+        query: Tensor,
+        read: RoundBatch,
+        total: RunningSum,
+        hidden: MechanismState,
     ) -> MeanRelease:
-        check_moved(self._step.plan.mechanism, total.past, t, query, f"round {t}")
-        state = State(t - 1, total.past, (total.total,), hidden)
-        summed = self._step.sums(state, planned, query, read)
-        noisy, state = self._step.noisy(state, t, summed.values, SERVER, query)
+        check_query_distance(self._step.plan.mechanism, total.past_vectors, t, query, f"round {t}")
+        state = RoundState(t - 1, total.past_vectors, (total.total,), hidden)
+        summed = self._step.sum_increments(state, planned, query, read)
+        noisy, state = self._step.add_noise(state, t, summed.values, SERVER, query)
         if self._absence_corrections is not None:
             noisy = noisy + next(self._absence_corrections)
-        assert summed.clipped is not None
-        return MeanRelease(noisy, summed.clipped, RunningSum(summed.past, summed.values), state.hidden)
+        assert summed.clipped_count is not None
+        return MeanRelease(
+            noisy, summed.clipped_count, RunningSum(summed.past_vectors, summed.values), state.mechanism_state
+        )
 
 
 class LocalSilos:
@@ -96,33 +110,41 @@ class LocalSilos:
     def __init__(self, group: Replicates, first: int) -> None:
         """From round `first` on."""
         self._step, self._weights = FloatSteps(group.plan), group.plan.weights
-        self._axis = -1 if group.plan.unit.records == 1 else -2  # of the rows, in front of a unit's records
+        self._axis = -1 if group.plan.unit.max_records == 1 else -2  # of the rows, in front of a unit's records
         self._fresh = _draw_silo_noise(group, first) if group.plan.noise.sources else None
 
     def release_mean(
-        self, t: int, planned: PlannedRound, query: Tensor, read: Read, total: RunningSum, hidden: MechanismState
+        self,
+        t: int,
+        planned: PlannedRound,
+        query: Tensor,
+        read: RoundBatch,
+        total: RunningSum,
+        hidden: MechanismState,
     ) -> MeanRelease:
         mean, start = torch.zeros_like(query), 0
         clipped = query.new_zeros(query.shape[:-1], dtype=torch.int64)
         fresh = None if self._fresh is None else next(self._fresh)
         walked: list[Tensor] = []
-        for silo, rows in read.silos:
-            share, past = self._weights[silo], tuple(of_all[silo] for of_all in total.past)
-            point, own = point_of(planned.step, query, past), self._select_silo(read, silo, start, rows)
-            summed = self._step.sums(State(sums=(torch.zeros_like(query),)), planned, point, own)
-            assert summed.clipped is not None
+        for silo, rows in read.silo_sizes:
+            share, past = self._weights[silo], tuple(of_all[silo] for of_all in total.past_vectors)
+            point, own = gradient_point(planned.step, query, past), self._select_silo(read, silo, start, rows)
+            summed = self._step.sum_increments(
+                RoundState(accumulator=(torch.zeros_like(query),)), planned, point, own
+            )
+            assert summed.clipped_count is not None
             released = summed.values / share if fresh is None else summed.values / share + fresh[silo]
-            walked += remembered(planned.step, past, (), released)
-            mean, clipped, start = mean + share * released, clipped + summed.clipped, start + rows
+            walked += next_past_vectors(planned.step, past, (), released)
+            mean, clipped, start = mean + share * released, clipped + summed.clipped_count, start + rows
         return MeanRelease(mean, clipped, RunningSum((torch.stack(walked),), total.total), hidden)
 
-    def _select_silo(self, read: Read, silo: int, start: int, rows: int) -> Read:
+    def _select_silo(self, read: RoundBatch, silo: int, start: int, rows: int) -> RoundBatch:
         """One silo's part of a round."""
         weights, records = read.weights.narrow(-1, start, rows), None
         if read.records is not None and rows:
             axis = read.records.labels.dim() + self._axis
             records = Records(*(column.narrow(axis, start, rows) for column in read.records))
-        return Read(records, weights, ((silo, rows),), read.rows[..., start : start + rows])
+        return RoundBatch(records, weights, ((silo, rows),), read.row_indices[..., start : start + rows])
 
 
 def _check_cell(cell: Cell, plan: Plan) -> None:
@@ -132,14 +154,14 @@ def _check_cell(cell: Cell, plan: Plan) -> None:
             f'run.noise = "aggregate": silos of {cell.algorithm.name} step by themselves, each with noise of its '
             'own; use "per-silo"'
         )
-    if (key := cell.without_silos) is None:
+    if (key := cell.absence_key) is None:
         return
     if plan.estimator.memory > 1:
         raise InputError(
             f"{key}: {cell.algorithm.name} looks back at the query that each silo answered last, and engine "
             "vectorized keeps one for all silos; use --engine inprocess"
         )
-    if cell.run.noise == "aggregate" and not plan.trust.draws(SERVER):
+    if cell.run.noise == "aggregate" and not plan.trust.adds_noise(SERVER):
         raise InputError(
             f'run.noise = "aggregate" draws the mean of all silos\' noise, and with {key} some have none; use '
             '"per-silo"'
@@ -170,7 +192,7 @@ class ReplicateAbsences:
         """1 for each silo that answers in round t, else 0; (replicates, silos)."""
         marks = torch.ones(len(self._absences), self._silo_count, dtype=torch.float64)
         for place, absences in enumerate(self._absences):
-            marks[place, list(absences.away(t))] = 0.0
+            marks[place, list(absences.absent_silos(t))] = 0.0
         return marks.to(self._device)
 
     @property
@@ -227,7 +249,7 @@ def make_plans(cells: Sequence[Cell]) -> list[Plan]:
             'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
             "--engine inprocess"
         )
-    plans = [plan_of(cell, task_of_cell(cell).objective) for cell in cells]
+    plans = [make_plan(cell, load_task(cell).objective) for cell in cells]
     for cell, plan in zip(cells, plans, strict=True):
         _check_cell(cell, plan)
     return plans
@@ -245,12 +267,12 @@ def group_by_plan(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list
 
 def _split_group(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
     """A group cut so that what one round reads and draws for all its replicates fits comfortably into memory."""
-    read = sum(plan.batch_sizes) * task_of_cell(cell).train.features[0].numel()
-    size = max(1, _MAX_ROUND_VALUES // max(read, NUMBERS_PER_EXTRA_VALUE * plan.beside))
+    read = sum(plan.batch_sizes) * load_task(cell).train.features[0].numel()
+    size = max(1, _MAX_ROUND_VALUES // max(read, NUMBERS_PER_EXTRA_VALUE * plan.extra_values))
     return (members[start : start + size] for start in range(0, len(members), size))
 
 
 def _group_key(cell: Cell, plan: Plan) -> object:
     shape = plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources)
     parts = plan.estimator, plan.mechanism, plan.optimizer, plan.objective
-    return shape, tuple(map(signature, parts)), cell.data, cell.model, cell.run, cell.evaluation
+    return shape, tuple(map(stack_signature, parts)), cell.data, cell.model, cell.run, cell.evaluation

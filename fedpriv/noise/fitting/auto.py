@@ -20,29 +20,29 @@ import numpy as np
 from fedpriv.core.errors import InputError
 from fedpriv.noise.buffered import BufferedToeplitz, LambdaCgd
 from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
-from fedpriv.noise.fitting.cost import NoiseCost, Response, lower_bounds, spread
-from fedpriv.noise.fitting.fit import Fit, PlainLoss, ScaledLoss, fit_lambda, fit_roots
+from fedpriv.noise.fitting.cost import NoiseCost, NoiseResponse, output_variances, std_lower_bounds
+from fedpriv.noise.fitting.fit import PlainLoss, RootFit, ScaledLoss, fit_lambda, fit_roots
 from fedpriv.noise.mechanism import Mechanism, Sensitivity
 from fedpriv.noise.registry import AUTO, MechanismOptions
 from fedpriv.noise.series import Floats, Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Separated
+from fedpriv.participation.orders import MinSeparation
 
-_LEAST = 1e-3
+_MIN_WEIGHT = 1e-3
 """Of the largest √w: a round that hardly weighs gets much noise, not any amount of it."""
 
 
-def fitted_sizes(cost: NoiseCost) -> ScheduledGaussian:
+def fit_sizes(cost: NoiseCost) -> ScheduledGaussian:
     """The best sizes where one record moves every sum the most: prefix sums, equal clips; elsewhere nearly so."""
     workload = cost.workload
-    weights = np.sqrt(_around(np.sum(cost.rows**2, axis=0), len(cost.rows)))
-    weights = np.maximum(weights, _LEAST * np.max(weights))
-    sizes = np.sqrt(most_moved(workload) / weights)
+    weights = np.sqrt(_neighbour_weights(np.sum(cost.weights**2, axis=0), len(cost.weights)))
+    weights = np.maximum(weights, _MIN_WEIGHT * np.max(weights))
+    sizes = np.sqrt(max_displacements(workload) / weights)
     return ScheduledGaussian(tuple((sizes / sizes[0]).tolist()), workload.decay)
 
 
-def _around(weights: Floats, rows: int) -> Floats:
+def _neighbour_weights(weights: Floats, rows: int) -> Floats:
     """Of the largest `weights` (T,) before and after a round, as far as two queries lie apart, the smaller one.
 
     A fit of many rounds looks at `rows` of them: a round between two queries may weigh in others alone, and noise
@@ -55,16 +55,16 @@ def _around(weights: Floats, rows: int) -> Floats:
     return np.asarray(np.minimum(windows[: len(weights)], windows[reach:]))
 
 
-def most_moved(workload: Workload) -> Floats:
+def max_displacements(workload: Workload) -> Floats:
     """Compute the farthest that some record can have moved the sum of every round; (T,).
 
     The record of round t has moved it by its clips, decayed by whole epochs; any other by what it moved, decayed.
     """
-    order, rounds = workload.order, workload.rounds
+    order, rounds = workload.public_order, workload.rounds
     epoch, last = rounds, rounds
     if not order.single_pass:
-        epoch = order.min_separation if isinstance(order, Separated) else order.rounds_per_epoch
-        last = order.most * epoch if isinstance(order, Separated) else rounds
+        epoch = order.min_separation if isinstance(order, MinSeparation) else order.rounds_per_epoch
+        last = order.max_rounds_per_record * epoch if isinstance(order, MinSeparation) else rounds
     clips, decay = workload.clips.tolist(), workload.decay
     own, most = list[float](), list[float]()
     for t, clip in enumerate(clips):
@@ -75,19 +75,19 @@ def most_moved(workload: Workload) -> Floats:
     return np.array(most)
 
 
-_NEARLY = 1.01
+_NOISE_FACTOR = 1.01
 """Factor of noise that is accepted for less memory, and that scaling must save to be worth it."""
 
-_SAME = 1e-6
+_TIE_TOLERANCE = 1e-6
 _FEW_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MechanismCandidate:
     """A mechanism fitted to a row, and what it costs there."""
 
     mechanism: Mechanism
-    vectors: int
+    vector_count: int
     """Its state."""
     noise: float
     """√J."""
@@ -97,24 +97,26 @@ class Candidate:
         return self.mechanism.label
 
     @property
-    def scaled(self) -> bool:
+    def is_scaled(self) -> bool:
         return isinstance(self.mechanism, BufferedToeplitz) and bool(self.mechanism.column_scale)
 
 
-def fitted(cost: NoiseCost, name: str, options: MechanismOptions, *, scalable: bool = True) -> Candidate:
+def fit_named(
+    cost: NoiseCost, name: str, options: MechanismOptions, *, scalable: bool = True
+) -> MechanismCandidate:
     """The mechanism of a scenario that names "auto", "scheduled", "lambda-cgd" or "blt" without numbers.
 
     `scalable` says whether "auto" may scale noise; the last two do if `options` ask for it.
     """
     if name == AUTO:
-        return auto(cost, options.max_vectors, scalable=scalable)
+        return fit_auto(cost, options.max_vectors, scalable=scalable)
     if name == ScheduledGaussian.name:
-        return _of(fitted_sizes(cost), cost)
+        return _make_candidate(fit_sizes(cost), cost)
     kind = LambdaCgd if name == LambdaCgd.name else BufferedToeplitz
-    return named(cost, kind, options.max_vectors, scaled=options.scale)
+    return fit_kind(cost, kind, options.max_vectors, scaled=options.scale)
 
 
-def auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) -> Candidate:
+def fit_auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) -> MechanismCandidate:
     """Of at most `max_vectors` vectors the candidate with the fewest within 1 % of the best √J.
 
     Scaled noise is taken if it is allowed (`scalable`) and saves more than 1 %.  With one or two rounds it is
@@ -122,25 +124,30 @@ def auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) -> Can
     """
     if max_vectors < 0:
         raise InputError(f"max_vectors = {max_vectors}: a state has 0 or more vectors")
-    return choice([each for each in candidates(cost, max_vectors) if scalable or not each.scaled])
+    return choose_candidate(
+        [each for each in undominated_candidates(cost, max_vectors) if scalable or not each.is_scaled]
+    )
 
 
-def choice(found: Sequence[Candidate]) -> Candidate:
+def choose_candidate(found: Sequence[MechanismCandidate]) -> MechanismCandidate:
     """The one of `found` that `auto` takes."""
-    plain = _frugal([candidate for candidate in found if not candidate.scaled])
-    scaled = [candidate for candidate in found if candidate.scaled]
-    if not scaled or _frugal(scaled).noise * _NEARLY >= plain.noise:
+    plain = _choose_frugal([candidate for candidate in found if not candidate.is_scaled])
+    scaled = [candidate for candidate in found if candidate.is_scaled]
+    if not scaled or _choose_frugal(scaled).noise * _NOISE_FACTOR >= plain.noise:
         return plain
-    return _frugal(scaled)
+    return _choose_frugal(scaled)
 
 
-def named(cost: NoiseCost, kind: type[BufferedToeplitz], max_vectors: int, *, scaled: bool) -> Candidate:
+def fit_kind(
+    cost: NoiseCost, kind: type[BufferedToeplitz], max_vectors: int, *, scaled: bool
+) -> MechanismCandidate:
     """The best of one kind: λ-CGD, or buffers of at most `max_vectors` vectors; InputError if none has so few."""
-    found = _scaled(cost, max_vectors) if scaled else _plain(cost, max_vectors)
+    found = _scaled_candidates(cost, max_vectors) if scaled else _plain_candidates(cost, max_vectors)
     fitting = [
         candidate
         for candidate in found
-        if candidate.vectors <= max_vectors and (kind is BufferedToeplitz or isinstance(candidate.mechanism, kind))
+        if candidate.vector_count <= max_vectors
+        and (kind is BufferedToeplitz or isinstance(candidate.mechanism, kind))
     ]
     if not fitting:
         raise InputError(
@@ -150,89 +157,96 @@ def named(cost: NoiseCost, kind: type[BufferedToeplitz], max_vectors: int, *, sc
     best = min(fitting, key=lambda candidate: candidate.noise)
     asked = best.mechanism
     assert isinstance(asked, BufferedToeplitz)
-    return Candidate(kind(asked.decay, asked.theta, asked.phi, asked.column_scale), best.vectors, best.noise)
+    return MechanismCandidate(
+        kind(asked.decay, asked.theta, asked.phi, asked.column_scale), best.vector_count, best.noise
+    )
 
 
-def candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Candidate]:
+def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """All that fit into `max_vectors`, but for those that an earlier one beats with as few vectors."""
-    found: list[Candidate] = []
-    for candidate in fitted_of_all_kinds(cost, max_vectors):
+    found: list[MechanismCandidate] = []
+    for candidate in all_candidates(cost, max_vectors):
         beaten = any(
-            other.vectors <= candidate.vectors and other.noise <= candidate.noise * (1.0 + _SAME)
+            other.vector_count <= candidate.vector_count
+            and other.noise <= candidate.noise * (1.0 + _TIE_TOLERANCE)
             for other in found
         )
-        if candidate.vectors <= max_vectors and not beaten:
+        if candidate.vector_count <= max_vectors and not beaten:
             found.append(candidate)
             yield candidate
 
 
-def fitted_of_all_kinds(cost: NoiseCost, most: int) -> Iterator[Candidate]:
+def all_candidates(cost: NoiseCost, most: int) -> Iterator[MechanismCandidate]:
     """One candidate of every kind and size that a state of `most` vectors may allow, beaten ones too."""
-    yield _of(IndependentGaussian(), cost)
+    yield _make_candidate(IndependentGaussian(), cost)
     decay, rounds = cost.workload.decay, cost.workload.rounds
     if rounds <= _FEW_ROUNDS:
         return
-    yield _of(fitted_sizes(cost), cost)
+    yield _make_candidate(fit_sizes(cost), cost)
     if BinaryTree(decay).memory_vectors(cost.workload) <= most:
-        yield _of(BinaryTree(decay), cost)
+        yield _make_candidate(BinaryTree(decay), cost)
     if not cost.workload.schedule.single_pass:
         # with few places a C that ends before a record comes back can be best
         for bands in range(2, most + 1):
-            yield _of(BandedSquareRoot(decay, bands), cost)
-    yield from _plain(cost, most)
-    yield from _scaled(cost, most)
+            yield _make_candidate(BandedSquareRoot(decay, bands), cost)
+    yield from _plain_candidates(cost, most)
+    yield from _scaled_candidates(cost, most)
 
 
-def _of(mechanism: Mechanism, cost: NoiseCost) -> Candidate:
-    return Candidate(mechanism, mechanism.memory_vectors(cost.workload), math.sqrt(cost.value(mechanism)))
+def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate:
+    return MechanismCandidate(
+        mechanism, mechanism.memory_vectors(cost.workload), math.sqrt(cost.evaluate(mechanism))
+    )
 
 
-def _plain(cost: NoiseCost, most: int) -> Iterator[Candidate]:
+def _plain_candidates(cost: NoiseCost, most: int) -> Iterator[MechanismCandidate]:
     if not most:
         return
     workload, loss = cost.workload, PlainLoss(cost)
 
-    def candidate(fit: Fit) -> Candidate:
-        mechanism = _with_roots(workload, fit)
-        noise = mechanism.sensitivity(workload) * math.sqrt(loss.spread(fit.theta, fit.phi))
-        return Candidate(mechanism, mechanism.memory_vectors(workload), noise)
+    def candidate(fit: RootFit) -> MechanismCandidate:
+        mechanism = _make_buffered(workload, fit)
+        noise = mechanism.sensitivity(workload) * math.sqrt(loss.noise_energy(fit.theta, fit.phi))
+        return MechanismCandidate(mechanism, mechanism.memory_vectors(workload), noise)
 
     single = fit_lambda(cost)
     yield candidate(single)
     for pairs, last_free in ((2, False), (2, True), (3, True)):
-        if _vectors(workload, pairs, last_free) <= most:
+        if _count_vectors(workload, pairs, last_free) <= most:
             yield candidate(fit_roots(loss, pairs, last_free, single.theta))
 
 
-def _scaled(cost: NoiseCost, most: int) -> Iterator[Candidate]:
+def _scaled_candidates(cost: NoiseCost, most: int) -> Iterator[MechanismCandidate]:
     """In one pass with equal clips: there the scale follows from C."""
     workload = cost.workload
     if not workload.schedule.single_pass or not workload.equal_clips:
         return
     loss, around = ScaledLoss(cost), fit_lambda(cost).theta
     for pairs, last_free in ((1, False), (1, True), (2, True), (3, True)):
-        if _vectors(workload, pairs, True) <= most:  # with a scale the last noise is kept in any case
+        if _count_vectors(workload, pairs, True) <= most:  # with a scale the last noise is kept in any case
             fit = fit_roots(loss, pairs, last_free, around)
-            mechanism = _with_roots(workload, fit).lengthened(workload)
-            yield Candidate(mechanism, mechanism.memory_vectors(workload), math.exp(fit.loss / 2.0))
+            mechanism = _make_buffered(workload, fit).with_equal_columns(workload)
+            yield MechanismCandidate(mechanism, mechanism.memory_vectors(workload), math.exp(fit.loss / 2.0))
 
 
-def _with_roots(workload: Workload, fit: Fit) -> BufferedToeplitz:
+def _make_buffered(workload: Workload, fit: RootFit) -> BufferedToeplitz:
     kind = LambdaCgd if len(fit.theta) == 1 and fit.phi == (0.0,) else BufferedToeplitz
     return kind(workload.decay, fit.theta, fit.phi)
 
 
-def _vectors(workload: Workload, pairs: int, last_free: bool) -> int:
+def _count_vectors(workload: Workload, pairs: int, last_free: bool) -> int:
     return pairs + (last_free and workload.decay > 0.0)
 
 
-def _frugal(found: list[Candidate]) -> Candidate:
-    enough = _NEARLY * min(candidate.noise for candidate in found)
-    return min((candidate for candidate in found if candidate.noise <= enough), key=lambda c: (c.vectors, c.noise))
+def _choose_frugal(found: list[MechanismCandidate]) -> MechanismCandidate:
+    enough = _NOISE_FACTOR * min(candidate.noise for candidate in found)
+    return min(
+        (candidate for candidate in found if candidate.noise <= enough), key=lambda c: (c.vector_count, c.noise)
+    )
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedNoise:
     """Standard deviations per coordinate in what a run publishes."""
 
     queries: float
@@ -242,7 +256,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MechanismComparison:
     """One mechanism's line."""
 
     sensitivity: Sensitivity
@@ -251,30 +265,32 @@ class Comparison:
     """Noise of the released sums, root mean square over the rounds."""
     rows_last: float
     """In the last round."""
-    published: Published
-    vectors: int
+    published_noise: PublishedNoise
+    vector_count: int
     """The most that a state holds."""
 
 
-def compared(mechanism: Mechanism, response: Response, workload: Workload) -> Comparison:
+def compare_mechanism(mechanism: Mechanism, response: NoiseResponse, workload: Workload) -> MechanismComparison:
     sensitivity = mechanism.certified(workload)
     rows = response.queries if response.output is None else np.vstack([response.queries, response.output])
-    stds = (sensitivity.value * np.sqrt(spread(mechanism, rows, workload))).tolist()
+    stds = (sensitivity.value * np.sqrt(output_variances(mechanism, rows, workload))).tolist()
     variance = mechanism.variance(workload)
     count = len(response.queries)
-    return Comparison(
+    return MechanismComparison(
         sensitivity=sensitivity,
         rows_rms=sensitivity.value * math.sqrt(float(np.mean(variance))),
         rows_last=sensitivity.value * math.sqrt(float(variance[-1])),
-        published=Published(_rms(stds[:count]), None if response.output is None else stds[-1]),
-        vectors=mechanism.memory_vectors(workload),
+        published_noise=PublishedNoise(_rms(stds[:count]), None if response.output is None else stds[-1]),
+        vector_count=mechanism.memory_vectors(workload),
     )
 
 
-def least(response: Response, workload: Workload) -> Published:
+def least_published_noise(response: NoiseResponse, workload: Workload) -> PublishedNoise:
     """Lower bound for every mechanism with these clips; no one mechanism attains that of the queries."""
-    queries, output = lower_bounds(response.queries, workload).tolist(), response.output
-    return Published(_rms(queries), None if output is None else float(lower_bounds(output[None], workload)[0]))
+    queries, output = std_lower_bounds(response.queries, workload).tolist(), response.output
+    return PublishedNoise(
+        _rms(queries), None if output is None else float(std_lower_bounds(output[None], workload)[0])
+    )
 
 
 def _rms(values: list[float]) -> float:

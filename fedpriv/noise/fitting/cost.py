@@ -32,15 +32,15 @@ from fedpriv.core.errors import InputError
 from fedpriv.noise.mechanism import Mechanism, MechanismState
 from fedpriv.noise.sensitivity import heaviest_patterns
 from fedpriv.noise.series import Floats, Workload
-from fedpriv.participation.orders import Phases, Separated
+from fedpriv.participation.orders import MinSeparation, Phases
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SEGMENT = 1000  # rounds whose graph is held at once
+_SEGMENT_ROUNDS = 1000  # rounds whose graph is held at once
 
 
-class Stream(Protocol):
+class LinearStream(Protocol):
     """A state machine over vectors of shape (rows, 1)."""
 
     def start(self, rows: int) -> "tuple[Tensor, ...]":
@@ -68,7 +68,7 @@ class NoiseStream:
         return after, noise
 
 
-def pulled_back(stream: Stream, weights: Floats) -> Floats:
+def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
     """Weigh every round's input in Σ_t weights[r, t] · answer_t, for each row r; (rows, T) -> (rows, T).
 
     Memory is for some rounds at a time: states in between are computed forwards once and kept.
@@ -76,13 +76,13 @@ def pulled_back(stream: Stream, weights: Floats) -> Floats:
     import torch  # slow to import: only mechanisms without a series pay for it
 
     rows, rounds = weights.shape
-    starts = range(1, rounds + 1, _SEGMENT)
-    states = _states(stream, rows, starts)
+    starts = range(1, rounds + 1, _SEGMENT_ROUNDS)
+    states = _segment_states(stream, rows, starts)
     wanted = torch.from_numpy(np.ascontiguousarray(weights.T))[..., None]
     pulled = np.empty((rows, rounds))
     later: tuple[Tensor, ...] | None = None
     for start, state in zip(reversed(starts), reversed(states), strict=True):
-        count = min(_SEGMENT, rounds - start + 1)
+        count = min(_SEGMENT_ROUNDS, rounds - start + 1)
         given = torch.zeros((count, rows, 1), dtype=torch.float64, requires_grad=True)
         held = tuple(vector.detach().clone().requires_grad_() for vector in state)
         after, answers = held, []
@@ -98,7 +98,7 @@ def pulled_back(stream: Stream, weights: Floats) -> Floats:
     return pulled
 
 
-def _states(stream: Stream, rows: int, starts: range) -> "list[tuple[Tensor, ...]]":
+def _segment_states(stream: LinearStream, rows: int, starts: range) -> "list[tuple[Tensor, ...]]":
     """The state before every round of `starts`, if every input is 0."""
     import torch
 
@@ -117,7 +117,7 @@ _MANY_ROUNDS = 6000
 
 
 @dataclass(frozen=True)
-class Response:
+class NoiseResponse:
     """Weights of the released rows 1 … T in some queries, (Q, T), and in the output, (T,), if that counts."""
 
     queries: Floats
@@ -128,23 +128,23 @@ class Response:
         return int(self.queries.shape[1])
 
 
-def most_queries(rounds: int) -> int:
+def max_queries(rounds: int) -> int:
     """Number of queries that a fit looks at: 64, beyond 6,000 rounds 16."""
     return 64 if rounds <= _MANY_ROUNDS else 16
 
 
-def rows_response(rounds: int, queries: int | None = None) -> Response:
+def rows_response(rounds: int, queries: int | None = None) -> NoiseResponse:
     """The released rows themselves: for theorems that ask for their mean noise (normalized SGD)."""
-    points = spaced(rounds, most_queries(rounds) if queries is None else queries)
-    return Response(np.equal.outer(points, np.arange(rounds)).astype(np.float64))
+    points = spaced_indices(rounds, max_queries(rounds) if queries is None else queries)
+    return NoiseResponse(np.equal.outer(points, np.arange(rounds)).astype(np.float64))
 
 
-def spaced(rounds: int, count: int) -> NDArray[np.int64]:
+def spaced_indices(rounds: int, count: int) -> NDArray[np.int64]:
     """At most `count` of 0 … rounds - 1, the first and the last among them."""
     return np.unique(np.round(np.linspace(0, rounds - 1, min(count, rounds))).astype(np.int64))
 
 
-def spread(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
+def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
     """The variance in every row of `rows`, for fresh vectors of variance 1; (n, T) -> (n,).
 
     Read off the mechanism's streaming where it has no series, which takes torch.
@@ -157,10 +157,10 @@ def spread(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
         backwards = fftconvolve(rows[:, ::-1], series[None], axes=1)[:, : workload.rounds]
         return np.asarray(np.sum(backwards**2, axis=1), np.float64)
 
-    return np.asarray(np.sum(pulled_back(NoiseStream(mechanism), rows) ** 2, axis=1), np.float64)
+    return np.asarray(np.sum(apply_adjoint(NoiseStream(mechanism), rows) ** 2, axis=1), np.float64)
 
 
-def ratio(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Floats:
+def filter_rational(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Floats:
     """Π (1 - zero x) / Π (1 - pole x) applied to `signal` (..., T); x delays by one."""
     from scipy.signal import lfilter  # half a second to import: only fits pay for it
 
@@ -170,30 +170,30 @@ def ratio(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Flo
     return np.asarray(signal, np.float64)
 
 
-def delayed(signal: Floats, pole: float) -> Floats:
+def filter_delayed(signal: Floats, pole: float) -> Floats:
     """x / (1 - pole x) applied to `signal` (..., T)."""
     from scipy.signal import lfilter
 
     return np.asarray(lfilter([0.0, 1.0], [1.0, -pole], signal, axis=-1), np.float64)
 
 
-def dot(left: Floats, right: Floats) -> float:
+def sum_products(left: Floats, right: Floats) -> float:
     """The sum of products, without the threads of a matrix library: on a busy machine they wait for each other."""
     return float(np.sum(left * right))
 
 
-def on_increments(rows: Floats, decay: float) -> Floats:
+def increment_weights(rows: Floats, decay: float) -> Floats:
     """h A for every row h; (n, T) -> (n, T)."""
-    return ratio(rows[:, ::-1], zeros=(), poles=(decay,))[:, ::-1]
+    return filter_rational(rows[:, ::-1], zeros=(), poles=(decay,))[:, ::-1]
 
 
-def lower_bounds(rows: Floats, workload: Workload) -> Floats:
+def std_lower_bounds(rows: Floats, workload: Workload) -> Floats:
     """The least standard deviation in h · (released rows) for each row h; (n, T) -> (n,)."""
-    moved = np.abs(on_increments(rows, workload.decay)) * workload.clips
+    moved = np.abs(increment_weights(rows, workload.decay)) * workload.clips
     schedule = workload.schedule
     if isinstance(schedule, Phases):
         raise InputError("noise of a phased run lies in its empty rounds: nothing is fitted to it")
-    if isinstance(schedule, Separated):
+    if isinstance(schedule, MinSeparation):
         return heaviest_patterns(moved, schedule)
     rounds_per_epoch = min(schedule.rounds_per_epoch, workload.rounds)
     padded = np.pad(moved, ((0, 0), (0, -workload.rounds % rounds_per_epoch)))
@@ -205,24 +205,24 @@ class NoiseCost:
     """J of one row's response under one workload, all of it public before round 1."""
 
     workload: Workload
-    rows: Floats
+    weights: Floats
     """Responses, weighted so that J is the square of sensitivity · ‖rows B‖; (n, T)."""
 
-    def value(self, mechanism: Mechanism) -> float:
+    def evaluate(self, mechanism: Mechanism) -> float:
         """J, with the mechanism's certified sensitivity."""
-        variances = spread(mechanism, self.rows, self.workload)
+        variances = output_variances(mechanism, self.weights, self.workload)
         return float(mechanism.sensitivity(self.workload) ** 2 * np.sum(variances))
 
 
-def noise_cost_of(response: Response, workload: Workload) -> NoiseCost:
+def make_noise_cost(response: NoiseResponse, workload: Workload) -> NoiseCost:
     """InputError for sums that restart, and where the lower bounds are not known."""
     if response.rounds != workload.rounds:
         raise InputError(f"the response is for {response.rounds} rounds, the workload has {workload.rounds}")
     if workload.period is not None:
         raise InputError("noise is not fitted to sums that restart")
-    least = float(np.mean(lower_bounds(response.queries, workload) ** 2))
+    least = float(np.mean(std_lower_bounds(response.queries, workload) ** 2))
     rows = response.queries / np.sqrt(len(response.queries) * least)
     if response.output is not None:
         output = response.output[None]
-        rows = np.concatenate([rows, output / lower_bounds(output, workload)])
+        rows = np.concatenate([rows, output / std_lower_bounds(output, workload)])
     return NoiseCost(workload, rows)

@@ -23,27 +23,27 @@ from fedpriv.core.errors import InputError, RunError
 Ints = NDArray[np.int64]
 
 FRACTION_BITS = 31
-ONE = 1 << FRACTION_BITS
+COEFFICIENT_ONE = 1 << FRACTION_BITS
 """The coefficient 1."""
-LIMIT = 1 << 61
+MAX_SCALED = 1 << 61
 """Bound on the absolute value of every integer that is scaled."""
 
-_LOW = np.int64(ONE - 1)
+_LOW_MASK = np.int64(COEFFICIENT_ONE - 1)
 
 
-def coefficient(value: float) -> int:
+def to_coefficient(value: float) -> int:
     """`value` in [0, 1] as the nearest multiple of 2^-31, counted in them: it defines the mechanism."""
     if not 0.0 <= value <= 1.0:
         raise InputError(f"coefficient = {value}: coefficients of an integer strategy lie between 0 and 1")
-    return round(Fraction(value) * ONE)
+    return round(Fraction(value) * COEFFICIENT_ONE)
 
 
-def rounded(value: float) -> float:
+def round_coefficient(value: float) -> float:
     """The multiple of 2^-31 that `coefficient` means; exactly a float."""
-    return coefficient(value) / ONE
+    return to_coefficient(value) / COEFFICIENT_ONE
 
 
-def scaled(values: Ints, multiplier: int, extra: int = 0) -> Ints:
+def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
     """⌊values · multiplier / 2^(31 + extra) + ½⌋, exactly, entry by entry.
 
     |values| < 2^61, 0 ≤ multiplier ≤ 2^31, 0 ≤ extra < 30.  The product has up to 92 bits, so `values` is taken
@@ -51,10 +51,10 @@ def scaled(values: Ints, multiplier: int, extra: int = 0) -> Ints:
 
     Guarantee: results of two arguments differ by what the real products differ by, ± less than 1.
     """
-    high, low = values >> FRACTION_BITS, values & _LOW
+    high, low = values >> FRACTION_BITS, values & _LOW_MASK
     if extra == 0:
         low *= multiplier
-        low += ONE >> 1
+        low += COEFFICIENT_ONE >> 1
         low >>= FRACTION_BITS
         high *= multiplier
         high += low
@@ -68,12 +68,12 @@ def scaled(values: Ints, multiplier: int, extra: int = 0) -> Ints:
     return high
 
 
-def scaled_bound(bound: int, multiplier: int, extra: int = 0) -> int:
+def scale_bound(bound: int, multiplier: int, extra: int = 0) -> int:
     """A bound on |scaled(values, multiplier, extra)| for |values| ≤ `bound`, in Python integers."""
     return -(-bound * multiplier >> (FRACTION_BITS + extra)) + 1
 
 
-def squarings(multiplier: int, count: int) -> tuple[int, ...]:
+def repeated_squares(multiplier: int, count: int) -> tuple[int, ...]:
     """Coefficients of λ, λ², λ⁴, … (`count` of them), λ = multiplier / 2^31, rounded from 192 binary digits."""
     digits = 192
     power, found = multiplier << (digits - FRACTION_BITS), []
@@ -84,16 +84,16 @@ def squarings(multiplier: int, count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-Words = NDArray[np.uint64]
+UnsignedInts = NDArray[np.uint64]
 _LITTLE = np.dtype("<u8")
 
 
-def packed(noisy: Ints, mask: Words, word: int) -> bytes:
+def pack_masked(noisy: Ints, mask: UnsignedInts, word: int) -> bytes:
     """A silo's y (any shape), plus its mask of that shape, as words of `word` bits (8 to 64), little-endian."""
     return (noisy.view(np.uint64) + mask).astype(_LITTLE).reshape(-1, 1).view(np.uint8)[:, : word // 8].tobytes()
 
 
-def sum_of(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> Ints:
+def unpack_sum(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> Ints:
     """The sum of all silos' y, exact if it lies within ±2^(word-1); RunError for a message of another length.
 
     Beyond, it wraps: the model is wrong then, not the noise smaller, since the residue is a function of the sum.
@@ -111,11 +111,11 @@ def sum_of(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> Ints
     return signed.reshape(shape)
 
 
-Code = TypeVar("Code", bound=Callable[..., object])
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 @cache
-def machine_code(function: Code) -> Code | None:
+def compile_function(function: FunctionT) -> FunctionT | None:
     """`function` compiled, with the same results; None where numba is not installed.
 
     Kept on disk where the package lies or in the user's cache, where one of them can be written; else compiled in
@@ -127,12 +127,12 @@ def machine_code(function: Code) -> Code | None:
     except ImportError:
         return None
     try:
-        return cast(Code, numba.njit(function, cache=True, nogil=True))
+        return cast(FunctionT, numba.njit(function, cache=True, nogil=True))
     except RuntimeError:  # no folder that can be written
-        return cast(Code, numba.njit(function, nogil=True))
+        return cast(FunctionT, numba.njit(function, nogil=True))
 
 
-def numbered(counters: Words, places: Ints, first: int) -> None:
+def set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:
     """Set the lower halves of the counters (2 n, 2) of n values: blocks `first` + 2 place, and the next."""
     for k in range(len(places)):
         block = np.uint64(first) + np.uint64(places[k] << 1)
@@ -140,10 +140,10 @@ def numbered(counters: Words, places: Ints, first: int) -> None:
         counters[2 * k + 1, 1] = block + np.uint64(1)
 
 
-def attempts(
-    words: Words,
+def attempt_values(
+    words: UnsignedInts,
     places: Ints,
-    high: Words,
+    high: UnsignedInts,
     alias: Ints,
     low_bits: int,
     quotient: float,

@@ -39,20 +39,20 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.integers.fixed_point import Ints, attempts, machine_code, numbered
+from fedpriv.noise.integers.fixed_point import Ints, attempt_values, compile_function, set_counters
 
-Words = NDArray[np.uint64]
+UnsignedInts = NDArray[np.uint64]
 
-COLUMNS = 512
-LEAST_SIGMA, MOST_SIGMA = 16.0, 2.0**48
+COLUMN_COUNT = 512
+MIN_SIGMA, MAX_SIGMA = 16.0, 2.0**48
 _WEIGHT_BITS = 192
 _THRESHOLD_BITS = 128
 _GUARD_BITS = 96
-_WORD = (1 << 64) - 1
+_WORD_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class AliasTable:
     """Magnitudes are m · step + j, m the number of a column: step = 2^low_bits with 16 ≤ σ / step < 32.
 
     Vose's alias table of the weights exp(-(m step)² / 2σ²): column c stands for itself where a uniform of 128
@@ -61,8 +61,8 @@ class Table:
 
     sigma: Fraction
     low_bits: int
-    high: Words
-    low: Words
+    high: UnsignedInts
+    low: UnsignedInts
     alias: NDArray[np.int64]
     quotient: float
     """1 / 2σ², rounded: for predictions."""
@@ -78,18 +78,18 @@ class Table:
 
 
 @lru_cache(maxsize=64)  # of a pure function: one table takes some ten milliseconds
-def table_of(sigma: float) -> Table:
+def make_alias_table(sigma: float) -> AliasTable:
     """The table for 16 ≤ σ < 2^48; InputError for another σ.  A float is a rational: σ is not rounded."""
-    if not LEAST_SIGMA <= sigma < MOST_SIGMA:
+    if not MIN_SIGMA <= sigma < MAX_SIGMA:
         raise InputError(f"sigma = {sigma}: discrete Gaussian noise takes 16 ≤ sigma < 2^48 units of the lattice")
     low_bits = max(0, math.frexp(sigma)[1] - 5)
     exact = Fraction(sigma)
     variances = 2 * exact**2
-    weights = [exp_fixed(Fraction((m << low_bits) ** 2) / variances, _WEIGHT_BITS) for m in range(COLUMNS)]
-    thresholds, alias = _alias(weights)
+    weights = [exp_fixed(Fraction((m << low_bits) ** 2) / variances, _WEIGHT_BITS) for m in range(COLUMN_COUNT)]
+    thresholds, alias = _build_aliases(weights)
     high = np.array([threshold >> 64 for threshold in thresholds], np.uint64)
-    low = np.array([threshold & _WORD for threshold in thresholds], np.uint64)
-    return Table(exact, low_bits, high, low, np.array(alias, np.int64), 1.0 / float(variances))
+    low = np.array([threshold & _WORD_MASK for threshold in thresholds], np.uint64)
+    return AliasTable(exact, low_bits, high, low, np.array(alias, np.int64), 1.0 / float(variances))
 
 
 def exp_fixed(exponent: Fraction, bits: int) -> int:
@@ -114,7 +114,7 @@ def exp_fixed(exponent: Fraction, bits: int) -> int:
     return total >> _GUARD_BITS
 
 
-def _alias(weights: list[int]) -> tuple[list[int], list[int]]:
+def _build_aliases(weights: list[int]) -> tuple[list[int], list[int]]:
     """Thresholds ⌊2^128 q⌋ and aliases of every column (Vose 1991); a full column is its own alias."""
     count, total = len(weights), sum(weights)
     left = [weight * count for weight in weights]
@@ -136,36 +136,36 @@ BAND = 2.0**-44
 """Predictions closer than this are decided in integers; the true error of a prediction is below 2^-49."""
 
 _CHUNK = 4096  # values at a time: what they need stays in the second-level cache
-_MANY = 1 << 12  # values from which compiled code is worth its import
-_TIES = 255  # the attempt whose blocks decide ties with a threshold's upper word
-_MOST_NODES, _MOST_VALUES = 1 << 16, 1 << 39
+_MIN_COMPILED_VALUES = 1 << 12  # values from which compiled code is worth its import
+_TIE_ATTEMPT = 255  # the attempt whose blocks decide ties with a threshold's upper word
+_MAX_NODES, _MAX_VALUES = 1 << 16, 1 << 39
 _U64 = np.uint64
 _LITTLE = np.dtype("<u8")
 
 
-class _Desk(threading.local):
+class _ChunkWorkspace(threading.local):
     """Working memory for a chunk of values, a thread's own: fresh pages would cost more than the work."""
 
     def __init__(self) -> None:
         self.counters = np.empty((2 * _CHUNK, 2), _LITTLE)
         self.bits = bytearray(self.counters.nbytes + 16)  # update_into wants one block to spare
         self.row = np.arange(_CHUNK)
-        self.places, self.again = np.empty((2, _CHUNK), np.int64)
-        self._whole = np.empty((5, _CHUNK), np.int64)
-        self._real = np.empty((2, _CHUNK))
-        self._marks = np.empty((2, _CHUNK), np.bool_)
+        self.indices, self.retries = np.empty((2, _CHUNK), np.int64)
+        self._integers = np.empty((5, _CHUNK), np.int64)
+        self._floats = np.empty((2, _CHUNK))
+        self._booleans = np.empty((2, _CHUNK), np.bool_)
 
-    def numbered(self, counters: Words, places: Ints, first: int) -> None:
+    def set_counters(self, counters: UnsignedInts, places: Ints, first: int) -> None:
         """What `numbered` of kernels.py does."""
-        blocks = np.left_shift(places, 1, out=self._whole[0, : len(places)]).view(np.uint64)
+        blocks = np.left_shift(places, 1, out=self._integers[0, : len(places)]).view(np.uint64)
         np.add(blocks, _U64(first), out=counters[::2, 1])
         np.add(blocks, _U64(first + 1), out=counters[1::2, 1])
 
-    def attempts(
+    def attempt_values(
         self,
-        words: Words,
+        words: UnsignedInts,
         places: Ints,
-        high: Words,
+        high: UnsignedInts,
         alias: Ints,
         low_bits: int,
         quotient: float,
@@ -175,9 +175,9 @@ class _Desk(threading.local):
     ) -> int:
         """What `attempts` of kernels.py does, in some twenty passes of NumPy."""
         count = len(places)
-        column, threshold, chosen, low, base = (row[:count] for row in self._whole)
-        exponent, uniform = (row[:count] for row in self._real)
-        sure, other = (row[:count] for row in self._marks)
+        column, threshold, chosen, low, base = (row[:count] for row in self._integers)
+        exponent, uniform = (row[:count] for row in self._floats)
+        sure, other = (row[:count] for row in self._booleans)
         picks, limit = words[:, 1], threshold.view(np.uint64)
         np.right_shift(picks, _U64(55), out=column.view(np.uint64))
         high.take(column, out=limit, mode="clip")
@@ -212,10 +212,10 @@ class _Desk(threading.local):
         return len(left)
 
 
-_DESK = _Desk()
+_DESK = _ChunkWorkspace()
 
 
-class KeyedIntegers:
+class KeyedDiscreteGaussian:
     """Vectors of D(σ)^d of one owner and round, each a pure function of (key, owner, round, node).
 
     Guarantee: distinct (owner, round, node, value) read disjoint AES blocks, so that without the key all values
@@ -235,93 +235,95 @@ class KeyedIntegers:
 
     def vector(self, size: int, sigma: float, node: int = 0) -> Ints:
         """D(σ)^size, 16 ≤ σ < 2^48; InputError for another σ."""
-        if not (0 <= node < _MOST_NODES and 0 <= size <= _MOST_VALUES):
+        if not (0 <= node < _MAX_NODES and 0 <= size <= _MAX_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
-        table, out, desk = table_of(sigma), np.empty(size, np.int64), _DESK
+        table, out, desk = make_alias_table(sigma), np.empty(size, np.int64), _DESK
         desk.counters[: 2 * size, 0] = self._stream
         starts, rest, attempt = range(0, size, _CHUNK), np.empty(0, np.int64), 0
-        chunks = (np.add(desk.row[: size - start], start, out=desk.places[: size - start]) for start in starts)
-        left = [self._attempted(desk, table, places, (node, 0), out) for places in chunks]
+        chunks = (np.add(desk.row[: size - start], start, out=desk.indices[: size - start]) for start in starts)
+        left = [self._attempt(desk, table, places, (node, 0), out) for places in chunks]
         while len(waiting := np.concatenate([rest, *left])):
             refused = [
                 place
                 for place in (~waiting[waiting < 0]).tolist()
-                if not self._exactly(table, place, node, attempt, out)
+                if not self._decide_exactly(table, place, node, attempt, out)
             ]
             rest = np.concatenate([waiting[waiting >= 0], np.array(refused, np.int64)])
             attempt += 1
-            if attempt == _TIES and len(rest):  # after 0.025^255: the key stream is broken
+            if attempt == _TIE_ATTEMPT and len(rest):  # after 0.025^255: the key stream is broken
                 raise RunError("the noise generator refused 255 draws in a row")
             left = [
-                self._attempted(desk, table, rest[start : start + _CHUNK], (node, attempt), out)
+                self._attempt(desk, table, rest[start : start + _CHUNK], (node, attempt), out)
                 for start in range(0, len(rest), _CHUNK)
             ]
             rest = rest[:0]
         return out
 
-    def _attempted(self, desk: _Desk, table: Table, places: Ints, stream: tuple[int, int], out: Ints) -> Ints:
+    def _attempt(
+        self, desk: _ChunkWorkspace, table: AliasTable, places: Ints, stream: tuple[int, int], out: Ints
+    ) -> Ints:
         """Write the (node, attempt)-th values at these places into `out`; see `attempts` for what comes back."""
-        number, attempt = desk.numbered, desk.attempts
-        if len(out) >= _MANY:
-            number, attempt = machine_code(numbered) or number, machine_code(attempts) or attempt
+        number, attempt = desk.set_counters, desk.attempt_values
+        if len(out) >= _MIN_COMPILED_VALUES:
+            number, attempt = compile_function(set_counters) or number, compile_function(attempt_values) or attempt
         counters = desk.counters[: 2 * len(places)]
-        number(counters, places, _block(*stream))
+        number(counters, places, _first_block(*stream))
         self._encrypt.update_into(counters.data.cast("B"), desk.bits)
         words = np.frombuffer(desk.bits, _LITTLE, count=4 * len(places)).reshape(-1, 4)
         words = words.astype(np.uint64, copy=False)
         found = attempt(
-            words, places, table.high, table.alias, table.low_bits, table.quotient, self._band, out, desk.again
+            words, places, table.high, table.alias, table.low_bits, table.quotient, self._band, out, desk.retries
         )
-        return desk.again[:found].copy()
+        return desk.retries[:found].copy()
 
-    def _exactly(self, table: Table, place: int, node: int, attempt: int, out: Ints) -> bool:
+    def _decide_exactly(self, table: AliasTable, place: int, node: int, attempt: int, out: Ints) -> bool:
         """Decide one attempt in integers: write its value into `out`, or say False where it is refused."""
-        word, picks, *uniform = self._words(place, node, attempt)
+        word, picks, *uniform = self._attempt_bits(place, node, attempt)
         column, minus = picks >> 55, picks >> 54 & 1
         threshold = int(table.high[column])
         if word == threshold:  # 2^-64 a value: 64 more bits against the lower word
-            word, threshold = self._words(place, node, _TIES)[0], int(table.low[column])
+            word, threshold = self._attempt_bits(place, node, _TIE_ATTEMPT)[0], int(table.low[column])
         chosen = column if word < threshold else int(table.alias[column])
         low = picks & (table.step - 1)
         magnitude = chosen * table.step + low
         out[place] = -magnitude if minus else magnitude
         return table.accepts(chosen, low, uniform[0] << 64 | uniform[1]) and not (minus and magnitude == 0)
 
-    def _words(self, place: int, node: int, attempt: int) -> list[int]:
+    def _attempt_bits(self, place: int, node: int, attempt: int) -> list[int]:
         """The four words of one attempt: blocks (owner, t | node, attempt, place, half)."""
-        first = _block(node, attempt) + 2 * place
+        first = _first_block(node, attempt) + 2 * place
         counters = np.array([[self._stream, first], [self._stream, first + 1]], _LITTLE)
         return list(map(int, np.frombuffer(self._encrypt.update(counters.tobytes()), _LITTLE)))
 
 
-def _block(node: int, attempt: int) -> int:
+def _first_block(node: int, attempt: int) -> int:
     """The number of the first block of an attempt."""
     return node << 48 | attempt << 40
 
 
-def load() -> None:
+def warm_up() -> None:
     """Draw once, so that all code that draws is loaded, and compiled where numba is installed."""
-    KeyedIntegers(bytes(KEY_BYTES), 0, 0).vector(_MANY, 2.0**20)
+    KeyedDiscreteGaussian(bytes(KEY_BYTES), 0, 0).vector(_MIN_COMPILED_VALUES, 2.0**20)
 
 
-CHAIN_BYTES = 32
-START = bytes(CHAIN_BYTES)
+QUERY_CHAIN_BYTES = 32
+INITIAL_QUERY_CHAIN = bytes(QUERY_CHAIN_BYTES)
 """The chain before round 1."""
 
-_ANSWERED, _MISSED = b"answered", b"missed"
+_ANSWERED_TAG, _MISSED_TAG = b"answered", b"missed"
 
 
-def linked(chain: bytes, query: bytes | memoryview) -> bytes:
+def extend_query_chain(chain: bytes, query: bytes | memoryview) -> bytes:
     """The chain (32 bytes) after a round with this query: its bytes as they came, not the cards of the run."""
-    return _link(chain, _ANSWERED, query)
+    return _hash_link(chain, _ANSWERED_TAG, query)
 
 
-def linked_missed(chain: bytes) -> bytes:
+def extend_missed_query_chain(chain: bytes) -> bytes:
     """The chain after a round that was missed."""
-    return _link(chain, _MISSED, b"")
+    return _hash_link(chain, _MISSED_TAG, b"")
 
 
-def round_noise(key: bytes, owner: int, t: int, chain: bytes, sums: Ints) -> KeyedIntegers:
+def round_noise(key: bytes, owner: int, t: int, chain: bytes, sums: Ints) -> KeyedDiscreteGaussian:
     """The noise of (owner, round t), for `sums` (d,) or (draws, d): (C s)_t, to which it is added.
 
     `chain` already holds round t's query.
@@ -336,10 +338,10 @@ def round_noise(key: bytes, owner: int, t: int, chain: bytes, sums: Ints) -> Key
         np.ascontiguousarray(sums, "<i8").data
     )  # the bytes where they lie: a copy costs more than the hash
     message = b"fedpriv exact noise" + owner.to_bytes(8, "big") + t.to_bytes(8, "big") + chain + hashed.digest()
-    return KeyedIntegers(hmac.digest(key, message, "sha256"), owner, t)
+    return KeyedDiscreteGaussian(hmac.digest(key, message, "sha256"), owner, t)
 
 
-def _link(chain: bytes, kind: bytes, query: bytes | memoryview) -> bytes:
+def _hash_link(chain: bytes, kind: bytes, query: bytes | memoryview) -> bytes:
     _check_chain(chain)
     digest = hashlib.sha256(chain)
     for part in (kind, memoryview(query).cast("B")):
@@ -349,5 +351,5 @@ def _link(chain: bytes, kind: bytes, query: bytes | memoryview) -> bytes:
 
 
 def _check_chain(chain: bytes) -> None:
-    if len(chain) != CHAIN_BYTES:
-        raise ValueError(f"a chain has {CHAIN_BYTES} bytes, not {len(chain)}")
+    if len(chain) != QUERY_CHAIN_BYTES:
+        raise ValueError(f"a chain has {QUERY_CHAIN_BYTES} bytes, not {len(chain)}")

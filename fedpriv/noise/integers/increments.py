@@ -22,21 +22,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.loss.alone import LEAST_BITS, each_alone, own, scores_of, sum_in_order, weight_bits
-from fedpriv.loss.objective import ADDED_WHOLE, Batch, Objective, Outer, Query, Records, fast_paths, is_shipped
+from fedpriv.loss.alone import (
+    MIN_WEIGHT_BITS,
+    aligned_copy,
+    evaluate_per_record,
+    integer_scores,
+    sum_columns,
+    weight_bits,
+)
+from fedpriv.loss.objective import (
+    SUMMED_BY_CELL,
+    Batch,
+    Objective,
+    OuterProduct,
+    Query,
+    Records,
+    fast_paths,
+    is_shipped,
+)
 from fedpriv.noise.integers.fixed_point import Ints
 
 Floats = NDArray[np.float64]
 
-ALLOWANCE = 2.0**-30
+NORM_ALLOWANCE = 2.0**-30
 """Of a float64 sum of squares, relatively: its error is below 2^-30 with blocks of 2^22 values."""
 _BLOCK = 1 << 22
-_TOGETHER = 1 << 15
+_CHUNK_VALUES = 1 << 15
 """Values of a row between one pass and the next: they stay in the second-level cache."""
-_MOST_NORM = 1 << 53
+_MAX_NORM = 1 << 53
 
 
-def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints:
+def truncate_increments(increments: NDArray[np.floating], norm: int, factor: float) -> Ints:
     """Rows (b, d), float32 or float64, as int64 rows (b, d) of Euclidean norm at most `norm` = K < 2^53 each.
 
     A row is multiplied by `factor`, units of the lattice per unit of an increment, or by less where that would
@@ -46,12 +62,12 @@ def integers(increments: NDArray[np.floating], norm: int, factor: float) -> Ints
     and row b depends on row b of `increments` alone.  Proof: entries that pass the last check are integers of at
     most 2^53, and the float64 sum of their squares errs by less than a relative 2^-30.
     """
-    values, fits = _whole(increments, norm, factor)
+    values, fits = _truncate_rows(increments, norm, factor)
     np.copyto(values, 0.0, where=~fits[:, None])  # before any cast: NaN has no integer
     return values.astype(np.int64)
 
 
-def add_integers(total: Ints, increment: Floats, norm: int, factor: float, counts: bool) -> None:
+def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, counts: bool) -> None:
     """Add what `integers` makes of one increment (d,) to `total` (d,), or zeros if it does not count.
 
     The increment is written into, so that no vector of memory is taken beside these two.  It lies in aligned
@@ -59,49 +75,49 @@ def add_integers(total: Ints, increment: Floats, norm: int, factor: float, count
 
     Guarantee: the same integers as those of `integers`, whatever `total` is.
     """
-    (values,), (fits,) = _whole(increment[None], norm, factor, out=increment[None])
-    for start in range(0, len(total), _TOGETHER):
-        part = values[start : start + _TOGETHER]
+    (values,), (fits,) = _truncate_rows(increment[None], norm, factor, out=increment[None])
+    for start in range(0, len(total), _CHUNK_VALUES):
+        part = values[start : start + _CHUNK_VALUES]
         np.copyto(part, 0.0, where=not (fits and counts))
-        total[start : start + _TOGETHER] += part.astype(np.int64)
+        total[start : start + _CHUNK_VALUES] += part.astype(np.int64)
 
 
-def _whole(
+def _truncate_rows(
     increments: NDArray[np.floating], norm: int, factor: float, out: Floats | None = None
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Rows (b, d) truncated, in float64, in `out` if given, and which (b,) are integers of norm K."""
     check_norm(norm)
     with np.errstate(all="ignore"):
-        values, exponent = shrunk_rows(increments, out)
-        scale = scale_of(np.sqrt(squared_norms(values)), exponent, norm, factor)
+        values, exponent = shrink_rows(increments, out)
+        scale = row_scales(np.sqrt(squared_norms(values)), exponent, norm, factor)
         fits = np.ones(len(values), np.bool_)
-        for start in range(0, values.shape[-1], _TOGETHER):
-            part = values[:, start : start + _TOGETHER]
+        for start in range(0, values.shape[-1], _CHUNK_VALUES):
+            part = values[:, start : start + _CHUNK_VALUES]
             part *= scale[:, None]
             np.trunc(part, out=part)
-            fits &= fit(part, norm)
-        return values, fits & (squared_norms(values) <= most_square(norm))
+            fits &= fits_norm(part, norm)
+        return values, fits & (squared_norms(values) <= max_squared_norm(norm))
 
 
 def check_norm(norm: int) -> None:
-    if not 1 <= norm < _MOST_NORM:
+    if not 1 <= norm < _MAX_NORM:
         raise ValueError(f"norm = {norm}: from 1 to below 2^53")
 
 
-def shrunk_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[Floats, NDArray[np.int32]]:
+def shrink_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[Floats, NDArray[np.int32]]:
     """Rows times 2^-e, so that no square over- or underflows, and e (b,); zeros for rows that are not finite.
 
     They are written into `out`, which may be `rows`, or into memory of their own, aligned: sums may round by their
     address.
     """
     values = torch.empty(rows.shape, dtype=torch.float64).numpy() if out is None else out
-    top = _largest(rows)
+    top = _row_maxima(rows)
     finite = top < np.inf  # False for NaN
     exponent = np.where(finite, np.frexp(np.where(finite, top, 0.0))[1], 0).astype(np.int32)
     half = -exponent // 2  # 2^-e itself may be out of range; in two steps nothing gets lost that would not be
-    for start in range(0, rows.shape[-1], _TOGETHER):
-        part = values[:, start : start + _TOGETHER]
-        np.multiply(rows[:, start : start + _TOGETHER], np.ldexp(1.0, half)[:, None], out=part)
+    for start in range(0, rows.shape[-1], _CHUNK_VALUES):
+        part = values[:, start : start + _CHUNK_VALUES]
+        np.multiply(rows[:, start : start + _CHUNK_VALUES], np.ldexp(1.0, half)[:, None], out=part)
         part *= np.ldexp(1.0, -exponent - half)[:, None]
     values[~finite] = 0.0
     return values, exponent
@@ -119,47 +135,50 @@ def squared_norms(rows: Floats) -> Floats:
     return np.asarray(total, np.float64)
 
 
-def scale_of(size: Floats, exponent: NDArray[np.int32], norm: int, factor: float) -> Floats:
+def row_scales(size: Floats, exponent: NDArray[np.int32], norm: int, factor: float) -> Floats:
     """The factor for shrunk rows of norms `size` (b,): factor · 2^e, or less, for norms K (1 - 2^-30)."""
-    goal = norm * (1.0 - ALLOWANCE)
+    goal = norm * (1.0 - NORM_ALLOWANCE)
     wanted = np.ldexp(factor, np.minimum(exponent, 1000))
     return np.asarray(np.minimum(goal / np.where(size > 0.0, size, 1.0), wanted), np.float64)
 
 
-def fit(values: Floats, norm: int) -> NDArray[np.bool_]:
+def fits_norm(values: Floats, norm: int) -> NDArray[np.bool_]:
     """Rows whose entries all lie within ±K; False for NaN."""
-    return np.asarray(_largest(values) <= norm, np.bool_)
+    return np.asarray(_row_maxima(values) <= norm, np.bool_)
 
 
-def _largest(values: NDArray[np.floating]) -> Floats:
+def _row_maxima(values: NDArray[np.floating]) -> Floats:
     """max |·| of every row (b,), NaN if there is one, without a copy."""
     high, low = values.max(axis=-1, initial=0.0), values.min(axis=-1, initial=0.0)
     return np.asarray(np.maximum(high, -low), np.float64)
 
 
-def most_square(norm: int) -> float:
+def max_squared_norm(norm: int) -> float:
     """K² (1 - 2^-30): float64 sums of squares up to here belong to norms of at most K."""
-    return float(norm) ** 2 * (1.0 - ALLOWANCE)
+    return float(norm) ** 2 * (1.0 - NORM_ALLOWANCE)
 
 
-_EXACT = 1 << 53
-_LEAST_RESIDUAL = 1 << 16
-_MOST_FEATURE = 1 << 16
-_MOST_FEATURES = 1 << 20
-VALUES_TOGETHER = 1 << 20
+_EXACT_LIMIT = 1 << 53
+_MIN_RESIDUAL = 1 << 16
+_MAX_FEATURE = 1 << 16
+_MAX_FEATURE_COUNT = 1 << 20
+MAX_CHUNK_VALUES = 1 << 20
 """Features that are looked at together."""
 
 
-def rank_one_suits(norm: int, outer: Outer, features: int) -> bool:
+def suits_rank_one(norm: int, outer: OuterProduct, features: int) -> bool:
     """Whether residuals keep 16 bits, K / `outer.largest` ≥ 2^16, and weights of `features` features 20 bits.
 
     Where they do not, materialise the increments and use `integers`.
     """
-    return weight_bits(features, outer.largest) >= LEAST_BITS and norm >= _LEAST_RESIDUAL * outer.largest
+    return (
+        weight_bits(features, outer.max_feature_norm) >= MIN_WEIGHT_BITS
+        and norm >= _MIN_RESIDUAL * outer.max_feature_norm
+    )
 
 
-def linear_sum(
-    outer: Outer,
+def sum_rank_one(
+    outer: OuterProduct,
     points: Sequence[NDArray[np.floating]],
     coefficients: Sequence[float],
     features: NDArray[np.floating],
@@ -178,25 +197,27 @@ def linear_sum(
     between the record and its integers.
     """
     width = features.shape[1]
-    bits, rows = weight_bits(width, outer.largest), max(1, VALUES_TOGETHER // width)
+    bits, rows = weight_bits(width, outer.max_feature_norm), max(1, MAX_CHUNK_VALUES // width)
     total = np.zeros(outer.classes * width, np.int64)
     for start in range(0, len(labels), rows):
-        x, own = _whole_features(features[start : start + rows], outer), labels[start : start + rows]
+        x, own = _round_features(features[start : start + rows], outer), labels[start : start + rows]
         residuals = np.zeros((len(own), outer.classes))
         with np.errstate(all="ignore"):
             for point, coefficient in zip(points, coefficients, strict=True):
-                scores = scores_of(point, outer.classes, x, outer.levels, bits)
-                residuals = residuals + outer.slopes(scores, own) * coefficient
+                scores = integer_scores(point, outer.classes, x, outer.denominator, bits)
+                residuals = residuals + outer.residuals(scores, own) * coefficient
         whole = x.astype(np.int64)
-        total += outer_sum(integer_residuals(residuals, whole, norm, factor / outer.levels), whole, norm)
+        total += sum_outer_products(
+            integer_residuals(residuals, whole, norm, factor / outer.denominator), whole, norm
+        )
     return total
 
 
-def _whole_features(features: NDArray[np.floating], outer: Outer) -> Floats:
+def _round_features(features: NDArray[np.floating], outer: OuterProduct) -> Floats:
     """Features in whole multiples of 1/levels, (B, f); zeros for a record with one that does not fit."""
     with np.errstate(all="ignore"):
-        scaled = np.rint(features.astype(np.float64) * outer.levels)
-        fits = np.abs(scaled).max(axis=-1, initial=0.0) <= outer.largest  # False for NaN
+        scaled = np.rint(features.astype(np.float64) * outer.denominator)
+        fits = np.abs(scaled).max(axis=-1, initial=0.0) <= outer.max_feature_norm  # False for NaN
     return np.where(np.asarray(fits)[:, None], scaled, 0.0)
 
 
@@ -214,24 +235,26 @@ def integer_residuals(
     check_norm(norm)
     squares = _feature_squares(features)
     with np.errstate(all="ignore"):
-        values, exponent = shrunk_rows(residuals)
-        size = np.sqrt(sum_in_order(values * values)) * np.sqrt(np.maximum(squares, 0.0))
-        values *= scale_of(size, exponent, norm, factor)[:, None]
+        values, exponent = shrink_rows(residuals)
+        size = np.sqrt(sum_columns(values * values)) * np.sqrt(np.maximum(squares, 0.0))
+        values *= row_scales(size, exponent, norm, factor)[:, None]
         np.trunc(values, out=values)
         fits = (
-            fit(values, norm) & (sum_in_order(values * values) * squares <= most_square(norm)) & (squares >= 0.0)
+            fits_norm(values, norm)
+            & (sum_columns(values * values) * squares <= max_squared_norm(norm))
+            & (squares >= 0.0)
         )
         return np.where(fits[:, None], values, 0.0)
 
 
-def outer_sum(residuals: Floats, features: NDArray[np.integer], norm: int) -> Ints:
+def sum_outer_products(residuals: Floats, features: NDArray[np.integer], norm: int) -> Ints:
     """Σ_b r_b ⊗ x_b, flat (c · f,) int64, for what `integer_residuals` gave: exact.
 
     Every product and every partial sum over `rows` records is at most rows · K < 2^53 in absolute value, so that
     float64 adds them without rounding in any order.  The whole sum has to stay below 2^63.
     """
     check_norm(norm)
-    rows = (_EXACT - 1) // norm
+    rows = (_EXACT_LIMIT - 1) // norm
     total = np.zeros((residuals.shape[1], features.shape[1]), np.int64)
     for start in range(0, len(residuals), rows):
         part = features[start : start + rows].astype(np.float64)
@@ -241,23 +264,23 @@ def outer_sum(residuals: Floats, features: NDArray[np.integer], norm: int) -> In
 
 def _feature_squares(features: NDArray[np.integer]) -> Floats:
     """‖x_b‖² (b,), exact below 2^53; -1 where a feature is out of bounds, so that the row becomes zeros."""
-    if features.shape[1] > _MOST_FEATURES:
+    if features.shape[1] > _MAX_FEATURE_COUNT:
         raise ValueError(f"{features.shape[1]} features: at most 2^20, so that their squares add up exactly")
     values = features.astype(np.float64)
     squares = np.einsum("bf,bf->b", values, values)
-    return np.where(np.abs(values).max(axis=-1, initial=0.0) <= _MOST_FEATURE, squares, -1.0)
+    return np.where(np.abs(values).max(axis=-1, initial=0.0) <= _MAX_FEATURE, squares, -1.0)
 
 
-def integer_sum(
+def sum_integer_increments(
     objective: Objective,
     query: Query,
     clip: float,
     records: Records | None,
     norm: int,
     factor: float,
-    least: int = 0,
-    counts: NDArray[np.bool_] | None = None,
-    rows: NDArray[np.int64] | None = None,
+    min_calls: int = 0,
+    is_counted: NDArray[np.bool_] | None = None,
+    row_indices: NDArray[np.int64] | None = None,
 ) -> Ints:
     """Σ_b k_b, (d,) int64: the clipped increments of a round's records on the run's lattice, added exactly.
 
@@ -277,9 +300,9 @@ def integer_sum(
     if records is None:
         return np.zeros(objective.dimension, np.int64)
     # torch's own memory is aligned, and products may round by that
-    asked = query._replace(points=[own(point) for point in query.points])
-    there = np.ones(len(records.labels), np.bool_) if counts is None else counts
-    is_whole = type(objective) in ADDED_WHOLE and is_shipped(type(objective))
+    asked = query._replace(points=[aligned_copy(point) for point in query.points])
+    there = np.ones(len(records.labels), np.bool_) if is_counted is None else is_counted
+    is_whole = type(objective) in SUMMED_BY_CELL and is_shipped(type(objective))
     if is_whole and np.isfinite(whole := sum(query.coefficients) * factor):
         whole_sum: Ints = cast(Any, objective).sum_integer_vectors(
             records.features.double().numpy(), there, norm, whole
@@ -291,28 +314,30 @@ def integer_sum(
         alone = Batch(Records(features, label), torch.ones(1, dtype=torch.float64))
         return objective.per_record(asked, alone, row, clip)
 
-    if outer is not None and rank_one_suits(norm, outer, records.features.shape[-1]):
+    if outer is not None and suits_rank_one(norm, outer, records.features.shape[-1]):
         at, seen = (
             [point.numpy() for point in asked.points],
             np.where(there[:, None], records.features.numpy(), 0.0),
         )
-        features, labels = _filled(seen, least), _filled(records.labels.numpy(), least)
-        return linear_sum(outer, at, query.coefficients, features, labels, norm, factor)
+        features, labels = _pad_rows(seen, min_calls), _pad_rows(records.labels.numpy(), min_calls)
+        return sum_rank_one(outer, at, query.coefficients, features, labels, norm, factor)
     total = np.zeros(objective.dimension, np.int64)
     nothing = torch.zeros(1, 1, dtype=torch.float64).expand(1, objective.dimension)  # takes no memory
-    names = torch.zeros(len(there), dtype=torch.int64) if rows is None else torch.from_numpy(rows)
+    names = torch.zeros(len(there), dtype=torch.int64) if row_indices is None else torch.from_numpy(row_indices)
     first_row = torch.zeros(1, dtype=torch.int64)
-    alone = each_alone(of_one, (*records, names), nothing, (*dummy_of(records), first_row), least)
-    for counting, increment in zip(_filled(there, least).tolist(), alone, strict=True):
-        add_integers(total, increment.numpy()[0], norm, factor, counting)
+    alone = evaluate_per_record(
+        of_one, (*records, names), nothing, (*make_dummy_record(records), first_row), min_calls
+    )
+    for counting, increment in zip(_pad_rows(there, min_calls).tolist(), alone, strict=True):
+        add_truncated(total, increment.numpy()[0], norm, factor, counting)
     return total
 
 
-def dummy_of(records: Records) -> Records:
+def make_dummy_record(records: Records) -> Records:
     """One public record that can stand where none is: zeros, in the shape and the types of `records`."""
     return Records(*(torch.zeros((1, *column.shape[1:]), dtype=column.dtype) for column in records))
 
 
-def _filled(column: NDArray[Any], least: int) -> NDArray[Any]:
+def _pad_rows(column: NDArray[Any], least: int) -> NDArray[Any]:
     """`column` with rows of zeros behind it, `least` in all: records without features, which add nothing."""
     return np.concatenate([column, np.zeros((max(0, least - len(column)), *column.shape[1:]), column.dtype)])

@@ -39,13 +39,13 @@ import numpy as np
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.accounting.gaussian import APART, Relation, check_positive, factor_of
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.integers.fixed_point import ONE, Ints
+from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints
 from fedpriv.noise.series import Workload
-from fedpriv.participation.orders import Separated
+from fedpriv.participation.orders import MinSeparation
 
-MOST_KAPPA = 36
+MAX_KAPPA = 36
 """The largest clip is 2^36 to 2^37 units, unless sums, noise or words need it to be less."""
-_LEAST_CLIP, _MOST_CLIP = 2.0**-40, 2.0**40
+_MIN_CLIP, _MAX_CLIP = 2.0**-40, 2.0**40
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Lattice:
         return math.ldexp(1.0 / batches, -self.exponent)
 
 
-def lattice_for(clips: Sequence[float], kappa: int) -> Lattice:
+def choose_lattice(clips: Sequence[float], kappa: int) -> Lattice:
     """u = 2^(⌊log2 of the largest clip⌋ - `kappa`); InputError for clips outside of 2^-40 … 2^40."""
     low, high = min(clips), max(clips)
-    if not _LEAST_CLIP <= low <= high <= _MOST_CLIP:
+    if not _MIN_CLIP <= low <= high <= _MAX_CLIP:
         raise InputError(f"clips from {low:g} to {high:g}: integers need them to lie between 2^-40 and 2^40")
     return Lattice(math.frexp(high)[1] - 1 - kappa)
 
@@ -82,27 +82,27 @@ def lattice_for(clips: Sequence[float], kappa: int) -> Lattice:
 IntState = tuple[Ints, ...]
 """Vectors shaped like a round's sums, their number a function of the round."""
 
-Load = tuple[int, ...]
+LoadBounds = tuple[int, ...]
 """A bound on every coordinate of the sums of one round, one number for each vector that it takes."""
 
 
-class Group(NamedTuple):
+class NoiseGroup(NamedTuple):
     """Fresh vectors of one size of noise."""
 
-    vectors: int
+    vector_count: int
     """Number of them in the run."""
     scale: float
     """Their noise in multiples of σ."""
-    difference: Fraction
+    rounding_difference: Fraction
     """e: by how much one coordinate of (C s)_t can differ between neighbours beyond what C says, from rounding."""
 
 
-class Reach(NamedTuple):
+class IntegerBounds(NamedTuple):
     """Bounds over the whole run, in units of the lattice."""
 
-    outputs: int
+    max_output: int
     """R: of every coordinate of (C s)_t."""
-    inside: int
+    max_intermediate: int
     """Of every integer that is computed on the way, which has to stay below 2^61."""
 
 
@@ -117,19 +117,19 @@ class IntegerStrategy(Protocol):
         """Number of vectors that a round takes and gives, stacked; None for one that is not, as in `Mechanism`."""
         return None
 
-    def scales(self, t: int) -> tuple[float, ...]:
+    def noise_scales(self, t: int) -> tuple[float, ...]:
         """Of the noise of each vector of round t, in multiples of σ: what y_t is divided by on its way into B."""
         return (1.0,)
 
-    def groups(self, rounds: int, participations: int) -> tuple[Group, ...]:
+    def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
         """All fresh vectors of a run in which a record takes part in at most so many rounds."""
         ...
 
-    def reach(self, loads: Sequence[Load]) -> Reach:
+    def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
         """Bounds for a run with these loads, computed in Python integers."""
         ...
 
-    def start(self) -> IntState:
+    def initial_state(self) -> IntState:
         """The state before round 1."""
         return ()
 
@@ -142,7 +142,7 @@ class IntegerStrategy(Protocol):
         ...
 
 
-def skipped(
+def run_missed_rounds(
     strategy: IntegerStrategy, state: IntState, first: int, last: int, size: int
 ) -> tuple[list[Ints], IntState]:
     """(C s)_t of the missed rounds first … last (none if first > last), where s = 0, and the state after."""
@@ -156,40 +156,48 @@ def skipped(
 
 def check_decay(decay: int) -> None:
     """InputError for a decay, counted in 2^-31, that is none."""
-    if not 0 <= decay <= ONE:
+    if not 0 <= decay <= COEFFICIENT_ONE:
         raise InputError(f"decay = {decay} / 2^31: sums decay by a factor from 0 to 1")
 
 
-def accumulated(decay: int, rounds: int) -> Fraction:
+def accumulated_rounding(decay: int, rounds: int) -> Fraction:
     """min(rounds, 1 / (1 - decay)): what roundings of at most 1 a round add up to; 0 where nothing is rounded."""
-    return Fraction(0) if decay in (0, ONE) else min(Fraction(rounds), Fraction(ONE, ONE - decay))
+    return (
+        Fraction(0)
+        if decay in (0, COEFFICIENT_ONE)
+        else min(Fraction(rounds), Fraction(COEFFICIENT_ONE, COEFFICIENT_ONE - decay))
+    )
 
 
-def participations_of(workload: Workload) -> int:
+def participations_per_record(workload: Workload) -> int:
     """In how many rounds of the workload a record takes part at most."""
     schedule = workload.schedule
     if schedule.single_pass:
         return 1
-    return schedule.most if isinstance(schedule, Separated) else -(-schedule.rounds // schedule.rounds_per_epoch)
+    return (
+        schedule.max_rounds_per_record
+        if isinstance(schedule, MinSeparation)
+        else -(-schedule.rounds // schedule.rounds_per_epoch)
+    )
 
 
 _HEADER = struct.Struct("<4sQQ")
-_MARK = b"int1"
+_STATE_TAG = b"int1"
 _LITTLE = np.dtype("<i8")
 
 
-def pack(state: IntState) -> bytes:
+def pack_state(state: IntState) -> bytes:
     """Vectors of one shape (d,), any number of them."""
     size = state[0].size if state else 0
-    return b"".join((_HEADER.pack(_MARK, len(state), size), *(v.astype(_LITTLE).tobytes() for v in state)))
+    return b"".join((_HEADER.pack(_STATE_TAG, len(state), size), *(v.astype(_LITTLE).tobytes() for v in state)))
 
 
-def unpack(packed: bytes) -> IntState:
+def unpack_state(packed: bytes) -> IntState:
     """Read the state over the packed bytes, without copies: do not write into it.  RunError for other bytes."""
     if len(packed) < _HEADER.size:
         raise RunError("the strategy's state is cut off")
     mark, count, size = _HEADER.unpack_from(packed)
-    if mark != _MARK or len(packed) != _HEADER.size + math.prod((count, size, _LITTLE.itemsize)):
+    if mark != _STATE_TAG or len(packed) != _HEADER.size + math.prod((count, size, _LITTLE.itemsize)):
         raise RunError("the strategy's state is cut off, or is something else")
     values: Ints = np.frombuffer(packed, _LITTLE, offset=_HEADER.size).astype(np.int64, copy=False)
     return tuple(values.reshape(count, size)) if count else ()
@@ -197,7 +205,7 @@ def unpack(packed: bytes) -> IntState:
 
 def sqrt_above(value: Fraction) -> float:
     """The smallest float whose square is at least `value` ≥ 0, which may be anything with a float as its root."""
-    root = _near(value)
+    root = _approximate_root(value)
     while Fraction(root) ** 2 < value:
         root = math.nextafter(root, math.inf)
     while root > 0.0 and Fraction(lower := math.nextafter(root, 0.0)) ** 2 >= value:
@@ -205,35 +213,35 @@ def sqrt_above(value: Fraction) -> float:
     return root
 
 
-def at_least(value: Fraction) -> float:
+def round_up_to_float(value: Fraction) -> float:
     """The smallest float that is not below `value`."""
     near = float(value)
     return near if Fraction(near) >= value else math.nextafter(near, math.inf)
 
 
-def _near(value: Fraction) -> float:
+def _approximate_root(value: Fraction) -> float:
     """Within a few units in the last place; no overflow for numbers whose root is a float."""
     shift = (value.numerator.bit_length() - value.denominator.bit_length()) // 2
     return math.ldexp(math.sqrt(float(value / Fraction(4) ** shift)), shift)
 
 
-LEAST_SIGMA, MOST_SIGMA = 2.0**16, 2.0**48
+MIN_SIGMA, MAX_SIGMA = 2.0**16, 2.0**48
 """Of every fresh vector of every owner, in units."""
-_DEDUCTED = Fraction(256)
-_FLOAT = 1 + Fraction(1, 2**40)  # more than `certified` and a last rounding can be wrong by
+_DEDUCTED_VARIANCE = Fraction(256)
+_FLOAT_FACTOR = 1 + Fraction(1, 2**40)  # more than `certified` and a last rounding can be wrong by
 _VALUE_SLACK = Fraction(1, 2**120)
 _KEY_SLACK = Fraction(1, 2**125)
 
 
 @dataclass(frozen=True)
-class Claim:
+class ExactClaim:
     """`mu`-GDP up to `slack` in total variation, if AES-256 and HMAC-SHA-256 are pseudorandom."""
 
     distance: float
     """Δ: by how much one record can move C s, all rounds together, in units and relative to the noises' scales."""
     sigma: float
     """Of one owner's noise of scale 1, in units: a share of the whole where there are several owners."""
-    owners: int
+    party_count: int
     mu: float
     """On the safe side of Δ / √(σ² - h²): recomputed from the σ that is used."""
     slack: float
@@ -241,7 +249,7 @@ class Claim:
 
     def sigma_of(self, scale: float) -> float:
         """σ_t of one owner's fresh vector: not below scale · σ."""
-        return at_least(Fraction(scale) * Fraction(self.sigma))
+        return round_up_to_float(Fraction(scale) * Fraction(self.sigma))
 
     def delta_of(self, epsilon: float) -> float:
         """δ(ε) of the whole run, slack included."""
@@ -249,10 +257,10 @@ class Claim:
         return min(1.0, math.nextafter(gdp.delta_of(self.mu, epsilon) + slack, math.inf))
 
 
-def distance_of(
+def integer_distance(
     certified: float,
     relation: Relation,
-    groups: Sequence[Group],
+    groups: Sequence[NoiseGroup],
     dimension: int,
     spread: Fraction = Fraction(1),
     apart: float = APART,
@@ -265,13 +273,18 @@ def distance_of(
     rounding = Fraction(0)
     for vectors, scale, difference in groups:
         rounding += dimension * vectors * (difference / Fraction(scale)) ** 2 if difference else 0
-    linear = Fraction(factor_of(relation, apart)) * Fraction(certified) * _FLOAT * spread
-    return at_least(linear + Fraction(sqrt_above(rounding)))
+    linear = Fraction(factor_of(relation, apart)) * Fraction(certified) * _FLOAT_FACTOR * spread
+    return round_up_to_float(linear + Fraction(sqrt_above(rounding)))
 
 
-def claim_of(
-    distance: float, mu: float, groups: Sequence[Group], dimension: int, draws: Sequence[int], owners: int = 1
-) -> Claim:
+def claim_for_mu(
+    distance: float,
+    mu: float,
+    groups: Sequence[NoiseGroup],
+    dimension: int,
+    draws: Sequence[int],
+    party_count: int = 1,
+) -> ExactClaim:
     """The smallest noise that gives `mu`, for `owners` equal shares of it.
 
     `draws` are the fresh vectors of every round.  InputError where a group's σ is outside of 2^16 … 2^48.
@@ -280,21 +293,26 @@ def claim_of(
     `Claim.slack`, and so is everything computed from it; `Claim.mu` ≤ `mu` (1 + 2^-39).
     """
     check_positive("mu", mu)
-    sigma = sqrt_above(whole_variance(distance, mu, groups) / owners)
-    return claim_with(distance, sigma, groups, dimension, draws, owners)
+    sigma = sqrt_above(total_variance(distance, mu, groups) / party_count)
+    return claim_for_sigma(distance, sigma, groups, dimension, draws, party_count)
 
 
-def claim_with(
-    distance: float, sigma: float, groups: Sequence[Group], dimension: int, draws: Sequence[int], owners: int = 1
-) -> Claim:
+def claim_for_sigma(
+    distance: float,
+    sigma: float,
+    groups: Sequence[NoiseGroup],
+    dimension: int,
+    draws: Sequence[int],
+    owners: int = 1,
+) -> ExactClaim:
     """Claim for noise of `sigma` > 16 of every owner; InputError and guarantee as for `claim_of`."""
-    left = owners * Fraction(sigma) ** 2 - _deducted(groups)
+    left = owners * Fraction(sigma) ** 2 - _deducted_variance(groups)
     if not left > 0:
         raise InputError(f"noise of {sigma:.4g} units: exact releases draw from 2^16 to 2^48 units")
-    recorded = at_least(Fraction(sqrt_above(Fraction(distance) ** 2 / left)) * _FLOAT)
-    claim = Claim(distance, sigma, owners, recorded, _slack(dimension, draws, owners))
+    recorded = round_up_to_float(Fraction(sqrt_above(Fraction(distance) ** 2 / left)) * _FLOAT_FACTOR)
+    claim = ExactClaim(distance, sigma, owners, recorded, _slack(dimension, draws, owners))
     for _, scale, _ in groups:
-        if not LEAST_SIGMA <= claim.sigma_of(scale) < MOST_SIGMA:
+        if not MIN_SIGMA <= claim.sigma_of(scale) < MAX_SIGMA:
             raise InputError(
                 f"noise of {claim.sigma_of(scale):.4g} units: exact releases draw from 2^16 to 2^48 units; choose "
                 "a smaller mu, fewer owners of noise, or groups whose noises are closer to each other"
@@ -302,17 +320,17 @@ def claim_with(
     return claim
 
 
-def whole_variance(distance: float, mu: float, groups: Sequence[Group]) -> Fraction:
+def total_variance(distance: float, mu: float, groups: Sequence[NoiseGroup]) -> Fraction:
     """(Δ / μ)² + h²: of all owners' noise of scale 1 together, in squared units."""
-    return (Fraction(distance) / Fraction(mu)) ** 2 + _deducted(groups)
+    return (Fraction(distance) / Fraction(mu)) ** 2 + _deducted_variance(groups)
 
 
-def _deducted(groups: Sequence[Group]) -> Fraction:
+def _deducted_variance(groups: Sequence[NoiseGroup]) -> Fraction:
     """h² in multiples of the noise of scale 1."""
     scales = [Fraction(scale) for _, scale, _ in groups]
     if not min(scales) > 0:
         raise InputError("a released group of nodes has no noise")
-    return _DEDUCTED / min(scales) ** 2
+    return _DEDUCTED_VARIANCE / min(scales) ** 2
 
 
 def _slack(dimension: int, draws: Sequence[int], owners: int) -> float:
@@ -322,4 +340,6 @@ def _slack(dimension: int, draws: Sequence[int], owners: int) -> float:
     more.
     """
     values = [dimension * count for count in draws]
-    return at_least(owners * (sum(values) * _VALUE_SLACK + sum(count**2 for count in values) * _KEY_SLACK))
+    return round_up_to_float(
+        owners * (sum(values) * _VALUE_SLACK + sum(count**2 for count in values) * _KEY_SLACK)
+    )

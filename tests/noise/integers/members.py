@@ -7,16 +7,22 @@ from fractions import Fraction
 import numpy as np
 
 from fedpriv.noise import sensitivity as nonincreasing
-from fedpriv.noise.buffered import BufferedToeplitz, IntegerBuffered, LambdaCgd, buffered, series_of
+from fedpriv.noise.buffered import (
+    BufferedToeplitz,
+    IntegerBuffered,
+    LambdaCgd,
+    integer_series,
+    make_integer_buffered,
+)
 from fedpriv.noise.diagonal import IndependentGaussian, LeafGaussian, ScheduledGaussian
 from fedpriv.noise.differences import AlignedDifferences
-from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient
-from fedpriv.noise.integers.strategies import IntegerStrategy, Lattice, pack, unpack
-from fedpriv.noise.mechanism import Factored, Mechanism
+from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints, to_coefficient
+from fedpriv.noise.integers.strategies import IntegerStrategy, Lattice, pack_state, unpack_state
+from fedpriv.noise.mechanism import Factorization, Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Schedule
+from fedpriv.participation.orders import FixedOrder
 
 UNITS = Lattice(0)
 """Clips that are already norms in units."""
@@ -28,7 +34,7 @@ def workload_of(
     rounds: int, decay: float, passes: int = 1, clips: np.ndarray | None = None, period: int | None = None
 ) -> Workload:
     return Workload(
-        Schedule(rounds, -(-rounds // passes)), decay, np.ones(rounds) if clips is None else clips, period
+        FixedOrder(rounds, -(-rounds // passes)), decay, np.ones(rounds) if clips is None else clips, period
     )
 
 
@@ -69,14 +75,14 @@ def aligned(decay: float, rounds_per_epoch: int, clip: float = 1.0) -> AlignedDi
     )
 
 
-def exact_form(name: str, decay: float, workload: Workload) -> Factored:
+def exact_form(name: str, decay: float, workload: Workload) -> Factorization:
     return simple(name, decay, workload.period).integer(workload)
 
 
-def scaled_form(rounds: int, theta: tuple[float, ...], phi: tuple[float, ...], clip: float) -> Factored:
+def scaled_form(rounds: int, theta: tuple[float, ...], phi: tuple[float, ...], clip: float) -> Factorization:
     """Buffers whose late increments are longer than columns of C need: not the first record moves the most."""
     workload = workload_of(rounds, 1.0, clips=np.full(rounds, clip))
-    fair = BufferedToeplitz(1.0, theta, phi).lengthened(workload)
+    fair = BufferedToeplitz(1.0, theta, phi).with_equal_columns(workload)
     longer = dataclasses.replace(fair, column_scale=tuple(factor**2 for factor in fair.column_scale))
     return longer.integer(workload)
 
@@ -90,16 +96,16 @@ BUFFERED = {
 
 
 def buffered_certified(strategy: IntegerBuffered, workload: Workload) -> float:
-    return nonincreasing.of_series(workload, series_of(strategy, workload.rounds)).value
+    return nonincreasing.sensitivity_from_series(workload, integer_series(strategy, workload.rounds)).value
 
 
 def strategy_buffered(name: str, digits: int) -> IntegerBuffered:
-    return buffered(*BUFFERED[name], digits)
+    return make_integer_buffered(*BUFFERED[name], digits)
 
 
 def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -> Matrix:
     """C over its noises' scales, from the definitions; the decay is the multiple of 2^-31 that is meant."""
-    factor = Fraction(coefficient(decay), ONE)
+    factor = Fraction(to_coefficient(decay), COEFFICIENT_ONE)
     rows = [[Fraction(0)] * rounds for _ in range(rounds)]
     series = [Fraction(1)]
     if name.startswith("banded"):
@@ -107,12 +113,12 @@ def rows_of_c(name: str, decay: float, rounds: int, period: int | None = None) -
         exact = [Fraction(1)]
         for j in range(1, min(bands, rounds)):
             exact.append(exact[-1] * Fraction(decay) * Fraction(2 * j - 1, 2 * j))
-        series = [Fraction(round(c * ONE), ONE) for c in exact]
+        series = [Fraction(round(c * COEFFICIENT_ONE), COEFFICIENT_ONE) for c in exact]
     if name in ("lambda-cgd", "blt"):
         strategy = exact_form(name, decay, workload_of(rounds, decay)).strategy
         assert isinstance(strategy, IntegerBuffered)
         poles = [
-            (Fraction(theta, ONE), Fraction(omega, ONE))
+            (Fraction(theta, COEFFICIENT_ONE), Fraction(omega, COEFFICIENT_ONE))
             for theta, omega in zip(strategy.theta, strategy.omega, strict=True)
         ]
         series += [sum(omega * theta ** (j - 1) for theta, omega in poles) for j in range(1, rounds)]
@@ -134,7 +140,7 @@ def buffered_rows(strategy: IntegerBuffered, rounds: int) -> Matrix:
     series = [Fraction(1)] + [
         sum(
             (
-                Fraction(w, ONE) * Fraction(q, ONE) ** j
+                Fraction(w, COEFFICIENT_ONE) * Fraction(q, COEFFICIENT_ONE) ** j
                 for q, w in zip(strategy.theta, strategy.omega, strict=True)
             ),
             Fraction(0),
@@ -166,10 +172,10 @@ def disc(radius: int) -> np.ndarray:
 
 def streamed(strategy: IntegerStrategy, sums: list[Ints]) -> list[Ints]:
     """(C s)_t of every round; the state goes through its bytes where it can."""
-    state, outputs = strategy.start(), []
+    state, outputs = strategy.initial_state(), []
     for t, of_round in enumerate(sums, start=1):
         output, state = strategy.step(state, t, of_round)
         if of_round.ndim == 1:
-            state = unpack(pack(state))
+            state = unpack_state(pack_state(state))
         outputs.append(output.copy())
     return outputs

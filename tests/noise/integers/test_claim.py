@@ -11,8 +11,8 @@ from scipy.stats import chi2
 
 from fedpriv.accounting import gaussian as gdp
 from fedpriv.core.errors import InputError
-from fedpriv.noise.integers.gaussian import KeyedIntegers
-from fedpriv.noise.integers.strategies import Group, claim_of, distance_of
+from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
+from fedpriv.noise.integers.strategies import NoiseGroup, claim_for_mu, integer_distance
 
 Values = np.ndarray
 
@@ -76,9 +76,9 @@ def test_delta_of_the_theorem_is_never_exceeded(sigma: float, h: float, moved: i
 
 
 GROUPS = [
-    [Group(100, 1.0, Fraction(0))],
-    [Group(10, 0.25, Fraction(0)), Group(90, 1.0, Fraction(7))],
-    [Group(100, 3.0, Fraction(31, 7))],
+    [NoiseGroup(100, 1.0, Fraction(0))],
+    [NoiseGroup(10, 0.25, Fraction(0)), NoiseGroup(90, 1.0, Fraction(7))],
+    [NoiseGroup(100, 3.0, Fraction(31, 7))],
 ]
 
 
@@ -89,10 +89,10 @@ GROUPS = [
     st.sampled_from(GROUPS),
     st.integers(1, 300),
 )
-def test_the_claim_is_safe_in_rationals(distance: float, mu: float, groups: list[Group], owners: int) -> None:
+def test_the_claim_is_safe_in_rationals(distance: float, mu: float, groups: list[NoiseGroup], owners: int) -> None:
     least = min(Fraction(scale) for _, scale, _ in groups)
     try:
-        claim = claim_of(distance, mu, groups, 100, [1] * 100, owners)
+        claim = claim_for_mu(distance, mu, groups, 100, [1] * 100, owners)
     except InputError:
         return
     deducted = Fraction(256) / least**2
@@ -111,7 +111,7 @@ def test_the_claim_is_safe_in_rationals(distance: float, mu: float, groups: list
 def test_groups_with_little_noise_deduct_more() -> None:
     """What the attacker would gain: at a scale of .001 the true μ was 1.031 at a claim of 1."""
     scale = 0.001
-    claim = claim_of(2.0**26 + 0.5, 1.0, [Group(1, scale, Fraction(0))], 1, [1])
+    claim = claim_for_mu(2.0**26 + 0.5, 1.0, [NoiseGroup(1, scale, Fraction(0))], 1, [1])
     true = (Fraction(2.0**26 + 0.5) * Fraction(scale)) ** 2 / (Fraction(claim.sigma_of(scale)) ** 2 - 256)
     assert true <= Fraction(claim.mu) ** 2
     naive = Fraction(math.sqrt((2.0**26 + 0.5) ** 2 + 256))
@@ -119,32 +119,34 @@ def test_groups_with_little_noise_deduct_more() -> None:
 
 
 def test_roundings_count_once_and_relative_to_their_noise() -> None:
-    groups = [Group(4, 0.5, Fraction(3)), Group(5, 1.0, Fraction(2)), Group(7, 0.1, Fraction(0))]
+    groups = [NoiseGroup(4, 0.5, Fraction(3)), NoiseGroup(5, 1.0, Fraction(2)), NoiseGroup(7, 0.1, Fraction(0))]
     rounding = math.sqrt(10 * (4 * 36 + 5 * 4))
-    assert distance_of(100.0, "zero-out", groups, 10) == pytest.approx(100.0 + rounding, rel=1e-11)
-    assert distance_of(100.0, "replace-one", groups, 10) == pytest.approx(200.0 + rounding, rel=1e-11)
-    assert distance_of(100.0, "replace-one", groups, 10, 1 + Fraction(1, 100)) == pytest.approx(202.0 + rounding)
-    assert Fraction(distance_of(0.1, "zero-out", groups[2:], 10)) >= Fraction(0.1) * (1 + Fraction(1, 2**40))
+    assert integer_distance(100.0, "zero-out", groups, 10) == pytest.approx(100.0 + rounding, rel=1e-11)
+    assert integer_distance(100.0, "replace-one", groups, 10) == pytest.approx(200.0 + rounding, rel=1e-11)
+    assert integer_distance(100.0, "replace-one", groups, 10, 1 + Fraction(1, 100)) == pytest.approx(
+        202.0 + rounding
+    )
+    assert Fraction(integer_distance(0.1, "zero-out", groups[2:], 10)) >= Fraction(0.1) * (1 + Fraction(1, 2**40))
 
 
 def test_noise_outside_of_the_sampler_is_refused() -> None:
     for distance, mu in ((1.0, 1.0), (2.0**50, 1.0), (2.0**30, 2.0**15)):
         with pytest.raises(InputError, match="2\\^16 to 2\\^48"):
-            claim_of(distance, mu, GROUPS[0], 1, [1])
+            claim_for_mu(distance, mu, GROUPS[0], 1, [1])
     with pytest.raises(InputError, match="no noise"):
-        claim_of(2.0**30, 1.0, [Group(1, 0.0, Fraction(0))], 1, [1])
+        claim_for_mu(2.0**30, 1.0, [NoiseGroup(1, 0.0, Fraction(0))], 1, [1])
     with pytest.raises(InputError, match="mu"):
-        claim_of(2.0**30, 0.0, GROUPS[0], 1, [1])
+        claim_for_mu(2.0**30, 0.0, GROUPS[0], 1, [1])
 
 
 def test_the_slack_counts_every_value_owner_and_key() -> None:
     """600 rounds of 7850 values: 2^-97 and 2^-90; far below the 2^-60 that reports speak of."""
-    claim = claim_of(2.0**40, 1.0, GROUPS[0], 7850, [1] * 600)
+    claim = claim_for_mu(2.0**40, 1.0, GROUPS[0], 7850, [1] * 600)
     exact = Fraction(600 * 7850, 2**120) + Fraction(600 * 7850**2, 2**125)
     assert Fraction(claim.slack) >= exact
     assert claim.slack == pytest.approx(float(exact), abs=0.0)
     assert claim.slack < 2.0**-60
-    masked = claim_of(2.0**40, 1.0, GROUPS[0], 7850, [1] * 600, owners=100)
+    masked = claim_for_mu(2.0**40, 1.0, GROUPS[0], 7850, [1] * 600, party_count=100)
     assert masked.slack == pytest.approx(100 * claim.slack, abs=0.0)
     assert claim.delta_of(1.0) >= gdp.delta_of(claim.mu, 1.0) + (1 + math.e) * claim.slack
     assert claim.delta_of(800.0) == 1.0
@@ -153,7 +155,9 @@ def test_the_slack_counts_every_value_owner_and_key() -> None:
 def test_shares_really_add_up_to_the_whole() -> None:
     """Drawn: the variance of the sum of 9 owners' noise is the whole's; 1e-6."""
     size, owners = 20_000, 9
-    claim = claim_of(2.0**36, 1.0, GROUPS[0], 10, [1] * 10, owners=owners)
-    total = sum(KeyedIntegers(bytes(32), owner, 1).vector(size, claim.sigma_of(1.0)) for owner in range(owners))
+    claim = claim_for_mu(2.0**36, 1.0, GROUPS[0], 10, [1] * 10, party_count=owners)
+    total = sum(
+        KeyedDiscreteGaussian(bytes(32), owner, 1).vector(size, claim.sigma_of(1.0)) for owner in range(owners)
+    )
     squared_norm = float(np.sum((np.asarray(total) / 2.0**36) ** 2))
     assert chi2.ppf(5e-7, size) < squared_norm < chi2.ppf(1 - 5e-7, size)

@@ -16,19 +16,19 @@ from scipy.stats import binom, chi2, norm
 
 from fedpriv.core.errors import InputError
 from fedpriv.noise.integers import gaussian as discrete_gaussian
-from fedpriv.noise.integers.fixed_point import attempts, machine_code, numbered
+from fedpriv.noise.integers.fixed_point import attempt_values, compile_function, set_counters
 from fedpriv.noise.integers.gaussian import (
     BAND,
-    COLUMNS,
-    START,
-    KeyedIntegers,
-    Table,
+    COLUMN_COUNT,
+    INITIAL_QUERY_CHAIN,
+    AliasTable,
+    KeyedDiscreteGaussian,
     exp_fixed,
-    linked,
-    linked_missed,
-    load,
+    extend_missed_query_chain,
+    extend_query_chain,
+    make_alias_table,
     round_noise,
-    table_of,
+    warm_up,
 )
 
 FALSE_ALARM = 1e-6
@@ -56,10 +56,10 @@ def test_golden_vectors(
     sigma: float, first: list[int], sha: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr(discrete_gaussian, "machine_code", lambda function: None)
-    elif machine_code(attempts) is None:
+        monkeypatch.setattr(discrete_gaussian, "compile_function", lambda function: None)
+    elif compile_function(attempt_values) is None:
         pytest.skip("numba is not installed")
-    values = KeyedIntegers(KEY, 3, 5).vector(10_000, sigma, node=1)
+    values = KeyedDiscreteGaussian(KEY, 3, 5).vector(10_000, sigma, node=1)
     assert values[: len(first)].tolist() == first
     assert digest(values) == sha
 
@@ -73,7 +73,7 @@ def pmf(sigma: float) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("sigma", [16.0, 17.3, 31.99, 32.0, 40.0, 100.5, 1000.5])
 def test_the_law_is_the_discrete_gaussian(sigma: float) -> None:
     count = 2**20
-    found = KeyedIntegers(key_of(f"law {sigma}"), 0, 1).vector(count, sigma)
+    found = KeyedDiscreteGaussian(key_of(f"law {sigma}"), 0, 1).vector(count, sigma)
     values, probabilities = pmf(sigma)
     seen = np.bincount(found - values[0], minlength=len(values))
     enough = probabilities * count >= 20
@@ -87,7 +87,7 @@ def test_the_law_is_the_discrete_gaussian(sigma: float) -> None:
 @pytest.mark.parametrize("sigma", [2.0**18 + 0.25, 2.0**30 * 1.7, 2.0**42, 2.0**48 * (1 - 2**-53)])
 def test_large_noise_is_normal_with_uniform_low_bits_and_fair_signs(sigma: float) -> None:
     count = 2**20
-    found = KeyedIntegers(key_of(f"large {sigma}"), 0, 1).vector(count, sigma)
+    found = KeyedDiscreteGaussian(key_of(f"large {sigma}"), 0, 1).vector(count, sigma)
     bins = np.histogram(norm.cdf(found / sigma), 1024, (0.0, 1.0))[0]
     low = np.bincount(found & 255, minlength=256)
     signs = np.array([np.sum(found > 0), np.sum(found < 0)])
@@ -99,7 +99,7 @@ def test_large_noise_is_normal_with_uniform_low_bits_and_fair_signs(sigma: float
 @pytest.mark.parametrize("sigma", [16.0, 1000.5, 2.0**40])
 def test_the_tail_beyond_four_sigma(sigma: float) -> None:
     count = 2**22
-    found = np.abs(KeyedIntegers(key_of(f"tail {sigma}"), 7, 9).vector(count, sigma)) / sigma
+    found = np.abs(KeyedDiscreteGaussian(key_of(f"tail {sigma}"), 7, 9).vector(count, sigma)) / sigma
     values, probabilities = pmf(min(sigma, 1000.5))
     for bound in (4.0, 4.5, 5.0):
         beyond = float(np.sum(probabilities[np.abs(values) > bound * min(sigma, 1000.5)]))
@@ -114,21 +114,23 @@ def test_the_tail_beyond_four_sigma(sigma: float) -> None:
 @pytest.mark.parametrize("sigma", [33.7, 1000.5, 2.0**40])
 @pytest.mark.parametrize("band", [2.0**-9, 2.0**-3])
 def test_where_integers_decide_they_decide_as_predicted(sigma: float, band: float) -> None:
-    ordinary = KeyedIntegers(KEY, 3, 5).vector(3000, sigma)
-    forced = KeyedIntegers(KEY, 3, 5, band).vector(3000, sigma)
+    ordinary = KeyedDiscreteGaussian(KEY, 3, 5).vector(3000, sigma)
+    forced = KeyedDiscreteGaussian(KEY, 3, 5, band).vector(3000, sigma)
     assert forced.tolist() == ordinary.tolist()
 
 
 def test_predictions_that_are_off_are_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another libm, with errors within the band, gives the same values: this is what the band is for."""
-    ordinary = KeyedIntegers(KEY, 3, 5).vector(5000, 2.0**40).tolist()
+    ordinary = KeyedDiscreteGaussian(KEY, 3, 5).vector(5000, 2.0**40).tolist()
     exact = np.exp
-    monkeypatch.setattr(discrete_gaussian, "machine_code", lambda function: None)
+    monkeypatch.setattr(discrete_gaussian, "compile_function", lambda function: None)
     for error in (2.0**-8, -(2.0**-8)):
         with monkeypatch.context() as patched:
             patched.setattr(np, "exp", lambda g, error=error: exact(g) + error)
-            assert KeyedIntegers(KEY, 3, 5, band=2.0**-7).vector(5000, 2.0**40).tolist() == ordinary
-            assert KeyedIntegers(KEY, 3, 5, band=2.0**-12).vector(5000, 2.0**40).tolist() != ordinary  # control
+            assert KeyedDiscreteGaussian(KEY, 3, 5, band=2.0**-7).vector(5000, 2.0**40).tolist() == ordinary
+            assert (
+                KeyedDiscreteGaussian(KEY, 3, 5, band=2.0**-12).vector(5000, 2.0**40).tolist() != ordinary
+            )  # control
 
 
 def test_predictions_are_within_a_thirtieth_of_the_band() -> None:
@@ -136,7 +138,7 @@ def test_predictions_are_within_a_thirtieth_of_the_band() -> None:
     generator = np.random.default_rng(9)
     with mpmath.workdps(40):
         for sigma in (33.7, 1000.5, 2.0**40, 2.0**48 * (1 - 2**-53)):
-            table = table_of(sigma)
+            table = make_alias_table(sigma)
             columns, low_parts = generator.integers(0, 512, 200), generator.integers(0, table.step, 200)
             base = columns << table.low_bits
             predicted = np.exp(low_parts.astype(np.float64) * (2 * base + low_parts) * -table.quotient)
@@ -160,13 +162,15 @@ def words_at(place: int, attempt: int, node: int = 0, owner: int = 3, t: int = 5
 def refused_at(place: int, column: int, sigma: float) -> bool:
     """Whether the first attempt is refused, in integers."""
     _, picks, *uniform = words_at(place, 0)
-    return not table_of(sigma).accepts(column, picks & (table_of(sigma).step - 1), uniform[0] << 64 | uniform[1])
+    return not make_alias_table(sigma).accepts(
+        column, picks & (make_alias_table(sigma).step - 1), uniform[0] << 64 | uniform[1]
+    )
 
 
 def test_ties_with_a_threshold_are_decided_by_64_more_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is changed so that the first word of ten places is exactly the upper word of its threshold."""
     sigma, ties = 2.0**20, {}
-    high, low = table_of(sigma).high.copy(), table_of(sigma).low.copy()
+    high, low = make_alias_table(sigma).high.copy(), make_alias_table(sigma).low.copy()
     for place in range(200):
         word, picks, *_ = words_at(place, 0)
         column = picks >> 55
@@ -174,18 +178,20 @@ def test_ties_with_a_threshold_are_decided_by_64_more_bits(monkeypatch: pytest.M
             ties[column] = place
             high[column] = word
             low[column] = 2**64 - 1 if len(ties) % 2 else 0
-    crafted = dataclasses.replace(table_of(sigma), high=high, low=low)
-    monkeypatch.setattr(discrete_gaussian, "table_of", lambda _: crafted)
-    values = KeyedIntegers(KEY, 3, 5).vector(200, sigma)
+    crafted = dataclasses.replace(make_alias_table(sigma), high=high, low=low)
+    monkeypatch.setattr(discrete_gaussian, "make_alias_table", lambda _: crafted)
+    values = KeyedDiscreteGaussian(KEY, 3, 5).vector(200, sigma)
     decided: list[int] = []
-    exactly = KeyedIntegers._exactly
+    exactly = KeyedDiscreteGaussian._decide_exactly
 
-    def watched(self: KeyedIntegers, table: Table, place: int, node: int, attempt: int, out: np.ndarray) -> bool:
+    def watched(
+        self: KeyedDiscreteGaussian, table: AliasTable, place: int, node: int, attempt: int, out: np.ndarray
+    ) -> bool:
         decided.extend([place] * (attempt == 0))
         return exactly(self, table, place, node, attempt, out)
 
-    monkeypatch.setattr(KeyedIntegers, "_exactly", watched)
-    assert KeyedIntegers(KEY, 3, 5).vector(200, sigma).tolist() == values.tolist()
+    monkeypatch.setattr(KeyedDiscreteGaussian, "_decide_exactly", watched)
+    assert KeyedDiscreteGaussian(KEY, 3, 5).vector(200, sigma).tolist() == values.tolist()
     assert decided == sorted(ties.values())
     for column, place in ties.items():
         more = words_at(place, 255)[0]
@@ -193,20 +199,20 @@ def test_ties_with_a_threshold_are_decided_by_64_more_bits(monkeypatch: pytest.M
         if refused_at(place, expected, sigma):
             continue
         assert abs(int(values[place])) >> crafted.low_bits == expected
-    alone = KeyedIntegers(KEY, 3, 5).vector(120, sigma)
+    alone = KeyedDiscreteGaussian(KEY, 3, 5).vector(120, sigma)
     assert alone.tolist() == values[:120].tolist()
     uniforms: list[int] = []
-    monkeypatch.setattr(Table, "accepts", lambda self, m, j, uniform: uniforms.append(uniform) or True)
-    KeyedIntegers(KEY, 3, 5, band=2.0).vector(200, sigma)
+    monkeypatch.setattr(AliasTable, "accepts", lambda self, m, j, uniform: uniforms.append(uniform) or True)
+    KeyedDiscreteGaussian(KEY, 3, 5, band=2.0).vector(200, sigma)
     first = [words_at(place, 0)[2:] for place in range(200)]
     assert uniforms[:200] == [high << 64 | low for high, low in first]  # ties left the other words alone
 
 
 def test_values_do_not_depend_on_what_is_drawn_together() -> None:
-    source = KeyedIntegers(KEY, 3, 5)
+    source = KeyedDiscreteGaussian(KEY, 3, 5)
     whole = source.vector(20_000, 1000.5, 1)
     assert source.vector(8191, 1000.5, 1).tolist() == whole[:8191].tolist()
-    assert KeyedIntegers(KEY, 3, 5).vector(8193, 1000.5, 1).tolist() == whole[:8193].tolist()
+    assert KeyedDiscreteGaussian(KEY, 3, 5).vector(8193, 1000.5, 1).tolist() == whole[:8193].tolist()
     assert source.vector(1, 1000.5, 1).tolist() == whole[:1].tolist()
     assert source.vector(0, 1000.5, 1).tolist() == []
 
@@ -215,18 +221,18 @@ def test_values_do_not_depend_on_what_is_drawn_together() -> None:
 @pytest.mark.parametrize("size", [4096, 4097, 30_000])
 def test_compiled_loops_draw_the_same_values(sigma: float, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All kinds of σ, at the edge of a chunk, beside it, and over several."""
-    if machine_code(attempts) is None:
+    if compile_function(attempt_values) is None:
         pytest.skip("numba is not installed")
-    compiled = KeyedIntegers(KEY, 3, 5).vector(size, sigma, 2)
-    monkeypatch.setattr(discrete_gaussian, "machine_code", lambda function: None)
-    assert KeyedIntegers(KEY, 3, 5).vector(size, sigma, 2).tolist() == compiled.tolist()
+    compiled = KeyedDiscreteGaussian(KEY, 3, 5).vector(size, sigma, 2)
+    monkeypatch.setattr(discrete_gaussian, "compile_function", lambda function: None)
+    assert KeyedDiscreteGaussian(KEY, 3, 5).vector(size, sigma, 2).tolist() == compiled.tolist()
 
 
 @pytest.mark.parametrize("sigma", [16.0, 1000.5, 2.0**40])
 @pytest.mark.parametrize("band", [BAND, 2.0**-5])
 def test_loops_and_passes_of_numpy_say_the_same_of_every_attempt(sigma: float, band: float) -> None:
     """Plain Python, not compiled: values, refusals, what is left to integers."""
-    table, desk = table_of(sigma), discrete_gaussian._DESK
+    table, desk = make_alias_table(sigma), discrete_gaussian._DESK
     generator = np.random.default_rng(5)
     places = generator.permutation(1500)
     words = generator.integers(0, 2**64, (1500, 4), np.uint64)
@@ -237,7 +243,7 @@ def test_loops_and_passes_of_numpy_say_the_same_of_every_attempt(sigma: float, b
         np.arange(30, dtype=np.uint64) % 2 << np.uint64(54),
     )  # zeros of both signs
     found = []
-    for attempt in (attempts, desk.attempts):
+    for attempt in (attempt_values, desk.attempt_values):
         out, again = np.zeros(1500, np.int64), np.zeros(1500, np.int64)
         with np.errstate(over="ignore"):
             count = attempt(
@@ -252,7 +258,7 @@ def test_loops_and_passes_of_numpy_say_the_same_of_every_attempt(sigma: float, b
 def test_counters_are_numbered_alike() -> None:
     places = np.array([7, 0, 2**38, 5])
     wanted = [2**40 + 2 * place + half for place in places.tolist() for half in (0, 1)]
-    for number in (numbered, discrete_gaussian._DESK.numbered):
+    for number in (set_counters, discrete_gaussian._DESK.set_counters):
         counters = np.zeros((8, 2), np.uint64)
         number(counters, places, 2**40)
         assert counters[:, 1].tolist() == wanted
@@ -260,12 +266,12 @@ def test_counters_are_numbered_alike() -> None:
 
 
 def test_every_coordinate_of_the_name_matters() -> None:
-    base = KeyedIntegers(KEY, 3, 5).vector(64, 1000.5, 1).tolist()
+    base = KeyedDiscreteGaussian(KEY, 3, 5).vector(64, 1000.5, 1).tolist()
     others = [
-        KeyedIntegers(bytes(32), 3, 5).vector(64, 1000.5, 1),
-        KeyedIntegers(KEY, 4, 5).vector(64, 1000.5, 1),
-        KeyedIntegers(KEY, 3, 6).vector(64, 1000.5, 1),
-        KeyedIntegers(KEY, 3, 5).vector(64, 1000.5, 2),
+        KeyedDiscreteGaussian(bytes(32), 3, 5).vector(64, 1000.5, 1),
+        KeyedDiscreteGaussian(KEY, 4, 5).vector(64, 1000.5, 1),
+        KeyedDiscreteGaussian(KEY, 3, 6).vector(64, 1000.5, 1),
+        KeyedDiscreteGaussian(KEY, 3, 5).vector(64, 1000.5, 2),
     ]
     assert all(np.mean(np.array(other) == base) < 0.2 for other in others)
 
@@ -273,14 +279,14 @@ def test_every_coordinate_of_the_name_matters() -> None:
 def test_what_cannot_be_drawn_is_refused() -> None:
     for sigma in (15.99, 2.0**48, math.nan, math.inf, -16.0):
         with pytest.raises(InputError, match="16 ≤ sigma"):
-            KeyedIntegers(KEY, 0, 1).vector(1, sigma)
+            KeyedDiscreteGaussian(KEY, 0, 1).vector(1, sigma)
     for bad in (b"", bytes(16)):
         with pytest.raises(ValueError, match="32 bytes"):
-            KeyedIntegers(bad, 0, 1)
+            KeyedDiscreteGaussian(bad, 0, 1)
     with pytest.raises(ValueError, match="32 bits"):
-        KeyedIntegers(KEY, 2**32, 1)
+        KeyedDiscreteGaussian(KEY, 2**32, 1)
     with pytest.raises(ValueError, match="outside"):
-        KeyedIntegers(KEY, 0, 1).vector(1, 16.0, node=2**16)
+        KeyedDiscreteGaussian(KEY, 0, 1).vector(1, 16.0, node=2**16)
 
 
 @pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 3), Fraction(7), Fraction(1, 2**60), Fraction(130)])
@@ -293,14 +299,16 @@ def test_exponentials_in_integers(exponent: Fraction) -> None:
 @pytest.mark.parametrize("sigma", [16.0, 1000.5, 2.0**40])
 def test_the_alias_table_has_the_right_masses(sigma: float) -> None:
     """Σ over columns of what they give to m, against exp(-(m step)² / 2σ²) in high precision: 2^-124 in all."""
-    table = table_of(sigma)
-    masses = [Fraction(0)] * COLUMNS
-    for column in range(COLUMNS):
+    table = make_alias_table(sigma)
+    masses = [Fraction(0)] * COLUMN_COUNT
+    for column in range(COLUMN_COUNT):
         threshold = Fraction((int(table.high[column]) << 64) + int(table.low[column]), 2**128)
-        masses[column] += threshold / COLUMNS
-        masses[int(table.alias[column])] += (1 - threshold) / COLUMNS
+        masses[column] += threshold / COLUMN_COUNT
+        masses[int(table.alias[column])] += (1 - threshold) / COLUMN_COUNT
     with mpmath.workdps(80):
-        weights = [mpmath.exp(-((m * table.step) ** 2) / (2 * mpmath.mpf(sigma) ** 2)) for m in range(COLUMNS)]
+        weights = [
+            mpmath.exp(-((m * table.step) ** 2) / (2 * mpmath.mpf(sigma) ** 2)) for m in range(COLUMN_COUNT)
+        ]
         total = mpmath.fsum(weights)
         gaps = [
             abs(weight / total - mpmath.mpf(mass.numerator) / mass.denominator)
@@ -313,7 +321,7 @@ def test_the_alias_table_has_the_right_masses(sigma: float) -> None:
 def test_residues_of_the_noisy_integer_tell_nothing(modulus: int) -> None:
     """What the attacker would gain: the low bits of a sum, if noise did not reach them.  2^26 is the step 2^k."""
     count, sigma = 2**20, 2.0**30
-    moved = KeyedIntegers(key_of(f"residues {modulus}"), 1, 1).vector(count, sigma) + 12_345
+    moved = KeyedDiscreteGaussian(key_of(f"residues {modulus}"), 1, 1).vector(count, sigma) + 12_345
     bins = min(modulus, 4096)
     seen = np.bincount((moved % modulus) * bins // modulus, minlength=bins)
     statistic = float(np.sum((seen - count / bins) ** 2) * bins / count)
@@ -324,7 +332,9 @@ SUMS = np.arange(-3, 5)
 
 
 def test_golden_vectors_with_subkeys() -> None:
-    chain = linked(linked_missed(linked(START, b"first")), b"third")
+    chain = extend_query_chain(
+        extend_missed_query_chain(extend_query_chain(INITIAL_QUERY_CHAIN, b"first")), b"third"
+    )
     assert chain.hex()[:16] == CHAIN
     values = round_noise(KEY, 3, 3, chain, SUMS).vector(10_000, 2.0**40, node=1)
     assert (values[:2].tolist(), digest(values)) == WITH_SUBKEYS
@@ -332,15 +342,17 @@ def test_golden_vectors_with_subkeys() -> None:
 
 def test_a_subkey_depends_on_everything_it_should() -> None:
     """What the attacker would gain: noise that cancels, from a ledger that was rolled back with its key."""
-    chain = linked(START, b"query")
+    chain = extend_query_chain(INITIAL_QUERY_CHAIN, b"query")
     noises = [
         round_noise(KEY, 3, 5, chain, SUMS),
         round_noise(bytes(32), 3, 5, chain, SUMS),
         round_noise(KEY, 4, 5, chain, SUMS),
         round_noise(KEY, 3, 6, chain, SUMS),
-        round_noise(KEY, 3, 5, linked(START, b"other"), SUMS),
-        round_noise(KEY, 3, 5, linked(linked(START, b"other"), b"query"), SUMS),
-        round_noise(KEY, 3, 5, linked(linked_missed(START), b"query"), SUMS),
+        round_noise(KEY, 3, 5, extend_query_chain(INITIAL_QUERY_CHAIN, b"other"), SUMS),
+        round_noise(
+            KEY, 3, 5, extend_query_chain(extend_query_chain(INITIAL_QUERY_CHAIN, b"other"), b"query"), SUMS
+        ),
+        round_noise(KEY, 3, 5, extend_query_chain(extend_missed_query_chain(INITIAL_QUERY_CHAIN), b"query"), SUMS),
         round_noise(KEY, 3, 5, chain, SUMS + 1),
         round_noise(KEY, 3, 5, chain, SUMS.reshape(2, 4)),
     ]
@@ -352,9 +364,19 @@ def test_a_subkey_depends_on_everything_it_should() -> None:
 
 
 def test_a_missed_round_is_no_query() -> None:
-    assert len({linked_missed(START), linked(START, b""), linked(START, b"missed"), START}) == 4
+    assert (
+        len(
+            {
+                extend_missed_query_chain(INITIAL_QUERY_CHAIN),
+                extend_query_chain(INITIAL_QUERY_CHAIN, b""),
+                extend_query_chain(INITIAL_QUERY_CHAIN, b"missed"),
+                INITIAL_QUERY_CHAIN,
+            }
+        )
+        == 4
+    )
     with pytest.raises(ValueError, match="32 bytes"):
-        linked(b"short", b"")
+        extend_query_chain(b"short", b"")
 
 
 CHAIN = "54e75fe69c83c4bd"
@@ -365,5 +387,5 @@ def test_loading_compiles_what_long_vectors_use(monkeypatch: pytest.MonkeyPatch)
     """A guard is held to its limit afterwards: a first round must not load a compiler."""
     asked: list[object] = []
     monkeypatch.setattr("fedpriv.noise.integers.gaussian.machine_code", asked.append)
-    load()
+    warm_up()
     assert {getattr(function, "__name__", "") for function in asked} == {"numbered", "attempts"}

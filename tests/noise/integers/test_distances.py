@@ -8,11 +8,11 @@ import pytest
 
 from fedpriv.noise.buffered import IntegerBuffered
 from fedpriv.noise.diagonal import IndependentGaussian, IntegerPrefix
-from fedpriv.noise.integers.fixed_point import ONE, Ints, coefficient, squarings
-from fedpriv.noise.integers.strategies import Group, distance_of
-from fedpriv.noise.mechanism import Factored
+from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints, repeated_squares, to_coefficient
+from fedpriv.noise.integers.strategies import NoiseGroup, integer_distance
+from fedpriv.noise.mechanism import Factorization
 from fedpriv.noise.series import Workload
-from fedpriv.participation.orders import Schedule, Separated
+from fedpriv.participation.orders import FixedOrder, MinSeparation
 from tests.noise.integers.members import (
     BUFFERED,
     PERIODIC,
@@ -34,14 +34,14 @@ from tests.noise.integers.members import (
 DECAYS = [1.0, 0.9, 0.3, 0.0]
 
 
-def distances(form: Factored, moved: list[Ints], base: list[Ints]) -> np.ndarray:
+def distances(form: Factorization, moved: list[Ints], base: list[Ints]) -> np.ndarray:
     """Σ_t ‖v_t / scale_t‖² for every trial; sums have shape (..., trials, d)."""
     strategy = form.strategy
     ours = streamed(strategy, base)
     theirs = streamed(strategy, [s + m for s, m in zip(base, moved, strict=True)])
     total = np.zeros(base[0].shape[-2])
     for t, (first, second) in enumerate(zip(ours, theirs, strict=True), start=1):
-        v = (second - first) / np.array(strategy.scales(t)).reshape(-1, 1, 1)
+        v = (second - first) / np.array(strategy.noise_scales(t)).reshape(-1, 1, 1)
         total += np.sum(v**2, axis=(0, 2))
     return total
 
@@ -49,7 +49,7 @@ def distances(form: Factored, moved: list[Ints], base: list[Ints]) -> np.ndarray
 RADIUS, ROUNDS, TRIALS = 3, 9, 4000
 
 
-def worst_found(form: Factored, seed: int) -> float:
+def worst_found(form: Factorization, seed: int) -> float:
     """The largest distance that neighbours under replace-one were found at, over records, streams and directions.
 
     Half of the trials move as far as they can in one direction; all start from random sums of others.
@@ -59,7 +59,7 @@ def worst_found(form: Factored, seed: int) -> float:
     for place in range(rounds_per_epoch):
         base, moved = [], []
         for t in range(1, ROUNDS + 1):
-            count = len(form.strategy.scales(t))
+            count = len(form.strategy.noise_scales(t))
             base.append(generator.integers(-500, 500, (count, TRIALS, 2)))
             change = np.zeros((count, TRIALS, 2), np.int64)
             if (t - 1) % rounds_per_epoch == place:
@@ -76,13 +76,13 @@ def worst_found(form: Factored, seed: int) -> float:
     return math.sqrt(worst)
 
 
-def allowed(form: Factored, certified: float) -> tuple[float, float]:
+def allowed(form: Factorization, certified: float) -> tuple[float, float]:
     """Δ, and what it would be if nothing were rounded."""
-    groups = form.strategy.groups(ROUNDS, form.participations)
-    linear = [Group(vectors, scale, Fraction(0)) for vectors, scale, _ in groups]
+    groups = form.strategy.noise_groups(ROUNDS, form.max_participations)
+    linear = [NoiseGroup(vectors, scale, Fraction(0)) for vectors, scale, _ in groups]
     return (
-        distance_of(certified, "replace-one", groups, 2, form.spread),
-        distance_of(certified, "replace-one", linear, 2),
+        integer_distance(certified, "replace-one", groups, 2, form.sensitivity_factor),
+        integer_distance(certified, "replace-one", linear, 2),
     )
 
 
@@ -93,7 +93,7 @@ def test_no_neighbours_are_farther_than_the_distance_charged(name: str, decay: f
     """What the attacker would gain: a μ that is larger than the one on record."""
     form = exact_form(name, decay, workload_of(ROUNDS, decay, passes, np.full(ROUNDS, float(RADIUS))))
     found = worst_found(form, seed=3)
-    most, linear = allowed(form, form.certified(UNITS))
+    most, linear = allowed(form, form.sensitivity_in_units(UNITS))
     assert found <= most
     if most == linear:  # nothing is rounded: the distance is attained
         assert found >= linear * (1 - 1e-9)
@@ -105,7 +105,7 @@ def test_no_neighbours_are_farther_than_the_distance_charged(name: str, decay: f
 def test_sums_that_restart_are_no_farther(name: str, decay: float, period: int) -> None:
     workload = workload_of(ROUNDS, decay, 3, np.full(ROUNDS, float(RADIUS)), period)
     form = exact_form(name, decay, workload)
-    most, linear = allowed(form, form.certified(UNITS))
+    most, linear = allowed(form, form.sensitivity_in_units(UNITS))
     found = worst_found(form, seed=4)
     assert found <= most
     if most == linear:
@@ -118,7 +118,7 @@ def test_sums_that_restart_are_no_farther(name: str, decay: float, period: int) 
 def test_no_neighbours_of_buffers_are_farther(name: str, digits: int, passes: int) -> None:
     workload = workload_of(ROUNDS, 1.0, passes, np.full(ROUNDS, float(RADIUS)))
     strategy = strategy_buffered(name, digits)
-    form = Factored(strategy, IndependentGaussian(), workload)
+    form = Factorization(strategy, IndependentGaussian(), workload)
     most, linear = allowed(form, buffered_certified(strategy, workload))
     found = worst_found(form, seed=5)
     assert found <= most
@@ -132,8 +132,8 @@ SCALED = {"λ-CGD": ((0.96,), (0.0,)), "two": ((0.98, 0.7), (0.9, 0.3))}
 def test_no_neighbours_of_scaled_buffers_are_farther(name: str) -> None:
     """Increments of a late round are longer, D_t times the clip, and charged as such."""
     form = scaled_form(ROUNDS, *SCALED[name], float(RADIUS))
-    assert form.stretch(ROUNDS) > form.stretch(1) * 1.05
-    most, linear = allowed(form, form.certified(UNITS))
+    assert form.increment_scale(ROUNDS) > form.increment_scale(1) * 1.05
+    most, linear = allowed(form, form.sensitivity_in_units(UNITS))
     found = worst_found(form, seed=12)
     assert linear * 0.99 < found <= most
 
@@ -146,22 +146,22 @@ def test_certified_of_scaled_buffers_is_within_2_to_the_minus_40_of_rationals(na
         norms = np.array([UNITS.norm(clip) for t in range(1, rounds + 1) for clip in form.part_clips(t)])
         of_integers = workload_of(rounds, 1.0, clips=norms.astype(float))
         exact = largest_squared_norm(buffered_rows(form.strategy, rounds), of_integers)
-        assert abs(Fraction(form.certified(UNITS)) ** 2 / exact - 1) < Fraction(2, 2**40)
+        assert abs(Fraction(form.sensitivity_in_units(UNITS)) ** 2 / exact - 1) < Fraction(2, 2**40)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])
 @pytest.mark.parametrize("rounds_per_epoch", [1, 3, 4])
 def test_no_neighbours_of_clipped_parts_are_farther(rounds_per_epoch: int, decay: float) -> None:
-    workload = Workload(Schedule(ROUNDS, rounds_per_epoch), decay, np.full(ROUNDS, float(RADIUS)))
+    workload = Workload(FixedOrder(ROUNDS, rounds_per_epoch), decay, np.full(ROUNDS, float(RADIUS)))
     form = aligned(decay, rounds_per_epoch, float(RADIUS)).integer(workload)
-    most, _ = allowed(form, form.certified(UNITS))
+    most, _ = allowed(form, form.sensitivity_in_units(UNITS))
     assert worst_found(form, seed=6) <= most
 
 
 def test_the_rounding_of_a_band_is_real() -> None:
     """Control: neighbours do get farther apart than C alone says."""
     form = exact_form("banded 4", 0.9, workload_of(ROUNDS, 0.9, 1, np.full(ROUNDS, float(RADIUS))))
-    _, linear = allowed(form, form.certified(UNITS))
+    _, linear = allowed(form, form.sensitivity_in_units(UNITS))
     assert worst_found(form, seed=3) > linear * 1.01
 
 
@@ -176,7 +176,7 @@ def test_certified_is_within_2_to_the_minus_40_of_rationals(name: str, decay: fl
         for clips in (np.full(rounds, 2.0**36 + 5), np.floor(generator.uniform(2.0**24, 2.0**37, rounds))):
             form = exact_form(name, decay, workload_of(rounds, decay, passes, clips))
             exact = largest_squared_norm(rows_of_c(name, decay, rounds), form.workload)
-            found = Fraction(form.certified(UNITS)) ** 2
+            found = Fraction(form.sensitivity_in_units(UNITS)) ** 2
             assert abs(found / exact - 1) < Fraction(2, 2**40)
 
 
@@ -186,14 +186,14 @@ def test_what_is_rounded_is_charged_once_a_participation(name: str) -> None:
     rounds, decay = 64, 0.9
     once = exact_form(name, decay, workload_of(rounds, decay))
     often = exact_form(name, decay, workload_of(rounds, decay, 4))
-    apart = exact_form(name, decay, Workload(Separated(rounds, 4, 16), decay, np.ones(rounds)))
-    assert (once.participations, often.participations, apart.participations) == (1, 4, 4)
+    apart = exact_form(name, decay, Workload(MinSeparation(rounds, 4, 16), decay, np.ones(rounds)))
+    assert (once.max_participations, often.max_participations, apart.max_participations) == (1, 4, 4)
     for several in (often, apart):
-        assert several.spread - 1 == pytest.approx(4 * (once.spread - 1), rel=1e-9)
-        assert several.spread > 1
+        assert several.sensitivity_factor - 1 == pytest.approx(4 * (once.sensitivity_factor - 1), rel=1e-9)
+        assert several.sensitivity_factor > 1
     if name == "tree":
-        ((_, _, single),) = once.strategy.groups(rounds, once.participations)
-        ((_, _, all_of_them),) = often.strategy.groups(rounds, often.participations)
+        ((_, _, single),) = once.strategy.noise_groups(rounds, once.max_participations)
+        ((_, _, all_of_them),) = often.strategy.noise_groups(rounds, often.max_participations)
         assert all_of_them == 4 * single == 4 * 6
 
 
@@ -203,14 +203,14 @@ def test_the_spread_covers_decays_that_are_rounded_level_by_level(passes: int) -
     rounds, needed = 64, 0
     for decay in (0.9, 0.99, 0.995, 0.97, 1 - 1 / 60, 0.8, 0.3):
         form = exact_form("tree", decay, workload_of(rounds, decay, passes))
-        levels = squarings(coefficient(decay), 7)
+        levels = repeated_squares(to_coefficient(decay), 7)
         rows = [[Fraction(0)] * rounds for _ in range(rounds)]
         for t in range(1, rounds + 1):
             for age in range(t & -t):
-                powers = [Fraction(levels[k], ONE) for k in range(7) if age >> k & 1]
+                powers = [Fraction(levels[k], COEFFICIENT_ONE) for k in range(7) if age >> k & 1]
                 rows[t - 1][t - 1 - age] = math.prod(powers, start=Fraction(1))
-        exact, found = largest_squared_norm(rows, form.workload), Fraction(form.certified(UNITS))
-        assert exact <= (found * form.spread) ** 2
+        exact, found = largest_squared_norm(rows, form.workload), Fraction(form.sensitivity_in_units(UNITS))
+        assert exact <= (found * form.sensitivity_factor) ** 2
         needed += exact > (found * (1 + Fraction(1, 2**40))) ** 2
     assert needed >= 1
 
@@ -230,7 +230,7 @@ def test_distances_do_not_drift(name: str) -> None:
     rounds = 60_000
     form = exact_form(name, 1.0, workload_of(rounds, 1.0))
     generator = np.random.default_rng(8)
-    states = [form.strategy.start(), form.strategy.start()]
+    states = [form.strategy.initial_state(), form.strategy.initial_state()]
     moved = np.array([2**37, -5, 0])
     for t in range(1, rounds + 1):
         sums = generator.integers(-(2**40), 2**40, 3)
@@ -244,10 +244,10 @@ def test_distances_do_not_drift(name: str) -> None:
 def test_distances_under_a_decay_stay_within_the_bound(decay: float) -> None:
     strategy, rounds = exact_form("independent", decay, workload_of(10_000, decay)).strategy, 10_000
     assert isinstance(strategy, IntegerPrefix)
-    ((_, _, difference),) = strategy.groups(rounds, 1)
-    decay, linear = strategy.decay / ONE, 0.0
+    ((_, _, difference),) = strategy.noise_groups(rounds, 1)
+    decay, linear = strategy.decay / COEFFICIENT_ONE, 0.0
     generator = np.random.default_rng(9)
-    states = [strategy.start(), strategy.start()]
+    states = [strategy.initial_state(), strategy.initial_state()]
     for t in range(1, rounds + 1):
         sums = generator.integers(-(2**40), 2**40, 50)
         linear = decay * linear + (2.0**37 if t == 7 else 0.0)

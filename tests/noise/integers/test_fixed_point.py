@@ -9,57 +9,70 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedpriv.core.errors import InputError
-from fedpriv.noise.integers.fixed_point import ONE, coefficient, rounded, scaled, scaled_bound, squarings
-from fedpriv.noise.integers.strategies import at_least, sqrt_above
+from fedpriv.noise.integers.fixed_point import (
+    COEFFICIENT_ONE,
+    repeated_squares,
+    round_coefficient,
+    scale_bound,
+    scale_integers,
+    to_coefficient,
+)
+from fedpriv.noise.integers.strategies import round_up_to_float, sqrt_above
 
 LIMIT = 2**61 - 1
-values = st.one_of(st.integers(-LIMIT, LIMIT), st.sampled_from([0, 1, -1, ONE, -ONE, LIMIT, -LIMIT, ONE - 1]))
-multipliers = st.one_of(st.integers(0, ONE), st.sampled_from([0, 1, ONE - 1, ONE, ONE // 2]))
+values = st.one_of(
+    st.integers(-LIMIT, LIMIT),
+    st.sampled_from([0, 1, -1, COEFFICIENT_ONE, -COEFFICIENT_ONE, LIMIT, -LIMIT, COEFFICIENT_ONE - 1]),
+)
+multipliers = st.one_of(
+    st.integers(0, COEFFICIENT_ONE),
+    st.sampled_from([0, 1, COEFFICIENT_ONE - 1, COEFFICIENT_ONE, COEFFICIENT_ONE // 2]),
+)
 
 
 @settings(max_examples=500)
 @given(st.lists(values, min_size=1, max_size=8), multipliers, st.sampled_from([0, 1, 10, 24, 29]))
-@example([LIMIT, -LIMIT], ONE, 0)
-@example([3, -3, 1, -1], ONE // 2, 0)  # halves go up
+@example([LIMIT, -LIMIT], COEFFICIENT_ONE, 0)
+@example([3, -3, 1, -1], COEFFICIENT_ONE // 2, 0)  # halves go up
 def test_a_scaled_integer_is_the_rounded_product(numbers: list[int], multiplier: int, extra: int) -> None:
-    found = scaled(np.array(numbers, np.int64), multiplier, extra).tolist()
+    found = scale_integers(np.array(numbers, np.int64), multiplier, extra).tolist()
     divisor = 1 << (31 + extra)
     assert found == [(number * multiplier + divisor // 2) // divisor for number in numbers]
-    assert max(map(abs, found)) <= scaled_bound(max(map(abs, numbers)), multiplier, extra)
+    assert max(map(abs, found)) <= scale_bound(max(map(abs, numbers)), multiplier, extra)
 
 
 @settings(max_examples=300)
 @given(values, st.integers(-10, 10), multipliers)
 def test_neighbours_round_apart_by_less_than_one(number: int, moved: int, multiplier: int) -> None:
     pair = np.clip(np.array([number, number + moved]), -LIMIT, LIMIT)
-    first, second = scaled(pair, multiplier).tolist()
-    real = Fraction(int(pair[1]) - int(pair[0])) * multiplier / ONE
+    first, second = scale_integers(pair, multiplier).tolist()
+    real = Fraction(int(pair[1]) - int(pair[0])) * multiplier / COEFFICIENT_ONE
     assert abs(second - first - real) <= 1
 
 
 def test_scaling_leaves_its_argument_alone() -> None:
     given_values = np.arange(5)
-    scaled(given_values, ONE // 3)
-    scaled(given_values, ONE // 3, 4)
+    scale_integers(given_values, COEFFICIENT_ONE // 3)
+    scale_integers(given_values, COEFFICIENT_ONE // 3, 4)
     assert given_values.tolist() == [0, 1, 2, 3, 4]
 
 
 @given(st.floats(0.0, 1.0))
 def test_coefficients_are_the_nearest_multiples(value: float) -> None:
-    assert abs(Fraction(rounded(value)) - Fraction(value)) <= Fraction(1, 2**32)
-    assert coefficient(rounded(value)) == coefficient(value)
+    assert abs(Fraction(round_coefficient(value)) - Fraction(value)) <= Fraction(1, 2**32)
+    assert to_coefficient(round_coefficient(value)) == to_coefficient(value)
 
 
 def test_coefficients_lie_between_0_and_1() -> None:
     for value in (-0.1, 1.1, math.nan, math.inf):
         with pytest.raises(InputError, match="between 0 and 1"):
-            coefficient(value)
+            to_coefficient(value)
 
 
-@given(st.integers(0, ONE))
+@given(st.integers(0, COEFFICIENT_ONE))
 def test_squarings_are_correctly_rounded_powers(multiplier: int) -> None:
-    for level, found in enumerate(squarings(multiplier, 7)):
-        exact = Fraction(multiplier, ONE) ** (2**level) * ONE
+    for level, found in enumerate(repeated_squares(multiplier, 7)):
+        exact = Fraction(multiplier, COEFFICIENT_ONE) ** (2**level) * COEFFICIENT_ONE
         assert abs(found - exact) <= Fraction(1, 2) + Fraction(1, 2**100)
 
 
@@ -72,6 +85,6 @@ def test_a_root_is_the_smallest_float_that_is_safe(value: Fraction, shift: int) 
     root = sqrt_above(value)
     assert Fraction(root) ** 2 >= value
     assert root == 0.0 or Fraction(math.nextafter(root, 0.0)) ** 2 < value
-    above = at_least(value)
+    above = round_up_to_float(value)
     assert Fraction(above) >= value
     assert above == 0.0 or Fraction(math.nextafter(above, 0.0)) < value

@@ -11,19 +11,19 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedpriv.loss.alone import softmax_slopes
-from fedpriv.loss.objective import Outer
+from fedpriv.loss.alone import softmax_residuals
+from fedpriv.loss.objective import OuterProduct
 from fedpriv.noise.integers import increments
 from fedpriv.noise.integers import increments as rank_one
 from fedpriv.noise.integers.increments import (
-    add_integers,
+    add_truncated,
     integer_residuals,
-    integers,
-    outer_sum,
-    rank_one_suits,
     squared_norms,
+    suits_rank_one,
+    sum_outer_products,
+    truncate_increments,
 )
-from fedpriv.noise.integers.strategies import lattice_for
+from fedpriv.noise.integers.strategies import choose_lattice
 from tests.disordered import disordered
 from tests.noise.integers.hostile_floats import CLIPS, rows
 
@@ -58,7 +58,7 @@ def exact_square(row: np.ndarray) -> int:
 @example(given_rows=np.full((2, 1), 3.0), norm=3, clip=1.0)
 def test_no_row_is_longer_than_k(flushed: bool, given_rows: np.ndarray, norm: int, clip: float) -> None:
     with flushing(flushed):
-        found = integers(given_rows, norm, norm / clip)
+        found = truncate_increments(given_rows, norm, norm / clip)
     assert found.dtype == np.int64
     assert found.shape == given_rows.shape
     for row, k in zip(given_rows, found, strict=True):
@@ -70,7 +70,7 @@ def test_no_row_is_longer_than_k(flushed: bool, given_rows: np.ndarray, norm: in
 @HOSTILE
 @given(rows(), st.floats(width=64, allow_nan=True, allow_infinity=True))
 def test_no_factor_makes_a_row_longer_than_k(given_rows: np.ndarray, factor: float) -> None:
-    for k in integers(given_rows, 1000, factor):
+    for k in truncate_increments(given_rows, 1000, factor):
         assert exact_square(k) <= 1000**2
 
 
@@ -83,7 +83,7 @@ def test_a_denormal_clip_makes_no_row_longer_than_k(flushed: bool, clip: float) 
         for kind in (np.float32, np.float64):
             given_rows = (generator.normal(size=(8, 50)) * clip).astype(kind)
             with flushing(flushed):
-                found = integers(given_rows, 2**36, float(np.float64(2**36) / clip))
+                found = truncate_increments(given_rows, 2**36, float(np.float64(2**36) / clip))
             for k in found:
                 assert exact_square(k) <= 2**72
 
@@ -97,7 +97,7 @@ def test_ordinary_increments_become_what_they_are(kind: type, size: float) -> No
     given_rows = (given_rows / np.linalg.norm(given_rows, axis=1, keepdims=True) * size).astype(kind)
     clipped = given_rows.astype(np.float64)
     clipped /= np.maximum(np.linalg.norm(clipped, axis=1, keepdims=True), 1.0)
-    found = integers(given_rows, norm, float(norm)) / norm
+    found = truncate_increments(given_rows, norm, float(norm)) / norm
     assert np.max(np.linalg.norm(found - clipped, axis=1)) < 2.0**-27
     assert np.all(np.abs(found) <= np.abs(clipped) * (1 + 2.0**-50))  # towards zero: this is why no norm grows
 
@@ -105,7 +105,7 @@ def test_ordinary_increments_become_what_they_are(kind: type, size: float) -> No
 def test_a_row_at_the_clip_is_kept() -> None:
     """Not refused by the last check: the aim leaves room for its allowance."""
     for size in (1, 3, 1000, 7850):
-        k = integers(np.ones((1, size)), 2**36, 2.0**60)
+        k = truncate_increments(np.ones((1, size)), 2**36, 2.0**60)
         assert math.isqrt(exact_square(k[0])) > 2**36 * (1 - 2.0**-25)
 
 
@@ -115,12 +115,12 @@ def test_a_row_depends_on_itself_alone(flushed: bool) -> None:
     generator = np.random.default_rng(3)
     given_rows = generator.normal(size=(7, 513)) * 10.0 ** generator.integers(-3, 3, (7, 1))
     with flushing(flushed):
-        before = integers(given_rows, 2**36, 2.0**36)
+        before = truncate_increments(given_rows, 2**36, 2.0**36)
     for hostile in (np.nan, np.inf, -np.inf, 1e308, 5e-324, 0.0):
         changed = given_rows.copy()
         changed[[0, 2, 3, 6]] = hostile
         with flushing(flushed):
-            after = integers(changed, 2**36, 2.0**36)
+            after = truncate_increments(changed, 2**36, 2.0**36)
         assert np.array_equal(after[[1, 4, 5]], before[[1, 4, 5]])
 
 
@@ -133,13 +133,13 @@ def test_what_is_added_is_what_integers_gives(size: int) -> None:
             row = generator.normal(size=size).astype(kind)
             row[-1] = last
             total, own = np.full(size, 5, np.int64), partial(np.array, row, np.float64)
-            add_integers(total, own(), 2**36, 2.0**35, True)
-            assert np.array_equal(total - 5, integers(row[None], 2**36, 2.0**35)[0])
+            add_truncated(total, own(), 2**36, 2.0**35, True)
+            assert np.array_equal(total - 5, truncate_increments(row[None], 2**36, 2.0**35)[0])
             assert np.isfinite(last) == bool((total != 5).any())
             before = total.copy()
-            add_integers(total, own(), 2**36, 2.0**35, False)
+            add_truncated(total, own(), 2**36, 2.0**35, False)
             assert np.array_equal(total, before)
-            add_integers(total, own(), 2**36, math.nan, True)  # no number is a part of the sum
+            add_truncated(total, own(), 2**36, math.nan, True)  # no number is a part of the sum
             assert np.array_equal(total, before)
 
 
@@ -150,25 +150,25 @@ def test_long_rows_are_added_up_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     whole = squared_norms(given_rows)
     monkeypatch.setattr(increments, "_BLOCK", 64)
     assert np.allclose(squared_norms(given_rows), whole, rtol=1e-14)
-    assert exact_square(integers(given_rows, 2**36, 2.0**36)[1]) <= 2**72
+    assert exact_square(truncate_increments(given_rows, 2**36, 2.0**36)[1]) <= 2**72
 
 
 @pytest.mark.slow
 def test_a_row_of_more_than_a_block() -> None:
     size = 2**22 + 5
-    k = integers(np.random.default_rng(5).normal(size=(1, size)).astype(np.float32), 2**36, 2.0**50)
+    k = truncate_increments(np.random.default_rng(5).normal(size=(1, size)).astype(np.float32), 2**36, 2.0**50)
     assert 2**72 * (1 - 2.0**-20) < exact_square(k[0]) <= 2**72
 
 
 @pytest.mark.parametrize("factor", [1 + 2.0**-29, 1.01, 1.7, 1e3, 1e300])
 def test_the_last_check_stands_alone(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """Whatever happened before it, here a scale that is too large: rows are in the ball, or zeros."""
-    ordinary = increments.scale_of
+    ordinary = increments.row_scales
     for module in (increments, rank_one):
         monkeypatch.setattr(module, "scale_of", lambda *arguments: ordinary(*arguments) * factor)
     generator = np.random.default_rng(8)
     for size in (1, 2, 50):
-        for k in integers(generator.normal(size=(40, size)) * 100, 2**36, 2.0**36):
+        for k in truncate_increments(generator.normal(size=(40, size)) * 100, 2**36, 2.0**36):
             assert exact_square(k) <= 2**72
         x = generator.integers(-255, 256, (40, 7))
         residuals = integer_residuals(generator.normal(size=(40, size)) * 100, x, 2**36, 2.0**36)
@@ -178,16 +178,18 @@ def test_the_last_check_stands_alone(monkeypatch: pytest.MonkeyPatch, factor: fl
 
 def test_rows_between_the_allowance_and_k_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float sums of squares may err by 2^-30: up to K² (1 - 2^-30) a row is surely not longer than K."""
-    monkeypatch.setattr(increments, "scale_of", lambda size, exponent, *_: np.ldexp(np.ones_like(size), exponent))
+    monkeypatch.setattr(
+        increments, "row_scales", lambda size, exponent, *_: np.ldexp(np.ones_like(size), exponent)
+    )
     norm = 2**36
     near, within = norm - 16, norm - 64  # squares of K² (1 - 2^-31) and K² (1 - 2^-29)
-    assert integers(np.array([[near, 0.0], [within, 0.0]]), norm, 1.0).tolist() == [[0, 0], [within, 0]]
+    assert truncate_increments(np.array([[near, 0.0], [within, 0.0]]), norm, 1.0).tolist() == [[0, 0], [within, 0]]
 
 
 @pytest.mark.parametrize("size", [1e-290, 1e-200, 1e200, 1e300])
 def test_enormous_and_tiny_increments_are_clipped_and_not_lost(size: float) -> None:
     """Their squares over- and underflow: without the shift by a power of 2 they would count as nothing."""
-    k = integers(np.full((1, 4), size), 2**36, 1e308)
+    k = truncate_increments(np.full((1, 4), size), 2**36, 1e308)
     assert k.tolist() == [[k[0, 0]] * 4]
     assert 2**35 * (1 - 2.0**-28) < k[0, 0] <= 2**35
 
@@ -197,32 +199,32 @@ def test_enormous_and_tiny_increments_are_clipped_and_not_lost(size: float) -> N
 def test_sums_of_squares_are_taken_in_aligned_memory(offset: int) -> None:
     """Gains: a record's integers differ by where in memory its increment happens to lie."""
     given_row = np.random.default_rng(1).standard_normal(600)
-    expected = integers(given_row[None], 2**36, 2.0**36)
+    expected = truncate_increments(given_row[None], 2**36, 2.0**36)
     assert np.linalg.norm(expected[0].astype(float)) == pytest.approx(2**36, rel=1e-6)  # the norm cuts it off
     room = np.empty(len(given_row) + 8)[offset:][: len(given_row)]
     room[:] = given_row
     with disordered():
-        first = integers(given_row[None].copy(), 2**36, 2.0**36)
-        assert np.array_equal(integers(room[None], 2**36, 2.0**36), first)
-        found, _ = increments.shrunk_rows(room[None])
+        first = truncate_increments(given_row[None].copy(), 2**36, 2.0**36)
+        assert np.array_equal(truncate_increments(room[None], 2**36, 2.0**36), first)
+        found, _ = increments.shrink_rows(room[None])
     assert found.ctypes.data % 64 == 0
 
 
 def test_norms_have_53_bits_at_most() -> None:
     for norm in (0, -1, 2**53):
         with pytest.raises(ValueError, match="2\\^53"):
-            integers(np.ones((1, 1)), norm, 1.0)
+            truncate_increments(np.ones((1, 1)), norm, 1.0)
 
 
 def test_clips_become_norms_exactly() -> None:
-    lattice = lattice_for([0.75, 1.0], 36)
+    lattice = choose_lattice([0.75, 1.0], 36)
     assert lattice.unit == 2.0**-36
     assert (lattice.norm(1.0), lattice.norm(0.75)) == (2**36, 3 * 2**34)
     assert lattice.factor(batches=4) == 2.0**34
     near = math.nextafter(1.0, 0.0)
-    assert lattice_for([near], 36).norm(near) == 2**37 - 1  # the largest below a power of 2
+    assert choose_lattice([near], 36).norm(near) == 2**37 - 1  # the largest below a power of 2
     near = math.nextafter(2.0**30, 0.0)
-    assert lattice_for([near], 36).norm(near) == 2**37 - 1  # where log2 rounds to 30
+    assert choose_lattice([near], 36).norm(near) == 2**37 - 1  # where log2 rounds to 30
 
 
 features = st.integers(1, 6).flatmap(
@@ -243,7 +245,7 @@ def test_no_outer_product_is_longer_than_k(
     for row, feature in zip(r, x, strict=True):
         assert exact_square(row) * exact_square(feature) <= norm**2
         total += np.outer(np.array([int(v) for v in row], object), feature.astype(object))
-    assert outer_sum(r, x, norm).tolist() == total.ravel().tolist()
+    assert sum_outer_products(r, x, norm).tolist() == total.ravel().tolist()
 
 
 def test_rank_one_is_the_general_path_up_to_truncation() -> None:
@@ -252,14 +254,16 @@ def test_rank_one_is_the_general_path_up_to_truncation() -> None:
     x[:, -1] = 255
     residuals = generator.normal(size=(50, 10)) * 3
     clip = 1.0
-    general = integers((residuals[:, :, None] * (x / 255)[:, None]).reshape(50, -1), norm, norm / clip).sum(axis=0)
+    general = truncate_increments(
+        (residuals[:, :, None] * (x / 255)[:, None]).reshape(50, -1), norm, norm / clip
+    ).sum(axis=0)
     r = integer_residuals(residuals, x, norm, norm / clip / 255)
-    found = outer_sum(r, x, norm)
+    found = sum_outer_products(r, x, norm)
     assert np.linalg.norm(found - general) / np.linalg.norm(general) < 2.0**-20
-    outer = Outer(softmax_slopes, 10, 255, 255 * 28)
-    assert rank_one_suits(norm, outer, 785)
-    assert not rank_one_suits(2**31, outer._replace(largest=255 * 1000), 785)
-    assert not rank_one_suits(norm, outer, 2**20)  # weights of 19 bits
+    outer = OuterProduct(softmax_residuals, 10, 255, 255 * 28)
+    assert suits_rank_one(norm, outer, 785)
+    assert not suits_rank_one(2**31, outer._replace(max_feature_norm=255 * 1000), 785)
+    assert not suits_rank_one(norm, outer, 2**20)  # weights of 19 bits
 
 
 def test_rank_one_rows_depend_on_themselves_alone() -> None:
@@ -288,4 +292,4 @@ def test_exact_sums_where_a_batch_passes_53_bits() -> None:
     norm, count = 2**50, 40
     x = np.ones((count, 2), np.int64)
     r = np.full((count, 1), float(2**49 - 1))
-    assert outer_sum(r, x, norm).tolist() == [count * (2**49 - 1)] * 2
+    assert sum_outer_products(r, x, norm).tolist() == [count * (2**49 - 1)] * 2

@@ -6,24 +6,29 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.buffered import IntegerBuffered, buffered
+from fedpriv.noise.buffered import IntegerBuffered, make_integer_buffered
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.integers.fixed_point import packed, sum_of
-from fedpriv.noise.integers.gaussian import START, KeyedIntegers, linked, round_noise
-from fedpriv.noise.integers.increments import integers
-from fedpriv.noise.integers.plan import ExactPlan, ExactRun, fitted
-from fedpriv.noise.mechanism import Factored, Mechanism
+from fedpriv.noise.integers.fixed_point import pack_masked, unpack_sum
+from fedpriv.noise.integers.gaussian import (
+    INITIAL_QUERY_CHAIN,
+    KeyedDiscreteGaussian,
+    extend_query_chain,
+    round_noise,
+)
+from fedpriv.noise.integers.increments import truncate_increments
+from fedpriv.noise.integers.plan import ExactPlan, ExactRunInputs, fit_lattice
+from fedpriv.noise.mechanism import Factorization, Mechanism
 from fedpriv.noise.series import Workload
 from fedpriv.noise.toeplitz import BandedSquareRoot, RoundedBanded
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Schedule
-from fedpriv.rounds.integers import added, leaving, private_sums
+from fedpriv.participation.orders import FixedOrder
+from fedpriv.rounds.integers import add_discrete_noise, add_exact_sums, release_running_sum
 from tests.noise.integers.members import SIMPLE, aligned, buffered_certified, simple, workload_of
 
 
-def run_of(mechanism: Mechanism, workload: Workload, records: int = 100, **options: object) -> ExactRun:
+def run_of(mechanism: Mechanism, workload: Workload, records: int = 100, **options: object) -> ExactRunInputs:
     settings: dict[str, object] = {"dimension": 7850, "relation": "replace-one", "mu": 4.0, **options}
-    return ExactRun(mechanism.integer(workload), (records,) * workload.rounds, **settings)  # type: ignore[arg-type]
+    return ExactRunInputs(mechanism.integer(workload), (records,) * workload.rounds, **settings)  # type: ignore[arg-type]
 
 
 def log2(value: float) -> float:
@@ -33,12 +38,14 @@ def log2(value: float) -> float:
 def test_the_published_setting() -> None:
     """MNIST, 100 silos, 600 rounds, ρ = 4: σ of 2^40.5 trusted; the numbers of the specification for words."""
     workload = workload_of(600, 1.0)
-    plan = fitted(run_of(IndependentGaussian(), workload))
+    plan = fit_lattice(run_of(IndependentGaussian(), workload))
     assert plan.lattice.exponent == -36
     assert log2(plan.norms(1)[0]) == 36.0
     assert log2(plan.claim.sigma) == pytest.approx(36 + log2(2 * math.sqrt(600) / 4), abs=0.01)
     assert 4.0 <= plan.claim.mu <= 4.0 * (1 + 2.0**-39)
-    kappas = {word: fitted(run_of(IndependentGaussian(), workload, word=word, owners=100)) for word in (40, 48)}
+    kappas = {
+        word: fit_lattice(run_of(IndependentGaussian(), workload, word=word, owners=100)) for word in (40, 48)
+    }
     assert [-kappas[word].lattice.exponent for word in (40, 48)] == [23, 31]
     assert kappas[40].claim.sigma >= 2.0**16
 
@@ -49,101 +56,108 @@ def test_nothing_can_overflow(name: str, word: int) -> None:
     """All records at their bound in every round, in both directions, with noise at 16 σ: in Python integers."""
     rounds, records, decay = 50, 10_000, 0.9
     run = run_of(simple(name, decay), workload_of(rounds, decay), records, word=word, owners=100, mu=0.1)
-    plan = fitted(run)
-    state, largest = run.factored.strategy.start(), 0
+    plan = fit_lattice(run)
+    state, largest = run.factorization.strategy.initial_state(), 0
     for t in range(1, rounds + 1):
         sums = np.full(1, records * plan.norms(t)[0], np.int64)
-        output, state = run.factored.strategy.step(state, t, sums)
+        output, state = run.factorization.strategy.step(state, t, sums)
         largest = max(largest, int(output[0]))
         assert all(int(vector[0]) < 1 << 61 for vector in state)
-    assert largest <= plan.reach
+    assert largest <= plan.max_output
     whole = plan.claim.sigma * math.sqrt(100)
-    assert plan.reach + 14 * whole < 2.0 ** (word - 1)
-    assert plan.reach + 16 * whole < 2.0**61
+    assert plan.max_output + 14 * whole < 2.0 ** (word - 1)
+    assert plan.max_output + 16 * whole < 2.0**61
 
 
 def test_the_lattice_is_the_finest_that_fits() -> None:
     """One bit finer would leave 61 bits; the jump in the search skips none."""
     for records in (10, 10**6, 10**7):
         run = run_of(BinaryTree(1.0), workload_of(60, 1.0), records, mu=0.01)
-        plan = fitted(run)
+        plan = fit_lattice(run)
         assert -plan.lattice.exponent <= 36
         if -plan.lattice.exponent < 36:
-            finer = 2 * (plan.reach + 16 * plan.claim.sigma)
+            finer = 2 * (plan.max_output + 16 * plan.claim.sigma)
             assert finer >= 2.0**61 * 0.999 or 2 * plan.claim.sigma >= 2.0**48 * 0.999
 
 
 def test_noise_has_room_above_the_sums() -> None:
     """Sums of 2^61 - 2^36 alone would fit; with 16 σ of noise, 2^41, they do not."""
-    plan = fitted(run_of(IndependentGaussian(), workload_of(1, 1.0), 2**25 - 1, mu=1.0))
+    plan = fit_lattice(run_of(IndependentGaussian(), workload_of(1, 1.0), 2**25 - 1, mu=1.0))
     assert plan.lattice.exponent == -35
 
 
 def test_buffers_with_digits_count() -> None:
     """What would go wrong: buffers of 2^67 under the fit for n = 1e5 with ten digits; the sums are small."""
-    strategy = buffered([0.9999528893, 0.9857068673], [0.999, 0.95], digits=10)
+    strategy = make_integer_buffered([0.9999528893, 0.9857068673], [0.999, 0.95], digits=10)
     workload = workload_of(2000, 1.0)
 
-    class Form(Factored):
+    class Form(Factorization):
         def certified(self, lattice: object) -> float:
             norms = np.full(2000, float(lattice.norm(1.0)))  # type: ignore[attr-defined]
             assert isinstance(self.strategy, IntegerBuffered)
             return buffered_certified(self.strategy, workload_of(2000, 1.0, clips=norms))
 
-    run = ExactRun(Form(strategy, IndependentGaussian(), workload), (10_000,) * 2000, 100, "replace-one", 4.0)
-    plan = fitted(run)
-    inside = strategy.reach([(10_000 * plan.norms(t)[0],) for t in range(1, 2001)]).inside
+    run = ExactRunInputs(
+        Form(strategy, IndependentGaussian(), workload), (10_000,) * 2000, 100, "replace-one", 4.0
+    )
+    plan = fit_lattice(run)
+    inside = strategy.bound_integers([(10_000 * plan.norms(t)[0],) for t in range(1, 2001)]).max_intermediate
     assert inside < 2**61
     assert 2 * inside >= 2**61
-    assert plan.reach < 2**55
+    assert plan.max_output < 2**55
 
 
 def test_clips_that_are_too_small_beside_others_are_refused() -> None:
     """K_t of 24 bits: clips that grow like t fit up to 8,191 rounds."""
     growing = [np.arange(1.0, rounds + 1) for rounds in (8191, 8192)]
-    fitted(run_of(IndependentGaussian(), workload_of(8191, 1.0, clips=growing[0]), records=1))
+    fit_lattice(run_of(IndependentGaussian(), workload_of(8191, 1.0, clips=growing[0]), records=1))
     with pytest.raises(InputError, match="8,191 rounds"):
-        fitted(run_of(IndependentGaussian(), workload_of(8192, 1.0, clips=growing[1]), records=1))
+        fit_lattice(run_of(IndependentGaussian(), workload_of(8192, 1.0, clips=growing[1]), records=1))
 
 
 def test_what_has_no_room_is_refused() -> None:
     workload = workload_of(60, 1.0)
     with pytest.raises(InputError, match="bits"):
-        fitted(run_of(IndependentGaussian(), workload, records=10**13))
+        fit_lattice(run_of(IndependentGaussian(), workload, records=10**13))
     with pytest.raises(InputError, match="2\\^16 to 2\\^48"):
-        fitted(run_of(IndependentGaussian(), workload_of(60, 1.0), word=40, records=10**4, mu=3000.0))
+        fit_lattice(run_of(IndependentGaussian(), workload_of(60, 1.0), word=40, records=10**4, mu=3000.0))
     with pytest.raises(InputError, match="accepted are"):
-        fitted(run_of(IndependentGaussian(), workload, word=32))
+        fit_lattice(run_of(IndependentGaussian(), workload, word=32))
     with pytest.raises(InputError, match="60 rounds"):
-        fitted(ExactRun(IndependentGaussian().integer(workload), (1,) * 59, 10, "zero-out", 1.0))
+        fit_lattice(ExactRunInputs(IndependentGaussian().integer(workload), (1,) * 59, 10, "zero-out", 1.0))
     for clip in (2.0**-41, 2.0**41):
         with pytest.raises(InputError, match="2\\^-40"):
-            fitted(run_of(IndependentGaussian(), workload_of(3, 1.0, clips=np.array([1.0, clip, 1.0]))))
+            fit_lattice(run_of(IndependentGaussian(), workload_of(3, 1.0, clips=np.array([1.0, clip, 1.0]))))
 
 
 def test_parts_have_norms_of_their_own() -> None:
-    workload = Workload(Schedule(9, 3), 0.9, np.ones(9))
-    plan = fitted(run_of(aligned(0.9, 3), workload))
+    workload = Workload(FixedOrder(9, 3), 0.9, np.ones(9))
+    plan = fit_lattice(run_of(aligned(0.9, 3), workload))
     assert [log2(norm) for norm in plan.norms(4)] == pytest.approx([36 - log2(3), 36, 36 + log2(2 / 3)], abs=1e-6)
     assert len(plan.norms(1)) == 2
 
 
 def released(plan: ExactPlan, increments: list[np.ndarray], key: bytes | None) -> list[np.ndarray]:
     """An untrusted silo's releases: what it is once guard and clips are left out.  No key: no noise."""
-    run, form = plan.run, plan.run.factored
-    state, hidden, chain, rows = form.strategy.start(), form.mechanism.start(), START, []
+    run, form = plan.inputs, plan.inputs.factorization
+    state, hidden, chain, rows = form.strategy.initial_state(), form.mechanism.start(), INITIAL_QUERY_CHAIN, []
     for t, of_round in enumerate(increments, start=1):
-        sums = integers(of_round, plan.norms(t)[0], plan.lattice.factor()).sum(axis=0)
-        chain = linked(chain, b"query")
+        sums = truncate_increments(of_round, plan.norms(t)[0], plan.lattice.factor()).sum(axis=0)
+        chain = extend_query_chain(chain, b"query")
         if key is None:
             noisy, state = form.strategy.step(state, t, sums)
         else:
             source = lambda exact, t=t, chain=chain: round_noise(key, 2, t, chain, exact)  # noqa: E731
-            noisy, state = private_sums(
-                form.strategy, plan.planned_round(t, 1).sigmas or (), state, t, sums, source
+            noisy, state = add_discrete_noise(
+                form.strategy, plan.plan_round(t, 1).sigmas or (), state, t, sums, source
             )
-        row, hidden = leaving(
-            form.mechanism, form.strategy.scales(t), hidden, t, noisy, plan.lattice.unit / run.records[0]
+        row, hidden = release_running_sum(
+            form.mechanism,
+            form.strategy.noise_scales(t),
+            hidden,
+            t,
+            noisy,
+            plan.lattice.unit / run.record_counts[0],
         )
         rows.append(row.numpy())
     return rows
@@ -153,18 +167,18 @@ def released(plan: ExactPlan, increments: list[np.ndarray], key: bytes | None) -
 def test_without_noise_what_leaves_is_the_clipped_mean(name: str) -> None:
     """Within 2^-26 of float64: the utility that integers cost."""
     rounds, records, size, decay = 12, 20, 300, 0.9
-    plan = fitted(run_of(simple(name, decay), workload_of(rounds, decay), records))
+    plan = fit_lattice(run_of(simple(name, decay), workload_of(rounds, decay), records))
     generator = np.random.default_rng(1)
     increments = [generator.normal(size=(records, size)) * 0.1 for _ in range(rounds)]
     total = np.zeros(size)
     for of_round, row in zip(increments, released(plan, increments, None), strict=True):
-        total = plan.run.factored.workload.decay * total
+        total = plan.inputs.factorization.workload.decay * total
         total += np.mean(of_round / np.maximum(np.linalg.norm(of_round, axis=1, keepdims=True), 1.0), axis=0)
         assert np.linalg.norm(row - total) < 2.0**-26
 
 
 def test_releases_are_reproducible_and_keyed() -> None:
-    plan = fitted(run_of(BinaryTree(0.9), workload_of(5, 0.9), 20))
+    plan = fit_lattice(run_of(BinaryTree(0.9), workload_of(5, 0.9), 20))
     increments = [np.ones((20, 50))] * 5
     first, again, other = (released(plan, increments, key) for key in (bytes(32), bytes(32), bytes([1]) * 32))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
@@ -185,8 +199,8 @@ def test_what_leaves_is_a_function_of_the_noisy_integers() -> None:
 
     found = []
     for s in (np.array([5, 0, 1]), np.array([-(2**39), 3, 2])):
-        noisy, _ = private_sums(form.strategy, (1.0,), (), 1, s, lambda exact: Fixed(y - exact))  # type: ignore[arg-type, return-value]
-        row, _ = leaving(form.mechanism, (1.0,), (), 1, noisy, 2.0**-36)
+        noisy, _ = add_discrete_noise(form.strategy, (1.0,), (), 1, s, lambda exact: Fixed(y - exact))  # type: ignore[arg-type, return-value]
+        row, _ = release_running_sum(form.mechanism, (1.0,), (), 1, noisy, 2.0**-36)
         found.append(row.numpy().tobytes())
     assert found[0] == found[1]
 
@@ -194,13 +208,13 @@ def test_what_leaves_is_a_function_of_the_noisy_integers() -> None:
 def test_a_trusted_server_adds_what_is_in_bounds() -> None:
     """What a malicious silo would gain: sums that wrap around 2^63."""
     good = [np.array([5, -5]), np.array([3, 3])]
-    assert added(good, [5, 3]).tolist() == [8, -2]
+    assert add_exact_sums(good, [5, 3]).tolist() == [8, -2]
     for bad in (np.array([6, 0]), np.array([0, -6]), np.array([-(2**63), 0]), np.array([2**63 - 1, 0])):
         with pytest.raises(RunError, match="silo 1"):
-            added([good[0], bad], [5, 5])
+            add_exact_sums([good[0], bad], [5, 5])
     for bad in (np.array([1.0, 2.0]), np.array([1]), np.array([1, 2], np.int32)):
         with pytest.raises(RunError, match="shape"):
-            added([good[0], bad], [5, 5])
+            add_exact_sums([good[0], bad], [5, 5])
 
 
 @pytest.mark.parametrize("word", [40, 48, 64])
@@ -208,7 +222,8 @@ def test_masked_words_add_up(word: int) -> None:
     generator, owners, size = np.random.default_rng(3), 5, 1000
     sigma = 2.0 ** (word - 12)
     noisy = [
-        KeyedIntegers(bytes(32), i, 1).vector(size, min(sigma, 2.0**45)).reshape(2, -1) for i in range(owners)
+        KeyedDiscreteGaussian(bytes(32), i, 1).vector(size, min(sigma, 2.0**45)).reshape(2, -1)
+        for i in range(owners)
     ]
     masks = [np.zeros((2, size // 2), np.uint64) for _ in range(owners)]
     for i in range(owners):
@@ -216,13 +231,15 @@ def test_masked_words_add_up(word: int) -> None:
             pair = generator.integers(0, 2**64, (2, size // 2), np.uint64)
             masks[i] += pair
             masks[j] -= pair
-    messages = [packed(y, mask, word) for y, mask in zip(noisy, masks, strict=True)]
+    messages = [pack_masked(y, mask, word) for y, mask in zip(noisy, masks, strict=True)]
     assert {len(message) for message in messages} == {size * word // 8}
-    assert sum_of(messages, word, (2, size // 2)).tolist() == np.sum(noisy, axis=0).tolist()
+    assert unpack_sum(messages, word, (2, size // 2)).tolist() == np.sum(noisy, axis=0).tolist()
     with pytest.raises(RunError, match="message 1"):
-        sum_of([messages[0], messages[1][:-1]], word, (2, size // 2))
+        unpack_sum([messages[0], messages[1][:-1]], word, (2, size // 2))
     extremes = np.array([2 ** (word - 1) - 1, -(2 ** (word - 1))])
-    assert sum_of([packed(extremes, np.zeros(2, np.uint64), word)], word, (2,)).tolist() == extremes.tolist()
+    assert (
+        unpack_sum([pack_masked(extremes, np.zeros(2, np.uint64), word)], word, (2,)).tolist() == extremes.tolist()
+    )
 
 
 def test_bands_are_rounded_in_every_role() -> None:
@@ -232,7 +249,7 @@ def test_bands_are_rounded_in_every_role() -> None:
     assert np.allclose(form.mechanism.variance(form.workload), np.sum(b**2, axis=1), rtol=1e-12)
 
 
-def c_matrix(form: Factored) -> np.ndarray:
+def c_matrix(form: Factorization) -> np.ndarray:
     assert isinstance(form.mechanism, RoundedBanded)
     return np.array(
         [sum(m / 2**31 * np.eye(20, k=-j)[t] for j, m in enumerate(form.mechanism.multiples)) for t in range(20)]

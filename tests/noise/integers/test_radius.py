@@ -5,8 +5,8 @@ import pytest
 
 from fedpriv.core.random import KeyedNormal
 from fedpriv.noise.diagonal import IndependentGaussian
-from fedpriv.noise.integers.gaussian import KeyedIntegers
-from fedpriv.noise.integers.plan import ExactRun, fitted
+from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
+from fedpriv.noise.integers.plan import ExactRunInputs, fit_lattice
 from tests.noise.integers.members import workload_of
 
 CYCLES = 2.0e4
@@ -24,7 +24,7 @@ def right_guesses(integer: bool, trials: int) -> int:
     rounds, size, right = 120, 7850, 0
     half = -(-size // 4) * 2  # of the words of a vector in `KeyedNormal`: the first half are cosines
     form = IndependentGaussian().integer(workload_of(rounds, 1.0))
-    plan = fitted(ExactRun(form, (1,) * rounds, size, "replace-one", 0.1))
+    plan = fit_lattice(ExactRunInputs(form, (1,) * rounds, size, "replace-one", 0.1))
     for trial in range(trials):
         generator = np.random.default_rng(1000 + trial)
         direction = generator.normal(size=size)
@@ -36,7 +36,7 @@ def right_guesses(integer: bool, trials: int) -> int:
             noise = KeyedNormal(key, np.float32).vectors(size, [0] * rounds, list(range(1, rounds + 1))) * std
         for t in range(rounds):
             if integer:
-                seen = KeyedIntegers(key, 0, t + 1).vector(size, plan.claim.sigma)
+                seen = KeyedDiscreteGaussian(key, 0, t + 1).vector(size, plan.claim.sigma)
                 candidates = [seen, seen - apart]
             else:
                 released_row = np.zeros(size, np.float32) + noise[t]

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedpriv.loss.layered import objective_of
+from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.linear import SoftmaxRegression
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import MODELS, convolutional_net
 from fedpriv.loss.objective import Batch, Objective, Query, Records, View, fast_paths
 from fedpriv.loss.views import LocalSteps, LocalTraining, PerUnit, QuantileClip
-from fedpriv.noise.integers.increments import dummy_of, integer_sum
-from fedpriv.noise.integers.strategies import lattice_for
+from fedpriv.noise.integers.increments import make_dummy_record, sum_integer_increments
+from fedpriv.noise.integers.strategies import choose_lattice
 from tests.loss.builders import first_rows
 from tests.loss.test_hostile_queries import CASES, F32, F64, Case, records_of
 
@@ -27,15 +27,17 @@ HELD = 7
 """Records of a round."""
 CASES_HERE = {
     **CASES,
-    "softmax regression of bytes": Case(lambda dtype: SoftmaxRegression(5, 3, 5.0**0.5, dtype, levels=255)),
-    "the CNN": Case(lambda dtype: objective_of(convolutional_net(3), 784, CrossEntropy(), 0, dtype), features=784),
+    "softmax regression of bytes": Case(lambda dtype: SoftmaxRegression(5, 3, 5.0**0.5, dtype, denominator=255)),
+    "the CNN": Case(
+        lambda dtype: make_module_objective(convolutional_net(3), 784, CrossEntropy(), 0, dtype), features=784
+    ),
 }
 HOSTILE = (math.nan, math.inf, -math.inf, 1e38, -1e308, 5e-324)
 
 
 def objective_of_case(name: str, dtype: torch.dtype, rows: int = HELD) -> Any:
     made = CASES_HERE[name].make(dtype)
-    return made.at(first_rows(1, ((0, rows),)))
+    return made.for_batch(first_rows(1, ((0, rows),)))
 
 
 def some_records(name: str, dtype: torch.dtype, count: int = HELD, seed: int = 3) -> Records:
@@ -54,9 +56,11 @@ def sum_of(
     records: Records,
     clip: float = 1.0,
 ) -> np.ndarray:
-    lattice, rows = lattice_for([clip], 36), np.arange(len(records.labels))
+    lattice, rows = choose_lattice([clip], 36), np.arange(len(records.labels))
     asked = Query(points, coefficients)
-    return integer_sum(objective, asked, clip, records, lattice.norm(clip), lattice.factor(), rows=rows)
+    return sum_integer_increments(
+        objective, asked, clip, records, lattice.norm(clip), lattice.factor(), row_indices=rows
+    )
 
 
 def with_row(records: Records, place: int, other: Records) -> Records:
@@ -158,11 +162,13 @@ def test_bytes_take_the_way_of_outer_products(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(SoftmaxRegression, "per_record", never)
     assert sum_of(objective, points[:1], (1.0,), records).any()
-    assert fast_paths(objective).outer.largest >= 255 * math.sqrt(5)
-    small = 2**16 * fast_paths(objective).outer.largest - 1
-    assert not integer_sum(objective, Query(points[:1]), 1.0, records, small, float(small)).any()  # all failed
+    assert fast_paths(objective).outer.max_feature_norm >= 255 * math.sqrt(5)
+    small = 2**16 * fast_paths(objective).outer.max_feature_norm - 1
+    assert not sum_integer_increments(
+        objective, Query(points[:1]), 1.0, records, small, float(small)
+    ).any()  # all failed
     monkeypatch.undo()
-    general = integer_sum(objective, Query(points[:1]), 1.0, records, small, float(small)) / small
+    general = sum_integer_increments(objective, Query(points[:1]), 1.0, records, small, float(small)) / small
     outer = sum_of(objective, points[:1], (1.0,), records) / 2**36
     assert np.linalg.norm(general - outer) < 1e-4 * np.linalg.norm(outer)
 
@@ -185,16 +191,16 @@ def test_features_are_integers_within_their_bound(
         objective = row.objective(tuple(features.shape[1:]), 10, dtype, given_settings)
         outer = fast_paths(objective).outer
         assert outer is not None
-        scaled = features.double() * outer.levels
+        scaled = features.double() * outer.denominator
         integers = scaled.round()
         assert float(integers.abs().max()) <= 2**16
-        assert float(torch.linalg.vector_norm(integers, dim=1).max()) <= outer.largest
+        assert float(torch.linalg.vector_norm(integers, dim=1).max()) <= outer.max_feature_norm
         if not settings_of:
             assert float((scaled - integers).abs().max()) < 1e-4
         records, points = Records(features, labels), points_of(objective, dtype)
         with monkeypatch.context() as patch:
             rounded = sum_of(objective, points, (3.0, -2.0), records)
-            patch.setattr("fedpriv.noise.integers.increments.rank_one_suits", lambda *_: False)
+            patch.setattr("fedpriv.noise.integers.increments.suits_rank_one", lambda *_: False)
             formed = sum_of(objective, points, (3.0, -2.0), records)
         assert np.linalg.norm(rounded - formed) < 2**-9 * np.linalg.norm(formed)
 
@@ -206,7 +212,7 @@ def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
     points = points_of(objective, F32)[:1]
 
     def sum_in(count: int, of: Records) -> list[int]:
-        total = integer_sum(objective, Query(points), 1.0, of, 2**36, 2.0**36, least=count)
+        total = sum_integer_increments(objective, Query(points), 1.0, of, 2**36, 2.0**36, min_calls=count)
         return [int(value) for value in total]
 
     whole = sum_in(HELD, records)
@@ -219,11 +225,13 @@ def test_dummies_count_for_nothing_and_no_record_is_dropped(name: str) -> None:
 
 def test_no_records_are_zeros_and_dummies_are_public() -> None:
     objective = objective_of_case("softmax regression", F32)
-    assert not integer_sum(objective, Query(points_of(objective, F32)[:1]), 1.0, None, 2**36, 2.0**36).any()
+    assert not sum_integer_increments(
+        objective, Query(points_of(objective, F32)[:1]), 1.0, None, 2**36, 2.0**36
+    ).any()
     for name in ("softmax regression", "least squares"):
         records = some_records(name, F32)
-        assert all(not column.any() and len(column) == 1 for column in dummy_of(records))
-        assert [column.dtype for column in dummy_of(records)] == [column.dtype for column in records]
+        assert all(not column.any() and len(column) == 1 for column in make_dummy_record(records))
+        assert [column.dtype for column in make_dummy_record(records)] == [column.dtype for column in records]
 
 
 def test_local_training_has_no_increments() -> None:
@@ -286,15 +294,15 @@ def test_any_query_leaves_every_records_integers_within_their_norm(
         points.append(few.repeat(objective.dimension // 4 + 1)[: objective.dimension])
     coefficients = data.draw(st.sampled_from([(1.0, -1.0), (5.0, -4.0), (2.0**30, -(2.0**30))]))[: len(points)]
     clip = 2.0 ** data.draw(st.integers(-40, 40))
-    norm, factor = lattice_for([clip], 36).norm(clip), lattice_for([clip], 36).factor()
+    norm, factor = choose_lattice([clip], 36).norm(clip), choose_lattice([clip], 36).factor()
     torch.set_flush_denormal(data.draw(st.booleans()))
     try:
         for row in range(3):
             alone = Records(*(column[row : row + 1] for column in records))
-            found = integer_sum(objective, Query(points, coefficients), clip, alone, norm, factor)
+            found = sum_integer_increments(objective, Query(points, coefficients), clip, alone, norm, factor)
             assert found.dtype == np.int64
             assert integer_square(found) <= norm**2
-        together = integer_sum(objective, Query(points, coefficients), clip, records, norm, factor)
+        together = sum_integer_increments(objective, Query(points, coefficients), clip, records, norm, factor)
         assert integer_square(together) <= (3 * norm) ** 2
     finally:
         torch.set_flush_denormal(False)
@@ -302,7 +310,7 @@ def test_any_query_leaves_every_records_integers_within_their_norm(
 
 UNITS, MOST, FEATURES, CLASSES = 6, 4, 5, 3
 CLIP = 1.0
-LATTICE = lattice_for([CLIP], 36)
+LATTICE = choose_lattice([CLIP], 36)
 
 
 def persons(seed: int, dtype: torch.dtype) -> Records:
@@ -326,7 +334,7 @@ def integers(records: Records, point: Tensor, look: str = "gradient") -> np.ndar
     loss = SoftmaxRegression(FEATURES, CLASSES, 9.0, point.dtype)
     objective = PerUnit(LOOKS[look](loss), MOST)
     norm = LATTICE.norm(CLIP)
-    return integer_sum(objective, Query([point]), CLIP, records, norm, LATTICE.factor())
+    return sum_integer_increments(objective, Query([point]), CLIP, records, norm, LATTICE.factor())
 
 
 def with_unit(records: Records, place: int, other: Records) -> Records:

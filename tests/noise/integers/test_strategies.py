@@ -9,17 +9,17 @@ import torch
 from scipy.stats import chi2
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.noise.buffered import IntegerBuffered, buffered, phi_of
+from fedpriv.noise.buffered import IntegerBuffered, make_integer_buffered, rounded_zeros
 from fedpriv.noise.diagonal import PhaseEnds
-from fedpriv.noise.integers.fixed_point import ONE, Ints
-from fedpriv.noise.integers.gaussian import KeyedIntegers
-from fedpriv.noise.integers.strategies import IntegerStrategy, pack, skipped, unpack
+from fedpriv.noise.integers.fixed_point import COEFFICIENT_ONE, Ints
+from fedpriv.noise.integers.gaussian import KeyedDiscreteGaussian
+from fedpriv.noise.integers.strategies import IntegerStrategy, pack_state, run_missed_rounds, unpack_state
 from fedpriv.noise.series import Workload
 from fedpriv.noise.sliding import SlidingDifferences
 from fedpriv.noise.toeplitz import BandedSquareRoot, IntegerBanded
 from fedpriv.noise.tree import BinaryTree
-from fedpriv.participation.orders import Phases, Schedule, Separated
-from fedpriv.rounds.integers import leaving
+from fedpriv.participation.orders import FixedOrder, MinSeparation, Phases
+from fedpriv.rounds.integers import release_running_sum
 from tests.noise.integers.members import (
     BUFFERED,
     SIMPLE,
@@ -46,10 +46,10 @@ def test_a_strategy_is_c_up_to_its_rounding(name: str, decay: float) -> None:
     sums = [generator.integers(-(10**9), 10**9, 40) for _ in range(rounds)]
     rows = rows_of_c(name, decay, rounds)
     for t, output in enumerate(streamed(form.strategy, sums)):
-        (scale,) = form.strategy.scales(t + 1)
+        (scale,) = form.strategy.noise_scales(t + 1)
         for c in range(3):
             exact = sum(rows[t][i] * int(sums[i][c]) for i in range(rounds)) * Fraction(scale)
-            difference = max(group.difference for group in form.strategy.groups(rounds, rounds))
+            difference = max(group.rounding_difference for group in form.strategy.noise_groups(rounds, rounds))
             level_rounding = Fraction(2 * rounds * 10**9, 2**31) if name == "tree" else 0
             assert abs(int(output[c]) - exact) <= difference / 2 + level_rounding
 
@@ -61,7 +61,7 @@ def test_a_buffered_strategy_is_c_up_to_its_rounding(name: str, digits: int) -> 
     generator = np.random.default_rng(2)
     sums = [generator.integers(-(10**9), 10**9, 5) for _ in range(rounds)]
     rows = buffered_rows(strategy, rounds)
-    ((_, _, difference),) = strategy.groups(rounds, 1)
+    ((_, _, difference),) = strategy.noise_groups(rounds, 1)
     for t, output in enumerate(streamed(strategy, sums)):
         exact = sum(rows[t][i] * int(sums[i][0]) for i in range(rounds))
         assert abs(int(output[0]) - exact) <= difference / 2
@@ -80,7 +80,7 @@ def test_b_after_c_is_the_running_sum(name: str, decay: float) -> None:
     decay, sums, state = form.workload.decay, np.zeros(rounds), form.mechanism.start()
     for t, output in enumerate(streamed(form.strategy, impulses(rounds)), start=1):
         sums = decay * sums + np.eye(rounds)[t - 1]
-        row, state = leaving(form.mechanism, form.strategy.scales(t), state, t, output, 2.0**-45)
+        row, state = release_running_sum(form.mechanism, form.strategy.noise_scales(t), state, t, output, 2.0**-45)
         tolerance = 1e-8 if name == "tree" and 0.0 < decay < 1.0 else 1e-12
         assert np.max(np.abs(row.numpy() - sums)) < tolerance
 
@@ -91,11 +91,13 @@ def test_b_after_c_of_scaled_buffers_is_the_running_sum(name: str) -> None:
     rounds = 37
     form = scaled_form(rounds, *map(tuple, BUFFERED[name]), 1.0)
     state, sums = form.mechanism.start(), np.zeros(rounds)
-    sent = [np.trunc(form.stretch(t) * row).astype(np.int64) for t, row in enumerate(impulses(rounds), start=1)]
+    sent = [
+        np.trunc(form.increment_scale(t) * row).astype(np.int64) for t, row in enumerate(impulses(rounds), start=1)
+    ]
     assert int(sent[-1][-1]) > 1.1 * 2**45
     for t, output in enumerate(streamed(form.strategy, sent), start=1):
         sums += np.eye(rounds)[t - 1]
-        row, state = leaving(form.mechanism, form.strategy.scales(t), state, t, output, 2.0**-45)
+        row, state = release_running_sum(form.mechanism, form.strategy.noise_scales(t), state, t, output, 2.0**-45)
         assert np.max(np.abs(row.numpy() - sums)) < 1e-11
 
 
@@ -106,7 +108,7 @@ def test_without_rounded_bands_b_after_c_is_off() -> None:
     mechanism, state, sums, worst = BandedSquareRoot(0.9, 4), (), np.zeros(rounds), 0.0
     for t, output in enumerate(streamed(form.strategy, impulses(rounds)), start=1):
         sums = 0.9 * sums + np.eye(rounds)[t - 1]
-        row, state = leaving(mechanism, (1.0,), state, t, output, 2.0**-45)
+        row, state = release_running_sum(mechanism, (1.0,), state, t, output, 2.0**-45)
         worst = max(worst, float(np.max(np.abs(row.numpy() - sums))))
     assert worst > 1e-11
 
@@ -117,7 +119,7 @@ def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, de
     """Against the recursion of split_sum.py."""
     rounds = 21
     trees = aligned(decay, rounds_per_epoch)
-    form = trees.integer(Workload(Schedule(rounds, rounds_per_epoch), decay, np.ones(rounds)))
+    form = trees.integer(Workload(FixedOrder(rounds, rounds_per_epoch), decay, np.ones(rounds)))
     generator = np.random.default_rng(10)
     parts = []
     for t in range(1, rounds + 1):
@@ -126,10 +128,10 @@ def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, de
             part[0] = 0
         parts.append(part)
     state: tuple[torch.Tensor, ...] = form.mechanism.start()
-    integer_state, total, own = form.strategy.start(), np.zeros(6), [np.zeros(6)] * rounds
+    integer_state, total, own = form.strategy.initial_state(), np.zeros(6), [np.zeros(6)] * rounds
     for t, part in enumerate(parts, start=1):
-        output, integer_state = form.strategy.step(unpack(pack(integer_state)), t, part)
-        row, state = leaving(form.mechanism, form.strategy.scales(t), state, t, output, 2.0**-45)
+        output, integer_state = form.strategy.step(unpack_state(pack_state(integer_state)), t, part)
+        row, state = release_running_sum(form.mechanism, form.strategy.noise_scales(t), state, t, output, 2.0**-45)
         residual, *rest = part / 2.0**45 if rounds_per_epoch > 1 else (np.zeros(6), *(part / 2.0**45))
         own[t - 1] = rest[0]
         if t > rounds_per_epoch:
@@ -140,8 +142,8 @@ def test_b_after_c_of_clipped_parts_is_the_running_sum(rounds_per_epoch: int, de
 
 def test_the_residual_of_an_epochs_first_round_is_not_read() -> None:
     """What the attacker would gain: a part that accounting charges nothing for."""
-    strategy = aligned(1.0, 3).integer(Workload(Schedule(9, 3), 1.0, np.ones(9))).strategy
-    first, _ = strategy.step(strategy.start(), 1, np.array([[2**40], [1]]))
+    strategy = aligned(1.0, 3).integer(Workload(FixedOrder(9, 3), 1.0, np.ones(9))).strategy
+    first, _ = strategy.step(strategy.initial_state(), 1, np.array([[2**40], [1]]))
     assert first.tolist() == [[0], [1]]
 
 
@@ -157,10 +159,10 @@ def test_phi_follows_from_the_rounded_roots(name: str) -> None:
             found[1:] -= root * found[:-1].copy()
         for theta in strategy.theta:
             for j in range(1, rounds):
-                found[j] += theta / ONE * found[j - 1]
+                found[j] += theta / COEFFICIENT_ONE * found[j - 1]
         return float(np.max(np.abs(found - [float(row[0]) for row in buffered_rows(strategy, rounds)])))
 
-    assert misfit(phi_of(strategy)) < 4e-13
+    assert misfit(rounded_zeros(strategy)) < 4e-13
     if name in ("two", "slow"):
         assert misfit(np.array(BUFFERED[name][1])) > 1e-11
 
@@ -169,7 +171,9 @@ def test_golden_residues() -> None:
     """ω of the fit for n = 1e5 in the specification of correlated noise: θ and ω are published with ten digits."""
     theta, omega = [0.9999528893, 0.9857068673], [0.0122853236, 0.1878393610]
     phi = np.linalg.eigvalsh(np.diag(theta) - np.sqrt(np.outer(omega, omega)))[::-1]
-    assert np.allclose(np.array(buffered(theta, phi.tolist()).omega) / ONE, omega, atol=1e-9)
+    assert np.allclose(
+        np.array(make_integer_buffered(theta, phi.tolist()).omega) / COEFFICIENT_ONE, omega, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", SIMPLE)
@@ -180,9 +184,9 @@ def test_the_variance_of_every_round_is_the_accounted_one(name: str) -> None:
     expected, state = form.mechanism.variance(form.workload), form.mechanism.start()
     bounds = chi2.ppf([1e-6 / rounds / 2, 1 - 1e-6 / rounds / 2], size)
     for t in range(1, rounds + 1):
-        scales = form.strategy.scales(t)
-        noise = KeyedIntegers(bytes(32), 1, t).vector(size, sigma * scales[0])
-        row, state = leaving(form.mechanism, scales, state, t, noise, 1.0)
+        scales = form.strategy.noise_scales(t)
+        noise = KeyedDiscreteGaussian(bytes(32), 1, t).vector(size, sigma * scales[0])
+        row, state = release_running_sum(form.mechanism, scales, state, t, noise, 1.0)
         squared_norm = float(torch.sum(row**2)) / sigma**2 / expected[t - 1]
         assert bounds[0] < squared_norm < bounds[1]
 
@@ -194,7 +198,7 @@ def test_a_missed_round_is_a_round_of_zeros(name: str) -> None:
     if name == "buffered":
         strategy = strategy_buffered("two", 4)
     elif name == "aligned":
-        strategy = aligned(0.9, 4).integer(Workload(Schedule(rounds, 4), 0.9, np.ones(rounds))).strategy
+        strategy = aligned(0.9, 4).integer(Workload(FixedOrder(rounds, 4), 0.9, np.ones(rounds))).strategy
     else:
         strategy = exact_form(name, 0.9, workload_of(rounds, 0.9)).strategy
     generator = np.random.default_rng(11)
@@ -202,17 +206,17 @@ def test_a_missed_round_is_a_round_of_zeros(name: str) -> None:
     sums = [generator.integers(-1000, 1000, shape) for shape in shapes]
     for t in (5, 6, 7):
         sums[t - 1][:] = 0
-    state = strategy.start()
+    state = strategy.initial_state()
     outputs = []
     for t in [1, 2, 3, 4]:
         output, state = strategy.step(state, t, sums[t - 1])
         outputs.append(output)
-    missed, state = skipped(strategy, state, 5, 7, 4)
+    missed, state = run_missed_rounds(strategy, state, 5, 7, 4)
     outputs += missed
     for t in [8, 9, 10, 11]:
         output, state = strategy.step(state, t, sums[t - 1])
         outputs.append(output)
-    assert skipped(strategy, state, 12, 11, 4) == ([], state)
+    assert run_missed_rounds(strategy, state, 12, 11, 4) == ([], state)
     assert [o.tolist() for o in outputs] == [o.tolist() for o in streamed(strategy, sums)]
 
 
@@ -224,31 +228,31 @@ def test_no_sum_is_beyond_the_reach(name: str) -> None:
     if name == "buffered":
         strategy = strategy_buffered("two", 4)
     elif name == "aligned":
-        strategy = aligned(0.9, 4).integer(Workload(Schedule(rounds, 4), 0.9, np.ones(rounds))).strategy
+        strategy = aligned(0.9, 4).integer(Workload(FixedOrder(rounds, 4), 0.9, np.ones(rounds))).strategy
     else:
         strategy = exact_form(name, 0.9, workload_of(rounds, 0.9)).strategy
     loads = [tuple(1000 * t + k for k in range(strategy.draws(t) or 1)) for t in range(1, rounds + 1)]
     sums = [np.array(load)[:, None] if strategy.draws(1) else np.array(load) for load in loads]
-    state, found, inside = strategy.start(), 0, 0
+    state, found, inside = strategy.initial_state(), 0, 0
     for t, of_round in enumerate(sums, start=1):
         output, state = strategy.step(state, t, of_round)
         found = max(found, int(np.max(np.abs(output))))
         inside = max(inside, found, *(int(np.max(np.abs(vector))) for vector in state), 0)
-    reach = strategy.reach(loads)
-    assert found <= reach.outputs
-    assert inside <= reach.inside
+    reach = strategy.bound_integers(loads)
+    assert found <= reach.max_output
+    assert inside <= reach.max_intermediate
     if name != "aligned":  # there r of an epoch's first round is bounded, and not read
-        assert found > reach.outputs * 0.99
-        assert inside > reach.inside * 0.99
+        assert found > reach.max_output * 0.99
+        assert inside > reach.max_intermediate * 0.99
 
 
 def test_packing_refuses_other_bytes() -> None:
     state = (np.arange(3), np.array([-1, 2**62, -(2**62)]))
-    assert [v.tolist() for v in unpack(pack(state))] == [v.tolist() for v in state]
-    assert unpack(pack(())) == ()
-    for damaged in (b"", pack(state)[:-1], pack(state) + b"x", b"other" + pack(state)):
+    assert [v.tolist() for v in unpack_state(pack_state(state))] == [v.tolist() for v in state]
+    assert unpack_state(pack_state(())) == ()
+    for damaged in (b"", pack_state(state)[:-1], pack_state(state) + b"x", b"other" + pack_state(state)):
         with pytest.raises(RunError, match="state"):
-            unpack(damaged)
+            unpack_state(damaged)
 
 
 def test_claims_about_real_numbers_are_refused() -> None:
@@ -265,26 +269,26 @@ def test_claims_about_real_numbers_are_refused() -> None:
 
 
 def test_coefficients_that_rise_are_refused() -> None:
-    for bad in ((ONE + 1,), (5, 6), (-1,)):
+    for bad in ((COEFFICIENT_ONE + 1,), (5, 6), (-1,)):
         with pytest.raises(InputError, match="never rise"):
             IntegerBanded(bad)
     for theta, phi in (([0.5], [0.6]), ([0.9, 0.8], [0.85, 0.82]), ([1.1], [0.5]), ([0.5], [])):
         with pytest.raises(InputError, match="interlace"):
-            buffered(theta, phi)
+            make_integer_buffered(theta, phi)
     with pytest.raises(InputError, match="add up to more"):
-        IntegerBuffered((ONE, ONE), (ONE, 1))
+        IntegerBuffered((COEFFICIENT_ONE, COEFFICIENT_ONE), (COEFFICIENT_ONE, 1))
 
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        (Schedule(9, 9), 1),
-        (Schedule(9, 4), 3),
-        (Separated(9, 2, 3), 2),
-        (Separated(9, 20, 3), 3),
+        (FixedOrder(9, 9), 1),
+        (FixedOrder(9, 4), 3),
+        (MinSeparation(9, 2, 3), 2),
+        (MinSeparation(9, 20, 3), 3),
         (Phases((3, 3)), 1),
     ],
 )
-def test_participations(schedule: Schedule | Separated | Phases, expected: int) -> None:
+def test_participations(schedule: FixedOrder | MinSeparation | Phases, expected: int) -> None:
     form = BinaryTree(0.9).integer(Workload(schedule, 0.9, np.ones(schedule.rounds)))
-    assert form.participations == expected
+    assert form.max_participations == expected

@@ -18,11 +18,11 @@ machine can read.  A round waits some seven seconds for sleeps and starts of pro
 No code of Flower is changed while it runs.
 """
 
-APP = "fedpriv.clients.app:app"
+APP_PATH = "fedpriv.clients.app:app"
 """The one app that a silo runs, by its name in a run's bundle."""
-VERSION, FOLLOWS = "fedpriv-version", "fedpriv-follows"
+VERSION_HEADER, FOLLOWED_RUN_HEADER = "fedpriv-version", "fedpriv-follows"
 """Headers of a SuperNode's requests, and of a command's question for a run."""
-STATUS = "/v1/control/fedpriv-status"
+STATUS_PATH = "/v1/control/fedpriv-status"
 """Answered on the control socket only: what `Presence.seen` and `KeptRuns.known` say."""
-RESTARTED = "the SuperLink was started again"
+RESTART_REASON = "the SuperLink was started again"
 """Why a run ended whose server ended with its SuperLink."""

@@ -14,16 +14,16 @@ from flwr.supercore.error import ApiErrorCode
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from fedpriv.addons.services.flower_private import FOLLOWS, RESTARTED, STATUS
+from fedpriv.addons.services.flower_private import FOLLOWED_RUN_HEADER, RESTART_REASON, STATUS_PATH
 from fedpriv.addons.services.flower_private.names import LIST_RUNS, START_RUN, STOP_RUN, Route
-from fedpriv.core.errors import RunError, printable, refuse
+from fedpriv.core.errors import RunError, refuse, sanitize_line
 
-UNIX = "unix:"
+UNIX_PREFIX = "unix:"
 MEDIA_TYPE = "application/protobuf"
 
 
 @dataclass
-class Wire:
+class ApiClient:
     """One of a SuperLink's APIs, asked over `client`, whose base URL is the SuperLink's."""
 
     client: httpx.Client
@@ -44,14 +44,14 @@ class Wire:
             timeout=self.client.timeout if timeout is None else timeout,
         ).raise_for_status()
         try:
-            return route.answer.FromString(answer.content)
+            return route.answer_type.FromString(answer.content)
         except DecodeError as error:
             raise httpx.DecodingError(f"the answer of {route.path} cannot be read ({error})") from None
 
 
-def open_client(address: str, authority: Path | None, *, connect: float = 30.0) -> httpx.Client:
+def open_client(address: str, authority: Path | None, *, connect_seconds: float = 30.0) -> httpx.Client:
     """Return a client of `unix:SOCKET`, or of host:port, over TLS if an authority is given; no proxy is used."""
-    socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
+    socket = address.removeprefix(UNIX_PREFIX) if address.startswith(UNIX_PREFIX) else None
     scheme, host = "http" if authority is None else "https", address if socket is None else "superlink"
     return httpx.Client(
         base_url=f"{scheme}://{host}",
@@ -60,18 +60,18 @@ def open_client(address: str, authority: Path | None, *, connect: float = 30.0) 
             verify=True if authority is None else ssl.create_default_context(cafile=str(authority)),
             trust_env=False,
         ),
-        timeout=httpx.Timeout(30.0, connect=connect),
+        timeout=httpx.Timeout(30.0, connect=connect_seconds),
     )
 
 
-def refusal_of(response: httpx.Response) -> tuple[int, str]:
+def parse_refusal(response: httpx.Response) -> tuple[int, str]:
     """Flower's code for a refusal, 0 if it has none, and its reason in one line."""
     try:
         error = json.loads(response.text)
         code, text = error.get("code", 0), f"{error['detail']} {error.get('extra', '')}".strip()
     except (ValueError, KeyError, TypeError, AttributeError):
         code, text = 0, response.text or response.reason_phrase
-    return code if isinstance(code, int) else 0, printable(text)
+    return code if isinstance(code, int) else 0, sanitize_line(text)
 
 
 _CONNECT_SECONDS = 5.0
@@ -86,7 +86,7 @@ class LostRunError(RunError):
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """State of a run in Flower's words, such as `finished:failed`, and Flower's details."""
 
     state: str
@@ -98,14 +98,14 @@ class Status:
         return self.state.startswith("finished")
 
     @staticmethod
-    def of(run: Any) -> "Status":
+    def from_run(run: Any) -> "RunStatus":
         """The status of a run as the Control API lists it."""
         state = ":".join(filter(None, (run.status.status, run.status.sub_status)))
-        return Status(state, printable(run.status.details))
+        return RunStatus(state, sanitize_line(run.status.details))
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlClient:
     """The Control API at `address`: `unix:SOCKET`, or host:port, over TLS if there are root certificates.
 
     Every method raises RunError, within seconds, if no server answers there or the answer is a refusal.
@@ -117,50 +117,50 @@ class Control:
     def start_run(self, pyproject: str, out: str, simulation: Mapping[str, int] | None = None) -> int:
         """Submit an app that is nothing but its pyproject.toml; the run's id.  `runs` show its folder, `out`."""
         content, _ = build_fab_from_files({"pyproject.toml": pyproject.encode()})
-        request = START_RUN.request()
+        request = START_RUN.request_type()
         request.fab.content, request.fab.hash_str = content, hashlib.sha256(content).hexdigest()
         request.override_config["out"].string = out
         if simulation is not None:
             ParseDict(dict(simulation), request.override_federation_config)
-        answer = self._answer(lambda client: Wire(client).ask(START_RUN, request))
+        answer = self._answer(lambda client: ApiClient(client).ask(START_RUN, request))
         refuse({f"the SuperLink at {self.address} did not start the run": not answer.HasField("run_id")}, RunError)
         return int(answer.run_id)
 
-    def status(self, run_id: int) -> Status:
+    def run_status(self, run_id: int) -> RunStatus:
         """State of a run; who asks this follows the run.
 
         LostRunError for a run that the SuperLink does not know, or that ended when it was started again.
         """
-        request, headers = LIST_RUNS.request(run_id=run_id), {FOLLOWS: str(run_id)}
-        listed = self._answer(lambda client: Wire(client, lambda *_: headers).ask(LIST_RUNS, request))
-        status = Status.of(listed.run_dict[run_id])
-        refuse({RESTARTED: status.details == RESTARTED}, LostRunError)
+        request, headers = LIST_RUNS.request_type(run_id=run_id), {FOLLOWED_RUN_HEADER: str(run_id)}
+        listed = self._answer(lambda client: ApiClient(client, lambda *_: headers).ask(LIST_RUNS, request))
+        status = RunStatus.from_run(listed.run_dict[run_id])
+        refuse({RESTART_REASON: status.details == RESTART_REASON}, LostRunError)
         return status
 
     def stop_run(self, run_id: int) -> None:
-        self._answer(lambda client: Wire(client).ask(STOP_RUN, STOP_RUN.request(run_id=run_id)))
+        self._answer(lambda client: ApiClient(client).ask(STOP_RUN, STOP_RUN.request_type(run_id=run_id)))
 
-    def seen(self) -> dict[str, Any]:
+    def fetch_presence(self) -> dict[str, Any]:
         """What the SuperLink has seen of silos, runs and commands that follow runs: `STATUS`."""
-        return dict(self._answer(lambda client: client.get(STATUS).raise_for_status().json()))
+        return dict(self._answer(lambda client: client.get(STATUS_PATH).raise_for_status().json()))
 
     def _answer(self, ask: Callable[[httpx.Client], Any]) -> Any:
         """Call `ask` with a client of the SuperLink.  RunError if there is no answer, or a refusal."""
         try:
-            with open_client(self.address, self.root_certificates, connect=_CONNECT_SECONDS) as client:
+            with open_client(self.address, self.root_certificates, connect_seconds=_CONNECT_SECONDS) as client:
                 return ask(client)
         except httpx.HTTPStatusError as error:
-            code, reason = refusal_of(error.response)
+            code, reason = parse_refusal(error.response)
             if code == ApiErrorCode.RUN_ID_NOT_FOUND:
                 raise LostRunError(f"the SuperLink at {self.address} does not know this run") from None
             raise RunError(f"the SuperLink at {self.address} refuses: {reason}") from None
         except httpx.RequestError as error:
             raise UnreachableError(
-                f"the SuperLink at {self.address} cannot be reached: {_reason(error)}"
+                f"the SuperLink at {self.address} cannot be reached: {_explain_unreachable(error)}"
             ) from None
 
 
-def _reason(error: httpx.RequestError) -> str:
+def _explain_unreachable(error: httpx.RequestError) -> str:
     text = str(error) or type(error).__name__
     if "certificate has expired" in text:
         return f"its certificate has expired; the server's owner has to make a new one ({text})"

@@ -33,18 +33,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedpriv.addons.services.flower_private.control import MEDIA_TYPE, refusal_of
+from fedpriv.addons.services.flower_private.control import MEDIA_TYPE, parse_refusal
 from fedpriv.addons.services.flower_private.names import (
     ACQUIRE_TASK,
     GET_RUN,
     LIST_RUNS,
-    PULL,
-    PUSH,
+    PULL_MESSAGES,
+    PUSH_MESSAGES,
     PUSH_OBJECT,
     REGISTER_NODE,
     ROUTES,
-    SERVER_PULL,
-    SERVER_PUSH,
+    SERVER_PULL_MESSAGES,
+    SERVER_PUSH_MESSAGES,
     SERVER_PUSH_OBJECT,
     UNREGISTER_NODE,
     Route,
@@ -55,24 +55,24 @@ from fedpriv.core.errors import InputError, RunError
 _HOLD_SECONDS = 2.0  # clients of Flower wait 30 s for an answer
 _HOLD_SERVER_SECONDS = 1.0  # a server has other things to look for
 _SESSION_SECONDS = 180.0  # since the last object, after which Flower forgets a reply
-_MAX_QUESTIONS = 10_000
+_MAX_QUERIES = 10_000
 
 
 @dataclass
-class Session:
+class MessageSession:
     """A message that was announced, whose objects are on their way."""
 
     sender: int
-    missing: set[str]
-    receivers: set[int]
+    missing_ids: set[str]
+    waiting_nodes: set[int]
     """Nodes that wait for the message."""
-    announced: bytes = b""
+    announcement: bytes = b""
     """Answer to the announcement."""
-    reply: str = ""
+    reply_id: str = ""
     """Id of a message, and of the query that it answers, or "" for a query."""
-    question: str = ""
-    stored: set[str] = field(default_factory=set)
-    last: float = field(default_factory=time.monotonic)
+    query_id: str = ""
+    stored_ids: set[str] = field(default_factory=set)
+    last_activity: float = field(default_factory=time.monotonic)
 
 
 class Exchange:
@@ -81,7 +81,7 @@ class Exchange:
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes, receive: Receive) -> None:
         self._app, self._scope, self.body, self.receive = app, scope, body, receive
 
-    async def ask(self, body: bytes | None = None, route: Route | None = None) -> Response:
+    async def forward(self, body: bytes | None = None, route: Route | None = None) -> Response:
         """Flower's answer to the request, or to another body or route from the same sender."""
         path = self._scope["path"] if route is None else route.path
         request = httpx.Request(
@@ -103,21 +103,21 @@ class Front:
     refuses is refused, and nobody gets a message that Flower did not give out for that very request.
     """
 
-    def __init__(self, app: ASGIApp, *, polls: bool = True) -> None:
+    def __init__(self, app: ASGIApp, *, long_polling: bool = True) -> None:
         """Take the SuperLink's app.  Without `polls`, senders are checked and nothing else is done."""
         self.app = app
-        self._waiting: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
-        self._questions: dict[str, int] = {}  # a query's id: the node that it went to
-        self._sessions: dict[str, Session] = {}  # by Flower's names for them
+        self._waiting_events: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
+        self._node_by_query: dict[str, int] = {}  # a query's id: the node that it went to
+        self._sessions: dict[str, MessageSession] = {}  # by Flower's names for them
         handlers = [
-            (PUSH, self._silo_replies),
-            (PULL, self._silo_asks),
-            (PUSH_OBJECT, self._object_comes),
-            (SERVER_PULL, self._server_asks),
-            (SERVER_PUSH, self._server_queries),
-            (SERVER_PUSH_OBJECT, self._object_comes),
+            (PUSH_MESSAGES, self._on_silo_push),
+            (PULL_MESSAGES, self._on_silo_pull),
+            (PUSH_OBJECT, self._on_object_push),
+            (SERVER_PULL_MESSAGES, self._on_server_pull),
+            (SERVER_PUSH_MESSAGES, self._on_server_push),
+            (SERVER_PUSH_OBJECT, self._on_object_push),
         ]
-        self._handlers = {route.path: (route, handle) for route, handle in handlers[: None if polls else 1]}
+        self._handlers = {route.path: (route, handle) for route, handle in handlers[: None if long_polling else 1]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route, handle = self._handlers.get(scope["path"] if scope["type"] == "http" else "", (None, None))
@@ -127,39 +127,39 @@ class Front:
         with suppress(ClientDisconnect):
             exchange = Exchange(self.app, scope, await Request(scope, receive).body(), receive)
             try:
-                request = route.request.FromString(exchange.body)
+                request = route.request_type.FromString(exchange.body)
             except DecodeError:
-                answer = await exchange.ask()
+                answer = await exchange.forward()
             else:
                 answer = await handle(request, exchange)
             await answer(scope, receive, send)
 
-    async def _silo_asks(self, request: Any, exchange: Exchange) -> Response:
+    async def _on_silo_pull(self, request: Any, exchange: Exchange) -> Response:
         return await self._hold(exchange, request.node.node_id, _HOLD_SECONDS, lambda: exchange.body)
 
-    async def _server_asks(self, request: Any, exchange: Exchange) -> Response:
+    async def _on_server_pull(self, request: Any, exchange: Exchange) -> Response:
         def finished_only() -> bytes:
-            unfinished = {session.question for session in self._unfinished()}
+            unfinished = {session.query_id for session in self._unfinished_queries()}
             ids = [query for query in request.message_ids if query not in unfinished]
-            return bytes(SERVER_PULL.request(message_ids=ids).SerializeToString())
+            return bytes(SERVER_PULL_MESSAGES.request_type(message_ids=ids).SerializeToString())
 
         if not request.message_ids:
-            return await exchange.ask()
+            return await exchange.forward()
         answer = await self._hold(exchange, SUPERLINK_NODE_ID, _HOLD_SERVER_SECONDS, finished_only)
         if answer.status_code == 200:
-            for message in SERVER_PULL.answer.FromString(bytes(answer.body)).messages_list:
-                self._questions.pop(message.metadata.reply_to_message_id, None)
+            for message in SERVER_PULL_MESSAGES.answer_type.FromString(bytes(answer.body)).messages_list:
+                self._node_by_query.pop(message.metadata.reply_to_message_id, None)
         return answer
 
     async def _hold(self, exchange: Exchange, node: int, seconds: float, body: Callable[[], bytes]) -> Response:
         """Ask until there is more than an empty answer, `seconds` are over, or the sender is gone."""
         departure, event = asyncio.ensure_future(exchange.receive()), asyncio.Event()
         until = time.monotonic() + seconds
-        self._waiting[node].add(event)
+        self._waiting_events[node].add(event)
         try:
             while True:
                 event.clear()
-                answer = await exchange.ask(body())
+                answer = await exchange.forward(body())
                 remaining = until - time.monotonic()
                 if answer.status_code != 200 or answer.body or remaining <= 0.0:
                     return answer
@@ -170,80 +170,84 @@ class Front:
                     return answer
         finally:
             departure.cancel()
-            self._waiting[node].discard(event)
-            if not self._waiting[node]:
-                del self._waiting[node]
+            self._waiting_events[node].discard(event)
+            if not self._waiting_events[node]:
+                del self._waiting_events[node]
 
-    async def _server_queries(self, request: Any, exchange: Exchange) -> Response:
-        answer = await exchange.ask()
+    async def _on_server_push(self, request: Any, exchange: Exchange) -> Response:
+        answer = await exchange.forward()
         if answer.status_code == 200:
             nodes = {
                 message.metadata.message_id: message.metadata.dst_node_id for message in request.messages_list
             }
-            self._questions = dict([*self._questions.items(), *nodes.items()][-_MAX_QUESTIONS:])
-            self._note(SERVER_PUSH, answer, SUPERLINK_NODE_ID, set(nodes.values()))
+            self._node_by_query = dict([*self._node_by_query.items(), *nodes.items()][-_MAX_QUERIES:])
+            self._track_session(SERVER_PUSH_MESSAGES, answer, SUPERLINK_NODE_ID, set(nodes.values()))
         return answer
 
-    async def _silo_replies(self, request: Any, exchange: Exchange) -> Response:
+    async def _on_silo_push(self, request: Any, exchange: Exchange) -> Response:
         node, replies = request.node.node_id, [message.metadata for message in request.messages_list]
         if any(reply.src_node_id != node for reply in replies):
             return PlainTextResponse(f"node {node} replies as another node", 403)
         if len(replies) != 1:
-            return await exchange.ask()
+            return await exchange.forward()
         (reply,) = replies
-        announced = {(session.sender, session.reply): session for session in self._unfinished()}
+        announced = {(session.sender, session.reply_id): session for session in self._unfinished_queries()}
         if (before := announced.get((node, reply.message_id))) is not None:
             # is it the node, in a run that goes on?
-            question = GET_RUN.request(run_id=reply.run_id, node={"node_id": node}).SerializeToString()
-            answer = await exchange.ask(question, GET_RUN)
+            question = GET_RUN.request_type(run_id=reply.run_id, node={"node_id": node}).SerializeToString()
+            answer = await exchange.forward(question, GET_RUN)
             if answer.status_code != 200:
                 return answer
-            announcement = PUSH.answer.FromString(before.announced)
-            announcement.objects_to_push[:] = sorted(before.missing)
+            announcement = PUSH_MESSAGES.answer_type.FromString(before.announcement)
+            announcement.objects_to_push[:] = sorted(before.missing_ids)
             return Response(announcement.SerializeToString(), media_type=MEDIA_TYPE)
-        answer = await exchange.ask()
-        if answer.status_code == 200 and self._questions.get(reply.reply_to_message_id) == node:
-            self._note(PUSH, answer, node, {SUPERLINK_NODE_ID}, reply.message_id, reply.reply_to_message_id)
+        answer = await exchange.forward()
+        if answer.status_code == 200 and self._node_by_query.get(reply.reply_to_message_id) == node:
+            self._track_session(
+                PUSH_MESSAGES, answer, node, {SUPERLINK_NODE_ID}, reply.message_id, reply.reply_to_message_id
+            )
         else:
             self._wake({SUPERLINK_NODE_ID})
         return answer
 
-    def _note(
+    def _track_session(
         self, route: Route, answer: Response, node: int, receivers: set[int], reply: str = "", question: str = ""
     ) -> None:
         """Await the objects of a message that was announced, or wake its receivers if it is whole."""
-        announcement = route.answer.FromString(bytes(answer.body))
+        announcement = route.answer_type.FromString(bytes(answer.body))
         if missing := set(announcement.objects_to_push):
-            self._sessions[announcement.session_id] = Session(
+            self._sessions[announcement.session_id] = MessageSession(
                 node, missing, receivers, bytes(answer.body), reply, question
             )
         else:
             self._wake(receivers)
 
-    async def _object_comes(self, request: Any, exchange: Exchange) -> Response:
-        answer = await exchange.ask()
+    async def _on_object_push(self, request: Any, exchange: Exchange) -> Response:
+        answer = await exchange.forward()
         session, name = self._sessions.get(request.session_id), request.object_id
         if session is None or session.sender != request.node.node_id or answer.status_code != 200:
             return answer
-        if PUSH_OBJECT.answer.FromString(bytes(answer.body)).stored:
-            session.last = time.monotonic()
-            session.missing.discard(name)
-            session.stored.add(name)
-            if not session.missing:
-                self._wake(session.receivers)
-        elif name in session.stored and hashlib.sha256(request.object_content).hexdigest() == name:
-            return Response(PUSH_OBJECT.answer(stored=True).SerializeToString(), media_type=MEDIA_TYPE)
+        if PUSH_OBJECT.answer_type.FromString(bytes(answer.body)).stored:
+            session.last_activity = time.monotonic()
+            session.missing_ids.discard(name)
+            session.stored_ids.add(name)
+            if not session.missing_ids:
+                self._wake(session.waiting_nodes)
+        elif name in session.stored_ids and hashlib.sha256(request.object_content).hexdigest() == name:
+            return Response(PUSH_OBJECT.answer_type(stored=True).SerializeToString(), media_type=MEDIA_TYPE)
         return answer
 
-    def _unfinished(self) -> list[Session]:
+    def _unfinished_queries(self) -> list[MessageSession]:
         """Messages whose objects are on their way, after dropping sessions that Flower has forgotten by now."""
         oldest = time.monotonic() - _SESSION_SECONDS
-        self._sessions = {key: session for key, session in self._sessions.items() if session.last > oldest}
-        return [session for session in self._sessions.values() if session.missing]
+        self._sessions = {
+            key: session for key, session in self._sessions.items() if session.last_activity > oldest
+        }
+        return [session for session in self._sessions.values() if session.missing_ids]
 
     def _wake(self, nodes: set[int]) -> None:
         for node in nodes:
-            for event in self._waiting.get(node, ()):
+            for event in self._waiting_events.get(node, ()):
                 event.set()
 
 
@@ -253,9 +257,9 @@ _log = logging.getLogger("fedpriv.superlink")
 class SuperLinkApp:
     """A SuperLink's app, and its Control API, asked in this process."""
 
-    def __init__(self, inner: ASGIApp, *, polls: bool) -> None:
+    def __init__(self, inner: ASGIApp, *, long_polling: bool) -> None:
         """`inner` is Flower's app."""
-        self.app = Front(inner, polls=polls)
+        self.app = Front(inner, long_polling=long_polling)
         self._client = httpx.AsyncClient(
             transport=httpx.ASGITransport(inner, raise_app_exceptions=False), base_url="http://superlink"
         )
@@ -269,7 +273,7 @@ class SuperLinkApp:
             headers={"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE},
         )
 
-    async def register(self, nodes: Mapping[str, bytes]) -> None:
+    async def register_nodes(self, nodes: Mapping[str, bytes]) -> None:
         """Let in the SuperNodes with these names and public keys (PEM).
 
         A name can be given here and through the Control API only, so that it says who a node is, whatever the node
@@ -279,12 +283,12 @@ class SuperLinkApp:
             RunError: Flower refuses one.
         """
         for name, key in nodes.items():
-            answer = await self.post(REGISTER_NODE, REGISTER_NODE.request(public_key=key, name=name))
+            answer = await self.post(REGISTER_NODE, REGISTER_NODE.request_type(public_key=key, name=name))
             if not answer.is_success:
-                raise RunError(f"SuperLink: {name} cannot be registered: {refusal_of(answer)[1]}")
-            self._nodes[name] = REGISTER_NODE.answer.FromString(answer.content).node_id
+                raise RunError(f"SuperLink: {name} cannot be registered: {parse_refusal(answer)[1]}")
+            self._nodes[name] = REGISTER_NODE.answer_type.FromString(answer.content).node_id
 
-    async def forget(self, name: str) -> None:
+    async def unregister_node(self, name: str) -> None:
         """Answer no request of the SuperNode with this name and its key any more.
 
         Flower's first answer is an error where the node never came, although it has forgotten it; the second says
@@ -297,19 +301,19 @@ class SuperLinkApp:
             RunError: Flower may know the key still; a service that goes on would let it in.
         """
         for _ in range(2):
-            answer = await self.post(UNREGISTER_NODE, UNREGISTER_NODE.request(node_id=self._nodes[name]))
-            code, reason = refusal_of(answer)
+            answer = await self.post(UNREGISTER_NODE, UNREGISTER_NODE.request_type(node_id=self._nodes[name]))
+            code, reason = parse_refusal(answer)
             if answer.is_success or code == ApiErrorCode.NODE_NOT_FOUND:
                 return
         raise RunError(f"SuperLink: the key of {name} cannot be revoked ({reason}), and the service ends")
 
-    async def runs(self) -> list[Any]:
+    async def list_runs(self) -> list[Any]:
         """The last hundred runs, the oldest first."""
-        answer = (await self.post(LIST_RUNS, LIST_RUNS.request(limit=100))).raise_for_status()
-        runs = LIST_RUNS.answer.FromString(answer.content).run_dict
+        answer = (await self.post(LIST_RUNS, LIST_RUNS.request_type(limit=100))).raise_for_status()
+        runs = LIST_RUNS.answer_type.FromString(answer.content).run_dict
         return sorted(runs.values(), key=lambda run: str(run.pending_at))
 
-    async def check(self, *, registered: bool, fleet: bool) -> None:
+    async def check_access(self, *, has_registered_keys: bool, has_fleet: bool) -> None:
         """Try the doors that have to be there and to be shut before anybody else can.
 
         Guarantee: nobody without the executor's secret gets a task, and no SuperNode without a registered key a
@@ -323,8 +327,11 @@ class SuperLinkApp:
                 raise InputError(
                     f"Flower's SuperLink has no {route.path}, which fedpriv needs; see `pip show flwr`"
                 )
-        shut = [(ACQUIRE_TASK, ACQUIRE_TASK.request(supported_task_types=["flwr-serverapp"]))]
-        for route, request in [*shut, *([(PULL, PULL.request())] if registered and fleet else [])]:
+        shut = [(ACQUIRE_TASK, ACQUIRE_TASK.request_type(supported_task_types=["flwr-serverapp"]))]
+        for route, request in [
+            *shut,
+            *([(PULL_MESSAGES, PULL_MESSAGES.request_type())] if has_registered_keys and has_fleet else []),
+        ]:
             answer = await self.post(route, request)
             if answer.status_code not in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
                 raise InputError(
@@ -333,7 +340,7 @@ class SuperLinkApp:
                 )
 
 
-def superlink_app(options: Sequence[str]) -> SuperLinkApp:
+def make_superlink_app(options: Sequence[str]) -> SuperLinkApp:
     """Flower's SuperLink with all its APIs, as `flower-superlink OPTIONS` serves it, behind the front.
 
     Raises:
@@ -351,4 +358,4 @@ def superlink_app(options: Sequence[str]) -> SuperLinkApp:
         config = _parse_superlink_lifespan_config()
     finally:
         sys.argv = arguments
-    return SuperLinkApp(create_app(config, SuperLinkLifespan), polls=not slower)
+    return SuperLinkApp(create_app(config, SuperLinkLifespan), long_polling=not slower)

@@ -21,12 +21,12 @@ from typing import Any
 
 from fedpriv.core.errors import InputError
 
-TESTED = ("1.41", "1.42")
+TESTED_VERSIONS = ("1.41", "1.42")
 """Minor versions of Flower that the tests have seen."""
 
 
 @dataclass(frozen=True)
-class Name:
+class PythonName:
     """A Python name, with a function's first parameters, a class's attributes or a constant's value."""
 
     module: str
@@ -36,7 +36,7 @@ class Name:
     attributes: str = ""
     value: object = None
 
-    def fault(self) -> str | None:
+    def find_fault(self) -> str | None:
         """Name a difference of the installed Flower, or return None."""
         path = f"{self.module}.{self.name}"
         try:
@@ -62,41 +62,41 @@ class Route:
     """A request of Flower's wire: its path, and the fields of request and answer that are used."""
 
     api: str
-    last: str
+    endpoint: str
     """Last part of the path."""
-    message: str
+    message_name: str
     """Module and name of the messages, less the ending Request or Response."""
     reason: str
-    fields: str = ""
-    answers: str = ""
-    speed: bool = False
+    request_fields: str = ""
+    answer_fields: str = ""
+    only_for_speed: bool = False
     """Whether only speed is lost without it."""
 
     @property
     def path(self) -> str:
         """Path of the request at a SuperLink."""
-        return self.api + self.last
+        return self.api + self.endpoint
 
     @functools.cached_property
-    def request(self) -> Any:
+    def request_type(self) -> Any:
         """Type of the request."""
-        return self._type("Request")
+        return self._message_type("Request")
 
     @functools.cached_property
-    def answer(self) -> Any:
+    def answer_type(self) -> Any:
         """Type of the answer."""
-        return self._type("Response")
+        return self._message_type("Response")
 
-    def _type(self, ending: str) -> Any:
-        module, _, name = self.message.partition(".")
+    def _message_type(self, ending: str) -> Any:
+        module, _, name = self.message_name.partition(".")
         return getattr(importlib.import_module(f"flwr.proto.{module}_pb2"), f"{name}{ending}")
 
-    def fault(self) -> str | None:
+    def find_fault(self) -> str | None:
         """Name a difference of the installed Flower, or return None."""
         try:
-            pairs = ((self.request, self.fields), (self.answer, self.answers))
+            pairs = ((self.request_type, self.request_fields), (self.answer_type, self.answer_fields))
         except (ImportError, AttributeError):
-            return f"flwr.proto {self.message} of {self.path} is gone"
+            return f"flwr.proto {self.message_name} of {self.path} is gone"
         return next(
             (
                 f"{message.DESCRIPTOR.name}.{field} of {self.path} is gone"
@@ -113,92 +113,105 @@ def _has_field(descriptor: Any, path: Sequence[str]) -> bool:
     return field is not None and (len(path) == 1 or _has_field(field.message_type, path[1:]))
 
 
-CONTROL, FLEET, RUNTIME = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
+CONTROL_PREFIX, FLEET_PREFIX, RUNTIME_PREFIX = "/v1/control/", "/v1/fleet/", "/v1/runtime/"
 _NODE, _OBJECT = "node.node_id run_id", "node.node_id run_id session_id object_id object_content"
-METADATA = "run_id message_id src_node_id dst_node_id reply_to_message_id group_id ttl message_type created_at"
+METADATA_FIELDS = (
+    "run_id message_id src_node_id dst_node_id reply_to_message_id group_id ttl message_type created_at"
+)
 _MESSAGES = (
-    f"{' '.join(f'messages_list.metadata.{field}' for field in METADATA.split())} "
+    f"{' '.join(f'messages_list.metadata.{field}' for field in METADATA_FIELDS.split())} "
     "message_object_trees.object_id message_object_trees.children"
 )
 _SESSION = "objects_to_push session_id"
 
 START_RUN = Route(
-    *(CONTROL, "start-run", "control.StartRun", "starts runs"),
-    fields="fab.hash_str fab.content override_config override_federation_config",
-    answers="run_id",
+    *(CONTROL_PREFIX, "start-run", "control.StartRun", "starts runs"),
+    request_fields="fab.hash_str fab.content override_config override_federation_config",
+    answer_fields="run_id",
 )
-STOP_RUN = Route(CONTROL, "stop-run", "control.StopRun", "stops runs", "run_id")
-LIST_RUNS = Route(CONTROL, "list-runs", "control.ListRuns", "status of runs, --state", "run_id limit", "run_dict")
+STOP_RUN = Route(CONTROL_PREFIX, "stop-run", "control.StopRun", "stops runs", "run_id")
+LIST_RUNS = Route(
+    CONTROL_PREFIX, "list-runs", "control.ListRuns", "status of runs, --state", "run_id limit", "run_dict"
+)
 REGISTER_NODE = Route(
-    *(CONTROL, "register-node", "control.RegisterNode", "a registered key and the silo that it stands for"),
-    fields="public_key name",
-    answers="node_id",
+    *(CONTROL_PREFIX, "register-node", "control.RegisterNode", "a registered key and the silo that it stands for"),
+    request_fields="public_key name",
+    answer_fields="node_id",
 )
-UNREGISTER_NODE = Route(CONTROL, "unregister-node", "control.UnregisterNode", "revokes a key", "node_id")
+UNREGISTER_NODE = Route(CONTROL_PREFIX, "unregister-node", "control.UnregisterNode", "revokes a key", "node_id")
 
-SELF_REGISTER = Route(FLEET, "register-node", "fleet.RegisterNodeFleet", "a silo without a key", "public_key")
-ACTIVATE = Route(
-    *(FLEET, "activate-node", "fleet.ActivateNode", "a silo connects"),
-    fields="public_key heartbeat_interval",
-    answers="node_id",
+SELF_REGISTER_NODE = Route(
+    FLEET_PREFIX, "register-node", "fleet.RegisterNodeFleet", "a silo without a key", "public_key"
 )
-DEACTIVATE = Route(FLEET, "deactivate-node", "fleet.DeactivateNode", "a silo that restarts is let in", "node_id")
-HEARTBEAT = Route(
-    *(FLEET, "send-node-heartbeat", "heartbeat.SendNodeHeartbeat", "stays connected"),
-    fields="node.node_id heartbeat_interval",
-    answers="success",
+ACTIVATE_NODE = Route(
+    *(FLEET_PREFIX, "activate-node", "fleet.ActivateNode", "a silo connects"),
+    request_fields="public_key heartbeat_interval",
+    answer_fields="node_id",
 )
-PULL = Route(
-    *(FLEET, "pull-messages", "fleet.PullMessages", "a silo asks for a query; long polling"),
-    fields="node.node_id",
-    answers=_MESSAGES,
-    speed=True,
+DEACTIVATE_NODE = Route(
+    FLEET_PREFIX, "deactivate-node", "fleet.DeactivateNode", "a silo that restarts is let in", "node_id"
 )
-PUSH = Route(
-    *(FLEET, "push-messages", "fleet.PushMessages", "a silo replies, as itself"),
-    fields=f"node.node_id {_MESSAGES} messages_list.error.code messages_list.error.reason clientapp_runtime_list",
-    answers=_SESSION,
+NODE_HEARTBEAT = Route(
+    *(FLEET_PREFIX, "send-node-heartbeat", "heartbeat.SendNodeHeartbeat", "stays connected"),
+    request_fields="node.node_id heartbeat_interval",
+    answer_fields="success",
 )
-GET_RUN = Route(FLEET, "get-run", "run.GetRun", "a run's bundle", _NODE, "run.fab_hash run.override_config")
-GET_FAB = Route(FLEET, "get-fab", "fab.GetFab", "which app it names, its configuration", _NODE, "fab.content")
+PULL_MESSAGES = Route(
+    *(FLEET_PREFIX, "pull-messages", "fleet.PullMessages", "a silo asks for a query; long polling"),
+    request_fields="node.node_id",
+    answer_fields=_MESSAGES,
+    only_for_speed=True,
+)
+PUSH_MESSAGES = Route(
+    *(FLEET_PREFIX, "push-messages", "fleet.PushMessages", "a silo replies, as itself"),
+    request_fields=f"node.node_id {_MESSAGES} messages_list.error.code messages_list.error.reason "
+    "clientapp_runtime_list",
+    answer_fields=_SESSION,
+)
+GET_RUN = Route(FLEET_PREFIX, "get-run", "run.GetRun", "a run's bundle", _NODE, "run.fab_hash run.override_config")
+GET_FAB = Route(
+    FLEET_PREFIX, "get-fab", "fab.GetFab", "which app it names, its configuration", _NODE, "fab.content"
+)
 PULL_OBJECT = Route(
-    *(FLEET, "pull-object", "message.PullObject", "arrays of a query"),
-    fields=f"{_NODE} object_id",
-    answers="object_found object_available object_content",
+    *(FLEET_PREFIX, "pull-object", "message.PullObject", "arrays of a query"),
+    request_fields=f"{_NODE} object_id",
+    answer_fields="object_found object_available object_content",
 )
-PUSH_OBJECT = Route(FLEET, "push-object", "message.PushObject", "arrays of a reply", _OBJECT, "stored")
-CONFIRM = Route(
-    *(FLEET, "confirm-message-received", "message.ConfirmMessageReceived", "frees the memory of a query"),
-    fields=f"{_NODE} message_object_id",
+PUSH_OBJECT = Route(FLEET_PREFIX, "push-object", "message.PushObject", "arrays of a reply", _OBJECT, "stored")
+CONFIRM_MESSAGE = Route(
+    *(FLEET_PREFIX, "confirm-message-received", "message.ConfirmMessageReceived", "frees the memory of a query"),
+    request_fields=f"{_NODE} message_object_id",
 )
 
 ACQUIRE_TASK = Route(
-    *(RUNTIME, "acquire-task", "runtime.AcquireTask", "the executor's question for a task"),
-    fields="supported_task_types",
-    answers="task.type task.run_id token",
+    *(RUNTIME_PREFIX, "acquire-task", "runtime.AcquireTask", "the executor's question for a task"),
+    request_fields="supported_task_types",
+    answer_fields="task.type task.run_id token",
 )
-TASK_HEARTBEAT = Route(RUNTIME, "send-task-heartbeat", "runtime.SendTaskHeartbeat", "slow starts are not missed")
+TASK_HEARTBEAT = Route(
+    RUNTIME_PREFIX, "send-task-heartbeat", "runtime.SendTaskHeartbeat", "slow starts are not missed"
+)
 TASK_OUTPUT = Route(
-    *(RUNTIME, "push-task-output", "runtime.PushTaskOutput", "reports a server that was killed"),
-    fields="sub_status details",
+    *(RUNTIME_PREFIX, "push-task-output", "runtime.PushTaskOutput", "reports a server that was killed"),
+    request_fields="sub_status details",
 )
-SERVER_PULL = Route(
-    *(RUNTIME, "pull-messages", "runtime.PullAppMessages", "long polling; hides unfinished replies"),
-    fields="message_ids",
-    answers="messages_list.metadata.reply_to_message_id",
-    speed=True,
+SERVER_PULL_MESSAGES = Route(
+    *(RUNTIME_PREFIX, "pull-messages", "runtime.PullAppMessages", "long polling; hides unfinished replies"),
+    request_fields="message_ids",
+    answer_fields="messages_list.metadata.reply_to_message_id",
+    only_for_speed=True,
 )
-SERVER_PUSH = Route(
-    *(RUNTIME, "push-messages", "runtime.PushAppMessages", "wakes silos; the silo that a query goes to"),
-    fields="messages_list.metadata.message_id messages_list.metadata.dst_node_id",
-    answers=_SESSION,
-    speed=True,
+SERVER_PUSH_MESSAGES = Route(
+    *(RUNTIME_PREFIX, "push-messages", "runtime.PushAppMessages", "wakes silos; the silo that a query goes to"),
+    request_fields="messages_list.metadata.message_id messages_list.metadata.dst_node_id",
+    answer_fields=_SESSION,
+    only_for_speed=True,
 )
 SERVER_PUSH_OBJECT = Route(
-    *(RUNTIME, "push-object", "message.PushObject", "wakes a silo once its query is whole"),
-    fields=_OBJECT,
-    answers="stored",
-    speed=True,
+    *(RUNTIME_PREFIX, "push-object", "message.PushObject", "wakes a silo once its query is whole"),
+    request_fields=_OBJECT,
+    answer_fields="stored",
+    only_for_speed=True,
 )
 
 ROUTES = tuple(value for value in list(globals().values()) if isinstance(value, Route))
@@ -206,50 +219,50 @@ ROUTES = tuple(value for value in list(globals().values()) if isinstance(value, 
 _CONSTANT, _SUPERLINK = "flwr.supercore.constant", "flwr.superlink.cli.flower_superlink"
 _COMMON, _INFLATABLE = "flwr.common.constant", "flwr.supercore.inflatable.inflatable"
 NAMES = (
-    Name("flwr.superlink.main", "create_app", "the SuperLink as an app", "config superlink_lifespan_class"),
-    Name(_SUPERLINK, "_parse_superlink_lifespan_config", "options of `flower-superlink`"),
-    Name(_SUPERLINK, "SuperLinkLifespan", "services of that app", "config state_factory"),
-    Name(
+    PythonName("flwr.superlink.main", "create_app", "the SuperLink as an app", "config superlink_lifespan_class"),
+    PythonName(_SUPERLINK, "_parse_superlink_lifespan_config", "options of `flower-superlink`"),
+    PythonName(_SUPERLINK, "SuperLinkLifespan", "services of that app", "config state_factory"),
+    PythonName(
         *("flwr.supercore.interceptors", "SuperExecAuthHttpInterceptor"),
         "the executor's secret, without which nobody gets a task",
         *("master_secret protected_methods", "intercept"),
     ),
-    Name(_CONSTANT, "TASK_TOKEN_HEADER", "a task's token in a request", value="flwr-task-token"),
-    Name(_CONSTANT, "FLEET_HTTP_PUBLIC_KEY_HEADER", "key that signed a request", value="flwr-public-key"),
-    Name(_CONSTANT, "FLEET_HTTP_SIGNATURE_HEADER", "its signature", value="flwr-signature"),
-    Name(_COMMON, "TIMESTAMP_HEADER", "the time that was signed", value="flwr-timestamp"),
-    Name(_COMMON, "SUPERLINK_NODE_ID", "the server's node", value=1),
-    Name(
+    PythonName(_CONSTANT, "TASK_TOKEN_HEADER", "a task's token in a request", value="flwr-task-token"),
+    PythonName(_CONSTANT, "FLEET_HTTP_PUBLIC_KEY_HEADER", "key that signed a request", value="flwr-public-key"),
+    PythonName(_CONSTANT, "FLEET_HTTP_SIGNATURE_HEADER", "its signature", value="flwr-signature"),
+    PythonName(_COMMON, "TIMESTAMP_HEADER", "the time that was signed", value="flwr-timestamp"),
+    PythonName(_COMMON, "SUPERLINK_NODE_ID", "the server's node", value=1),
+    PythonName(
         *(_COMMON, "ErrorCode", "why a silo's reply is an error"),
         attributes="CLIENT_APP_RAISED_EXCEPTION CLIENT_APP_CRASHED MESSAGE_UNAVAILABLE REPLY_MESSAGE_UNAVAILABLE "
         "NODE_UNAVAILABLE",
     ),
-    Name(
+    PythonName(
         *("flwr.supercore.error", "ApiErrorCode", "why a request is refused"),
         attributes="RUN_ID_NOT_FOUND FLEET_NODE_ACTIVATION_FAILED NODE_NOT_FOUND",
     ),
-    Name("flwr.cli.build", "build_fab_from_files", "the bundle that names fedpriv's app", "files"),
-    Name(
+    PythonName("flwr.cli.build", "build_fab_from_files", "the bundle that names fedpriv's app", "files"),
+    PythonName(
         *(f"{_INFLATABLE}_utils", "inflate_object_from_contents", "a query from its objects"),
         "object_id object_contents",
     ),
-    Name(f"{_INFLATABLE}_object", "InflatableObject", "objects of a reply", attributes="children deflate"),
-    Name("flwr.app.message.message", "make_message", "a message with metadata of its own", "metadata"),
-    Name("flwr.supercore.run", "Run", "a run of the simulated grid", attributes="create_empty"),
-    Name(
+    PythonName(f"{_INFLATABLE}_object", "InflatableObject", "objects of a reply", attributes="children deflate"),
+    PythonName("flwr.app.message.message", "make_message", "a message with metadata of its own", "metadata"),
+    PythonName("flwr.supercore.run", "Run", "a run of the simulated grid", attributes="create_empty"),
+    PythonName(
         *("flwr.supercore.task_identity", "TaskIdentity", "who sends, in the simulated grid"),
         attributes="run_id node_id task_id",
     ),
-    Name("flwr.common.logger", "log", "the server's log, which `flwr log` shows", "level msg"),
+    PythonName("flwr.common.logger", "log", "the server's log, which `flwr log` shows", "level msg"),
 )
 
 
-def faults(rows: Iterable[Name | Route]) -> list[str]:
+def find_faults(rows: Iterable[PythonName | Route]) -> list[str]:
     """Differences of the installed Flower from these rows."""
-    return [fault for row in rows if (fault := row.fault()) is not None]
+    return [fault for row in rows if (fault := row.find_fault()) is not None]
 
 
-def check_names(rows: Sequence[Name | Route] = (*NAMES, *ROUTES)) -> list[str]:
+def check_names(rows: Sequence[PythonName | Route] = (*NAMES, *ROUTES)) -> list[str]:
     """Refuse an installed Flower that is not what fedpriv knows.
 
     Returns:
@@ -260,10 +273,10 @@ def check_names(rows: Sequence[Name | Route] = (*NAMES, *ROUTES)) -> list[str]:
     Raises:
         InputError: a row is missing or differs that is not only for speed.
     """
-    quick = [row for row in rows if isinstance(row, Route) and row.speed]
-    if differences := faults(row for row in rows if row not in quick):
+    quick = [row for row in rows if isinstance(row, Route) and row.only_for_speed]
+    if differences := find_faults(row for row in rows if row not in quick):
         raise InputError(
             f"Flower {metadata.version('flwr')}: {differences[0]}, which fedpriv needs; install a Flower that it "
-            f"was tested with: pip install 'flwr=={TESTED[-1]}.*'"
+            f"was tested with: pip install 'flwr=={TESTED_VERSIONS[-1]}.*'"
         )
-    return faults(quick)
+    return find_faults(quick)

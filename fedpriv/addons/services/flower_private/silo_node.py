@@ -34,37 +34,43 @@ from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.inflatable.inflatable_object import InflatableObject
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedpriv.addons.services.certificates import AUTHORITY, NODE_KEY, key_expected
-from fedpriv.addons.services.flower_private import APP, VERSION
-from fedpriv.addons.services.flower_private.control import Wire, open_client, refusal_of
+from fedpriv.addons.services.certificates import AUTHORITY_FILE, NODE_KEY_FILE, convert_key_errors
+from fedpriv.addons.services.flower_private import APP_PATH, VERSION_HEADER
+from fedpriv.addons.services.flower_private.control import ApiClient, open_client, parse_refusal
 from fedpriv.addons.services.flower_private.names import (
-    ACTIVATE,
-    CONFIRM,
-    DEACTIVATE,
+    ACTIVATE_NODE,
+    CONFIRM_MESSAGE,
+    DEACTIVATE_NODE,
     GET_FAB,
     GET_RUN,
-    HEARTBEAT,
-    METADATA,
-    PULL,
+    METADATA_FIELDS,
+    NODE_HEARTBEAT,
+    PULL_MESSAGES,
     PULL_OBJECT,
-    PUSH,
+    PUSH_MESSAGES,
     PUSH_OBJECT,
-    SELF_REGISTER,
+    SELF_REGISTER_NODE,
     Route,
 )
-from fedpriv.addons.services.service import BEATS, LOST, SUPERNODE, end_when_asked, leave_beat
+from fedpriv.addons.services.service import (
+    HEARTBEAT_FOLDER_VARIABLE,
+    LOST_EXIT_CODE,
+    SUPERNODE,
+    exit_on_signals,
+    write_heartbeat,
+)
 from fedpriv.clients.app import app
-from fedpriv.core.errors import FedprivError, RunError, printable
-from fedpriv.core.logs import log_as_service
-from fedpriv.protocol.messages import PROTOCOL, difference, is_tolerated
+from fedpriv.core.errors import FedprivError, RunError, sanitize_line
+from fedpriv.core.logs import configure_service_logging
+from fedpriv.protocol.messages import PROTOCOL_VERSION, format_clock_offset, is_clock_tolerated
 
 _log = logging.getLogger("fedpriv.supernode")
-_INTERVAL, _BEAT_SECONDS = 15.0, 10.0  # Flower misses a node after two intervals
-_PATIENCE = 20.0  # seconds for which a request is repeated whose answer did not come
-_LONG = 1.0  # seconds after which an empty answer was held back
-_LONGEST_WAIT = 3.0  # seconds between two questions to a SuperLink that holds no answers
+_HEARTBEAT_INTERVAL, _HEARTBEAT_SECONDS = 15.0, 10.0  # Flower misses a node after two intervals
+_PATIENCE_SECONDS = 20.0  # seconds for which a request is repeated whose answer did not come
+_MIN_HOLD_SECONDS = 1.0  # seconds after which an empty answer was held back
+_MAX_WAIT_SECONDS = 3.0  # seconds between two questions to a SuperLink that holds no answers
 _OBJECT_SECONDS = 180.0  # after which Flower forgets a query whose objects do not come
-_FORGOTTEN = "the SuperLink does not know this SuperNode: it was started again, or its key was revoked"
+_UNKNOWN_NODE = "the SuperLink does not know this SuperNode: it was started again, or its key was revoked"
 _MAX_PYPROJECT = 2**20  # bytes
 
 
@@ -72,17 +78,21 @@ class LostError(RunError):
     """The SuperLink is away, or does not let this node in."""
 
 
-class Fleet:
+class FleetClient:
     """The SuperLink's Fleet API, asked with the silo's key."""
 
     def __init__(self, superlink: str, keys: Path | None) -> None:
         """Take the folder with ca.crt and node.key, or None for no TLS and a new key."""
-        self._key = ec.generate_private_key(ec.SECP384R1()) if keys is None else _private_key(keys / NODE_KEY)
+        self._key = (
+            ec.generate_private_key(ec.SECP384R1()) if keys is None else _read_private_key(keys / NODE_KEY_FILE)
+        )
         self.public_key = self._key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        self._version = f"{version('fedpriv')} (protocol {PROTOCOL})"
-        self._wire = Wire(open_client(superlink, None if keys is None else keys / AUTHORITY), self._headers)
+        self._version = f"{version('fedpriv')} (protocol {PROTOCOL_VERSION})"
+        self._client = ApiClient(
+            open_client(superlink, None if keys is None else keys / AUTHORITY_FILE), self._headers
+        )
 
     def _headers(self, _route: Route, _request: Any) -> Mapping[str, str]:
         signed = datetime.now(UTC).isoformat()
@@ -91,40 +101,40 @@ class Fleet:
             FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(self.public_key).decode("ascii"),
             TIMESTAMP_HEADER: signed,
             FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode("ascii"),
-            VERSION: self._version,
+            VERSION_HEADER: self._version,
         }
 
-    def ask(self, route: Route, *, patience: float = _PATIENCE, **fields: Any) -> Any:
+    def ask(self, route: Route, *, patience: float = _PATIENCE_SECONDS, **fields: Any) -> Any:
         """Return the SuperLink's answer.
 
         Raises:
             httpx.HTTPStatusError: a refusal that concerns this request only.
             LostError: no answer came within `patience` seconds, or the SuperLink does not know the key.
         """
-        request = route.request(**fields)
+        request = route.request_type(**fields)
         until, pause = time.monotonic() + patience, 0.1
         while True:
             try:
-                answer = self._wire.ask(route, request)
+                answer = self._client.ask(route, request)
             except httpx.HTTPStatusError as error:
                 response = error.response
                 if response.status_code == httpx.codes.UNAUTHORIZED:
-                    reason = clock_trouble(response.headers.get("date"), time.time()) or _FORGOTTEN
-                    leave_beat(SUPERNODE, reason)
+                    reason = describe_clock_error(response.headers.get("date"), time.time()) or _UNKNOWN_NODE
+                    write_heartbeat(SUPERNODE, reason)
                     raise LostError(reason) from None
                 if response.status_code < 502 or time.monotonic() > until:
                     raise
             except httpx.HTTPError as error:
-                leave_beat(SUPERNODE, reason := str(error) or type(error).__name__)
+                write_heartbeat(SUPERNODE, reason := str(error) or type(error).__name__)
                 if time.monotonic() > until:
                     raise LostError(reason) from None
             else:
-                leave_beat(SUPERNODE)
+                write_heartbeat(SUPERNODE)
                 return answer
             time.sleep(pause)
             pause = min(2.0 * pause, 2.0)
 
-    def connect(self, earlier: int | None, *, registers: bool) -> int:
+    def connect(self, previous_id: int | None, *, registers_itself: bool) -> int:
         """Connect as the node that the key is registered as, and return its id.
 
         `earlier` is its id if it was killed while it was connected.
@@ -132,93 +142,97 @@ class Fleet:
         Raises:
             LostError: the SuperLink does not let it in.
         """
-        if registers:
-            self.ask(SELF_REGISTER, public_key=self.public_key)
-        if earlier is not None:
+        if registers_itself:
+            self.ask(SELF_REGISTER_NODE, public_key=self.public_key)
+        if previous_id is not None:
             with suppress(httpx.HTTPStatusError, LostError):  # it is away, or the SuperLink was started again
-                self.ask(DEACTIVATE, node_id=earlier)
+                self.ask(DEACTIVATE_NODE, node_id=previous_id)
         try:
-            return int(self.ask(ACTIVATE, public_key=self.public_key, heartbeat_interval=_INTERVAL).node_id)
+            return int(
+                self.ask(ACTIVATE_NODE, public_key=self.public_key, heartbeat_interval=_HEARTBEAT_INTERVAL).node_id
+            )
         except httpx.HTTPStatusError as error:
-            code, reason = refusal_of(error.response)
+            code, reason = parse_refusal(error.response)
             if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
                 reason = (
                     "the SuperLink does not know this SuperNode's key, or heard of another with it within a minute"
                 )
-            leave_beat(SUPERNODE, reason)
+            write_heartbeat(SUPERNODE, reason)
             raise LostError(reason) from None
 
 
-def clock_trouble(date: str | None, now: float) -> str | None:
+def describe_clock_error(date: str | None, now: float) -> str | None:
     """Describe by how much this clock differs from an answer's `date`, if that is refused."""
     with suppress(ValueError):
         ahead = now - email.utils.parsedate_to_datetime(date or "").timestamp()
-        if not is_tolerated(ahead):
-            return f"this machine's clock is {difference(ahead)} the SuperLink's; set it by NTP"
+        if not is_clock_tolerated(ahead):
+            return f"this machine's clock is {format_clock_offset(ahead)} the SuperLink's; set it by NTP"
     return None
 
 
-def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    with key_expected(path, "private"):
+def _read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    with convert_key_errors(path, "private"):
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
         if isinstance(key, ec.EllipticCurvePrivateKey):
             return key
         raise ValueError("it is no ECDSA key")
 
 
-class Node:
+class SiloNode:
     """A connected node, whose ClientApp is called in this process."""
 
-    def __init__(self, fleet: Fleet, number: int, silo: int, guard: str) -> None:
-        self._fleet, self.number, self._node = fleet, number, {"node_id": number}
+    def __init__(self, fleet: FleetClient, number: int, silo: int, guard: str) -> None:
+        self._fleet, self.node_id, self._node_field = fleet, number, {"node_id": number}
         self._silo, self._guard = silo, guard
         self._configurations: dict[int, dict[str, Any] | None] = {}
-        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Send heartbeats, and end the process if they fail: a node without them is none."""
         try:
             while True:
-                time.sleep(_BEAT_SECONDS)
-                if not self._fleet.ask(HEARTBEAT, node=self._node, heartbeat_interval=_INTERVAL).success:
+                time.sleep(_HEARTBEAT_SECONDS)
+                if not self._fleet.ask(
+                    NODE_HEARTBEAT, node=self._node_field, heartbeat_interval=_HEARTBEAT_INTERVAL
+                ).success:
                     raise LostError("the SuperLink has forgotten this SuperNode")
         except Exception as error:
             _log.warning("no heartbeat any more: %s", error)
-            os._exit(LOST)
+            os._exit(LOST_EXIT_CODE)
 
     def serve(self) -> NoReturn:
         """Answer queries, one after another."""
         wait = 0.05
         while True:
             start = time.monotonic()
-            answer = self._fleet.ask(PULL, node=self._node)
+            answer = self._fleet.ask(PULL_MESSAGES, node=self._node_field)
             if not answer.messages_list:
-                wait = 0.05 if time.monotonic() - start > _LONG else min(2.0 * wait, _LONGEST_WAIT)
+                wait = 0.05 if time.monotonic() - start > _MIN_HOLD_SECONDS else min(2.0 * wait, _MAX_WAIT_SECONDS)
                 time.sleep(wait)
                 continue
             wait, run = 0.05, answer.messages_list[0].metadata.run_id
             try:
                 self._answer(run, answer.message_object_trees[0])
             except httpx.HTTPStatusError as error:  # the run has ended, say
-                _log.info("a query is left unanswered: %s", refusal_of(error.response)[1])
+                _log.info("a query is left unanswered: %s", parse_refusal(error.response)[1])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                _log.warning("a query is left unanswered, which is none: %s", printable(str(error)))
+                _log.warning("a query is left unanswered, which is none: %s", sanitize_line(str(error)))
 
     def _answer(self, run: int, tree: Any) -> None:
         began = time.monotonic()
-        contents = {name: self._content(run, name) for name in dict.fromkeys(_names_in(tree))}
+        contents = {name: self._fetch_object(run, name) for name in dict.fromkeys(_object_ids(tree))}
         query = inflate_object_from_contents(tree.object_id, contents)
         if not isinstance(query, Message):
             raise TypeError(f"it is a {type(query).__name__}")
         query.metadata.__dict__["_message_id"] = tree.object_id
-        self._reply(run, self._call(run, query), began)
-        self._fleet.ask(CONFIRM, node=self._node, run_id=run, message_object_id=tree.object_id)
+        self._send_reply(run, self._call_app(run, query), began)
+        self._fleet.ask(CONFIRM_MESSAGE, node=self._node_field, run_id=run, message_object_id=tree.object_id)
 
-    def _content(self, run: int, name: str) -> bytes:
+    def _fetch_object(self, run: int, name: str) -> bytes:
         """An object of a query, which may be on its way."""
         until, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
         while True:
-            answer = self._fleet.ask(PULL_OBJECT, node=self._node, run_id=run, object_id=name)
+            answer = self._fleet.ask(PULL_OBJECT, node=self._node_field, run_id=run, object_id=name)
             if answer.object_available:
                 return bytes(answer.object_content)
             if not answer.object_found or time.monotonic() > until:
@@ -226,9 +240,9 @@ class Node:
             time.sleep(pause)
             pause = min(2.0 * pause, 1.0)
 
-    def _call(self, run: int, query: Message) -> Message:
+    def _call_app(self, run: int, query: Message) -> Message:
         if run not in self._configurations:
-            self._configurations[run] = self._configuration_of(run)
+            self._configurations[run] = self._fetch_configuration(run)
         if (configuration := self._configurations[run]) is None:
             reason = (
                 f"silo {self._silo} runs no app but fedpriv's; `fedpriv supernode --apps` runs those of others"
@@ -236,29 +250,29 @@ class Node:
         else:
             node_config: dict[str, bool | float | int | str] = {"partition-id": self._silo, "guard": self._guard}
             try:
-                return app(query, Context(run, self.number, node_config, RecordDict(), dict(configuration)))
+                return app(query, Context(run, self.node_id, node_config, RecordDict(), dict(configuration)))
             except Exception as error:
                 _log.exception("the reply to a query failed")  # the reason stays here: it may tell of records
                 reason = f"the SuperNode of silo {self._silo} failed ({type(error).__name__}); its log says why"
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
 
-    def _configuration_of(self, run: int) -> dict[str, Any] | None:
+    def _fetch_configuration(self, run: int) -> dict[str, Any] | None:
         """Configuration of a run, or None for a run of another app."""
-        description = self._fleet.ask(GET_RUN, node=self._node, run_id=run).run
-        fab = self._fleet.ask(GET_FAB, node=self._node, run_id=run, hash_str=description.fab_hash).fab
-        if (configuration := configuration_in(bytes(fab.content))) is None:
+        description = self._fleet.ask(GET_RUN, node=self._node_field, run_id=run).run
+        fab = self._fleet.ask(GET_FAB, node=self._node_field, run_id=run, hash_str=description.fab_hash).fab
+        if (configuration := read_configuration(bytes(fab.content))) is None:
             return None
         return configuration | {
             key: getattr(value, str(value.WhichOneof("scalar")))
             for key, value in description.override_config.items()
         }
 
-    def _reply(self, run: int, reply: Message, began: float) -> None:
+    def _send_reply(self, run: int, reply: Message, began: float) -> None:
         """Announce a reply, then send those of its objects that the SuperLink does not have."""
-        request, contents = PUSH.request(), dict[str, bytes]()
-        _enter(request.message_object_trees.add(), reply, contents)
+        request, contents = PUSH_MESSAGES.request_type(), dict[str, bytes]()
+        _add_objects(request.message_object_trees.add(), reply, contents)
         message = request.messages_list.add()
-        for key in METADATA.split():
+        for key in METADATA_FIELDS.split():
             setattr(message.metadata, key, getattr(reply.metadata, key))
         message.metadata.message_id = request.message_object_trees[0].object_id
         if reply.has_error():
@@ -266,33 +280,35 @@ class Node:
         else:
             message.content.SetInParent()
         answer = self._fleet.ask(
-            PUSH,
-            node=self._node,
+            PUSH_MESSAGES,
+            node=self._node_field,
             messages_list=request.messages_list,
             message_object_trees=request.message_object_trees,
             clientapp_runtime_list=[time.monotonic() - began],
         )
         session, missing = {"run_id": run, "session_id": answer.session_id}, set(answer.objects_to_push)
         for name in [name for name in contents if name in missing]:
-            self._fleet.ask(PUSH_OBJECT, node=self._node, **session, object_id=name, object_content=contents[name])
+            self._fleet.ask(
+                PUSH_OBJECT, node=self._node_field, **session, object_id=name, object_content=contents[name]
+            )
 
 
-def _names_in(tree: Any) -> Iterator[str]:
+def _object_ids(tree: Any) -> Iterator[str]:
     for child in tree.children:
-        yield from _names_in(child)
+        yield from _object_ids(child)
     yield tree.object_id
 
 
-def _enter(tree: Any, value: InflatableObject, contents: dict[str, bytes]) -> None:
+def _add_objects(tree: Any, value: InflatableObject, contents: dict[str, bytes]) -> None:
     """Write an object and all below it into a tree, and their contents, the lowest first."""
     for child in (value.children or {}).values():
-        _enter(tree.children.add(), child, contents)
+        _add_objects(tree.children.add(), child, contents)
     content = value.deflate()
     tree.object_id = hashlib.sha256(content).hexdigest()  # by which the SuperLink checks it
     contents[tree.object_id] = content
 
 
-def configuration_in(bundle: bytes) -> dict[str, Any] | None:
+def read_configuration(bundle: bytes) -> dict[str, Any] | None:
     """Run configuration in a bundle by dotted keys, or None for a bundle of another app."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
@@ -300,45 +316,49 @@ def configuration_in(bundle: bytes) -> dict[str, Any] | None:
             if info.file_size > _MAX_PYPROJECT:
                 return None
             settings = tomllib.loads(files.read(info).decode("utf-8"))["tool"]["flwr"]["app"]
-        return dict(_flat(settings.get("config", {}))) if settings["components"]["clientapp"] == APP else None
+        return (
+            dict(_flatten_keys(settings.get("config", {})))
+            if settings["components"]["clientapp"] == APP_PATH
+            else None
+        )
     except (zipfile.BadZipFile, KeyError, TypeError, AttributeError, ValueError, RuntimeError):
         return None
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten_keys(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
 def main(superlink: str, silo: str, guard: str, keys: str) -> None:
     """Run the command line above."""
-    log_as_service(silo=int(silo))
-    end_when_asked()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    folder, file = None if keys == "-" else Path(keys), Path(os.environ[BEATS], "node")
+    configure_service_logging(silo=int(silo))
+    exit_on_signals()
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    folder, file = None if keys == "-" else Path(keys), Path(os.environ[HEARTBEAT_FOLDER_VARIABLE], "node")
     try:
-        fleet, earlier = Fleet(superlink, folder), int(file.read_text()) if file.exists() else None
-        node = Node(fleet, fleet.connect(earlier, registers=folder is None), int(silo), guard)
-        file.write_text(str(node.number))
+        fleet, earlier = FleetClient(superlink, folder), int(file.read_text()) if file.exists() else None
+        node = SiloNode(fleet, fleet.connect(earlier, registers_itself=folder is None), int(silo), guard)
+        file.write_text(str(node.node_id))
         try:
             node.serve()
         finally:  # asked to end, or lost
-            fleet.ask(DEACTIVATE, patience=0.0, node_id=node.number)
+            fleet.ask(DEACTIVATE_NODE, patience=0.0, node_id=node.node_id)
     except (LostError, httpx.HTTPError) as error:
         _log.debug("lost: %s", error)
-        sys.exit(LOST)
+        sys.exit(LOST_EXIT_CODE)
     except FedprivError as error:
         _log.error("%s", error)
         sys.exit(error.exit_code)
 
 
-def _end_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
-    os._exit(LOST)
+    os._exit(LOST_EXIT_CODE)
 
 
 if __name__ == "__main__":
