@@ -1,9 +1,14 @@
-"""Files and keys by which a server in another process talks to the engine that started it.
+"""Files and keys through which a server in another process reports to the engine that started it.
 
-`progress` holds the last finished round, `history.jsonl` a line an evaluated round, `waiting.json` the silos for
-which the server waits, while it does, and since when; a run ends with `model.npy`
-and then `outcome.json`, or with `failure.json`.  The run configuration of `flwr run` says which cell of which
-scenario it is, as Flower's flat keys.
+| file | content |
+|---|---|
+| `progress` | the last finished round |
+| `history.jsonl` | one line for each evaluated round |
+| `waiting.json` | silos for which the server waits, and since when; present only while it waits |
+| `model.npy`, then `outcome.json` | result of a run that succeeded |
+| `failure.json` | error of a run that failed |
+
+The run configuration of `flwr run` names the scenario and its cell, as Flower's flat keys.
 """
 
 import json
@@ -31,24 +36,38 @@ _FILE_NAMES = ("progress", "history.jsonl", "waiting.json", "failure.json", "out
 
 
 def clear_reports(folder: Path) -> None:
-    """Remove what an earlier attempt at the same run reported; RunError if that cannot be."""
+    """Remove the reports of an earlier attempt at the same run.
+
+    Raises:
+        RunError: A file cannot be removed.
+    """
     with _convert_write_errors(folder):
         for name in _FILE_NAMES:
             (folder / name).unlink(missing_ok=True)
 
 
-def report_waiting(folder: Path, silos: Sequence[int], since: float) -> None:
-    """Write for whom the server waits since when (seconds of the epoch); nobody where it waits no more."""
+def report_waiting(folder: Path, silos: Sequence[int], start: float) -> None:
+    """Report the silos for which the server waits.
+
+    Args:
+        folder: Folder of the run.
+        silos: Numbers of these silos, empty when the server no longer waits.
+        start: Start of the wait in seconds of the epoch.
+    """
     path = folder / "waiting.json"
-    with suppress(OSError):  # a full disk ends a run in words of its own
+    with suppress(OSError):  # where the disk is full, the next report of FolderReporter raises a RunError
         if silos:
-            write_json(path, {"silos": list(silos), "since": since})
+            write_json(path, {"silos": list(silos), "since": start})
         else:
             path.unlink(missing_ok=True)
 
 
 class FolderReporter(RunObserver):
-    """The writing side, for one cell, in the server's process; RunError, with one line, if the disk refuses."""
+    """Writer of one cell's reports, in the server's process.
+
+    Raises:
+        RunError: The disk refuses a file.  The message is one line.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -83,21 +102,25 @@ class FolderReporter(RunObserver):
 
 
 class FolderReader:
-    """The reading side, in the engine's process; RunError, with one line, for a file that is damaged."""
+    """Reader of one cell's reports, in the engine's process.
+
+    Raises:
+        RunError: A file is damaged.  The message is one line.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._line_count = 0
 
     def read_round(self) -> int:
-        """The last round known to be finished."""
+        """Return the last round that is reported as finished, or 0 before the first report."""
         try:
             return int((self._folder / "progress").read_text())
         except (FileNotFoundError, ValueError):
             return 0
 
     def read_new_evaluations(self) -> Iterator[dict[str, Any]]:
-        """Lines of the history that were not read before."""
+        """Yield the evaluations that earlier calls have not yielded, one for each line of the history."""
         path = self._folder / "history.jsonl"
         for line in read_complete_lines(path)[self._line_count :]:
             self._line_count += 1
@@ -107,15 +130,22 @@ class FolderReader:
             yield evaluation
 
     def read_waiting(self) -> tuple[list[int], float] | None:
-        """The silos for which the server waits, and since when; None while it waits for nobody."""
+        """Return the silos for which the server waits and the start of the wait, or None if it does not wait.
+
+        The start is in seconds of the epoch.
+        """
         try:
-            told = json.loads((self._folder / "waiting.json").read_text(encoding="utf-8"))
-            return [int(silo) for silo in told["silos"]], float(told["since"])
+            status = json.loads((self._folder / "waiting.json").read_text(encoding="utf-8"))
+            return [int(silo) for silo in status["silos"]], float(status["since"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def read_result(self) -> CellOutcome | None:
-        """The outcome once there is one; the server's own error if it failed."""
+        """Return the outcome of the run, or None if the run has not ended.
+
+        Raises:
+            InputError, RunError: The run failed.  The error is that of the server.
+        """
         failure = self._read_json("failure.json")
         if failure is not None:
             with _convert_read_errors(self._folder / "failure.json"):
@@ -126,12 +156,12 @@ class FolderReader:
             return None
         with _convert_read_errors(self._folder / "outcome.json"):
             plain = {name: outcome[name] for name in _PLAIN_FIELDS}
-            missed = {int(silo): rounds for silo, rounds in outcome["missed"].items()}
+            absences = {int(silo): rounds for silo, rounds in outcome["missed"].items()}
             releases = tuple(map(stream_from_data, outcome["releases"]))
             evaluations = tuple(map(stream_from_data, outcome.get("evaluations", ())))
         with _convert_read_errors(self._folder / "model.npy"):
             model = np.load(self._folder / "model.npy", allow_pickle=False)
-        return CellOutcome(**plain, releases=releases, model=model, missed=missed, evaluations=evaluations)
+        return CellOutcome(**plain, releases=releases, model=model, missed=absences, evaluations=evaluations)
 
     def _read_json(self, name: str) -> Any:
         path = self._folder / name
@@ -158,10 +188,15 @@ def _convert_read_errors(path: Path, place: str = "") -> Iterator[None]:
 
 
 def make_run_config(cell: Cell, out: Path, run_token: str = "") -> dict[str, str | int]:
-    """The keys an engine submits: the resolved cell itself, and the folder for what the server writes.
+    """Return the run configuration that an engine submits for a resolved cell.
 
-    A deployment's `run_token` is the run's identity in the ledgers of silos and server, resumed or not; a
-    simulation has none.  Silos with guards compare the protocol with their own.
+    Silos with guards compare `protocol` with their own version.
+
+    Args:
+        cell: The resolved cell.
+        out: Folder to which the server writes its reports.
+        run_token: Identity of a deployment's run in the ledgers of silos and server, the same after a resume.  A
+            simulation has none.
     """
     return {
         "scenario": "",
@@ -176,10 +211,10 @@ def make_run_config(cell: Cell, out: Path, run_token: str = "") -> dict[str, str
 
 
 def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
-    """The cell that a run configuration names.
+    """Return the cell that a run configuration names.
 
-    `cell-json` holds a resolved cell; otherwise it is that of `scenario_of_run`.  Noise that is to be fitted is
-    fitted here then, by server and clients alike.
+    `cell-json` holds a resolved cell.  If it is empty, the cell is that of `scenario_from_run_config`, and noise
+    that is to be fitted is fitted here, by server and clients alike.
     """
     if run_config["cell-json"]:
         return resolve_cell(json.loads(str(run_config["cell-json"])), "cell-json")
@@ -187,14 +222,17 @@ def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
 
 
 def scenario_from_run_config(run_config: Mapping[str, Any]) -> Scenario:
-    """The scenario with one point that a person's run configuration names; InputError if there is no such.
+    """Return the scenario, with a single sweep point, that a run configuration written by a person names.
 
-    `scenario` is a path or the name of a shipped scenario, `set` overrides separated by spaces, `cell` the number
-    of the sweep point, from 0.
+    The key `scenario` is a path or the name of a shipped scenario.  `set` holds overrides, separated by spaces,
+    and `cell` the index of the sweep point, counted from 0.
+
+    Raises:
+        InputError: The scenario has no such sweep point.
     """
     path = Path(str(run_config["scenario"]))
     scenario = load_scenario(path, str(run_config["set"]).split())
-    chosen = int(run_config["cell"])
-    if not 0 <= chosen < len(scenario.points):
-        raise InputError(f"cell = {chosen}: {path} has cells 0 … {len(scenario.points) - 1}")
-    return scenario.at_single_point(chosen)
+    index = int(run_config["cell"])
+    if not 0 <= index < len(scenario.points):
+        raise InputError(f"cell = {index}: {path} has cells 0 … {len(scenario.points) - 1}")
+    return scenario.at_single_point(index)

@@ -1,6 +1,6 @@
-"""Frames on a Unix socket: four bytes of length, network order, then as many bytes.
+"""Frames on a Unix socket: four bytes of length in network order, then as many bytes of content.
 
-The other end may send anything, or nothing: a frame has a largest length and a time by which it is there.
+The other end may send anything, or nothing, so every frame has a largest length and a deadline.
 """
 
 import json
@@ -14,29 +14,57 @@ _CHUNK_BYTES = 2**20
 
 
 def send_frame(connection: socket.socket, content: bytes) -> None:
-    """OSError if the other end does not take it."""
+    """Send a frame with this content.
+
+    Raises:
+        OSError: The other end does not take it.
+    """
     connection.sendall(_LENGTH_FORMAT.pack(len(content)))
     connection.sendall(content)
 
 
 def receive_frame(connection: socket.socket, max_bytes: int, seconds: float | None = None) -> bytearray:
-    """The next frame; ValueError if it is longer than `longest`, OSError if it is not there in so many seconds."""
+    """Receive the content of the next frame.
+
+    Args:
+        connection: Connected socket.
+        max_bytes: Largest length of the content.
+        seconds: Time in which the whole frame has to arrive, or None for no limit.
+
+    Raises:
+        ValueError: The frame is longer than `max_bytes`.
+        OSError: The frame does not arrive in `seconds`, or the other end closed the connection.
+    """
     deadline = None if seconds is None else time.monotonic() + seconds
     return _receive(connection, _receive_length(connection, max_bytes, deadline), deadline)
 
 
 def receive_length(connection: socket.socket, max_bytes: int, seconds: float) -> int:
-    """Receive the length of the next frame, for `receive_content`; errors as those of `receive_frame`."""
+    """Receive the length of the next frame, whose content `receive_content` receives.
+
+    The errors are those of `receive_frame`.
+    """
     return _receive_length(connection, max_bytes, time.monotonic() + seconds)
 
 
 def receive_content(connection: socket.socket, length: int, seconds: float) -> bytearray:
-    """A frame's content after its length; OSError if it is not there in so many seconds."""
+    """Receive a frame's content after its length.
+
+    Raises:
+        OSError: The content does not arrive in `seconds`, or the other end closed the connection.
+    """
     return _receive(connection, length, time.monotonic() + seconds)
 
 
 def receive_json(connection: socket.socket, max_bytes: int, seconds: float | None = None) -> dict[str, Any]:
-    """A frame that is a JSON object; ValueError if it is none."""
+    """Receive a frame that is a JSON object.
+
+    The arguments are those of `receive_frame`.
+
+    Raises:
+        ValueError: The frame is no JSON object, or longer than `max_bytes`.
+        OSError: The frame does not arrive in `seconds`, or the other end closed the connection.
+    """
     value = json.loads(receive_frame(connection, max_bytes, seconds))
     if not isinstance(value, dict):
         raise ValueError("a header is a JSON object")
@@ -44,33 +72,36 @@ def receive_json(connection: socket.socket, max_bytes: int, seconds: float | Non
 
 
 def drain_connection(connection: socket.socket, seconds: float) -> None:
-    """Say that nothing more comes, and read on until the other end has gone, for so many seconds at most."""
+    """Shut down the sending side and discard what arrives until the other end closes the connection.
+
+    The wait ends after `seconds` at most.
+    """
     connection.shutdown(socket.SHUT_WR)
     deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0.0:
-        connection.settimeout(left)
+    while (remaining_seconds := deadline - time.monotonic()) > 0.0:
+        connection.settimeout(remaining_seconds)
         if not connection.recv(_CHUNK_BYTES):
             return
 
 
-def _receive_length(connection: socket.socket, longest: int, deadline: float | None) -> int:
+def _receive_length(connection: socket.socket, max_bytes: int, deadline: float | None) -> int:
     (length,) = _LENGTH_FORMAT.unpack(_receive(connection, _LENGTH_FORMAT.size, deadline))
-    if length > longest:
-        raise ValueError(f"a frame of {length} bytes, allowed are {longest}")
+    if length > max_bytes:
+        raise ValueError(f"a frame of {length} bytes, allowed are {max_bytes}")
     return int(length)
 
 
 def _receive(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
-    """Memory grows with what has come, not with what was announced."""
-    received = bytearray()
-    while len(received) < size:
+    """Receive `size` bytes.  Memory grows with the bytes received, not with the length that was announced."""
+    content = bytearray()
+    while len(content) < size:
         if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0.0:
+            remaining_seconds = deadline - time.monotonic()
+            if remaining_seconds <= 0.0:
                 raise TimeoutError("the other end is silent")
-            connection.settimeout(left)
-        piece = connection.recv(min(_CHUNK_BYTES, size - len(received)))
+            connection.settimeout(remaining_seconds)
+        piece = connection.recv(min(_CHUNK_BYTES, size - len(content)))
         if not piece:
             raise ConnectionError("the other end is gone")
-        received += piece
-    return received
+        content += piece
+    return content
