@@ -1,13 +1,13 @@
-"""Noise of three trees, for momentum-tree-reduced and -aligned: groups of nodes, what they cost, one mechanism.
+"""Noise of three trees, for momentum-tree-reduced and momentum-tree-aligned.
 
 Source: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022), Algorithm 2, with its
 errata (docs/momentum.md).  Every increment is split at v_q, the query at the start of its epoch q:
 
     G_t = g_t(v_q),   Δ_t = g_t(v_q) - g_t(v_{q-1}),   r_t = g_t(w_t) - g_t(v_q)
 
-and the sums of G are estimated as (1 - γ) (last epoch's estimate + sum of Δ) + γ (sum of G).  Differences are
-smaller than gradients: that is where less noise is needed.  In a fixed order the exact part of all this adds up
-to plain momentum, so that only the noise is computed from the three trees.
+The sums of G are estimated as (1 - γ) (last epoch's estimate + sum of Δ) + γ (sum of G).  Differences of gradients
+are smaller than gradients, so that they need less noise.  In a fixed order the exact part of the estimate is plain
+momentum.  The three trees therefore yield the noise only.
 
 | group | nodes | one record moves an increment by |
 |---|---|---|
@@ -16,18 +16,19 @@ to plain momentum, so that only the noise is computed from the three trees.
 | difference | of Δ | `difference` |
 | residual | of r | `residual` · (rounds since the epoch began), or `residual` if increments are clipped |
 
-`AlignedDifferences` is a variant of Algorithm 2's noise with trees inside each epoch; ours, not the paper's.  The
-paper composes the sums of the last N rounds from windows that slide over epoch boundaries.  Here the sums of
-G and of Δ are prefixes of their own epoch, over the places p = 1 … N:
+`AlignedDifferences` is a variant of Algorithm 2's noise with trees inside each epoch.  The variant is ours, not
+the paper's.  The paper composes the sums of the last N rounds from windows that slide over epoch boundaries.  The
+variant composes them from prefixes of single epochs, for the positions p = 1 … N in an epoch:
 
     Q_{q,p} = (1 - γ) (Q_{q-1,p} + prefix of Δ) + γ (prefix of G),   Q_{0,p} = prefix of G
     sum of G up to t = Q_{q,p} + Σ_{k<q} decay^{p + (q-1-k) N} Q_{k,N}
 
-which one tree of N leaves serves: the node that ends at place p keeps a filtered noise from epoch to epoch.  A
-record is in fewer nodes, the state is one ring of N vectors, and the noise is 15–23 % less.
+One tree of N leaves serves all epochs: the node that ends at position p keeps a filtered noise from epoch to
+epoch.  A record is in fewer nodes, the state is one ring of N vectors, and the noise is 15–23 % less.
 
-On integers the parts r, G and Δ of a round go into three trees: r into one over the whole run, G and Δ into one
-that restarts every epoch.  What the mechanism does with the nodes' values is B.
+On integers the parts r, G and Δ of a round go into three trees.  The tree of r spans the whole run, those of G and
+Δ restart every epoch.  C maps the parts to the nodes' values, and B is everything that the mechanism does with
+these values.
 """
 
 import dataclasses
@@ -67,7 +68,7 @@ THREE_TREES_DESCRIPTION = (
 
 
 class NodeGroups(NamedTuple):
-    """One value for every group of nodes."""
+    """A value for each group of nodes."""
 
     early: Floats
     late: Floats
@@ -77,19 +78,21 @@ class NodeGroups(NamedTuple):
 
 @dataclass(frozen=True)
 class DifferenceTrees(Mechanism):
-    """Noise of three trees; `std_*` are the groups' standard deviations relative to the fresh vectors.
+    """Noise of three trees, with a standard deviation for each group of nodes.
 
     | field | meaning |
     |---|---|
     | `rounds_per_epoch` | N: rounds of an epoch |
     | `mixing` | γ |
-    | `difference`, `residual` | see the table above, for zero-out and before the batch mean |
-    | `movement` | the bound on ‖w_{t+1} - w_t‖ they rest on; None if they are clip norms |
-    | `least` | the sensitivity charged is at least so many clips: noise sized by the paper, not by counting |
+    | `difference`, `residual` | bounds of the module's table, under zero-out and before the batch mean |
+    | `movement` | bound of ‖w_{t+1} - w_t‖ that they rest on, or None if they are clip norms |
+    | `std_*` | standard deviation of each group, relative to the fresh vectors |
+    | `least` | least sensitivity that is charged, in clips, for noise sized by the paper and not by counting |
 
     Guarantee: for queries that move by at most `movement` a round, one record moves a node by no more than its
-    group says, whatever was released before; its squares over `std_*`², summed over every released node that
-    holds the record, are the square of the sensitivity (adaptive composition of Gaussian mechanisms).
+    group's bound, whatever was released before.  The squares of these moves over `std_*`², summed over every
+    released node that holds the record, are the square of the sensitivity (adaptive composition of Gaussian
+    mechanisms).
     """
 
     rounds_per_epoch: int
@@ -105,7 +108,15 @@ class DifferenceTrees(Mechanism):
     least: float = 0.0
 
     def squared_norms(self, workload: Workload) -> NodeGroups:
-        """For the record in each place, what it moves each group's nodes by, squared and summed; each (N,)."""
+        """Compute each record's squared displacement in each group of nodes.
+
+        Args:
+            workload: Workload with the clips and the fixed order.
+
+        Returns:
+            For each group a vector (N,): for the record at each position of an epoch, the squares of the distances
+                by which it moves the group's nodes, summed over these nodes.
+        """
         raise NotImplementedError
 
     @property
@@ -114,7 +125,7 @@ class DifferenceTrees(Mechanism):
 
     @property
     def assumption(self) -> str | None:
-        """The smoothness, where differences are bounded by how far queries move; None where they are clipped."""
+        """Smoothness assumption if queries' movement bounds the differences, or None if they are clipped."""
         if self.movement is None:
             return None
         return (
@@ -124,28 +135,36 @@ class DifferenceTrees(Mechanism):
 
     @property
     def fresh_std(self) -> float:
-        """Of the r tree's node that ends at t; an epoch of one round has no r tree."""
+        """Standard deviation of the r tree's node that ends at t, or 0 for epochs of one round."""
         return self.std_residual if self.rounds_per_epoch > 1 else 0.0
 
     def certified(self, workload: Workload) -> Sensitivity:
-        counted = self.charged_sensitivity(workload)
-        return counted._replace(value=max(counted.value, self.least * float(np.max(workload.clips))))
+        charge = self.charged_sensitivity(workload)
+        return charge._replace(value=max(charge.value, self.least * float(np.max(workload.clips))))
 
     def charged_sensitivity(self, workload: Workload) -> Sensitivity:
         self.check_workload(workload)
-        total = np.zeros(self.rounds_per_epoch)
+        squared_norm = np.zeros(self.rounds_per_epoch)
         for squared_norms, std in zip(self.squared_norms(workload), self.stds, strict=True):
             if not 0.0 < std < math.inf and np.any(squared_norms):
                 raise InputError(
                     f"{type(self).__name__}: a released group of nodes has no noise, or more than any number holds"
                 )
-            total += squared_norms / std**2 if std > 0.0 else 0.0
-        value = math.sqrt(float(np.max(total)))
-        why = "clipped differences" if self.movement is None else f"steps of at most {self.movement:g}"
-        return Sensitivity(value, False, f"released nodes of three trees that hold the record; {why}")
+            squared_norm += squared_norms / std**2 if std > 0.0 else 0.0
+        value = math.sqrt(float(np.max(squared_norm)))
+        bound_text = "clipped differences" if self.movement is None else f"steps of at most {self.movement:g}"
+        return Sensitivity(value, False, f"released nodes of three trees that hold the record; {bound_text}")
 
     def check_workload(self, workload: Workload) -> None:
-        """InputError for a workload that the trees would not factor, or numbers that bound nothing."""
+        """Check that the trees factor the workload and that their bounds are usable.
+
+        Args:
+            workload: Workload of the run.
+
+        Raises:
+            InputError: The decay, the period or the order is another one, γ is not strictly between 0 and 1, or a
+                bound is not finite or not above 0.
+        """
         check_matches(workload, self.decay, None)
         if (
             not isinstance(workload.public_order, FixedOrder)
@@ -166,14 +185,14 @@ class DifferenceTrees(Mechanism):
             raise InputError("bounds on differences and on the movement must be above 0")
 
     def residual_squared_norms(self, workload: Workload) -> Floats:
-        """Of the r tree, which spans the whole run: (N,)."""
-        since_anchor = np.arange(workload.rounds) % self.rounds_per_epoch
-        farthest = self.rounds_per_epoch if self.movement is not None else 1
-        moved = self.residual * np.minimum(since_anchor, farthest).astype(np.float64)
-        found = np.zeros(self.rounds_per_epoch)
-        held = nodes.record_squared_norms(moved, self.rounds_per_epoch, self.decay)
-        found[: len(held)] = held
-        return found
+        """Compute each record's squared displacement in the r tree, which spans the whole run, (N,)."""
+        rounds_since_anchor = np.arange(workload.rounds) % self.rounds_per_epoch
+        max_distance = self.rounds_per_epoch if self.movement is not None else 1
+        displacements = self.residual * np.minimum(rounds_since_anchor, max_distance).astype(np.float64)
+        squared_norms = np.zeros(self.rounds_per_epoch)
+        record_norms = nodes.record_squared_norms(displacements, self.rounds_per_epoch, self.decay)
+        squared_norms[: len(record_norms)] = record_norms
+        return squared_norms
 
 
 Trees = TypeVar("Trees", bound=DifferenceTrees)
@@ -182,28 +201,50 @@ Trees = TypeVar("Trees", bound=DifferenceTrees)
 def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
     """Set the group standard deviations D_k √(W_k / λ_k), in multiples of the clip.
 
-    `shares` says how the loss is split: "equal" over all groups that are released, or "best" for the least mean
-    variance, λ_k ∝ √(A_k D_k² W_k) with A_k what the group adds to it at standard deviation 1.
+    D_k² W_k is the largest squared displacement of a record in group k.  λ_k is the group's part of the privacy
+    loss, and the λ_k sum to 1.
+
+    Args:
+        trees: Trees without noise of their own.
+        workload: Workload of the run.
+        shares: "equal" for equal λ_k of all groups that are released.  "best" for the least mean variance, λ_k ∝
+            √(A_k D_k² W_k), where A_k is the group's mean variance at standard deviation 1.
+
+    Returns:
+        The same trees with these standard deviations.
+
+    Raises:
+        InputError: The trees do not factor the workload.
     """
     trees.check_workload(workload)
-    worst = np.array([float(np.max(squared_norms)) for squared_norms in trees.squared_norms(workload)])
-    wanted = (worst > 0.0).astype(float)
+    worst_norms = np.array([float(np.max(squared_norms)) for squared_norms in trees.squared_norms(workload)])
+    loss_weights = (worst_norms > 0.0).astype(float)
     if shares == "best":
-        added = [with_stds(trees, unit).mean_variance(workload) for unit in np.eye(4)]
-        wanted = np.sqrt(np.array(added) * worst)
+        mean_variances = [with_stds(trees, unit).mean_variance(workload) for unit in np.eye(4)]
+        loss_weights = np.sqrt(np.array(mean_variances) * worst_norms)
     clip = float(np.max(workload.clips))
-    split = wanted / np.sum(wanted)
+    loss_shares = loss_weights / np.sum(loss_weights)
     with np.errstate(divide="ignore"):  # a share that underflowed to 0: refused with the workload
-        return with_stds(trees, np.sqrt(np.divide(worst, split, out=np.zeros(4), where=worst > 0.0)) / clip)
+        return with_stds(
+            trees, np.sqrt(np.divide(worst_norms, loss_shares, out=np.zeros(4), where=worst_norms > 0.0)) / clip
+        )
 
 
 def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
-    """Set the node standard deviations of Algorithm 2 (L put back): 2h σ √V_{≤2N}, …
+    """Set the node standard deviations of Algorithm 2, with L put back: 2h σ √V_{≤2N}, …
 
-    `sigma_mu` is σμ, the paper's noise multiplier times the GDP parameter that it is calibrated to give; its own
-    count, ρ = 2/σ², is σμ = 2.
+    Args:
+        trees: Trees with a bound of the queries' movement.
+        workload: Workload of the run.
+        sigma_mu: σμ, the paper's noise multiplier times the GDP parameter μ that it is calibrated to.  The paper's
+            own count, ρ = 2/σ², is σμ = 2.
 
-    InputError where its constants are too small (N < 6), where they need α ≥ 1/N, or if differences are clipped.
+    Returns:
+        The same trees with these standard deviations, and `least` = 2 σμ.
+
+    Raises:
+        InputError: Differences are clipped, α is below 1/N, or N < 6, for which the paper's constants are too
+            small.
     """
     trees.check_workload(workload)
     if trees.movement is None:
@@ -212,14 +253,19 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
         raise InputError(f'calibration = "paper" needs alpha of at least 1/N = 1/{trees.rounds_per_epoch}')
     early, late = map(math.sqrt, paper_window_counts(workload.rounds, trees.rounds_per_epoch))
     difference = trees.difference / (2.0 * float(np.max(workload.clips))) * late
-    sized = with_stds(trees, np.array([early, late, difference, difference]))
-    return dataclasses.replace(sized, least=2.0 * sigma_mu)
+    paper_trees = with_stds(trees, np.array([early, late, difference, difference]))
+    return dataclasses.replace(paper_trees, least=2.0 * sigma_mu)
 
 
 def paper_window_counts(rounds: int, rounds_per_epoch: int) -> tuple[float, float]:
-    """V_{≤2N} = 3 log2 N and V_{>2N} = 4 (T/N) log2 N of Algorithm 2.
+    """Compute V_{≤2N} = 3 log2 N and V_{>2N} = 4 (T/N) log2 N of Algorithm 2.
 
-    InputError for N < 6: the first is too small there, at N = 1 both are 0, no noise at all.
+    Args:
+        rounds: T.
+        rounds_per_epoch: N.
+
+    Raises:
+        InputError: N < 6, where the first count is too small.  At N = 1 both are 0, which is no noise at all.
     """
     if rounds_per_epoch < 6:
         raise InputError(
@@ -230,6 +276,7 @@ def paper_window_counts(rounds: int, rounds_per_epoch: int) -> tuple[float, floa
 
 
 def with_stds(trees: Trees, stds: Floats) -> Trees:
+    """Return the trees with these standard deviations (4,), in the order of `NodeGroups`."""
     early, late, difference, residual = map(float, stds)
     return dataclasses.replace(
         trees, std_early=early, std_late=late, std_difference=difference, std_residual=residual
@@ -238,46 +285,57 @@ def with_stds(trees: Trees, stds: Floats) -> Trees:
 
 @dataclass(frozen=True)
 class AlignedDifferences(DifferenceTrees):
-    """Fresh vectors of a round: of the r tree (if N > 1), of G, and from the second epoch on of Δ."""
+    """Noise of three trees inside epochs, as in the module's recursion for Q.
+
+    A round takes one fresh vector for the r tree (if N > 1), one for G, and from the second epoch on one for Δ.
+    """
 
     name: ClassVar[str] = "aligned-differences"
     words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, aligned with epochs"
 
     def squared_norms(self, workload: Workload) -> NodeGroups:
-        early, late, changed = np.zeros((3, self.rounds_per_epoch))
+        early, late, difference = np.zeros((3, self.rounds_per_epoch))
         for start in range(0, workload.rounds, self.rounds_per_epoch):
             clips = workload.clips[start : start + self.rounds_per_epoch]
-            held = nodes.column_squared_norms(len(clips), self.decay)
+            column_norms = nodes.column_squared_norms(len(clips), self.decay)
             if start == 0:
-                early[: len(held)] += clips**2 * held
+                early[: len(column_norms)] += clips**2 * column_norms
             else:
-                late[: len(held)] += clips**2 * held
-                changed[: len(held)] += self.difference**2 * held
-        return NodeGroups(early, late, changed, self.residual_squared_norms(workload))
+                late[: len(column_norms)] += clips**2 * column_norms
+                difference[: len(column_norms)] += self.difference**2 * column_norms
+        return NodeGroups(early, late, difference, self.residual_squared_norms(workload))
 
     def variance(self, workload: Workload) -> Floats:
-        """By epochs: variances and covariance of the nodes' filtered noise n and of what earlier epochs left, c.
+        """Compute the variance of every release epoch by epoch, (T,).
 
-        The nodes of prefix p and those of the whole epoch overlap: there n and c are correlated.
+        A release adds the filtered noise n of the nodes of prefix p and the decayed noise c of earlier epochs.  n
+        and c are correlated, because the nodes of prefix p and those of the whole epoch overlap.
         """
         self.check_workload(workload)
-        rounds_per_epoch, decay, stay = self.rounds_per_epoch, self.decay, 1.0 - self.mixing
-        within = nodes.row_squared_norms(rounds_per_epoch, decay)
-        place = np.arange(1, rounds_per_epoch + 1)
-        whole = {end for _, end in cover(1, rounds_per_epoch)}
-        shared = [
-            sum(decay ** (2 * p + rounds_per_epoch - 2 * end) for _, end in cover(1, p) if end in whole)
+        # Per unit of squared weight of a node: node_variance of n, past_variance of c, and their covariance.
+        rounds_per_epoch, decay, retention = self.rounds_per_epoch, self.decay, 1.0 - self.mixing
+        row_norms = nodes.row_squared_norms(rounds_per_epoch, decay)
+        positions = np.arange(1, rounds_per_epoch + 1)
+        epoch_ends = {end for _, end in cover(1, rounds_per_epoch)}
+        overlaps = [
+            sum(decay ** (2 * p + rounds_per_epoch - 2 * end) for _, end in cover(1, p) if end in epoch_ends)
             for p in range(1, rounds_per_epoch + 1)
         ]
         epochs = -(-workload.rounds // rounds_per_epoch)
-        filtered, left, both, rows = self.std_early**2, 0.0, 0.0, list[Floats]()
+        node_variance, past_variance, covariance, rows = self.std_early**2, 0.0, 0.0, list[Floats]()
         for epoch in range(epochs):
             if epoch:
-                left = decay ** (2 * rounds_per_epoch) * left + filtered + 2.0 * decay**rounds_per_epoch * both
-                both = stay * (decay**rounds_per_epoch * both + filtered)
-                filtered = stay**2 * (filtered + self.std_difference**2) + (self.mixing * self.std_late) ** 2
-            carried = decay ** (2 * place) * within[-1] * left
-            rows.append(filtered * within + carried + 2.0 * both * np.array(shared))
+                past_variance = (
+                    decay ** (2 * rounds_per_epoch) * past_variance
+                    + node_variance
+                    + 2.0 * decay**rounds_per_epoch * covariance
+                )
+                covariance = retention * (decay**rounds_per_epoch * covariance + node_variance)
+                node_variance = (
+                    retention**2 * (node_variance + self.std_difference**2) + (self.mixing * self.std_late) ** 2
+                )
+            past_in_rows = decay ** (2 * positions) * row_norms[-1] * past_variance
+            rows.append(node_variance * row_norms + past_in_rows + 2.0 * covariance * np.array(overlaps))
         total = np.concatenate(rows)[: workload.rounds]
         return total + self.std_residual**2 * nodes.row_squared_norms(workload.rounds, decay)
 
@@ -288,27 +346,33 @@ class AlignedDifferences(DifferenceTrees):
         return 1 + int(self.rounds_per_epoch > 1) + int(t > self.rounds_per_epoch)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """The state: the r tree's stack, the filtered noise of the last N places, the epoch's stack.
+        """Return the noise of round t and the next state.
 
-        The bottom of the epoch's stack is what all earlier epochs left, decayed to the end of the last one.
+        The state has three parts: the r tree's stack, the filtered noise of the last N positions, and the epoch's
+        stack.  The bottom of the epoch's stack is the noise of all earlier epochs, decayed to the end of the last
+        one.
         """
-        stacked, ringed, _ = self._state_sizes(t - 1)
-        stack, ring, within = state[:stacked], state[stacked : stacked + ringed], state[stacked + ringed :]
+        stack_size, ring_size, _ = self._state_sizes(t - 1)
+        stack, ring, epoch_stack = (
+            state[:stack_size],
+            state[stack_size : stack_size + ring_size],
+            state[stack_size + ring_size :],
+        )
         vectors, residual = list(fresh), None
         if self.rounds_per_epoch > 1:
             residual, stack = BinaryTree(self.decay).noise(stack, t, self.std_residual * vectors.pop(0))
         if t <= self.rounds_per_epoch:
-            own = self.std_early * vectors[0]
+            node_noise = self.std_early * vectors[0]
         else:
-            changed = ring[0] + self.std_difference * vectors[1]
-            own = (1.0 - self.mixing) * changed + self.mixing * (self.std_late * vectors[0])
-        place = (t - 1) % self.rounds_per_epoch + 1
-        length = place & -place
-        kept = within[: len(within) - (length.bit_length() - 1)]
-        noise = own.add(kept[-1], alpha=self.decay**length) if kept else own
-        epoch = (noise,) if place == self.rounds_per_epoch else (*kept, noise)
-        after = (*stack, *(*ring, own)[-self.rounds_per_epoch :], *epoch)
-        return noise if residual is None else noise + residual, after
+            updated_noise = ring[0] + self.std_difference * vectors[1]
+            node_noise = (1.0 - self.mixing) * updated_noise + self.mixing * (self.std_late * vectors[0])
+        position = (t - 1) % self.rounds_per_epoch + 1
+        length = position & -position
+        left_nodes = epoch_stack[: len(epoch_stack) - (length.bit_length() - 1)]
+        noise = node_noise.add(left_nodes[-1], alpha=self.decay**length) if left_nodes else node_noise
+        next_epoch_stack = (noise,) if position == self.rounds_per_epoch else (*left_nodes, noise)
+        next_state = (*stack, *(*ring, node_noise)[-self.rounds_per_epoch :], *next_epoch_stack)
+        return noise if residual is None else noise + residual, next_state
 
     def integer(self, workload: Workload) -> Factorization:
         if self.movement is not None:
@@ -324,7 +388,7 @@ class AlignedDifferences(DifferenceTrees):
         )
 
     def _state_sizes(self, t: int) -> tuple[int, int, int]:
-        """Vectors of each part of the state after round t."""
+        """Vectors in each part of the state after round t: r stack, ring, epoch stack."""
         return (
             t.bit_count() if self.rounds_per_epoch > 1 else 0,
             min(t, self.rounds_per_epoch),
@@ -334,7 +398,10 @@ class AlignedDifferences(DifferenceTrees):
 
 @dataclass(frozen=True)
 class DifferenceFactorization(Factorization):
-    """Of increments whose parts are clipped apart: r, G and Δ, in the order of the fresh vectors."""
+    """Factorization of increments whose parts r, G and Δ are clipped separately.
+
+    A round's fresh vectors come in the same order as the parts.
+    """
 
     has_parts: ClassVar[bool] = True
 
@@ -356,10 +423,15 @@ class DifferenceFactorization(Factorization):
 
 @dataclass(frozen=True)
 class IntegerAligned(IntegerStrategy):
-    """Epochs of `rounds_per_epoch` rounds; `std_*` are the noises of the groups of nodes, as in
-    `AlignedDifferences`.
+    """C of `AlignedDifferences` on integers: one tree over the run, two that restart every epoch.
 
     Round t takes, stacked in this order, r (if rounds_per_epoch > 1), G, and from the second epoch on Δ.
+
+    | field | meaning |
+    |---|---|
+    | `decay` | decay, in multiples of 2^-31 |
+    | `rounds_per_epoch` | N: rounds of an epoch |
+    | `std_*` | noise of each group of nodes, as in `AlignedDifferences` |
     """
 
     decay: int
@@ -383,38 +455,49 @@ class IntegerAligned(IntegerStrategy):
         )
 
     def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
-        """A record is in every epoch's trees once."""
+        """Return the released nodes in groups of equal noise.
+
+        A record is in every epoch's trees once.
+        """
         early = min(rounds, self.rounds_per_epoch)
-        ((_, _, within),) = self._epoch_tree.noise_groups(rounds, 1)
-        found = [NoiseGroup(early, self.std_early, within)]
+        ((_, _, epoch_roundings),) = self._epoch_tree.noise_groups(rounds, 1)
+        groups = [NoiseGroup(early, self.std_early, epoch_roundings)]
         if rounds > early:
-            found += [NoiseGroup(rounds - early, std, within) for std in (self.std_late, self.std_difference)]
+            groups += [
+                NoiseGroup(rounds - early, std, epoch_roundings) for std in (self.std_late, self.std_difference)
+            ]
         if self.rounds_per_epoch > 1:
-            ((_, _, whole),) = self._residual_tree.noise_groups(rounds, participations)
-            found.append(NoiseGroup(rounds, self.std_residual, whole))
-        return tuple(found)
+            ((_, _, run_roundings),) = self._residual_tree.noise_groups(rounds, participations)
+            groups.append(NoiseGroup(rounds, self.std_residual, run_roundings))
+        return tuple(groups)
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
-        own = int(self.rounds_per_epoch > 1)
-        whole = self._residual_tree.bound_integers([load[:1] for load in loads]) if own else IntegerBounds(0, 0)
-        gradients = self._epoch_tree.bound_integers([load[own : own + 1] for load in loads])
-        changes = self._epoch_tree.bound_integers([load[own + 1 :] or (0,) for load in loads])
-        return IntegerBounds(*(max(bounds) for bounds in zip(whole, gradients, changes, strict=True)))
+        first_gradient = int(self.rounds_per_epoch > 1)
+        residuals = (
+            self._residual_tree.bound_integers([load[:1] for load in loads])
+            if first_gradient
+            else IntegerBounds(0, 0)
+        )
+        gradients = self._epoch_tree.bound_integers([load[first_gradient : first_gradient + 1] for load in loads])
+        changes = self._epoch_tree.bound_integers([load[first_gradient + 1 :] or (0,) for load in loads])
+        return IntegerBounds(*(max(bounds) for bounds in zip(residuals, gradients, changes, strict=True)))
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """The state holds the stacks of the three trees.
+        """Return the nodes that end at t, one for each part, and the next state.
 
-        Guarantee: r is taken as 0 in the first round of an epoch, where accounting charges nothing for it.
+        The state consists of the stacks of the three trees.
+
+        Guarantee: r is taken as 0 in the first round of an epoch, where accounting charges nothing for r.
         """
         parts, stacks = list(sums), self._unpack_stacks(state, t - 1)
         if self.rounds_per_epoch > 1 and (t - 1) % self.rounds_per_epoch == 0:
             parts[0] = np.zeros_like(parts[0])
         trees = (self._residual_tree, self._epoch_tree, self._epoch_tree)[int(self.rounds_per_epoch == 1) :]
-        stepped = [tree.step(stack, t, part) for tree, stack, part in zip(trees, stacks, parts, strict=False)]
-        return np.stack([node for node, _ in stepped]), tuple(v for _, stack in stepped for v in stack)
+        results = [tree.step(stack, t, part) for tree, stack, part in zip(trees, stacks, parts, strict=False)]
+        return np.stack([node for node, _ in results]), tuple(vector for _, stack in results for vector in stack)
 
     def _unpack_stacks(self, state: IntState, t: int) -> list[IntState]:
-        """The parts of the state after round t, one for every tree: of r (if N > 1), of G and of Δ."""
+        """Split the state after round t into the stacks of the trees of r (if N > 1), G and Δ."""
         sizes = [self._residual_tree.state_length(t)] if self.rounds_per_epoch > 1 else []
         sizes += [
             self._epoch_tree.state_length(t),

@@ -1,14 +1,13 @@
-"""A mechanism adds correlated Gaussian noise to a stream of running sums, in floats and on integers.
+"""Mechanisms: correlated Gaussian noise on a stream of running sums, in floats and on integers.
+One algebra serves all mechanisms.  The running sums are A s, where row t of the lower-triangular workload A holds
+the decays, and s the increments.  A mechanism is a factorization A = B C.  It releases A s + B z with independent
+Gaussian z_t, which is post-processing of C s + z.  In a stream each round takes one fresh vector z_t and adds row
+t of B z.  A mechanism is one file: its noise (B), its certificate (the distance by which one record can move C s),
+and C on integers, if it has one.
 
-One algebra for all: the running sums are A s, where row t of the lower-triangular workload A holds the decays
-and s the increments.  A mechanism is a factorization A = B C; it releases A s + B z with independent Gaussian
-z_t, which is post-processing of C s + z.  Streaming, one fresh vector z_t comes in each round and row t of B z
-goes out.  A mechanism is one file: its noise (B), its certificate (how far one record can move C s), and C on
-integers, if it has one.
-
-Factors D_t lengthen short columns of C: late clips that rise, or late noise that shrinks.  C diag(D) with clips s
-is C with clips s · D, so one D serves both: clip S · D_t at the same noise (`late_clip = "column"`), or the noise
-of increment t divided by D_t (`BufferedToeplitz.column_scale`).
+Factors D_t lengthen short columns of C, through late clips that rise or late noise that shrinks.  C diag(D) with
+clips s is C with clips s · D, so one D serves both: clip S · D_t at the same noise (`late_clip = "column"`), or
+the noise of increment t divided by D_t (`BufferedToeplitz.column_scale`).
 """
 
 import dataclasses
@@ -31,25 +30,38 @@ if TYPE_CHECKING:  # the algebra and the command line start without torch
 
 
 _MAX_STEPS = 1000
+"""Most steps of the fixed-point iteration for a record's factors."""
 _SETTLED_CHANGE = 1e-12
-_MAX_PARTICIPATIONS = 2000  # of one record: its inner products are the square of that
+"""Relative change of the factors at which the iteration ends."""
+_MAX_PARTICIPATIONS = 2000
+"""Most rounds of one record for which factors are computed.
+
+The matrix of the record's inner products has the square of this number of entries.
+"""
 
 InnerProducts = Callable[[NDArray[np.int64]], Floats]
-"""⟨C_i, C_j⟩ ≥ 0 of some rounds, counted from 0: (n,) -> (n, n)."""
+"""Function that computes ⟨C_i, C_j⟩ ≥ 0 of some rounds, counted from 0: (n,) -> (n, n)."""
 
 
 class Columns(NamedTuple):
-    """Facts about C that certificates need: squared column norms (T,), and inner products of columns."""
+    """Norms and inner products of the columns of C, on which certificates rest."""
 
     squared_norms: Floats
+    """Squared column norms, (T,)."""
     inner: InnerProducts
+    """Inner products of columns."""
 
 
 def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
-    """D_t by which the clips of `workload` can be multiplied at the same sensitivity; (T,).
+    """Compute factors D_t of the clips that leave the sensitivity unchanged, (T,).
 
-    InputError where no such factors are known: sums that restart, participations in no fixed order, several passes
-    with unequal clips.
+    Args:
+        columns: Columns of the mechanism's C.
+        workload: Workload with the clips and the participations.
+
+    Raises:
+        InputError: No such factors are known: the sums restart, participations have no fixed order, or records
+            take part several times with unequal clips.
     """
     if workload.period is not None:
         raise InputError('late_clip = "column": the sums restart, and no factors are known for them')
@@ -59,44 +71,64 @@ def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
 
 
 def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
-    """D for one participation of every record: all columns, times their clips, become as long as the longest.
+    """Compute D for a single participation of every record, (T,).
 
-    `squared_norms` are the squared column norms of C, (T,).  Every D_t is at least 1.
+    With D all columns, times their clips, become as long as the longest.  Every D_t is at least 1.
 
     Guarantee: the worst record costs what it cost without D, whatever the clips are.
+
+    Args:
+        squared_norms: Squared column norms of C, (T,).
+        workload: Workload with the clips.
+
+    Raises:
+        InputError: Records take part more than once.
     """
     if not workload.public_order.single_pass:
         raise InputError("column scale: records take part more than once; their scale is fixed_order_scale")
-    squares = squared_norms if workload.equal_clips else workload.clips**2 * squared_norms
-    return np.asarray(np.sqrt(np.max(squares) / squares), np.float64)
+    squared_displacements = squared_norms if workload.equal_clips else workload.clips**2 * squared_norms
+    return np.asarray(np.sqrt(np.max(squared_displacements) / squared_displacements), np.float64)
 
 
 def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
-    """D for several passes in a fixed order with equal clips: of every record the largest Π D_t; (T,).
+    """Compute D for several passes in a fixed order with equal clips, (T,).
 
-    Some factors are below 1: late clips are not only raised, clips are redistributed over a record's rounds.
+    D maximizes Π D_t over the rounds of every record.  Some factors are below 1: late clips do not only rise, a
+    record's clips are redistributed over its rounds.
 
     Guarantee: every record costs what the worst one cost without D.
+
+    Args:
+        inner: Inner products of the columns of C.
+        workload: Workload with a fixed order and equal clips.
+
+    Raises:
+        InputError: The order is not fixed, clips differ, or a record takes part in more than 2,000 rounds.
     """
     schedule, rounds = workload.schedule, workload.rounds
     if not isinstance(schedule, FixedOrder) or not workload.equal_clips:
         raise InputError("column scale: several passes need a fixed order and the same clip in every round")
     if rounds > _MAX_PARTICIPATIONS * schedule.rounds_per_epoch:
         raise InputError(f"column scale: records take part more than {_MAX_PARTICIPATIONS} times")
-    own = [
-        np.arange(place, rounds, schedule.rounds_per_epoch)
-        for place in range(min(schedule.rounds_per_epoch, rounds))
+    record_rounds = [
+        np.arange(position, rounds, schedule.rounds_per_epoch)
+        for position in range(min(schedule.rounds_per_epoch, rounds))
     ]
-    products = [inner(held) for held in own]
+    products = [inner(rounds_of_record) for rounds_of_record in record_rounds]
     squared_norm = max(float(np.sum(product)) for product in products)
     scale = np.empty(rounds)
-    for held, product in zip(own, products, strict=True):
-        scale[held] = _record_scale(product, squared_norm)
+    for rounds_of_record, product in zip(record_rounds, products, strict=True):
+        scale[rounds_of_record] = _record_scale(product, squared_norm)
     return scale
 
 
 def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
-    """Of a lower-triangular Toeplitz C with these coefficients, 0 beyond their end, restarted with the sums."""
+    """Return the columns of a lower-triangular Toeplitz C that restarts with the sums.
+
+    Args:
+        coefficients: First column of C, with zeros beyond its end.
+        workload: Workload with the number of rounds and the period.
+    """
     squared_norms = tile_periods(
         workload, lambda rounds: series.column_squared_norms(coefficients[:rounds], rounds)
     )
@@ -104,228 +136,290 @@ def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
 
 
 def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) -> InnerProducts:
-    """Of a lower-triangular Toeplitz C with these coefficients, 0 beyond their end; `block` rounds per restart."""
-    length = rounds if block is None else min(block, rounds)
-    padded = np.zeros(length)
-    padded[: len(coefficients)] = coefficients[:length]
-    sums: dict[int, Floats] = {}
+    """Return the inner products of the columns of a lower-triangular Toeplitz C.
 
-    def inner(held: NDArray[np.int64]) -> Floats:
-        start = held // length * length
-        last = np.minimum(start + length, rounds) - 1 - held  # rounds of the block that follow
-        fewer, lag = np.minimum.outer(last, last).ravel(), np.abs(np.subtract.outer(held, held)).ravel()
-        lag[np.not_equal.outer(start, start).ravel()] = length  # of two blocks: nothing in common
-        products, order = np.zeros(lag.shape), np.argsort(lag, kind="stable")
-        distances, firsts = np.unique(lag[order], return_index=True)
-        for distance, here in zip(distances.tolist(), np.split(order, firsts[1:]), strict=True):
-            if distance == length:
+    Args:
+        coefficients: First column of C, with zeros beyond its end.
+        rounds: T.
+        block: Rounds after which C restarts, or None if it does not.
+    """
+    length = rounds if block is None else min(block, rounds)
+    first_column = np.zeros(length)
+    first_column[: len(coefficients)] = coefficients[:length]
+    partial_sums: dict[int, Floats] = {}
+
+    def inner(columns: NDArray[np.int64]) -> Floats:
+        block_starts = columns // length * length
+        rounds_after = np.minimum(block_starts + length, rounds) - 1 - columns  # rounds of the block that follow
+        min_rounds_after, lags = (
+            np.minimum.outer(rounds_after, rounds_after).ravel(),
+            np.abs(np.subtract.outer(columns, columns)).ravel(),
+        )
+        lags[np.not_equal.outer(block_starts, block_starts).ravel()] = length  # of two blocks: nothing in common
+        products, order = np.zeros(lags.shape), np.argsort(lags, kind="stable")
+        distinct_lags, first_indices = np.unique(lags[order], return_index=True)
+        for lag_value, entries in zip(distinct_lags.tolist(), np.split(order, first_indices[1:]), strict=True):
+            if lag_value == length:
                 break
-            if distance not in sums:
-                sums[distance] = np.cumsum(padded[: length - distance] * padded[distance:])
-            products[here] = sums[distance][fewer[here]]
-        return products.reshape(len(held), len(held))
+            if lag_value not in partial_sums:
+                partial_sums[lag_value] = np.cumsum(first_column[: length - lag_value] * first_column[lag_value:])
+            products[entries] = partial_sums[lag_value][min_rounds_after[entries]]
+        return products.reshape(len(columns), len(columns))
 
     return inner
 
 
 def _record_scale(inner: Floats, squared_norm: float) -> Floats:
-    """1/D_i is proportional to Σ_j ⟨C_i, C_j⟩ D_j where Σ log D is the largest at one squared norm."""
+    """Factors D of one record's rounds, the largest Σ log D at one squared norm, (n,).
+
+    There 1/D_i is proportional to Σ_j ⟨C_i, C_j⟩ D_j, which the iteration solves.
+    """
     scale = np.ones(len(inner))
     for _ in range(_MAX_STEPS):
-        following = np.sqrt(scale / (inner @ scale))
-        settled = np.max(np.abs(following / scale - 1.0)) <= _SETTLED_CHANGE
-        scale = following
-        if settled:
+        next_scale = np.sqrt(scale / (inner @ scale))
+        is_settled = np.max(np.abs(next_scale / scale - 1.0)) <= _SETTLED_CHANGE
+        scale = next_scale
+        if is_settled:
             break
     return np.asarray(scale * np.sqrt(squared_norm / (scale @ inner @ scale)), np.float64)
 
 
 MechanismState = tuple["Tensor", ...]
-"""A flat tuple of vectors shaped like the fresh ones, its length a function of t: silos store it as it is."""
+"""State between rounds, a flat tuple of vectors shaped like the fresh ones.
+
+The number of vectors is a function of t.  Silos store the state unchanged.
+"""
 
 
 class Sensitivity(NamedTuple):
-    """Distance that one record can move C s, and the reason."""
+    """Distance by which one record can move C s, with the reason."""
 
     value: float
     exact: bool
-    """Whether the distance is attained; otherwise `value` is an upper bound."""
+    """Whether the distance is attained, so that `value` is not only an upper bound."""
     reason: str
 
 
 class ColumnBlocks(NamedTuple):
-    """The columns of a C whose columns each reach over few rounds."""
+    """Columns of a C whose columns each have entries in few rounds."""
 
     bands: int
-    """Column t has entries in rounds t … t + bands - 1 only."""
+    """Number of bands b: column t has entries in rounds t … t + b - 1 only."""
     norms: Floats
-    """Their l2 norms, shape (T,)."""
+    """l2 norms of the columns, (T,)."""
 
 
 class Mechanism(Protocol):
-    """A streaming factorization of the workload: a frozen dataclass, of which `registry` has a line."""
+    """Streaming factorization of the workload: a frozen dataclass with a line in `registry`."""
 
     name: ClassVar[str]
-    """In scenarios, ledgers and reports."""
+    """Name in scenarios, ledgers and reports."""
     words: ClassVar[str]
-    """Words of a report for its noise."""
+    """Description of the noise for reports."""
     movement: float | None = None
-    """The sensitivity holds if queries move by at most this a round, which silos check; None: for any queries."""
+    """Most distance between consecutive queries for which the sensitivity holds, or None for any queries.
+
+    Silos check the distance.
+    """
 
     fades: ClassVar[bool] = False
-    """Whether C ≥ 0 has no end to its bands and its columns fade: `columns` says by how much two overlap."""
+    """True for C ≥ 0 without a last band whose columns fade.
+
+    `columns` then bounds the overlap of two columns.
+    """
 
     @property
     def assumption(self) -> str | None:
-        """Assumption of the sensitivity about the loss and the arithmetic, as a sentence; None: nothing at all.
+        """Assumption of the sensitivity about the loss and the arithmetic, as a sentence, or None.
 
-        Guarantee: where it is None, the sensitivity rests on clipping alone.  A silo that is to promise something
-        whatever it is asked takes no other mechanism.
+        Guarantee: where `assumption` is None, the sensitivity rests on clipping alone.  A silo that is to promise
+        something for every query it may receive takes no other mechanism.
         """
         return None
 
     @property
     def fresh_std(self) -> float:
-        """A lower bound of the standard deviation that a round's fresh vectors add to its row of B z, for unit z.
+        """Lower bound of the noise that fresh vectors add to a release, as a standard deviation.
 
-        0 where a mechanism does not say better: then nothing is known of what is new in a release.
+        This is the share of a round's own fresh vectors in its row of B z, for unit z.  A mechanism that states no
+        bound returns 0: then no part of a release is known to be new.
         """
         return 0.0
 
     @classmethod
     def of(cls, workload: Workload, options: Any) -> Self:
-        """The mechanism for a workload, with the `MechanismOptions` of a scenario; InputError if it takes more."""
+        """Build the mechanism for a workload.
+
+        Args:
+            workload: Workload of the run.
+            options: `MechanismOptions` of the scenario.
+
+        Raises:
+            InputError: Options are given that the mechanism does not have, or it cannot be chosen in a scenario.
+        """
         raise InputError(f"mechanism = {cls.name!r}: it belongs to one algorithm and cannot be chosen")
 
     @classmethod
     def comparisons(cls, workload: Workload, options: Any) -> dict[str, Self]:
-        """Those worth a line in a comparison, by `label`; `options` are the defaults."""
+        """Return the variants that are worth a line in a comparison, by `label`.
+
+        Args:
+            workload: Workload of the run.
+            options: Default `MechanismOptions`.
+        """
         one = cls.of(workload, options)
         return {one.label: one}
 
     def options(self) -> dict[str, Any]:
-        """The keys of a scenario, beside the name, from which `of` makes it again; numbers as JSON has them."""
+        """Return the scenario keys, without the name, from which `of` rebuilds the mechanism.
+
+        Numbers are as in JSON.
+        """
         return {}
 
     def columns(self, workload: Workload) -> Columns:
-        """Facts about the columns of C; InputError if none are known."""
+        """Return norms and inner products of the columns of C.
+
+        Raises:
+            InputError: None are known.
+        """
         raise InputError(f"mechanism = {self.name!r}: the columns of its strategy matrix are not known")
 
     @property
     def label(self) -> str:
-        """The name with what tells two of a kind apart."""
+        """Name with the numbers that distinguish mechanisms of one kind."""
         return self.name
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data, from which `registry.mechanism_from` makes it again."""
+        """Convert to plain data for JSON, the inverse of `registry.mechanism_from_data`."""
         data: Any = self
         return {"name": self.name, **dataclasses.asdict(data)}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `as_data`, whose name is left out: fields are numbers, text, and tuples of them."""
+        """Build the mechanism from the output of `as_data` without its name.
+
+        Args:
+            data: Fields, which are numbers, texts, and tuples of them.
+        """
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """`sensitivity` together with its certificate."""
+        """Return the sensitivity together with its certificate."""
         ...
 
     def charged_sensitivity(self, workload: Workload) -> Sensitivity:
-        """`certified`, or less where that charges more than a record can move C s, as a paper's constants do."""
+        """Return `certified` without the surcharge by which a paper's constants exceed the sensitivity of C s."""
         return self.certified(workload)
 
     def sensitivity(self, workload: Workload) -> float:
-        """The l2 distance by which one record can move C s, if zero-out moves its increment by its clip norm.
+        """Compute the l2 distance by which one record can move C s.
 
-        Noise z_t ~ N(0, σ² I) then gives exactly (sensitivity / σ)-GDP under zero-out and (2 sensitivity / σ)
-        under replace-one, for everything released over the whole run.
+        The distance presumes that zero-out moves the record's increment by its clip norm.  Noise z_t ~ N(0, σ² I)
+        then gives exactly (sensitivity / σ)-GDP under zero-out and (2 sensitivity / σ) under replace-one, for
+        everything released over the whole run.
         """
         return self.certified(workload).value
 
     def blocks(self, workload: Workload) -> ColumnBlocks | None:
-        """The columns of C, where what an increment moves ends after a few rounds; None where it may not.
+        """Return the columns of C if each has few bands, else None.
 
-        Guarantee: increments of rounds that lie `bands` or more apart move disjoint blocks of C s, one whose
-        column has norm n by n times its own norm.  That is what secret participation amplifies.
+        Guarantee: increments of rounds that lie `bands` or more apart move disjoint blocks of C s, and an
+        increment whose column has norm n moves its block by n times the increment's own norm.  Amplification by
+        secret participation rests on these two facts.
         """
         return None
 
     def variance(self, workload: Workload) -> Floats:
-        """The noise variance of every release per coordinate, for fresh vectors of variance 1; shape (T,)."""
+        """Compute the noise variance of every release per coordinate, for fresh vectors of variance 1, (T,)."""
         ...
 
     def noise_series(self, workload: Workload) -> Floats | None:
-        """b_0 … b_{T-1} if row t of B z is Σ_j b_j z_{t-j}, one fresh vector a round; None if it is not."""
+        """Return b_0 … b_{T-1} if row t of B z is Σ_j b_j z_{t-j} with one fresh vector a round, else None."""
         return None
 
     def mean_variance(self, workload: Workload) -> float:
-        """`variance` averaged over the rounds."""
+        """Average `variance` over the rounds."""
         return float(np.mean(self.variance(workload)))
 
     def memory_vectors(self, workload: Workload) -> int:
-        """The most vectors that a state holds."""
+        """Most vectors that a state holds."""
         ...
 
     def draws(self, t: int) -> int | None:
-        """Number of fresh vectors that round t takes, public: nodes 0, 1, … of the owner's stream of noise.
+        """Number of fresh vectors that round t takes, or None for a single one without an axis for the number.
 
-        None stands for one that is handed over as it is; several come stacked on a first axis.
+        The number is public.  The vectors are nodes 0, 1, … of the party's stream of noise.  Several vectors come
+        stacked on a first axis.
         """
         return None
 
     def start(self) -> MechanismState:
-        """The state before round 1."""
+        """Return the state before round 1."""
         return ()
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """Row t of B z and the next state, from this round's fresh vector z_t (any leading axes) or `draws(t)`.
+        """Compute row t of B z and the next state.
 
-        The noise returned may be part of the state, or `fresh` itself: do not write into it.
+        The noise may be part of the next state, or `fresh` itself, so that callers must not write into it.
+
+        Args:
+            state: State before round t.
+            t: Round, counted from 1.
+            fresh: Fresh vector z_t, with any leading axes, or `draws(t)` of them.
         """
         ...
 
     def integer(self, workload: Workload) -> "Factorization":
-        """C on integers, with B and the sensitivity of the same coefficients, for a workload in real units.
+        """Build the factorization with C on integers, and with B and the sensitivity of the same coefficients.
 
-        Decays become multiples of 2^-31.  InputError for a mechanism whose claim is one about real-valued
-        gradients: one that rests on how far queries move, on contraction, or on windows of sums, which rounding
-        takes apart; and for one whose C has no exact form.
+        Decays become multiples of 2^-31.
+
+        Args:
+            workload: Workload in real units.
+
+        Raises:
+            InputError: The claim is one about real-valued gradients, or C has no exact form.  Such a claim rests
+                on how far queries move, on contraction, or on windows of sums, and rounding invalidates it.
         """
         raise InputError(f"{type(self).__name__}: its noise cannot be added to integers; use another mechanism")
 
 
 @dataclass(frozen=True)
 class Factorization:
-    """A factorization A = B C with C on integers.
+    """Factorization A = B C with C on integers.
 
-    `workload` has the clips in real units, and the decay that `strategy` has; `mechanism` supplies B and the
-    sensitivity, for the coefficients that `strategy` has.
+    | field | meaning |
+    |---|---|
+    | `strategy` | C on integers |
+    | `mechanism` | B and the sensitivity, for the coefficients of `strategy` |
+    | `workload` | workload with clips in real units and the decay of `strategy` |
     """
 
     strategy: IntegerStrategy
     mechanism: Mechanism
     workload: Workload
     sensitivity_factor: Fraction = Fraction(1)
-    """Factor of the sensitivity where the strategy's coefficients are the mechanism's only nearly."""
+    """Factor of the sensitivity for coefficients of `strategy` that only approximate those of `mechanism`."""
 
     has_parts: ClassVar[bool] = False
-    """Whether an increment's parts are clipped apart, and a round takes a vector for each."""
+    """True if an increment's parts are clipped separately, and a round takes a vector for each part."""
 
     def part_clips(self, t: int) -> tuple[float, ...]:
-        """The norm bound of one record in each vector of round t, in real units."""
+        """Return the norm bound of one record in each vector of round t, in real units."""
         return (float(self.workload.clips[t - 1]),)
 
     def increment_scale(self, t: int) -> float:
-        """Factor of increments of round t, and of their clips, before they become integers."""
+        """Factor of round t's increments, and of their clips, before they become integers."""
         return 1.0
 
     def sensitivity_in_units(self, lattice: Lattice) -> float:
-        """The sensitivity of C for integers of norm K_t under zero-out, in units."""
+        """Compute the sensitivity of C under zero-out for integers of norm K_t, in units of the lattice."""
         return self._sensitivity_in_units(self.mechanism, lattice)
 
     @property
     def max_participations(self) -> int:
-        """In how many rounds a record takes part at most."""
+        """Most rounds in which a record takes part."""
         return participations_per_record(self.workload)
 
     def _sensitivity_in_units(self, mechanism: Mechanism, lattice: Lattice) -> float:
@@ -334,7 +428,16 @@ class Factorization:
 
 
 def check_matches(workload: Workload, decay: float, period: int | None) -> None:
-    """Refuse a workload that a mechanism built for another decay or period would not factor."""
+    """Refuse a workload that a mechanism for another decay or period does not factor.
+
+    Args:
+        workload: Workload of the run.
+        decay: Decay of the mechanism.
+        period: Period of the mechanism, or None without restarts.
+
+    Raises:
+        InputError: The decay or the period differs.
+    """
     if workload.decay != decay:
         raise InputError(f"the mechanism is built for decay = {decay}, the workload has decay = {workload.decay}")
     if workload.period != period:

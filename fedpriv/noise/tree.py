@@ -1,22 +1,21 @@
-"""The binary tree mechanism with any decay, streamed with one fresh vector a round.
+"""Binary tree mechanism with any decay, in floating point and on integers.
 
-Sources: below; the recursion over prefixes and the restart every `period` rounds are those of
-Tran & Cutkosky 2022 (Algorithm 1) and Kornowski, Liu & Talwar (Algorithm 1), with their indices repaired.
+A node stands for an interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Exactly one
+left child ends at each t, the node [t - lowbit(t) + 1, t].  Prefix sums use left children only, so only these
+nodes are released: row t of C is the node that ends at t, C[t, i] = decay^(t-i) in its rounds.  The prefix [1, t]
+is this node plus the prefix [1, t - lowbit(t)] decayed by decay^lowbit(t), which gives B.  Each round takes one
+fresh vector, the noise of its node.  With a period, a new tree starts every `period` rounds.
 
-On integers (C s)_t is the node that ends at t, a binary counter of decayed node sums.  `PaperTree` adds more noise
-than exact counting asks for: as much as a paper's theorem.
+Sources of the tree: Dwork, Naor, Pitassi & Rothblum 2010; Honaker 2015; with decay: Tran & Cutkosky 2022,
+Algorithm 1.  Sources of the recursion over prefixes and of the restart: Tran & Cutkosky 2022 (Algorithm 1) and
+Kornowski, Liu & Talwar (Algorithm 1), with their indices repaired.
 
-The binary tree over the rounds of one period: which nodes are released, and what they cost and add.
+Sums over a sliding window of N rounds are composed of nodes, too.  Node (level, end) is the interval [end -
+2^level + 1, end].  `cover(a, b)` is COMPOSE of Tran & Cutkosky (NeurIPS 2022).  Only nodes in the cover of some
+window are released, and only these have a cost.
 
-Only left children are ever used by prefix sums; exactly one of them ends at each t, the node
-[t - lowbit(t) + 1, t].  Its value is Σ decay^(t-i) s_i over its rounds, so C[t, i] = decay^(t-i) there, and the
-prefix [1, t] is composed of the node ending at t and the prefix [1, t - lowbit(t)] decayed by decay^lowbit(t).
-
-Sources: Dwork, Naor, Pitassi & Rothblum 2010; Honaker 2015; with decay: Tran & Cutkosky 2022, Algorithm 1.
-
-Sums over a sliding window of N rounds are composed of tree nodes too.  Node (level, end) is the interval [end -
-2^level + 1, end].  `cover(a, b)` is COMPOSE of Tran & Cutkosky (NeurIPS 2022).  Of the nodes that a window can
-hold some are never used: only those in the cover of some window are released, and only they cost anything.
+On integers (C s)_t is a binary counter of decayed node sums.  `PaperTree` adds more noise than exact counting
+requires, as much as a paper's theorem.
 """
 
 import math
@@ -59,138 +58,185 @@ if TYPE_CHECKING:
 
 
 def level_count(rounds: int) -> int:
-    """Levels of the tree, ⌊log2 T⌋ + 1: also the number of nodes that hold round 1."""
+    """Number of levels of the tree, ⌊log2 T⌋ + 1, which is also the number of nodes that hold round 1."""
     return rounds.bit_length()
 
 
 def column_squared_norms(rounds: int, decay: float, max_length: int | None = None) -> Floats:
-    """Squared norms of the columns of C: Σ decay^{2(z-i)} over released nodes [y, z] that hold round i; (T,).
+    """Compute the squared norms of the columns of C, (T,), in O(T).
 
-    With decay = 1 this is the number of those nodes.  Nodes of more than `longest` rounds are left out.  Built by
-    doubling: in a block of 2^(k+1) rounds the left half is a released node of its own, the right half is not.
-    O(T).
+    Column i has Σ decay^{2(z-i)} over the released nodes [y, z] that hold round i.  With decay = 1 this is the
+    number of these nodes.  The norms are built by doubling: in a block of 2^(k+1) rounds the left half is a
+    released node, and the right half is not.
+
+    Args:
+        rounds: T.
+        decay: Decay per round.
+        max_length: Most rounds of a node that is counted, or None to count all nodes.
     """
-    pieces, inside = list[Floats](), np.zeros(1)
-    decays = powers(decay**2, 1 << (level_count(rounds) - 1))
+    blocks, right_half = list[Floats](), np.zeros(1)
+    squared_decays = powers(decay**2, 1 << (level_count(rounds) - 1))
     for level in range(level_count(rounds)):
         length = 1 << level
-        counted = inside + decays[:length][::-1] if max_length is None or length <= max_length else inside
+        left_half = (
+            right_half + squared_decays[:length][::-1]
+            if max_length is None or length <= max_length
+            else right_half
+        )
         if rounds & length:
-            pieces.append(counted)
+            blocks.append(left_half)
         if rounds >> level > 1:
-            inside = np.concatenate([counted, inside])
-    return np.concatenate(pieces[::-1])
+            right_half = np.concatenate([left_half, right_half])
+    return np.concatenate(blocks[::-1])
 
 
 def tree_inner_products(rounds: int, block: int, decay: float) -> Callable[[NDArray[np.int64]], Floats]:
-    """⟨C_i, C_j⟩ of some rounds, counted from 0, (n,) -> (n, n), for trees that restart every `block` rounds.
+    """Return a function that computes inner products of columns of C.
 
-    The sum over released nodes [y, z] that hold both i and j of decay^(z-i) decay^(z-j).
+    ⟨C_i, C_j⟩ is the sum of decay^(z-i) decay^(z-j) over the released nodes [y, z] that hold both i and j.
+
+    Args:
+        rounds: T.
+        block: Rounds after which a new tree starts.
+        decay: Decay per round.
+
+    Returns:
+        Function of some rounds, counted from 0: (n,) -> (n, n).
     """
 
-    def products(held: NDArray[np.int64]) -> Floats:
-        start = held // block * block
-        place, length = held - start, np.minimum(block, rounds - start)
-        found = np.zeros((len(held), len(held)))
+    def products(columns: NDArray[np.int64]) -> Floats:
+        block_starts = columns // block * block
+        positions, block_lengths = columns - block_starts, np.minimum(block, rounds - block_starts)
+        inner_products = np.zeros((len(columns), len(columns)))
         for level in range(level_count(min(block, rounds))):
-            node = place >> level
-            released = (node % 2 == 0) & ((node + 1) << level <= length)
-            until = ((node + 1) << level) - 1 - place
-            weight = np.where(released, float(decay) ** until, 0.0)
-            same = np.equal.outer(node, node) & np.equal.outer(start, start)
-            found += np.where(same, np.outer(weight, weight), 0.0)
-        return found
+            nodes = positions >> level
+            released = (nodes % 2 == 0) & ((nodes + 1) << level <= block_lengths)
+            distances = ((nodes + 1) << level) - 1 - positions
+            weights = np.where(released, float(decay) ** distances, 0.0)
+            same_node = np.equal.outer(nodes, nodes) & np.equal.outer(block_starts, block_starts)
+            inner_products += np.where(same_node, np.outer(weights, weights), 0.0)
+        return inner_products
 
     return products
 
 
 def row_squared_norms(rounds: int, decay: float) -> Floats:
-    """Squared norms of the rows of B: the noise variance of every prefix at unit node variance; (T,).  O(T)."""
+    """Compute the squared norms of the rows of B, (T,), in O(T).
+
+    These are the noise variances of every prefix for nodes of variance 1.
+    """
     squared_norms = np.zeros(1)
-    decays = powers(decay**2, 1 << (level_count(rounds) - 1))
+    squared_decays = powers(decay**2, 1 << (level_count(rounds) - 1))
     while len(squared_norms) <= rounds:
-        squared_norms = np.concatenate([squared_norms, squared_norms + decays[: len(squared_norms)]])
+        squared_norms = np.concatenate([squared_norms, squared_norms + squared_decays[: len(squared_norms)]])
     return squared_norms[1 : rounds + 1]
 
 
 def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
-    """Squared norms of the records of a fixed order, Σ_nodes (Σ_{its rounds in the node} clip_i decay^(z-i))².
+    """Compute the squared norms of the records of a fixed order.
 
-    Shape (min(rounds_per_epoch, T),).  A node of at most `rounds_per_epoch` rounds holds a record once; the
-    longer ones are summed level by level, in O(T log(T / rounds_per_epoch)), or O(T) for equal clips.
+    A record has Σ_nodes (Σ_{its rounds in the node} clip_i decay^(z-i))².  A node of at most `rounds_per_epoch`
+    rounds holds a record once.  Longer nodes are summed level by level, in O(T log(T / rounds_per_epoch)), or O(T)
+    for equal clips.
+
+    Args:
+        clips: Clip norm of each round, (T,).
+        rounds_per_epoch: Rounds between two participations of a record.
+        decay: Decay per round.
+
+    Returns:
+        (min(rounds_per_epoch, T),).
     """
     rounds = len(clips)
     rounds_per_epoch = min(rounds_per_epoch, rounds)
-    once = clips**2 * column_squared_norms(rounds, decay, max_length=rounds_per_epoch)
+    short_node_squares = clips**2 * column_squared_norms(rounds, decay, max_length=rounds_per_epoch)
     squared_norms = np.asarray(
-        np.bincount(np.arange(rounds) % rounds_per_epoch, once, rounds_per_epoch), np.float64
+        np.bincount(np.arange(rounds) % rounds_per_epoch, short_node_squares, rounds_per_epoch), np.float64
     )
-    equal = bool(np.all(clips == clips[0]))
+    equal_clips = bool(np.all(clips == clips[0]))
     for length in (1 << level for level in range(rounds_per_epoch.bit_length(), level_count(rounds))):
         squared_norms += (
             clips[0] ** 2 * _equal_clip_squared_norms(rounds, length, rounds_per_epoch, decay)
-            if equal
+            if equal_clips
             else _level_squared_norms(clips, length, rounds_per_epoch, decay)
         )
     return squared_norms
 
 
 def _level_squared_norms(clips: Floats, length: int, rounds_per_epoch: int, decay: float) -> Floats:
-    """Each record's squared norm in the released nodes of `length` rounds, more than an epoch; (N,)."""
+    """Compute each record's squared norm in a level's released nodes, (N,).
+
+    The nodes have `length` rounds, more than an epoch.
+    """
     nodes = np.arange(0, len(clips) // length, 2)
-    held = nodes[:, None] * length + np.arange(length)  # (nodes, length): the rounds of each, from 0
-    moved = clips[held] * powers(decay, length)[::-1]
-    key = np.arange(len(nodes))[:, None] * rounds_per_epoch + held % rounds_per_epoch
-    sums = np.bincount(key.ravel(), moved.ravel(), len(nodes) * rounds_per_epoch)
+    node_rounds = nodes[:, None] * length + np.arange(length)  # (nodes, length), rounds counted from 0
+    displacements = clips[node_rounds] * powers(decay, length)[::-1]
+    bins = np.arange(len(nodes))[:, None] * rounds_per_epoch + node_rounds % rounds_per_epoch
+    sums = np.bincount(bins.ravel(), displacements.ravel(), len(nodes) * rounds_per_epoch)
     return np.asarray(np.sum(sums.reshape(len(nodes), rounds_per_epoch) ** 2, axis=0))
 
 
 def _equal_clip_squared_norms(rounds: int, length: int, rounds_per_epoch: int, decay: float) -> Floats:
-    """`_level` for clips of 1: what a node sees of a record depends on their distance modulo an epoch alone."""
-    distance = np.arange(
-        rounds_per_epoch, dtype=np.float64
-    )  # from a record's last round in the node to the node's end
-    visits = (length - 1 - distance) // rounds_per_epoch + 1
-    seen = (powers(decay, rounds_per_epoch) * geometric_sums(decay**rounds_per_epoch, visits)) ** 2
+    """Compute `_level_squared_norms` for clips of 1.
+
+    A record's weight in a node then depends only on its distance from the node's end, modulo an epoch.
+    """
+    # Distances from a record's last round in the node to the node's end.
+    distances = np.arange(rounds_per_epoch, dtype=np.float64)
+    visit_counts = (length - 1 - distances) // rounds_per_epoch + 1
+    squared_weights = (
+        powers(decay, rounds_per_epoch) * geometric_sums(decay**rounds_per_epoch, visit_counts)
+    ) ** 2
     ends = (np.arange(0, rounds // length, 2) + 1) * length - 1
     squared_norms = np.zeros(rounds_per_epoch)
     for end, count in zip(*np.unique(ends % rounds_per_epoch, return_counts=True), strict=True):
-        squared_norms += count * np.roll(
-            seen[::-1], end + 1
-        )  # place p lies (end - p) mod rounds_per_epoch before the end
+        # The record at position p is last (end - p) mod rounds_per_epoch rounds before the end.
+        squared_norms += count * np.roll(squared_weights[::-1], end + 1)
     return squared_norms
 
 
 def separated_squared_norm(
     rounds: int, block: int, decay: float, max_participations: int, min_separation: int
 ) -> float:
-    """An upper bound of a record's squared norm at clip 1 for any pattern of `max_participations` rounds
-    `min_separation` apart.
+    """Bound a record's squared norm at clip 1 over all patterns of separated participations.
 
-    In a node of n rounds it weighs at most κ(n) = Σ_{j < min(max_participations, ⌈n / separation⌉)} decay^(j
-    separation).  The
-    nodes of one level are disjoint and each of its rounds weighs at most 1, so the squares of a level sum to at
-    most κ(n) min(max_participations, κ(n) · nodes).  A new tree starts every `block` rounds.
+    In a node of n rounds a record weighs at most κ(n) = Σ_{j < min(max_participations, ⌈n / min_separation⌉)}
+    decay^(j min_separation).  The nodes of one level are disjoint, and each of the record's rounds weighs at most
+    1.  So the squares of a level sum to at most κ(n) min(max_participations, κ(n) · nodes).
+
+    Args:
+        rounds: T.
+        block: Rounds after which a new tree starts.
+        decay: Decay per round.
+        max_participations: Most rounds in which the record takes part.
+        min_separation: Least distance of two such rounds.
+
+    Returns:
+        An upper bound.
     """
-    full, rest = divmod(rounds, block)
+    full_blocks, last_block = divmod(rounds, block)
     total = 0.0
     for level in range(level_count(block)):
         length = 1 << level
-        visits = min(max_participations, -(-length // min_separation))
-        weight = float(geometric_sums(decay**min_separation, np.array([float(visits)]))[0])
-        nodes = full * ((block // length + 1) // 2) + (rest // length + 1) // 2
-        total += weight * min(max_participations, weight * nodes)
+        visit_count = min(max_participations, -(-length // min_separation))
+        weight = float(geometric_sums(decay**min_separation, np.array([float(visit_count)]))[0])
+        node_count = full_blocks * ((block // length + 1) // 2) + (last_block // length + 1) // 2
+        total += weight * min(max_participations, weight * node_count)
     return total
 
 
 Node = tuple[int, int]
-"""Level and end."""
+"""Level and last round of a node."""
 
 Ends = NDArray[np.int64]
+"""Last rounds of nodes of one level, (n,)."""
 
 
 def cover(first: int, last: int) -> Iterator[Node]:
-    """The fewest nodes that make up rounds first … last, from left to right; none if first > last."""
+    """Yield the fewest nodes that make up rounds first … last, from left to right.
+
+    No node is yielded if first > last.
+    """
     while first <= last:
         aligned = ((first - 1) & -(first - 1)).bit_length() - 1 if first > 1 else last.bit_length()
         level = min(aligned, (last - first + 1).bit_length() - 1)
@@ -199,46 +245,75 @@ def cover(first: int, last: int) -> Iterator[Node]:
 
 
 def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1) -> Ends:
-    """Where the nodes of `level` end that are in the cover of [max(1, u - N + 1), u] for some u = earliest … T.
+    """Return the ends of a level's nodes that some window's cover uses, (n,).
 
-    A node is in a cover if the window holds it, but not its parent.
+    The windows are [max(1, u - N + 1), u] for u = earliest … T.  A node is in the cover of a window if the window
+    contains the node, but not its parent.
+
+    Args:
+        rounds: T.
+        rounds_per_epoch: N, rounds of a window.
+        level: Level of the nodes, which have 2^level rounds.
+        earliest: First round at whose end a window ends.
     """
     length = 1 << level
     if length > rounds_per_epoch:
         return np.empty(0, np.int64)
     ends = np.arange(length, rounds + 1, length)
     starts = ends - length + 1
-    left = (ends >> level) % 2 == 1
-    latest = np.minimum(
-        np.where(left, ends + length - 1, rounds), np.minimum(starts + rounds_per_epoch - 1, rounds)
+    is_left_child = (ends >> level) % 2 == 1
+    last_windows = np.minimum(
+        np.where(is_left_child, ends + length - 1, rounds), np.minimum(starts + rounds_per_epoch - 1, rounds)
     )
-    soonest = np.maximum(np.where(left, ends, np.maximum(ends, starts - length + rounds_per_epoch)), earliest)
-    return np.asarray(ends[soonest <= latest], np.int64)
+    first_windows = np.maximum(
+        np.where(is_left_child, ends, np.maximum(ends, starts - length + rounds_per_epoch)), earliest
+    )
+    return np.asarray(ends[first_windows <= last_windows], np.int64)
 
 
 def node_squared_norms(ends: Ends, level: int, rounds_per_epoch: int, decay: float, squares: Floats) -> Floats:
-    """Σ over nodes of at most N rounds of squares[t] decay^{2(z-t)} for the record in each place; (N,).
+    """Sum squares[t] decay^{2(z-t)} over a level's nodes, for the record at each position, (N,).
 
-    Such a node holds a record at most once.  `squares` are the squared norms of an increment in every round, (T,).
+    A node has at most N rounds, so that it holds a record at most once.
+
+    Args:
+        ends: Last round z of each node.
+        level: Level of the nodes.
+        rounds_per_epoch: N.
+        decay: Decay per round.
+        squares: Squared norm of an increment in each round, (T,).
     """
-    before_end = np.arange(1 << level)
-    held = (ends[:, None] - 1 - before_end).ravel()  # rounds counted from 0
-    decays = np.tile(powers(decay**2, 1 << level), len(ends))
-    return np.asarray(np.bincount(held % rounds_per_epoch, squares[held] * decays, rounds_per_epoch), np.float64)
+    distances = np.arange(1 << level)
+    rounds_of_nodes = (ends[:, None] - 1 - distances).ravel()  # counted from 0
+    squared_decays = np.tile(powers(decay**2, 1 << level), len(ends))
+    return np.asarray(
+        np.bincount(
+            rounds_of_nodes % rounds_per_epoch, squares[rounds_of_nodes] * squared_decays, rounds_per_epoch
+        ),
+        np.float64,
+    )
 
 
 def window_variances(
     rounds: int, rounds_per_epoch: int, decay: float, early: float, late: float, earliest: int = 1
 ) -> Floats:
-    """Σ std² decay^{2(u-z)} over the cover of [max(1, u - N + 1), u], for every u; 0 before `earliest`; (T,).
+    """Compute the noise variance of the sum over every window, (T,).
 
-    Nodes that end by round 2N have standard deviation `early`, later ones `late`.
+    For the window [max(1, u - N + 1), u] this is Σ std² decay^{2(u-z)} over its cover.
+
+    Args:
+        rounds: T.
+        rounds_per_epoch: N, rounds of a window.
+        decay: Decay per round.
+        early: Standard deviation of nodes that end by round 2N.
+        late: Standard deviation of later nodes.
+        earliest: First u of a window.  Variances before are 0.
     """
-    decays = powers(decay**2, rounds_per_epoch)
+    squared_decays = powers(decay**2, rounds_per_epoch)
     return np.array(
         [
             sum(
-                decays[u - z] * (early if z <= 2 * rounds_per_epoch else late) ** 2
+                squared_decays[u - z] * (early if z <= 2 * rounds_per_epoch else late) ** 2
                 for _, z in cover(max(1, u - rounds_per_epoch + 1), u)
             )
             if u >= earliest
@@ -250,10 +325,10 @@ def window_variances(
 
 @dataclass(frozen=True)
 class BinaryTree(Mechanism):
-    """Noise on tree nodes; the fresh vector of round t belongs to the released node that ends at t.
+    """Noise on tree nodes: the fresh vector of round t belongs to the released node that ends at t.
 
-    Guarantee: a record moves exactly the released nodes that hold one of its rounds.  B is square and
-    invertible, so counting those nodes with their decays is the exact price of everything released.
+    Guarantee: a record moves exactly the released nodes that hold one of its rounds.  B is square and invertible,
+    so counting those nodes with their decays is the exact price of everything released.
     """
 
     name: ClassVar[str] = "tree"
@@ -270,13 +345,13 @@ class BinaryTree(Mechanism):
         check_matches(workload, self.decay, self.period)
         columns = self.columns(workload)
         if isinstance(workload.public_order, MinSeparation):
-            found = self._certify_separated(workload, workload.public_order, columns.squared_norms)
-            return tighten_sensitivity(found, columns.inner, workload)
+            bound = self._certify_separated(workload, workload.public_order, columns.squared_norms)
+            return tighten_sensitivity(bound, columns.inner, workload)
 
-        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+        def compute_norms(clips: Floats, rounds_per_epoch: int) -> Floats:
             return record_squared_norms(clips, rounds_per_epoch, self.decay)
 
-        squared_norms = participation.record_squared_norms(workload, columns.squared_norms, within)
+        squared_norms = participation.record_squared_norms(workload, columns.squared_norms, compute_norms)
         return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "released nodes that hold the record")
 
     def columns(self, workload: Workload) -> Columns:
@@ -285,7 +360,7 @@ class BinaryTree(Mechanism):
 
     @property
     def fresh_std(self) -> float:
-        """Of the node that ends at t, which every release has fresh."""
+        """Standard deviation of the node that ends at t, which is fresh in every release."""
         return 1.0
 
     def variance(self, workload: Workload) -> Floats:
@@ -296,16 +371,19 @@ class BinaryTree(Mechanism):
         return (workload.rounds_per_period + 1).bit_length() - 1
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """The state holds the noise of the prefixes that end at the set bits of t, longest node first."""
-        place = t if self.period is None else (t - 1) % self.period + 1
-        if place == 1:
+        """Return the noise of round t and the next state.
+
+        The state holds the noise of the prefixes that end at the set bits of t, longest node first.
+        """
+        position = t if self.period is None else (t - 1) % self.period + 1
+        if position == 1:
             return fresh, (fresh,)
-        length = place & -place
-        kept = state[: len(state) - (length.bit_length() - 1)]
-        if not kept:
+        length = position & -position
+        left_nodes = state[: len(state) - (length.bit_length() - 1)]
+        if not left_nodes:
             return fresh, (fresh,)
-        noise = fresh.add(kept[-1], alpha=self.decay**length)
-        return noise, (*kept, noise)
+        noise = fresh.add(left_nodes[-1], alpha=self.decay**length)
+        return noise, (*left_nodes, noise)
 
     def integer(self, workload: Workload) -> Factorization:
         decay = round_coefficient(self.decay)
@@ -315,10 +393,10 @@ class BinaryTree(Mechanism):
             strategy, replace(self, decay=decay), workload, decay_rounding_factor(decay, workload)
         )
 
-    def _certify_separated(self, workload: Workload, pattern: MinSeparation, columns: Floats) -> Sensitivity:
+    def _certify_separated(self, workload: Workload, pattern: MinSeparation, squared_norms: Floats) -> Sensitivity:
         if pattern.single_pass:
-            worst = float(np.max(workload.clips**2 * columns))
-            return Sensitivity(math.sqrt(worst), True, "one participation: its nodes")
+            squared_norm_max = float(np.max(workload.clips**2 * squared_norms))
+            return Sensitivity(math.sqrt(squared_norm_max), True, "one participation: its nodes")
         squared_norm = separated_squared_norm(
             workload.rounds,
             workload.rounds_per_period,
@@ -332,7 +410,7 @@ class BinaryTree(Mechanism):
 
 @dataclass(frozen=True)
 class PaperTree(BinaryTree):
-    """A tree whose sensitivity is charged as at least `least` times the largest clip."""
+    """Binary tree whose sensitivity is charged as at least `least` times the largest clip."""
 
     name: ClassVar[str] = "paper-tree"
     words: ClassVar[str] = (
@@ -343,24 +421,26 @@ class PaperTree(BinaryTree):
 
     def certified(self, workload: Workload) -> Sensitivity:
         exact = super().certified(workload)
-        if (charged := self.least * float(np.max(workload.clips))) <= exact.value:
+        if (paper_value := self.least * float(np.max(workload.clips))) <= exact.value:
             return exact
-        return Sensitivity(charged, False, "the paper's count of nodes")
+        return Sensitivity(paper_value, False, "the paper's count of nodes")
 
     def charged_sensitivity(self, workload: Workload) -> Sensitivity:
         return super().certified(workload)
 
 
 _MAX_LEVELS = 48
+"""Number of decay powers that are computed, decay^(2^l) for l = 0, 1, …"""
 
 
 @dataclass(frozen=True)
 class IntegerTree(IntegerStrategy):
-    """`decay` counts multiples of 2^-31; a node is its left half, decayed over the right one, plus that.
+    """C of `BinaryTree` on integers, a binary counter of decayed node sums.
 
-    The decay over 2^l rounds is decay^(2^l), rounded to a multiple of 2^-31 of its own.  A left half is rounded
-    when it is merged, and neighbours round apart only where it holds one of the record's rounds: once a level and
-    participation at most.
+    A node is its left half, decayed over the rounds of the right half, plus the right half.  `decay` is in
+    multiples of 2^-31.  The decay over 2^l rounds is decay^(2^l), rounded to a multiple of 2^-31 at every level.
+    A left half is rounded when it is merged.  Rounding differs between neighbours only where the left half holds
+    one of the record's rounds: at most once a level and participation.
     """
 
     decay: int
@@ -370,8 +450,8 @@ class IntegerTree(IntegerStrategy):
         check_decay(self.decay)
 
     def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
-        block = rounds if self.period is None else min(self.period, rounds)
-        levels = block.bit_length() - 1
+        period_length = rounds if self.period is None else min(self.period, rounds)
+        levels = period_length.bit_length() - 1
         return (
             NoiseGroup(
                 rounds, 1.0, Fraction(0 if self.decay in (0, COEFFICIENT_ONE) else levels * participations)
@@ -379,25 +459,28 @@ class IntegerTree(IntegerStrategy):
         )
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
-        stack, largest = list[int](), 0
-        for t, (load,) in enumerate(loads, start=1):
+        node_bounds, max_bound = list[int](), 0
+        for t, (increment_bound,) in enumerate(loads, start=1):
             if is_restart(t, self.period):
-                stack = []
-            node = load
+                node_bounds = []
+            bound = increment_bound
             for level in range(_merge_count(self._round_in_period(t))):
-                node += scale_bound(stack.pop(), self._decays[level])
-            stack.append(node)
-            largest = max(largest, node)
-        return IntegerBounds(largest, largest)
+                bound += scale_bound(node_bounds.pop(), self._decays[level])
+            node_bounds.append(bound)
+            max_bound = max(max_bound, bound)
+        return IntegerBounds(max_bound, max_bound)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """The state holds the nodes of the set bits of t's place in its period, longest first."""
-        kept = [] if is_restart(t, self.period) else list(state)
+        """Return the node that ends at t and the next state.
+
+        The state holds the nodes of the set bits of t's position in its period, longest first.
+        """
+        stack = [] if is_restart(t, self.period) else list(state)
         node = sums
         for level in range(_merge_count(self._round_in_period(t))):
-            left, decay = kept.pop(), self._decays[level]
-            node = (left if decay == COEFFICIENT_ONE else scale_integers(left, decay)) + node
-        return node, (*kept, node)
+            left_half, decay = stack.pop(), self._decays[level]
+            node = (left_half if decay == COEFFICIENT_ONE else scale_integers(left_half, decay)) + node
+        return node, (*stack, node)
 
     def state_length(self, t: int) -> int:
         """Number of vectors in the state after round t ≥ 0."""
@@ -411,16 +494,21 @@ class IntegerTree(IntegerStrategy):
         return repeated_squares(self.decay, _MAX_LEVELS)
 
 
-def _merge_count(place: int) -> int:
-    """Level of the node that ends at `place`: the number of left halves that it merges."""
-    return (place & -place).bit_length() - 1
+def _merge_count(position: int) -> int:
+    """Number of left halves that the node at the end of round `position` merges, which is its level."""
+    return (position & -position).bit_length() - 1
 
 
 def decay_rounding_factor(decay: float, workload: Workload) -> Fraction:
-    """1 + 2^-28 √T · participations, rounded up, where a tree's decays are rounded level by level.
+    """Factor of the sensitivity that covers the rounding of a tree's decays, level by level.
 
-    With L = ⌊log2 T⌋ levels every entry of C is off by at most L 2^-32, in at most L + 1 nodes a participation,
-    and the sensitivity is at least the record's largest norm: L √(L+1) 2^-32 · participations would do.
+    The factor is 1 + 2^-28 √T · participations, rounded up.  With L = ⌊log2 T⌋ levels every entry of C is off by
+    at most L 2^-32, in at most L + 1 nodes a participation.  The sensitivity is at least the record's largest
+    norm, so that 1 + L √(L+1) 2^-32 · participations would suffice.
+
+    Args:
+        decay: Decay per round.
+        workload: Workload with its rounds and participations.
     """
     if decay in (0.0, 1.0):
         return Fraction(1)
