@@ -1,8 +1,7 @@
-"""`fedpriv statistics`: what a plan costs and how wrong it will be, its release, its tables as text and files.
+"""`fedpriv statistics` and `fedpriv.statistics`: a plan's released tables, with intervals and claim.
 
-Tables of statistics as rows, as plain data, as CSV and as a page of bars and curves with their intervals.
-
-`fedpriv.statistics`: counts, quantiles and survival of a federation's table, with intervals and one claim.
+A dry run prints the cost of a plan and its errors.  A run writes the tables as JSON, as CSV and as a page of bars
+and curves with their intervals.
 """
 
 import csv
@@ -37,47 +36,59 @@ from fedpriv.study.results import read_claims
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 JSON_FILE, CSV_FILE, PAGE_FILE = "statistics.json", "statistics.csv", "statistics.html"
-_WIDTH, _LEFT, _BAR_HEIGHT = 560, 190, 22
+_WIDTH, _MARGIN, _BAR_HEIGHT = 560, 190, 22
 _HEIGHT, _BOTTOM = 260, 30
 
 
 def format_number(value: float) -> str:
-    """A figure with as many digits as one reads."""
+    """Format a figure with at most as many digits as are worth reading."""
     if not math.isfinite(value):
         return "above" if value > 0 else "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def table_rows(table: TableResult) -> list[dict[str, Any]]:
-    """A line an estimate, with its interval and what that covers."""
+    """Return one row for each estimate, with its interval and the subject of the interval."""
     rows = []
-    for each in table.estimates:
-        named = dict(zip(table.of, each.of, strict=False)) if table.kind == "counts" else {"of": " ".join(each.of)}
-        rows.append({**named, "value": each.value, "low": each.low, "high": each.high, "covers": each.covers})
+    for estimate in table.estimates:
+        labels = (
+            dict(zip(table.of, estimate.of, strict=False))
+            if table.kind == "counts"
+            else {"of": " ".join(estimate.of)}
+        )
+        rows.append(
+            {
+                **labels,
+                "value": estimate.value,
+                "low": estimate.low,
+                "high": estimate.high,
+                "covers": estimate.covers,
+            }
+        )
     for curve in table.curves if table.kind == "survival" else ():
-        for at, value, low, high in zip(curve.at, curve.values, curve.low, curve.high, strict=True):
-            of = " ".join((*curve.group, f"survival at {at:g}"))
+        for time, value, low, high in zip(curve.at, curve.values, curve.low, curve.high, strict=True):
+            of = " ".join((*curve.group, f"survival at {time:g}"))
             rows.append({"of": of, "value": value, "low": low, "high": high, "covers": "the population"})
     return rows
 
 
-def statistics_data(asked: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything as plain data; infinities are null."""
+def statistics_data(stats: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables and their claim as plain data, with null for infinities."""
     claim = {name: record[name] for name in ("mu", "epsilon", "delta", "relation", "trust", "engine")}
-    tree = {"name": asked.plan.name, "unit": asked.plan.privacy.unit, "places": asked.unit_count, **claim}
+    tree = {"name": stats.plan.name, "unit": stats.plan.privacy.unit, "places": stats.unit_count, **claim}
     return {**tree, "tables": [_replace_infinities(dataclasses.asdict(table)) for table in tables]}
 
 
 def _replace_infinities(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _replace_infinities(each) for key, each in value.items()}
+        return {key: _replace_infinities(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_replace_infinities(each) for each in value]
+        return [_replace_infinities(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def render_csv(tables: Sequence[TableResult]) -> str:
-    """All tables as one CSV file."""
+    """Render all tables as one CSV file."""
     buffer, figures = io.StringIO(), ("value", "low", "high", "covers")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["table", "of", *figures])
@@ -89,27 +100,27 @@ def render_csv(tables: Sequence[TableResult]) -> str:
 
 
 def write_statistics(
-    folder: Path, asked: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]
+    folder: Path, stats: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]
 ) -> None:
-    """JSON, CSV and the page, beside the results of the run."""
+    """Write JSON, CSV and the page into the folder of the run."""
     write_text(
-        folder / JSON_FILE, json.dumps(statistics_data(asked, tables, record), indent=1, ensure_ascii=False) + "\n"
+        folder / JSON_FILE, json.dumps(statistics_data(stats, tables, record), indent=1, ensure_ascii=False) + "\n"
     )
     write_text(folder / CSV_FILE, render_csv(tables))
-    write_text(folder / PAGE_FILE, render_statistics_page(asked, tables, record))
+    write_text(folder / PAGE_FILE, render_statistics_page(stats, tables, record))
 
 
-def render_statistics_page(asked: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> str:
-    """A page that stands alone: bars and curves, each with an interval of 95 % that has the noise in it.
+def render_statistics_page(stats: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> str:
+    """Render a self-contained page of bars and curves, with intervals of 95 % that include the noise.
 
-    Guarantee: every text of a plan or a table is escaped, and nothing is loaded from elsewhere.
+    Guarantee: every text of a plan or a table is escaped, and the page loads nothing from elsewhere.
     """
     title, css = (
-        asked.plan.title or asked.plan.name,
+        stats.plan.title or stats.plan.name,
         resources.files("fedpriv.show").joinpath("page.css").read_text(),
     )
-    said = (
-        f"Whoever reads this learns of every {asked.cell.privacy.protected_unit.noun} no more than "
+    verdict = (
+        f"Whoever reads this learns of every {stats.cell.privacy.protected_unit.noun} no more than "
         f"μ = {format_upper(record['mu'])} allows, {format_epsilon_delta(record['epsilon'], record['delta'])} "
         f"({record['relation']}), all tables together. Trust: {record['trust']}."
     )
@@ -118,7 +129,7 @@ def render_statistics_page(asked: Statistics, tables: Sequence[TableResult], rec
             '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{}</title><style>{}</style></head>'
         ).format(title, Markup(css)),
         Markup('<body><main><h1>{}</h1><p class="verdict">{}</p>').format(
-            asked.plan.title or asked.plan.name, said
+            stats.plan.title or stats.plan.name, verdict
         ),
         Markup(
             "<p>Bars are counts as they were released; the line on a bar is an interval of 95 %, the noise in it. "
@@ -152,54 +163,58 @@ def _render_table(table: TableResult) -> Markup:
 
 
 def _draw_bars(table: TableResult) -> Markup:
-    scale = (_WIDTH - _LEFT - 20) / max([1.0, *(max(each.high, each.value) for each in table.estimates)])
+    scale = (_WIDTH - _MARGIN - 20) / max([1.0, *(max(entry.high, entry.value) for entry in table.estimates)])
     bar = Markup(
         '<text x="{}" y="{}" text-anchor="end">{}</text><rect x="{}" y="{}" width="{:.1f}" height="{}" '
         'fill="var(--good)" opacity=".55"/><path d="M{:.1f} {}H{:.1f}" stroke="var(--ink)" stroke-width="2"/>'
     )
-    drawn = [
+    bars = [
         bar.format(
-            _LEFT - 8, y + _BAR_HEIGHT / 2 + 2, ", ".join(each.of), _LEFT, y,
-            scale * max(0.0, each.value), _BAR_HEIGHT - 6, _LEFT + scale * each.low, y + _BAR_HEIGHT / 2 - 3,
-            _LEFT + scale * each.high,
+            _MARGIN - 8, y + _BAR_HEIGHT / 2 + 2, ", ".join(entry.of), _MARGIN, y,
+            scale * max(0.0, entry.value), _BAR_HEIGHT - 6, _MARGIN + scale * entry.low, y + _BAR_HEIGHT / 2 - 3,
+            _MARGIN + scale * entry.high,
         )
-        for y, each in zip(itertools.count(4, _BAR_HEIGHT), table.estimates, strict=False)
+        for y, entry in zip(itertools.count(4, _BAR_HEIGHT), table.estimates, strict=False)
     ]  # fmt: skip
-    return _frame_figure(table.name, len(table.estimates) * _BAR_HEIGHT + 10, drawn)
+    return _frame_figure(table.name, len(table.estimates) * _BAR_HEIGHT + 10, bars)
 
 
 def _draw_curve(table: TableResult, curve: Curve) -> Markup:
-    """Steps of a survival curve, or the share below every edge, with its band."""
+    """Draw the steps of a survival curve, or the share below each edge, with its band."""
     first, last = curve.at[0], curve.at[-1]
-    across = [_LEFT / 3 + (_WIDTH - _LEFT / 3 - 20) * (at - first) / ((last - first) or 1.0) for at in curve.at]
-    up = _HEIGHT - _BOTTOM
+    x_positions = [
+        _MARGIN / 3 + (_WIDTH - _MARGIN / 3 - 20) * (at - first) / ((last - first) or 1.0) for at in curve.at
+    ]
+    axis_height = _HEIGHT - _BOTTOM
 
     def height(share: float) -> float:
-        return up - (up - 15) * share
+        return axis_height - (axis_height - 15) * share
 
-    band = [f"{x:.1f},{height(y):.1f}" for x, y in zip(across, curve.high, strict=True)]
-    band += [f"{x:.1f},{height(y):.1f}" for x, y in reversed(list(zip(across, curve.low, strict=True)))]
-    line = " ".join(f"{x:.1f},{height(y):.1f}" for x, y in zip(across, curve.values, strict=True))
-    drawn = [
+    band = [f"{x:.1f},{height(y):.1f}" for x, y in zip(x_positions, curve.high, strict=True)]
+    band += [f"{x:.1f},{height(y):.1f}" for x, y in reversed(list(zip(x_positions, curve.low, strict=True)))]
+    line = " ".join(f"{x:.1f},{height(y):.1f}" for x, y in zip(x_positions, curve.values, strict=True))
+    shapes = [
         Markup('<polygon points="{}" fill="var(--good)" opacity=".18"/>').format(" ".join(band)),
         Markup('<polyline points="{}" fill="none" stroke="var(--good)" stroke-width="2"/>').format(line),
     ]
     for share in (0.0, 0.5, 1.0):
-        drawn += [
+        shapes += [
             Markup('<text x="4" y="{}">{:g}</text>').format(height(share) + 4, share),
             Markup('<path class="grid" d="M40 {0}H{1}"/>').format(height(share), _WIDTH),
         ]
-    for x, at in ((across[0], first), (across[-1], last)):
-        drawn.append(Markup('<text x="{:.0f}" y="{}" text-anchor="middle">{:g}</text>').format(x, _HEIGHT - 8, at))
-    return _frame_figure(" ".join((table.name, *curve.group)), _HEIGHT, drawn)
+    for x, at in ((x_positions[0], first), (x_positions[-1], last)):
+        shapes.append(
+            Markup('<text x="{:.0f}" y="{}" text-anchor="middle">{:g}</text>').format(x, _HEIGHT - 8, at)
+        )
+    return _frame_figure(" ".join((table.name, *curve.group)), _HEIGHT, shapes)
 
 
-def _frame_figure(caption: str, height: float, drawn: Sequence[Markup]) -> Markup:
+def _frame_figure(caption: str, height: float, shapes: Sequence[Markup]) -> Markup:
     frame = Markup('<figure><figcaption>{0}</figcaption><svg viewBox="0 0 {1} {2}" role="img" aria-label="{0}" ')
     return (
         frame.format(escape(caption), _WIDTH, height)
         + Markup('class="chart" style="max-width:40rem">')
-        + Markup("").join(drawn)
+        + Markup("").join(shapes)
         + Markup("</svg></figure>")
     )
 
@@ -210,18 +225,19 @@ class StatisticsResults:
 
     tables: tuple[TableResult, ...]
     data: Mapping[str, Any]
-    """All of it as plain data: what statistics.json holds."""
+    """Tables and claim as plain data, the content of statistics.json."""
     run: RunResults
 
     def table(self, name: str) -> Any:
-        """A table by name: a DataFrame where pandas is installed, else a list of dictionaries.
+        """Return a table by name: a DataFrame where pandas is installed, else a list of dictionaries.
 
-        InputError for a name that the plan does not have.
+        Raises:
+            InputError: The plan has no table of this name.
         """
-        known = {table.name: table for table in self.tables}
-        if name not in known:
-            raise InputError(f"table {name!r}: the plan has {', '.join(map(repr, known))}")
-        rows = table_rows(known[name])
+        tables_by_name = {table.name: table for table in self.tables}
+        if name not in tables_by_name:
+            raise InputError(f"table {name!r}: the plan has {', '.join(map(repr, tables_by_name))}")
+        rows = table_rows(tables_by_name[name])
         try:
             return import_module("pandas").DataFrame(rows)
         except ImportError:
@@ -234,21 +250,21 @@ def statistics(
     """Release the tables of a plan, as `fedpriv statistics` does, and return them.
 
     Args:
-        plan: a plan file, or the same as nested dictionaries.
+        plan: A plan file, or the same as nested dictionaries.
         engine: "vectorized", "inprocess", "ray" or "deployment".
-        out: where results are written; runs/NAME by default.
+        out: Folder for the results; runs/NAME by default.
 
     Raises:
-        InputError: names the key that cannot be used.
-        RunError: says why it could not be finished, such as a silo that refused.
+        InputError: A key cannot be used.  The message names it.
+        RunError: The run could not be finished, for instance because a silo refused.  The message says why.
     """
-    asked = Statistics.from_plan(read_plan(plan if isinstance(plan, Mapping) else Path(plan)))
-    found: ReleasedTables = release_tables(asked, engine, None if out is None else Path(out))
-    return StatisticsResults(found.tables, found.data, load_results(found.folder))
+    stats = Statistics.from_plan(read_plan(plan if isinstance(plan, Mapping) else Path(plan)))
+    released: ReleasedTables = release_tables(stats, engine, None if out is None else Path(out))
+    return StatisticsResults(released.tables, released.data, load_results(released.folder))
 
 
 _MAX_SHOWN_LINES = 24
-"""Lines of a table in the terminal; files have all."""
+"""Most lines of a table in the terminal.  Files have all lines."""
 
 
 @dataclass(frozen=True)
@@ -261,16 +277,16 @@ class ReleasedTables:
 
 
 def release_tables(
-    asked: Statistics, engine: str, out: Path | None = None, connection: Connection = LOCAL
+    stats: Statistics, engine: str, out: Path | None = None, connection: Connection = LOCAL
 ) -> ReleasedTables:
-    """Run the plan's scenario, and write what it says beside the run's own results."""
-    folder = run_sweep(asked.scenario, RunOptions(engine=engine, out=out, connection=connection))
+    """Run the plan's scenario, and write its tables beside the run's own results."""
+    folder = run_sweep(stats.scenario, RunOptions(engine=engine, out=out, connection=connection))
     write_table(folder)
     (record,) = read_claims(folder).cells
     model = np.load(folder / record["model"], allow_pickle=False)
-    tables = tuple(asked.read_tables(model, for_release=find_engine_row(engine).makes_release))
-    write_statistics(folder, asked, tables, record)
-    return ReleasedTables(tables, statistics_data(asked, tables, record), folder)
+    tables = tuple(stats.read_tables(model, for_release=find_engine_row(engine).makes_release))
+    write_statistics(folder, stats, tables, record)
+    return ReleasedTables(tables, statistics_data(stats, tables, record), folder)
 
 
 def run_statistics(
@@ -283,44 +299,54 @@ def run_statistics(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Print errors and price, and release the tables unless it is a dry run; InputError as for a run."""
-    row, asked = find_engine_row(engine), Statistics.from_plan(read_plan(path, overrides))
+    """Print errors and price for a dry run, else release the tables and print them.
+
+    Raises:
+        InputError: The plan or a setting cannot be used, as for a run.
+    """
+    row, stats = find_engine_row(engine), Statistics.from_plan(read_plan(path, overrides))
     if dry_run:
-        _print_dry_run(asked, for_release=row.makes_release, as_json=as_json)
+        _print_dry_run(stats, for_release=row.makes_release, as_json=as_json)
         return
-    found = release_tables(asked, engine, out, connection)
+    released = release_tables(stats, engine, out, connection)
     if as_json:
-        sys.stdout.write(json.dumps(found.data) + "\n")
+        sys.stdout.write(json.dumps(released.data) + "\n")
         return
-    for table in found.tables:
+    for table in released.tables:
         _print_result(table)
         sys.stdout.write("\n")
-    mu, epsilon, delta = (found.data[name] for name in ("mu", "epsilon", "delta"))
+    mu, epsilon, delta = (released.data[name] for name in ("mu", "epsilon", "delta"))
     sys.stdout.write(
         "intervals of 95 %, the noise in them; < stands for less than can be told from none\n"
         f"all tables together: μ = {format_upper(mu)}, {format_epsilon_delta(epsilon, delta)} "
-        f"({found.data['relation']}), trust {found.data['trust']}\n"
-        f"written: {found.folder}/statistics.json, .csv and .html; the claim: fedpriv show {found.folder}\n"
+        f"({released.data['relation']}), trust {released.data['trust']}\n"
+        f"written: {released.folder}/statistics.json, .csv and .html; the claim: fedpriv show {released.folder}\n"
     )
 
 
-def _print_dry_run(asked: Statistics, *, for_release: bool, as_json: bool) -> None:
-    """Say what every table has for cells, what error under each trust, and the price of all."""
-    privacy = asked.cell.privacy
-    tables = list(zip(asked.plan.table, asked.settings.tables, strict=True))
-    mu = max(stream.mu for stream in make_release_streams(asked.make_plan(for_release=for_release), 1))
+def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> None:
+    """Print the cells of each table, its error under each trust, and the price of all tables."""
+    privacy = stats.cell.privacy
+    tables = list(zip(stats.plan.table, stats.settings.tables, strict=True))
+    mu = max(stream.mu for stream in make_release_streams(stats.make_plan(for_release=for_release), 1))
     epsilon, unit = epsilon_of(mu, privacy.delta), privacy.protected_unit.noun
-    errors = {trust: asked.noise_stds(trust, for_release=for_release) for trust in TRUSTS}
+    errors = {trust: stats.noise_stds(trust, for_release=for_release) for trust in TRUSTS}
     if as_json:
-        each = [
+        table_data = [
             {
                 "name": table.title,
                 "cells": cells.size,
-                "standard_error": {trust: errors[trust][place] for trust in TRUSTS},
+                "standard_error": {trust: errors[trust][index] for trust in TRUSTS},
             }
-            for place, (table, cells) in enumerate(tables)
+            for index, (table, cells) in enumerate(tables)
         ]
-        tree = {"mu": mu, "epsilon": epsilon, "delta": privacy.delta, "places": asked.unit_count, "tables": each}
+        tree = {
+            "mu": mu,
+            "epsilon": epsilon,
+            "delta": privacy.delta,
+            "places": stats.unit_count,
+            "tables": table_data,
+        }
         sys.stdout.write(json.dumps(tree) + "\n")
         return
     lines = [
@@ -328,38 +354,40 @@ def _print_dry_run(asked: Statistics, *, for_release: bool, as_json: bool) -> No
             table.title,
             table.kind,
             str(cells.size),
-            *(format_upper(Z * errors[trust][place], 3) for trust in TRUSTS),
+            *(format_upper(Z * errors[trust][index], 3) for trust in TRUSTS),
         ]
-        for place, (table, cells) in enumerate(tables)
+        for index, (table, cells) in enumerate(tables)
     ]
     print_table([["table", "kind", "cells", *(f"± {trust}" for trust in TRUSTS)], *lines])
     sys.stdout.write(
         f"\n± is half of an interval of 95 % about one released number, in {unit}s; the plan asks for trust = "
-        f'"{asked.plan.trust}"\n'
+        f'"{stats.plan.trust}"\n'
         f"price, of all tables together: μ = {format_upper(mu)}, {format_epsilon_delta(epsilon, privacy.delta)} "
         "for "
         f"every {unit} ({privacy.relation})\n"
-        f"{asked.unit_count} places of {unit}s in {asked.cell.federation.silos} silos; nothing was asked of them\n"
+        f"{stats.unit_count} places of {unit}s in {stats.cell.federation.silos} silos; nothing was asked of them\n"
     )
 
 
 def _print_result(table: TableResult) -> None:
-    """Numbers with intervals; a count below its own half-width is only known to be small."""
-    width = max([1, *(len(each.of) for each in table.estimates)])
+    """Print numbers with intervals, and "< high" for a count below half the length of its interval."""
+    width = max([1, *(len(estimate.of) for estimate in table.estimates)])
     lines = [[table.name, *([""] * (width - 1)), "", "95 %", "covers"]]
-    for each in table.estimates[:_MAX_SHOWN_LINES]:
-        of = [*each.of, *([""] * (width - len(each.of)))]
-        half = Z * each.standard_error
-        shown = (
-            f"< {format_number(each.high)}"
-            if table.kind == "counts" and each.value < half
-            else format_number(each.value)
+    for estimate in table.estimates[:_MAX_SHOWN_LINES]:
+        of = [*estimate.of, *([""] * (width - len(estimate.of)))]
+        half = Z * estimate.standard_error
+        text = (
+            f"< {format_number(estimate.high)}"
+            if table.kind == "counts" and estimate.value < half
+            else format_number(estimate.value)
         )
-        lines.append([*of, shown, f"{format_number(each.low)} … {format_number(each.high)}", each.covers])
+        lines.append(
+            [*of, text, f"{format_number(estimate.low)} … {format_number(estimate.high)}", estimate.covers]
+        )
     print_table(lines)
     if (more := len(table.estimates) - _MAX_SHOWN_LINES) > 0:
         sys.stdout.write(f"and {more} more, in the files\n")
     for curve in table.curves if table.kind == "survival" else ():
-        where = " ".join((*curve.group, f"survival to {curve.at[-1]:g}"))
+        label = " ".join((*curve.group, f"survival to {curve.at[-1]:g}"))
         band = f"{format_number(curve.low[-1])} … {format_number(curve.high[-1])}"
-        print_text(f"{where}: {format_number(curve.values[-1])}, {band} of the population\n")
+        print_text(f"{label}: {format_number(curve.values[-1])}, {band} of the population\n")

@@ -1,20 +1,21 @@
-"""Tables of class by score bin beside the sums of an evaluation: what AUC and calibration by groups follow from.
+"""Curves and figures from private sums: ROC and calibration tables, survival bands, and their display.
 
-A test record b of two classes, with the logit s_b of class 1, is in one cell of each table j: its group's, its
-class's, and the bin of s_b, of equal width on -8 … 8 with the threshold's as one edge more.  Its increment is
+Tables of class by score bin are added to the sums of an evaluation.  AUC and calibration by groups follow from
+them.  A test record b of two classes, with the logit s_b of class 1, is in one cell of each table j: the cell of
+its group, its class and the bin of s_b.  Bins have equal width on -8 … 8, and the threshold is one edge more.  The
+increment of the record is
 
     (right_b - 1/2,  loss_b / bound - 1/2,  a C e_1b,  …,  a C e_Jb),      a = √(w/J) √(1/2) / ‖C e_1‖
 
-with C the square root of prefix sums of each class of each group (indicators.py).  So its norm is
-√(1/2) √(1 + w), and two records are √(2 + w) apart at most, less than twice that.
+with C the square root of prefix sums for each class of each group (indicators.py).  Its norm is at most √(1/2) √(1
++ w).  The distance of two increments is at most √(2 + w), less than twice the norm.
 
-Groups are read off the features that a model sees: the hottest of a column's words, or a number between edges.
-A missing value is in the group of what stands in for it.
+Groups are read off the features that a model sees: the largest of a column's one-hot features, or a number between
+edges.  A missing value is in the group of the value that replaces it.
 
-Kaplan–Meier curves from noisy sums of events and of censored records, with bands for the noise.
-
-With d_b events and c_b censored records in bin b, and l_i = d_i + c_i records that leave in bin i, where one more
-bin has the records that leave behind the last edge:
+Kaplan–Meier curves follow from noisy sums of events and of censored records, with bands for the noise.  There are
+d_b events and c_b censored records in bin b. l_i = d_i + c_i records leave in bin i, and one more bin has the
+records that leave behind the last edge:
 
     R_b = Σ_{i ≥ b} l_i - c_b/2,   h_b = d_b/R_b,   S = Π (1 - h),   Λ = -log S
 
@@ -22,23 +23,23 @@ The band is that of Λ, by the score test (Wilson 1927, for counts).  Its ends s
 
     (Λ̂ - Λ)² = 1.96² (v + u Λ)
 
-v is the variance of the noise in Λ̂, by the delta method.  u Λ is the variance of sampling at the Λ that is tested.
-u is the mean of 1/R_b so far.  If Λ̂ is above 3 deviations of the noise, and Greenwood's variance over Λ̂ is larger
-than this mean, u is the former.
+v is the variance of the noise in Λ̂, by the delta method. u Λ is the variance of sampling at the Λ that is tested.
+u is the mean of 1/R_b over the bins so far.  If Λ̂ is above 3 standard deviations of its noise, and the ratio of
+Greenwood's variance to Λ̂ is larger than this mean, u is that ratio.
 
 Where noise dominates, the band is the interval of log S, cut at S = 1.  Before the first event it still has a
 length.  The interval of log(-log S) covers less in these cases, down to nothing.
 
-Figures of test records with intervals of 95 %, by whose records they are: what [evaluation.curves] released.
+Figures of test records are written with intervals of 95 %, for [evaluation.curves]:
 
-| key of results.json | is |
+| key of results.json | figure of |
 |---|---|
-| `test_auc`, `test_auc_low`, `test_auc_high` | of all test records |
-| `test_auc_of_sex=Male`, … | of a group's |
-| `test_auc_at_SILO`, … | of a silo's |
-| `test_observed_where_0.212`, … | the share of class 1 where the model's mean score is .212 |
+| `test_auc`, `test_auc_low`, `test_auc_high` | all test records |
+| `test_auc_of_sex=Male`, … | the records of a group |
+| `test_auc_at_SILO`, … | the records of a silo |
+| `test_observed_where_0.212`, … | share of class 1 where the model's mean score is .212 |
 
-A figure of which there were too few records is not there.
+A figure is left out if there were too few records for it.
 """
 
 import math
@@ -76,7 +77,7 @@ Floats = NDArray[np.float64]
 
 
 class SurvivalBands(NamedTuple):
-    """Survival curves with bands, (..., bins), at the upper edges of bins, and numbers at risk at first."""
+    """Survival curves with bands, (..., bins), at the upper edges of bins, and numbers at risk."""
 
     start: Floats
     """Number at risk at the start of each curve, (...)."""
@@ -93,8 +94,8 @@ def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
     """Compute the curves and bands of released sums.
 
     Args:
-        released: Two "suffix" blocks of `indicators`, (..., 2 bins + 1): first the events of the
-            bins, then the censored records of the bins and of the one behind them.
+        released: Two "suffix" blocks of `indicators`, (..., 2 bins + 1).  The first has the events of the bins,
+            the second the censored records of the bins and of the one behind them.
         std: Standard deviation of the noise in each coordinate.
     """
     bins = released.shape[-1] // 2
@@ -137,7 +138,7 @@ def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
 
 
 MAX_LOGIT = 8.0
-"""Logits beyond ± this are in the outermost bins."""
+"""Absolute value of a logit beyond which it is in an outermost bin."""
 _MAX_GROUPS = 64
 
 
@@ -178,47 +179,58 @@ class CurveSettings(BaseModel):
 
     @cached_property
     def edge_logits(self) -> Floats:
-        """The edges between bins: what lies below the first is in bin 0."""
+        """Edges between bins, increasing.  A logit below the first edge is in bin 0."""
         cut = math.log(self.threshold / (1.0 - self.threshold))
         inner = np.linspace(-MAX_LOGIT, MAX_LOGIT, self.bins + 1)[1:-1]
         return inner if np.isclose(inner, cut, atol=1e-9).any() else np.sort(np.append(inner, cut))
 
     @property
     def bin_count(self) -> int:
-        """Bins, the one that the threshold adds included."""
+        """Number of bins, including the one that the threshold adds."""
         return len(self.edge_logits) + 1
 
     @property
     def threshold_bin(self) -> int:
-        """The first bin of records that are predicted 1."""
+        """Index of the first bin whose records are predicted 1."""
         return int(np.abs(self.edge_logits - math.log(self.threshold / (1.0 - self.threshold))).argmin()) + 1
 
     @property
     def increment_norm(self) -> float:
-        """Of a record's whole increment, loss and accuracy included."""
+        """Largest norm of a record's increment, including its loss and accuracy."""
         return math.sqrt(0.5) * math.sqrt(1.0 + self.weight)
 
     def add_tables(
         self, plain: SummedScores, schema: TableSchema | None, model: ModelSettings, *, scaled: bool
     ) -> "CurveScores":
-        """Return `plain` with the tables of the curves.  InputError as for `make_groupings`."""
+        """Return the scores `plain` with the tables of the curves added.
+
+        Raises:
+            InputError: The tables cannot be formed, as for `make_groupings`.
+        """
         groupings = make_groupings(self, schema, model, is_scaled=scaled)
         return CurveScores(plain.base, plain.loss_bound, plain.classes, self, groupings)
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """A column by which test records are told apart, as features have it."""
+    """A column that splits test records into groups, as the features encode it."""
 
     name: str
     labels: tuple[str, ...]
     first_feature: int
-    """The place of its first feature."""
+    """Position of the column's first feature."""
     edges: tuple[float, ...] | None = None
-    """Of a number, as a feature has them; None for words, one feature each."""
+    """Edges in the scale of the features for a number, or None for words, which have one feature each."""
 
     def codes(self, features: Tensor) -> Tensor:
-        """The group (..., B) of features (..., B, f), each a function of its own row."""
+        """Return the group of each record, which depends on the features of that record only.
+
+        Args:
+            features: (..., B, f).
+
+        Returns:
+            Indices into `labels`, (..., B).
+        """
         if self.edges is None:
             return features[..., self.first_feature : self.first_feature + len(self.labels)].argmax(-1)
         edges = torch.tensor(self.edges, dtype=features.dtype, device=features.device)
@@ -226,45 +238,53 @@ class Grouping:
 
 
 ONE_GROUP = Grouping("all", ("all",), 0, ())
-"""Everybody in one group."""
+"""Grouping that puts every record into one group."""
 
 
 def make_groupings(
     settings: CurveSettings, schema: TableSchema | None, model: ModelSettings, *, is_scaled: bool
 ) -> tuple[Grouping, ...]:
-    """One a table; InputError for labels that have no curve, and for columns that a model's features do not tell.
+    """Return one grouping for each column of `settings.by`, or `ONE_GROUP` if there are none.
 
-    `scaled`: whether columns of numbers are scaled by what a first step gave.
+    Args:
+        settings: Columns and the edges of their groups.
+        schema: Schema of the table, or None for other data.
+        model: Settings of the model whose features are read.
+        is_scaled: Whether columns of numbers are scaled by the result of a first step.
+
+    Raises:
+        InputError: The data are no table of two classes, a column is unknown or has wrong edges, there are more
+            than 64 groups, or the features that the model sees do not show the groups.
     """
     if schema is None or schema.class_count != 2:
         raise InputError("evaluation.curves: is of a table of two classes; leave it out for other data")
-    found, start = [], 0
+    groupings, first_feature = [], 0
     for name, column in schema.sorted_columns:
         if name in settings.by:
             if getattr(model, "backbone", None) is not None:
                 raise InputError("evaluation.curves.by: a backbone's features do not tell groups; leave it out")
             edges = settings.edges.get(name)
             if (column.range is None) != (edges is None):
-                said = "needs edges" if edges is None else "is a column of words, which has no edges"
-                raise InputError(f"evaluation.curves.by: {name!r} {said}")
-            found.append(Grouping(name, column.values or (), start))
+                reason = "needs edges" if edges is None else "is a column of words, which has no edges"
+                raise InputError(f"evaluation.curves.by: {name!r} {reason}")
+            groupings.append(Grouping(name, column.values or (), first_feature))
             if column.range is not None and edges is not None:
                 if is_scaled or not _keeps_encoding(model, schema):
                     raise InputError(
                         f"evaluation.curves.by: a model sees numbers of {name!r} scaled once more; "
                         f"take model.feature_norm of {schema.max_norm:.4g} or more and no [data.scale]"
                     )
-                found[-1] = _make_number_grouping(name, start, column.range, edges)
-        start += column.width
-    known = [name for name, _ in schema.sorted_columns]
-    if missing := [name for name in settings.by if name not in known]:
+                groupings[-1] = _make_number_grouping(name, first_feature, column.range, edges)
+        first_feature += column.width
+    names = [name for name, _ in schema.sorted_columns]
+    if missing := [name for name in settings.by if name not in names]:
         raise InputError(
-            f"evaluation.curves.by: {missing[0]!r} is no feature of the table{suggestion(missing[0], known)}"
+            f"evaluation.curves.by: {missing[0]!r} is no feature of the table{suggestion(missing[0], names)}"
         )
-    if any(len(each.labels) > _MAX_GROUPS for each in found):
+    if any(len(grouping.labels) > _MAX_GROUPS for grouping in groupings):
         raise InputError(f"evaluation.curves.by: more than {_MAX_GROUPS} groups of one column")
-    order = {name: place for place, name in enumerate(settings.by)}
-    return tuple(sorted(found, key=lambda each: order[each.name])) or (ONE_GROUP,)
+    order = {name: index for index, name in enumerate(settings.by)}
+    return tuple(sorted(groupings, key=lambda grouping: order[grouping.name])) or (ONE_GROUP,)
 
 
 def _keeps_encoding(model: ModelSettings, schema: TableSchema) -> bool:
@@ -279,18 +299,19 @@ def _make_number_grouping(
     low, high = bounds
     if not all(low < edge <= high for edge in edges):
         raise InputError(f"evaluation.curves.edges: those of {name!r} are not within its range {list(bounds)}")
-    middle = [f"{one:g} – {other:g}" for one, other in pairwise(edges)]
+    middle = [f"{low_edge:g} – {high_edge:g}" for low_edge, high_edge in pairwise(edges)]
     labels = (f"below {edges[0]:g}", *middle, f"from {edges[-1]:g}")
-    inside = 2.0 * (np.array(edges) - low) / (high - low) - 1.0  # as `encode` scales a cell
+    inside = 2.0 * (np.array(edges) - low) / (high - low) - 1.0  # the scaling of a cell in `encode`
     return Grouping(name, labels, start, tuple(inside.tolist()))
 
 
 @dataclass(frozen=True)
 class CurveScores(SummedScores):
-    """`base`, whose increments are a test record's right, loss, and its cell of every table.
+    """Scores of `base`: a test record's increment holds its accuracy, its loss and its cell of each table.
 
-    Guarantee: an increment is a function of its own record and the model, of norm `norm` at most and no further
-    than `diameter` from any other and from zeros, whatever the model is: a score that is no number has a bin, too.
+    Guarantee: an increment is a function of its own record and the model.  Its norm is at most `norm`, and it is
+    no further than `diameter` from any other increment and from zeros.  Both hold whatever the model is, because a
+    score that is not a number has a bin, too.
     """
 
     settings: CurveSettings
@@ -298,7 +319,7 @@ class CurveScores(SummedScores):
 
     @property
     def dimension(self) -> int:
-        return 2 + sum(2 * len(each.labels) * self.settings.bin_count for each in self.groupings)
+        return 2 + sum(2 * len(grouping.labels) * self.settings.bin_count for grouping in self.groupings)
 
     @property
     def norm(self) -> float:
@@ -306,12 +327,12 @@ class CurveScores(SummedScores):
 
     @cached_property
     def scale(self) -> float:
-        """a: one count of a table, of all that are alike."""
+        """Scale a of one count, the same for all tables."""
         return math.sqrt(0.5 * self.settings.weight / len(self.groupings)) / self._extent[0]
 
     @property
     def diameter(self) -> float:
-        """The largest distance of two increments, or of one and zeros."""
+        """Largest distance of two increments, or of one and zeros."""
         return math.sqrt(2.0 + len(self.groupings) * (self.scale * self._extent[1]) ** 2)
 
     @property
@@ -319,51 +340,67 @@ class CurveScores(SummedScores):
         return find_extent((CellBlock(size=self.settings.bin_count, kind="prefix"),) * 2)
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
+        """Return the increments of the records, (..., B, `dimension`)."""
         scores = super().contributions(model, records)
         logits = to_logits(self.base.outputs(model, records)).double()
         edges = torch.from_numpy(self.settings.edge_logits).to(logits.device)
         logit = (logits[..., 1] - logits[..., 0]).nan_to_num(nan=0.0, posinf=MAX_LOGIT, neginf=-MAX_LOGIT)
-        place = (logit.unsqueeze(-1) >= edges).sum(-1)
-        lag = torch.arange(self.settings.bin_count, device=place.device) - place.unsqueeze(-1)
-        root = torch.from_numpy(self.scale * prefix_root(self.settings.bin_count)).to(place.device)
+        bin_index = (logit.unsqueeze(-1) >= edges).sum(-1)
+        lag = torch.arange(self.settings.bin_count, device=bin_index.device) - bin_index.unsqueeze(-1)
+        root = torch.from_numpy(self.scale * prefix_root(self.settings.bin_count)).to(bin_index.device)
         column = root[lag.clamp(min=0)].where(lag >= 0, 0.0)
         parts, label = [scores], records.labels.long().clamp(0, 1)
-        for each in self.groupings:
-            cell = (2 * each.codes(records.features) + label).expand(place.shape)
-            own = torch.nn.functional.one_hot(cell, 2 * len(each.labels)).double()
-            parts.append((own.unsqueeze(-1) * column.unsqueeze(-2)).flatten(-2))
+        for grouping in self.groupings:
+            cell = (2 * grouping.codes(records.features) + label).expand(bin_index.shape)
+            one_hot = torch.nn.functional.one_hot(cell, 2 * len(grouping.labels)).double()
+            parts.append((one_hot.unsqueeze(-1) * column.unsqueeze(-2)).flatten(-2))
         return torch.cat(parts, -1)
 
     def to_metrics(self, mean: Tensor) -> dict[str, Tensor]:
         return super().to_metrics(mean[..., :2])
 
     def tables(self, mean: Tensor, records: int) -> list[Floats]:
-        """C n and its noise, (groups, 2, bins) of each table, of a mean (`dimension`,) over so many places."""
-        shapes = [(len(each.labels), 2, self.settings.bin_count) for each in self.groupings]
+        """Return C n with its noise for each table, in records.
+
+        Args:
+            mean: Mean of the increments, (`dimension`,).
+            records: Number of records in the mean.
+
+        Returns:
+            A table (groups, 2, bins) for each grouping.
+        """
+        shapes = [(len(grouping.labels), 2, self.settings.bin_count) for grouping in self.groupings]
         parts = np.split(mean[2:].double().numpy(), np.cumsum(list(map(math.prod, shapes))))[:-1]
         return [part.reshape(shape) * (records / self.scale) for part, shape in zip(parts, shapes, strict=True)]
 
     def extra_figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
+        """Return the figures and their intervals, under the keys of the module's table."""
         tables, noise = self.tables(mean, places), float(std) * places / self.scale
-        (negative, positive), whole = combine_groups(tables, [noise] * len(tables))
-        logits, cut = self.settings.edge_logits, self.settings.threshold_bin
-        parts = {"": TwoClassTable(positive, negative, whole, logits, cut)}
+        (negative, positive), std_of_all = combine_groups(tables, [noise] * len(tables))
+        logits, threshold_bin = self.settings.edge_logits, self.settings.threshold_bin
+        parts = {"": TwoClassTable(positive, negative, std_of_all, logits, threshold_bin)}
         if groups and self.settings.by:
             parts |= {
-                f"_of_{grouping.name}={label}": TwoClassTable(counts[1], counts[0], noise, logits, cut)
+                f"_of_{grouping.name}={label}": TwoClassTable(counts[1], counts[0], noise, logits, threshold_bin)
                 for grouping, table in zip(self.groupings, tables, strict=True)
                 for label, counts in zip(grouping.labels, table, strict=True)
             }
-        named = {
-            f"test_{name}{of}": figure for of, part in parts.items() for name, figure in part.figures().items()
+        estimates = {
+            f"test_{name}{suffix}": estimate
+            for suffix, roc_table in parts.items()
+            for name, estimate in roc_table.figures().items()
         }
         if groups:
-            named |= {
-                f"test_observed_where_{each.mean_score:.3f}": each.observed_share
-                for each in parts[""].reliability()
+            estimates |= {
+                f"test_observed_where_{reliability_bin.mean_score:.3f}": reliability_bin.observed_share
+                for reliability_bin in parts[""].reliability()
             }
-        ends = {f"{name}_{end}": getattr(figure, end) for name, figure in named.items() for end in ("low", "high")}
-        return {name: figure.value for name, figure in named.items()} | ends
+        ends = {
+            f"{name}_{end}": getattr(estimate, end)
+            for name, estimate in estimates.items()
+            for end in ("low", "high")
+        }
+        return {name: estimate.value for name, estimate in estimates.items()} | ends
 
 
 PROVED_DIAMETERS.add(CurveScores)
@@ -375,32 +412,35 @@ _LOW_KEY = re.compile(
 )
 _OBSERVED_KEY = re.compile(r"test_observed_where_([0-9.]+)")
 LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
-"""A table's caption, header, body and columns of labels."""
+"""Caption, header, body and number of label columns of a table."""
 
 
 def intervals_of(results: Results) -> list[LabelledTable]:
-    """A table of figures and one of a reliability curve; none without [evaluation.curves].  Means over seeds."""
+    """Return a table of figures and one of reliability curves, without those that are empty.
+
+    Both are empty without [evaluation.curves].  Figures are means over seeds.
+    """
     figures, observed = list[list[str]](), list[list[str]]()
     for point in sweep_points(results):
-        cells, named = cells_at_point(results, point), list(map(format_value, point.values()))
-        for whose in dict.fromkeys(filter(None, (_find_group(key) for cell in cells for key in cell))):
+        cells, point_labels = cells_at_point(results, point), list(map(format_value, point.values()))
+        for group in dict.fromkeys(filter(None, (_find_group(key) for cell in cells for key in cell))):
             texts = [
-                _format_interval(cells, _interval_keys(name, whose), _find_figure_metric(name))
+                _format_interval(cells, _interval_keys(name, group), _find_figure_metric(name))
                 for name in _FIGURE_NAMES
             ]
-            figures.append([*named, whose, *texts])
+            figures.append([*point_labels, group, *texts])
         for cell in cells:
             for match in sorted(
                 filter(None, map(_OBSERVED_KEY.fullmatch, cell)), key=lambda match: float(match[1])
             ):
                 ends = (match[0], f"{match[0]}_low", f"{match[0]}_high")
-                shown = Metric(match[0], "", 100.0, 1, 1)
+                metric = Metric(match[0], "", 100.0, 1, 1)
                 observed.append(
                     [
-                        *named,
+                        *point_labels,
                         str(cell["seed"]),
                         f"{100.0 * float(match[1]):.1f}",
-                        _format_interval([cell], ends, shown),
+                        _format_interval([cell], ends, metric),
                     ]
                 )
     names = list(short_names(results.axes).values())
@@ -416,17 +456,18 @@ def intervals_of(results: Results) -> list[LabelledTable]:
 
 
 def _find_group(key: str) -> str | None:
-    """Of a key with the lower end of an interval whose records it is about."""
+    """Return the group of records that a key of a lower end names, or None for another key."""
     if (match := _LOW_KEY.fullmatch(key)) is None:
         return None
     return match[4] or (f"at {match[2]}" if match[2] else "all")
 
 
-def _interval_keys(name: str, whose: str) -> tuple[str, str, str]:
-    if whose == "all" or whose.startswith("at "):
-        silo = "" if whose == "all" else f"_at_{whose[3:]}"
-        return f"test_{name}{silo}", f"test_{name}_low{silo}", f"test_{name}_high{silo}"
-    return (key := f"test_{name}_of_{whose}"), f"{key}_low", f"{key}_high"
+def _interval_keys(name: str, group: str) -> tuple[str, str, str]:
+    """Return the keys of a figure and of the lower and upper end of its interval."""
+    if group == "all" or group.startswith("at "):
+        silo_suffix = "" if group == "all" else f"_at_{group[3:]}"
+        return f"test_{name}{silo_suffix}", f"test_{name}_low{silo_suffix}", f"test_{name}_high{silo_suffix}"
+    return (key := f"test_{name}_of_{group}"), f"{key}_low", f"{key}_high"
 
 
 def _find_figure_metric(name: str) -> Metric:
@@ -436,8 +477,10 @@ def _find_figure_metric(name: str) -> Metric:
 
 
 def _format_interval(cells: Sequence[Mapping[str, Any]], keys: tuple[str, str, str], metric: Metric) -> str:
-    there = [cell for cell in cells if all(key in cell for key in keys)]
-    if not there:
+    complete_cells = [cell for cell in cells if all(key in cell for key in keys)]
+    if not complete_cells:
         return "–"
-    value, low, high = (f"{metric.factor * fmean(cell[key] for cell in there):.{metric.digits}f}" for key in keys)
+    value, low, high = (
+        f"{metric.factor * fmean(cell[key] for cell in complete_cells):.{metric.digits}f}" for key in keys
+    )
     return f"{value} ({low} – {high})"

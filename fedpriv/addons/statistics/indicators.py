@@ -1,19 +1,22 @@
-"""Counts of records in the cells of public tables: a model whose increments are columns of public matrices.
+"""Model that counts records in the cells of public tables.
 
-A record is in one cell of each table j; its increment is (a_j C_j e_k)_j for the cells k that it is in, of norm 1
-at most.  C_j is the identity, or the square root of prefix or suffix sums in blocks of ordered cells:
+A record is in at most one cell k_j of each table j.  Its increment is (a_j C_j e_{k_j})_j, columns of public
+matrices, of norm at most 1.  C_j is the identity, or the square root of prefix or suffix sums in blocks of ordered
+cells.  With n for the counts of a block:
 
-| kind of a block | C | what follows from C n + noise |
+| kind of a block | C | estimates from C n + noise |
 |---|---|---|
 | "plain" | I | counts |
-| "prefix" | Σ f_i shift^i, f_i = C(2i, i)/4^i | N_k = Σ_{i ≤ k} n_i, with noise of σ √(Σ_{i ≤ k} f_i²) |
+| "prefix" | Σ f_i shift^i, f_i = C(2i, i)/4^i | N_k = Σ_{i ≤ k} n_i, with noise of std σ √(Σ_{i ≤ k} f_i²) |
 | "suffix" | its transpose | R_k = Σ_{i ≥ k} n_i |
 
-A table of moments has (x, 2x² - 1, 1.7) in place of a column, of a number scaled to x in -1 … 1: the third counts
-the records that have one, at no cost, since two with a value are further apart than one is from zeros.
+A table of moments of a number has (x, 2x² - 1, 1.7) in place of a column, with x the number scaled to -1 … 1.  The
+third coordinate counts the records that have a value.  It costs no sensitivity, because the largest distance of
+two records with values exceeds that of a record from zeros.
 
-Weights a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give every table its share of one budget, with one deviation for all
-coordinates.  The sensitivity is known better than by the clip: `Indicators.diameter`.
+The weights a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give each table its share of one budget, with one standard
+deviation of the noise for all coordinates.  The sensitivity is at most `Indicators.diameter`, which is tighter
+than twice the clip norm.
 
 Source: Fichtenberger, Henzinger & Upadhyay 2023, "Constant matters" (the square root of prefix sums).
 """
@@ -50,9 +53,9 @@ from fedpriv.participation.orders import Dependence
 
 STATISTICS = "statistics"
 PRESENT_MOMENT = 1.7
-"""The third moment of a record that has a value."""
+"""Third moment of a record that has a value."""
 MAX_CELLS, MAX_ORDERED_CELLS = 2**16, 2**12
-"""Of all tables together, and of one block of ordered cells."""
+"""Most cells of all tables together, and of one block of ordered cells."""
 _CHUNK = 2**22
 _MISSING_CODE = 9.0
 Floats = NDArray[np.float64]
@@ -84,7 +87,11 @@ class Axis(_PublicModel):
 
     @property
     def ordered_count(self) -> int:
-        """Below, bins and above; or words: the cells apart from that of missing values."""
+        """Number of cells without the cell of missing values.
+
+        For numbers these are a cell below all bins, the bins, and a cell above them.  For words there is a cell
+        for each word.
+        """
         return len(self.edges) + 1 if self.edges is not None else self.words or 0
 
     @property
@@ -92,16 +99,24 @@ class Axis(_PublicModel):
         return self.ordered_count + 1
 
     def codes(self, raw: Floats) -> NDArray[np.int64]:
-        """The cell of every value (n,), the last for a missing one: a function of that value alone."""
+        """Return the cell of each value.
+
+        Args:
+            raw: Values (n,), with NaN for a missing one.
+
+        Returns:
+            Cells (n,), each a function of its own value.  A missing value, or one that is no word, is in the last
+            cell.
+        """
         missing = np.isnan(raw)
         if self.edges is None:
-            held = np.where(missing, -1.0, raw)
-            known = (held >= 0.0) & (held < self.ordered_count) & (held == np.floor(held))
-            return np.where(known, held, self.ordered_count).astype(np.int64)
+            filled = np.where(missing, -1.0, raw)
+            is_word = (filled >= 0.0) & (filled < self.ordered_count) & (filled == np.floor(filled))
+            return np.where(is_word, filled, self.ordered_count).astype(np.int64)
         edges = np.array(self.edges)
-        found = np.searchsorted(edges, raw, side="right")
-        found[raw == edges[-1]] = len(edges) - 1
-        return np.where(missing, self.ordered_count, found).astype(np.int64)
+        cells = np.searchsorted(edges, raw, side="right")
+        cells[raw == edges[-1]] = len(edges) - 1
+        return np.where(missing, self.ordered_count, cells).astype(np.int64)
 
 
 class CellBlock(BaseModel):
@@ -114,7 +129,7 @@ class CellBlock(BaseModel):
 
 
 class Cells(_PublicModel):
-    """One table: its axes, what is summed over it, and its share of the budget."""
+    """One table: its axes, the form of its sums, and its weight in the budget."""
 
     axes: Annotated[tuple[Axis, ...], Field(strict=False, min_length=1, max_length=4)]
     form: Literal["counts", "moments", "prefix", "survival"] = Field(
@@ -147,7 +162,7 @@ class Cells(_PublicModel):
 
     @property
     def group_axes(self) -> tuple[Axis, ...]:
-        """The axes that are crossed: all of counts, and those by which a curve is taken apart."""
+        """Axes whose cells are crossed: all axes of counts, and the axes that split a curve into groups."""
         return self.axes[: {"counts": None, "moments": 0, "prefix": -1, "survival": -2}[self.form]]
 
     @property
@@ -156,12 +171,12 @@ class Cells(_PublicModel):
 
     @property
     def bin_count(self) -> int:
-        """Bins of time, of a table of survival."""
+        """Number of bins of time in a survival table."""
         return self.axes[-2].cell_count - 3
 
     @property
     def blocks(self) -> tuple[CellBlock, ...]:
-        """In the order of the cells; a curve has the same ones for every group."""
+        """Blocks in the order of the cells, the same ones for every group of a curve."""
         if self.form == "counts":
             return (CellBlock(size=math.prod(axis.cell_count for axis in self.axes), kind="plain"),)
         if self.form == "moments":
@@ -178,77 +193,91 @@ class Cells(_PublicModel):
 
     @property
     def extent(self) -> tuple[float, float]:
-        """(c, Δ) of the table's increments; see `find_extent`."""
+        """Largest norm c and distance Δ of the table's increments, as in `find_extent`."""
         if self.form == "moments":
             return math.sqrt(2.0 + PRESENT_MOMENT**2), max(MOMENTS_DIAMETER, math.sqrt(2.0 + PRESENT_MOMENT**2))
         return find_extent(self.blocks)
 
     def codes(self, raw: Floats) -> NDArray[np.int64] | Floats:
-        """The cell (n,) of every record's raw cells (n, columns); of moments x, or 9 where there is no number."""
+        """Return the cell of each record, or its scaled number for moments.
+
+        Args:
+            raw: Raw cells of the records, (n, columns).
+
+        Returns:
+            (n,), integers below `size`.  For moments x in [-1, 1], or 9 for a missing number.
+        """
         if self.form == "moments":
-            (low, high), held = self.axes[0].edges or (0.0, 1.0), raw[:, self.axes[0].column]
-            return np.where(np.isnan(held), _MISSING_CODE, 2.0 * (held.clip(low, high) - low) / (high - low) - 1.0)
-        each = [axis.codes(raw[:, axis.column]) for axis in self.axes]
-        place = np.zeros(len(raw), np.int64)
-        for axis, cell in zip(self.group_axes, each, strict=False):
-            place = place * axis.cell_count + cell
+            (low, high), numbers = self.axes[0].edges or (0.0, 1.0), raw[:, self.axes[0].column]
+            return np.where(
+                np.isnan(numbers), _MISSING_CODE, 2.0 * (numbers.clip(low, high) - low) / (high - low) - 1.0
+            )
+        axis_codes = [axis.codes(raw[:, axis.column]) for axis in self.axes]
+        group = np.zeros(len(raw), np.int64)
+        for axis, code in zip(self.group_axes, axis_codes, strict=False):
+            group = group * axis.cell_count + code
         if self.form == "counts":
-            return place
+            return group
         if self.form == "prefix":
-            return place * self.axes[-1].cell_count + each[-1]
-        time, event, bins = each[-2], each[-1], self.bin_count
+            return group * self.axes[-1].cell_count + axis_codes[-1]
+        time, event, bins = axis_codes[-2], axis_codes[-1], self.bin_count
         beyond, lacking = time == bins + 1, (time == 0) | (time == bins + 2) | (event == 2)
         inside = np.where(event == 1, time - 1, bins + time - 1)
-        left = np.where(lacking, 2 * bins + 1, np.where(beyond, 2 * bins, inside))
-        return np.asarray(place * (2 * bins + 2) + left, np.int64)
+        bin_index = np.where(lacking, 2 * bins + 1, np.where(beyond, 2 * bins, inside))
+        return np.asarray(group * (2 * bins + 2) + bin_index, np.int64)
 
 
 def prefix_root(size: int) -> Floats:
-    """f_0 … f_{size-1}, f_i = C(2i, i)/4^i: the square root of prefix sums."""
+    """Return the coefficients f_0 … f_{size-1} of the square root of prefix sums, f_i = C(2i, i)/4^i."""
     steps = np.arange(1.0, size)
     return np.concatenate([[1.0], np.cumprod((2.0 * steps - 1.0) / (2.0 * steps))])[:size]
 
 
 @lru_cache(maxsize=64)
 def prefix_root_matrix(size: int) -> Floats:
-    """The square root of prefix sums as a matrix, (size, size): row k of its square adds up cells 0 … k."""
+    """Return the square root of prefix sums as a matrix, (size, size).
+
+    Row k of its square adds up cells 0 … k.
+    """
     return lower_toeplitz(prefix_root(size))
 
 
 def lower_toeplitz(values: Floats) -> Floats:
-    """The lower triangular matrix with these values below one another in its first column."""
+    """Return the lower triangular Toeplitz matrix whose first column is `values`."""
     lag = np.subtract.outer(np.arange(len(values)), np.arange(len(values)))
     return np.where(lag >= 0, values[lag.clip(0)], 0.0)
 
 
 @lru_cache(maxsize=256)
 def _squared_extent(block: CellBlock) -> tuple[float, float]:
-    """(largest norm of a column, largest distance of two columns) of a block's C, squared."""
+    """Return the squares of the largest column norm and the largest column distance of a block's C."""
     if block.kind == "plain":
         return 1.0, 2.0 * (block.size > 1)
-    values, furthest = prefix_root(block.size), 0.0
+    values, max_distance = prefix_root(block.size), 0.0
     for lag in range(1, block.size):  # the first column has the most rows behind it
-        moved = values.copy()
-        moved[lag:] -= values[:-lag]
-        furthest = max(furthest, float(moved @ moved))
-    return float(values @ values), furthest
+        difference = values.copy()
+        difference[lag:] -= values[:-lag]
+        max_distance = max(max_distance, float(difference @ difference))
+    return float(values @ values), max_distance
 
 
 def find_extent(blocks: Sequence[CellBlock]) -> tuple[float, float]:
-    """(c, Δ): the largest norm of a column of C, and the largest distance of two columns, or of one and zeros.
+    """Return the largest norm c of a column of C, and the largest distance Δ.
 
-    Guarantee: no column is longer than c and no two records, one of which may be in no cell, are further apart
-    than Δ, but for a relative 2^-40.
+    The distance is that of two columns, or of a column and zeros.
+
+    Guarantee: no column is longer than c, and the increments of no two records are further apart than Δ, but for a
+    relative 2^-40.  One of the two records may be in no cell.
     """
-    each = [_squared_extent(block) for block in blocks]
-    norms = sorted((longest for longest, _ in each), reverse=True)
-    apart = max(furthest for _, furthest in each)
-    across = norms[0] + norms[1] if len(norms) > 1 else 0.0
-    return math.sqrt(norms[0]), math.sqrt(max(apart, across, norms[0]))
+    extents = [_squared_extent(block) for block in blocks]
+    norms = sorted((norm for norm, _ in extents), reverse=True)
+    within_block = max(distance for _, distance in extents)
+    across_blocks = norms[0] + norms[1] if len(norms) > 1 else 0.0
+    return math.sqrt(norms[0]), math.sqrt(max(within_block, across_blocks, norms[0]))
 
 
 class StatisticsSettings(ModelSettings):
-    """Which tables are counted."""
+    """Tables that the model counts."""
 
     tables: Annotated[tuple[Cells, ...], Field(strict=False, min_length=1, max_length=64)]
     real: bool = Field(False, description="whether labels are real numbers; they are not looked at")
@@ -265,26 +294,32 @@ class StatisticsSettings(ModelSettings):
 
     @property
     def used_columns(self) -> set[int]:
-        """Places of the raw cells that are looked at."""
+        """Positions of the raw cells that the tables read."""
         return {axis.column for table in self.tables for axis in table.axes}
 
     @cached_property
     def extents(self) -> tuple[tuple[float, float], ...]:
-        """(c_j, Δ_j) of every table."""
+        """Largest norm c_j and distance Δ_j of each table."""
         return tuple(table.extent for table in self.tables)
 
     @cached_property
     def scales(self) -> tuple[float, ...]:
-        """a_j."""
-        whole = sum(table.weight for table in self.tables)
+        """Scale a_j of each table."""
+        total_weight = sum(table.weight for table in self.tables)
         return tuple(
-            math.sqrt(table.weight / whole) / norm
+            math.sqrt(table.weight / total_weight) / norm
             for table, (norm, _) in zip(self.tables, self.extents, strict=True)
         )
 
 
 def encode_cells(cells: NDArray[Any], dtype: torch.dtype, settings: StatisticsSettings) -> Tensor:
-    """Raw cells (n, columns) -> codes (n, tables), each row a function of that record's own cells."""
+    """Encode raw cells (n, columns) as codes (n, tables).
+
+    Each row is a function of that record's own cells.
+
+    Raises:
+        InputError: The cells are not (n, columns) of float64, or a table reads a column that they lack.
+    """
     if cells.ndim != 2 or cells.dtype != np.float64 or max(settings.used_columns) >= cells.shape[1]:
         raise InputError(
             f"model.name = {STATISTICS!r}: counts cells of a table; a record here has shape {cells.shape[1:]}"
@@ -294,10 +329,13 @@ def encode_cells(cells: NDArray[Any], dtype: torch.dtype, settings: StatisticsSe
 
 @dataclass(frozen=True)
 class Indicators(Deterministic):
-    """-(a_j C_j e_k)_j for a record in the cells k: one step of size 1 from 0 gives their mean.
+    """Objective whose increment is -(a_j C_j e_k)_j for a record in the cells k.
 
-    Guarantee: an increment is one of finitely many public vectors, of norm 1 at most and no further than
-    `diameter` from each other and from zeros, whatever a server asks; a record in a cell that is none adds zeros.
+    One step of size 1 from 0 gives the mean of (a_j C_j e_k)_j over the records.
+
+    Guarantee: an increment is one of finitely many public vectors, whatever a server asks.  Its norm is at most 1,
+    and it is no further than `diameter` from any other increment and from zeros.  A record whose code is no cell
+    of a table adds zeros there.
     """
 
     settings: StatisticsSettings
@@ -318,116 +356,142 @@ class Indicators(Deterministic):
 
     @property
     def diameter(self) -> float:
-        """The largest distance of two increments, or of one and zeros: √(Σ (a_j Δ_j)²)."""
-        apart = zip(self.settings.scales, self.settings.extents, strict=True)
-        return math.sqrt(sum((scale * furthest) ** 2 for scale, (_, furthest) in apart))
+        """Largest distance of two increments, or of one and zeros: √(Σ (a_j Δ_j)²)."""
+        scaled_extents = zip(self.settings.scales, self.settings.extents, strict=True)
+        return math.sqrt(sum((scale * distance) ** 2 for scale, (_, distance) in scaled_extents))
 
     def initial(self) -> Tensor:
         return torch.zeros(self.dimension, dtype=self.dtype)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Sum the increments of a batch in chunks of rows, (..., d), and count the clipped ones."""
         codes, weights = batch.records.features, batch.weights
         lead = np.broadcast_shapes(query.points[0].shape[:-1], codes.shape[:-2])
         total = torch.zeros(*lead, self.dimension, dtype=weights.dtype, device=codes.device)
         clipped = torch.zeros(lead, dtype=torch.int64, device=codes.device)
         rows = max(1, _CHUNK // (self.dimension * math.prod(codes.shape[:-2])))
         for start in range(0, codes.shape[-2], rows):
-            some, weight = codes[..., start : start + rows, :], weights[..., start : start + rows]
-            vectors = self._make_vectors(some, weights.dtype) * sum(query.coefficients)
-            found = compute_clipping(vector_bounds(upper_norm(vectors)), weight, clip)
-            total = total + (found.factor.unsqueeze(-2) @ found.zero_unrepresentable(vectors)).squeeze(-2)
-            clipped = clipped + found.clipped_count
+            chunk_codes, chunk_weights = codes[..., start : start + rows, :], weights[..., start : start + rows]
+            vectors = self._make_vectors(chunk_codes, weights.dtype) * sum(query.coefficients)
+            clipping = compute_clipping(vector_bounds(upper_norm(vectors)), chunk_weights, clip)
+            total = total + (clipping.factor.unsqueeze(-2) @ clipping.zero_unrepresentable(vectors)).squeeze(-2)
+            clipped = clipped + clipping.clipped_count
         return Increment(total, clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         vectors = self._make_vectors(batch.records.features, batch.weights.dtype) * sum(query.coefficients)
-        found = compute_clipping(vector_bounds(upper_norm(vectors)), batch.weights, clip)
-        return found.zero_unrepresentable(vectors) * found.factor.unsqueeze(-1)
+        clipping = compute_clipping(vector_bounds(upper_norm(vectors)), batch.weights, clip)
+        return clipping.zero_unrepresentable(vectors) * clipping.factor.unsqueeze(-1)
 
     def sum_integer_vectors(
-        self, codes: Floats, there: NDArray[np.bool_], norm: int, factor: float
+        self, codes: Floats, is_counted: NDArray[np.bool_], norm: int, factor: float
     ) -> NDArray[np.int64]:
-        """The sum of the integer vectors of the records that are `there`, with `codes` (n, tables): (d,).
+        """Sum the integer vectors of the counted records.
 
-        A record's are -trunc(scale · a_j C_j e_k), with the same scale, `factor` or less, for all of them.
+        A record's vector is -trunc(scale · a_j C_j e_k).  All records have the same scale, of absolute value at
+        most |`factor`|.
 
-        Guarantee: a record adds a vector of norm `norm` at most, truncation included, a function of its own cells
-        and public numbers.  The time it takes depends on n and public numbers: cells are counted.
+        Guarantee: a record adds a vector of norm at most `norm`, truncation included, that is a function of its
+        own cells and public numbers.  The time that the sum takes depends on n and public numbers, because cells
+        are counted.
+
+        Args:
+            codes: Codes of the records, (n, tables).
+            is_counted: Mask of the records that count, (n,).
+            norm: Largest norm of a record's integer vector.
+            factor: Signed scale before it is limited by `norm`.
+
+        Returns:
+            (d,), int64.
         """
         lengths = (c for c, _ in self.settings.extents)
-        longest = math.hypot(*(a * c for a, c in zip(self.settings.scales, lengths, strict=True)))
-        scale = math.copysign(min(abs(factor), norm * (1.0 - 2.0**-30) / longest), factor)
+        max_norm = math.hypot(*(a * c for a, c in zip(self.settings.scales, lengths, strict=True)))
+        scale = math.copysign(min(abs(factor), norm * (1.0 - 2.0**-30) / max_norm), factor)
         parts = []
-        for place, (table, a) in enumerate(zip(self.settings.tables, self.settings.scales, strict=True)):
-            own = codes[there, place]
+        for table_index, (table, a) in enumerate(zip(self.settings.tables, self.settings.scales, strict=True)):
+            table_codes = codes[is_counted, table_index]
             if table.form == "moments":
-                x = own[np.abs(own) <= 1.0]
+                x = table_codes[np.abs(table_codes) <= 1.0]
                 moments = np.stack([x, 2.0 * x * x - 1.0, np.full_like(x, PRESENT_MOMENT)])
                 parts.append(np.trunc(scale * a * moments).astype(np.int64).sum(axis=1))
                 continue
-            inside = own[(own >= 0) & (own < table.size)].astype(np.int64)
+            inside = table_codes[(table_codes >= 0) & (table_codes < table.size)].astype(np.int64)
             counts, start = np.bincount(inside, minlength=table.size), 0
             for block in table.blocks:
-                held = counts[start : start + block.size]
+                block_counts = counts[start : start + block.size]
                 start += block.size
                 if block.kind == "plain":
-                    parts.append(held * int(scale * a))
+                    parts.append(block_counts * int(scale * a))
                     continue
                 values = np.trunc(scale * a * prefix_root(block.size)).astype(np.int64)
                 backwards = slice(None, None, -1 if block.kind == "suffix" else 1)
-                parts.append(np.convolve(held[backwards], values)[: block.size][backwards])
+                parts.append(np.convolve(block_counts[backwards], values)[: block.size][backwards])
         return -np.concatenate(parts)
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """0: there is nothing to be right about."""
+        """Return a loss of 0 and no accuracy, since counts predict nothing."""
         return ModelEvaluation(point.sum(-1) * 0.0, None)
 
     def _make_vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        """-(a_j C_j e_k)_j, (..., B, d)."""
+        """Return -(a_j C_j e_k)_j, (..., B, d)."""
         parts = []
-        for place, (table, columns) in enumerate(zip(self.settings.tables, self._column_tensors, strict=True)):
-            low, high, sign, values = (each.to(codes.device) for each in columns)
+        for table_index, (table, columns) in enumerate(
+            zip(self.settings.tables, self._column_tensors, strict=True)
+        ):
+            low, high, sign, values = (column.to(codes.device) for column in columns)
             if table.form == "moments":
-                x = codes[..., place, None].to(dtype)
+                x = codes[..., table_index, None].to(dtype)
                 moments = torch.cat([x, 2.0 * x * x - 1.0, torch.full_like(x, PRESENT_MOMENT)], dim=-1)
                 parts.append((moments * values[0].to(dtype)).where(x.abs() <= 1.0, 0.0))
                 continue
-            code = codes[..., place].round().long()
-            there = (code >= 0) & (code < len(low))
+            code = codes[..., table_index].round().long()
+            is_cell = (code >= 0) & (code < len(low))
             code = code.clamp(0, len(low) - 1)
             rows = torch.arange(len(low), device=codes.device)
             lag = (rows - code.unsqueeze(-1)) * sign[code].unsqueeze(-1)
-            held = (rows >= low[code].unsqueeze(-1)) & (rows < high[code].unsqueeze(-1)) & (lag >= 0)
-            parts.append(values.to(dtype)[lag.clamp(0, len(values) - 1)].where(held & there.unsqueeze(-1), 0.0))
+            is_reached = (rows >= low[code].unsqueeze(-1)) & (rows < high[code].unsqueeze(-1)) & (lag >= 0)
+            parts.append(
+                values.to(dtype)[lag.clamp(0, len(values) - 1)].where(is_reached & is_cell.unsqueeze(-1), 0.0)
+            )
         return -torch.cat(parts, dim=-1)
 
     @cached_property
     def _column_tensors(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Of every table: rows that a cell's column reaches [low, high), its direction, and a_j f."""
-        found = []
+        """Tensors from which the columns a_j C_j e_k of each table are formed.
+
+        For each cell k of a table, the first three tensors, (cells,), hold the half-open range [low, high) of rows
+        in which the column is not 0, and the direction in which it extends.  The fourth holds the values a_j f_i.
+        """
+        tensors = []
         for table, scale in zip(self.settings.tables, self.settings.scales, strict=True):
             low, high, sign, start = [], [], [], 0
             for block in table.blocks:
-                places = range(start, start + block.size)
+                cells = range(start, start + block.size)
                 plain = block.kind == "plain"
-                low += [each if plain else start for each in places]
-                high += [each + 1 if plain else start + block.size for each in places]
+                low += [cell if plain else start for cell in cells]
+                high += [cell + 1 if plain else start + block.size for cell in cells]
                 sign += [-1 if block.kind == "suffix" else 1] * block.size
                 start += block.size
             longest = max([1, *(block.size for block in table.blocks if block.kind != "plain")])
             values = torch.from_numpy(scale * prefix_root(longest))
-            found.append((torch.tensor(low), torch.tensor(high), torch.tensor(sign), values))
-        return found
+            tensors.append((torch.tensor(low), torch.tensor(high), torch.tensor(sign), values))
+        return tensors
 
 
 def make_indicators(
     _shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: StatisticsSettings
 ) -> Indicators:
+    """Return the objective of these settings.  The shape and number of classes of the records are not used."""
     return Indicators(settings, dtype)
 
 
 def check_cell(cell: Any) -> None:
-    """ValueError for what cells cannot be counted of: no table, one that drops rows, records drawn anew."""
+    """Check that the statistics of a scenario's cell can be counted.
+
+    Raises:
+        ValueError: The data are no table, rows with missing values are dropped, [data] scales or splits the
+            records further, or silos have shares of the budget.
+    """
     data, schema = cell.data, cell.data.table_schema
     if schema is None:
         raise ValueError(f"data.name = {data.name!r}: statistics are of a table")

@@ -26,7 +26,7 @@ def statistics(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
-    """Release counts, quantiles and survival curves of a table, each with an interval that has the noise in it.
+    """Release counts, quantiles and survival curves of a table, with intervals that include the noise.
 
     Examples:
 

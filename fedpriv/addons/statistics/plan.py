@@ -1,7 +1,4 @@
-"""Schema of a plan of statistics: which tables, of which data, at which promise.
-
-Statistics at a silo: the columns that its policy lets be counted.
-"""
+"""Plans of statistics: tables, data and promise, and the columns that a silo's policy allows."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -22,13 +19,13 @@ from fedpriv.silo.policy import Policy
 
 
 class StatisticsGuard:
-    """Questions of a guard about a run of statistics."""
+    """Checks of a guard on a run of statistics."""
 
     @staticmethod
     def why_refused(policy: Policy, cell: Cell) -> str | None:
         """Return why a policy allows no run of these statistics, or None if it does.
 
-        This is data minimisation: the budget protects, within which a model may ask about every column.
+        The check is data minimisation.  Privacy rests on the budget, within which a model may read any column.
         """
         if not isinstance(settings := cell.model.settings, StatisticsSettings):
             return f"model.name = {cell.model.name!r} reads raw cells, and is none of fedpriv's statistics"
@@ -41,7 +38,12 @@ class StatisticsGuard:
 
     @staticmethod
     def allowance(cell: Cell) -> dict[str, Any]:
-        """Return the columns asked about.  InputError for a table whose rows lie elsewhere in a silo's file."""
+        """Return the columns that the statistics read.
+
+        Raises:
+            InputError: The test rows of the plan's table are chosen by their position, which is another in a
+                silo's own file.
+        """
         settings, schema = cell.model.settings, cell.data.table_schema
         if not isinstance(settings, StatisticsSettings) or schema is None:
             return {}
@@ -105,7 +107,7 @@ class StatisticsPlan(Section):
 
     @model_validator(mode="after")
     def _each_name_once(self) -> Self:
-        names = [asked.title for asked in self.table]
+        names = [table.title for table in self.table]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two tables are called {twice[0]!r}; give one of them a name")
         if self.privacy.mode == "none":
@@ -113,28 +115,33 @@ class StatisticsPlan(Section):
         return self
 
 
-def read_plan(given: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StatisticsPlan:
-    """A plan file, or the same as nested dictionaries, with "KEY=VALUE" of `overrides` for dotted keys.
+def read_plan(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StatisticsPlan:
+    """Read a plan of statistics.
 
-    InputError in one line for what is no plan.
+    Args:
+        source: A plan file (TOML), or the same as nested dictionaries.
+        overrides: "KEY=VALUE" for dotted keys of a file.
+
+    Raises:
+        InputError: The source is no plan.  The message has one line.
     """
-    if isinstance(given, Mapping):
-        return validate_section(StatisticsPlan, given, "plan")
+    if isinstance(source, Mapping):
+        return validate_section(StatisticsPlan, source, "plan")
     try:
-        tree = tomllib.loads(given.read_text(encoding="utf-8"))
+        tree = tomllib.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(
-            f"{given}: no such file; a plan of statistics is a TOML file (docs/statistics.md)"
+            f"{source}: no such file; a plan of statistics is a TOML file (docs/statistics.md)"
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"{given}: cannot be read as a plan: {error}") from None
+        raise InputError(f"{source}: cannot be read as a plan: {error}") from None
     for override in overrides:
         assign_key(tree, *parse_assignment(override))
-    return validate_section(StatisticsPlan, tree, str(given))
+    return validate_section(StatisticsPlan, tree, str(source))
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a file that can be read has tables of statistics, as no scenario has."""
+    """Whether a file can be read and has [[table]] entries, which no scenario has."""
     try:
         return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get("table"), list)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):

@@ -1,22 +1,28 @@
-"""AUC, sensitivity, specificity and calibration of a noisy table of class by score bin, with intervals of 95 %.
+"""AUC, sensitivity, specificity and calibration of a noisy table of class by score bin.
 
-What comes in is y = C n + noise of each class, C the square root of prefix sums, noise of one deviation on all
-coordinates.  So everything here is a function of what was released.  With p and n the classes' counts by bin,
-P and N their sums, W_ij = 1 where bin i lies above bin j and 1/2 where they are one:
+The input is y = C n + noise for each class, where C is the square root of prefix sums and the noise has the same
+standard deviation in all coordinates.  All figures are functions of this release. p and n are the counts of the
+two classes by bin, P and N their sums.  W_ij is 1 where bin i lies above bin j, and 1/2 for i = j.
 
 | figure | estimate |
 |---|---|
 | `auc` | pᵀ W n / (P N) |
-| `sensitivity`, `specificity` | shares of P and N on the right side of the threshold |
-| `balanced_accuracy` | the mean of the two |
-| `calibration_error_squared` | Σ_b (D_b² - what noise and coins add to it) / m_b, over Σ m_b |
+| `sensitivity`, `specificity` | fractions of P and N on the right side of the threshold |
+| `balanced_accuracy` | mean of the two |
+| `calibration_error_squared` | Σ_b (D_b² - bias of D_b² by noise and sampling) / m_b, over Σ m_b |
 
-D_b is the class 1 seen in bin b less the scores' sum, and m_b how many are in it.  Squares are debiased; an
-absolute error cannot be: it reads .04 of a calibrated model of 300 records at μ = 1.
+D_b is the number of records of class 1 in bin b minus the sum of the bin's scores, and m_b is the number of
+records in it.  Squares are debiased.  An absolute error cannot be debiased: it reads .04 for a calibrated model of
+300 records at μ = 1.
 
-Intervals have the sampling in them (DeLong's variance from the table, Hanley & McNeil's at least; binomial) and
-the noise by an estimate's gradient; that of an AUC also the pairs that share a bin, of which any share may be in
-order, as a uniform error.
+Intervals cover 95 % and include two sources of error:
+
+- Sampling: DeLong's variance from the table, but at least that of Hanley & McNeil, for the AUC; binomial
+  otherwise.
+- Noise: by the gradient of the estimate.
+
+The interval of an AUC also includes the pairs that share a bin, as a uniform error, since any fraction of these
+pairs may be in order.
 
 Sources: DeLong, DeLong & Clarke-Pearson 1988; Hanley & McNeil 1982; Fichtenberger, Henzinger & Upadhyay 2023 (C).
 """
@@ -35,11 +41,11 @@ from fedpriv.addons.statistics.indicators import lower_toeplitz, prefix_root_mat
 Floats = NDArray[np.float64]
 _Z = 1.959963984540054
 _MIN_RECORDS, _MIN_STANDARD_ERRORS = 30.0, 4.0
-"""Records of a class, or of a bin, and standard errors of their number, below which nothing is said."""
+"""Fewest records of a class or bin, and fewest standard errors of their number, for any figure."""
 
 
 class IntervalEstimate(NamedTuple):
-    """An estimate with an interval of 95 % of the population, noise included."""
+    """An estimate with an interval of 95 % for the population, noise included."""
 
     value: float
     low: float
@@ -55,114 +61,128 @@ class ReliabilityBin(NamedTuple):
 
 @dataclass(frozen=True)
 class TwoClassTable:
-    """A noisy table: C n of class 1 and of class 0, (bins,) each, and the noise's deviation, in records."""
+    """Noisy table C n of class 1 and of class 0, (bins,) each, with the noise's std in records."""
 
     ones: Floats
     zeros: Floats
     std: float
     edges: Floats
-    """Between bins, of the logit."""
+    """Edges between bins, in logits."""
     threshold_bin: int
-    """The first bin that is predicted 1."""
+    """Index of the first bin that is predicted 1."""
 
     @property
     def has_enough_records(self) -> bool:
-        """Whether there are enough of both classes: "too little budget", or records, for any figure if not."""
+        """Whether both classes have enough records for any figure.
+
+        If not, the budget is too small or there are too few records.
+        """
         error = _MIN_STANDARD_ERRORS * self.std * float(np.linalg.norm(prefix_root_matrix(len(self.ones))[-1]))
-        return all(self._prefix_sums(each)[-1] >= max(_MIN_RECORDS, error) for each in (self.ones, self.zeros))
+        return all(
+            self._prefix_sums(released)[-1] >= max(_MIN_RECORDS, error) for released in (self.ones, self.zeros)
+        )
 
     def figures(self) -> dict[str, IntervalEstimate]:
-        """By name; none where there are too few records of a class."""
+        """Return the figures by name, or an empty dictionary if a class has too few records."""
         if not self.has_enough_records:
             return {}
-        (found, one), (missed, other) = (
+        (sensitivity, sensitivity_variance), (specificity, specificity_variance) = (
             self._share_on_side(self.ones, above=True),
             self._share_on_side(self.zeros, above=False),
         )
-        squared = self.calibration_error_squared()
+        error_squared = self.calibration_error_squared()
         return {
             "auc": self.auc(),
-            "balanced_accuracy": _clip_interval((found + missed) / 2.0, math.sqrt(one + other) / 2.0),
-            "sensitivity": _clip_interval(found, math.sqrt(one)),
-            "specificity": _clip_interval(missed, math.sqrt(other)),
-            **({} if squared is None else {"calibration_error_squared": squared}),
+            "balanced_accuracy": _clip_interval(
+                (sensitivity + specificity) / 2.0, math.sqrt(sensitivity_variance + specificity_variance) / 2.0
+            ),
+            "sensitivity": _clip_interval(sensitivity, math.sqrt(sensitivity_variance)),
+            "specificity": _clip_interval(specificity, math.sqrt(specificity_variance)),
+            **({} if error_squared is None else {"calibration_error_squared": error_squared}),
         }
 
     def auc(self) -> IntervalEstimate:
+        """Estimate the area under the ROC curve."""
         p, n, bins = self._bin_counts(self.ones), self._bin_counts(self.zeros), len(self.ones)
         above = np.tril(np.ones((bins, bins)), -1) + np.eye(bins) / 2.0
-        of_ones, of_zeros = float(p.sum()), float(n.sum())
-        pairs = of_ones * of_zeros
+        one_count, zero_count = float(p.sum()), float(n.sum())
+        pairs = one_count * zero_count
         value = float(p @ above @ n) / pairs
         inverse = _inverse_root_matrix(bins)
-        moved = inverse.T @ ((above - value) / pairs) @ inverse
-        noise = self.std**2 * float(((moved @ self.zeros) ** 2).sum() + ((self.ones @ moved) ** 2).sum())
-        delong = float(p @ (above @ n / of_zeros - value) ** 2) / of_ones**2
-        delong += float(n @ (p @ above / of_ones - value) ** 2) / of_zeros**2
-        within = min(max(value, 0.5 / of_ones), 1.0 - 0.5 / of_ones)
-        sampled = max(delong, _hanley_mcneil_variance(within, of_ones, of_zeros))
-        tied = max(0.0, 0.5 * float(p @ n) / pairs)
-        return _clip_interval(value, math.sqrt(sampled + noise + tied**2 / 3.0))
+        gradient = inverse.T @ ((above - value) / pairs) @ inverse
+        noise = self.std**2 * float(((gradient @ self.zeros) ** 2).sum() + ((self.ones @ gradient) ** 2).sum())
+        delong = float(p @ (above @ n / zero_count - value) ** 2) / one_count**2
+        delong += float(n @ (p @ above / one_count - value) ** 2) / zero_count**2
+        bounded_value = min(max(value, 0.5 / one_count), 1.0 - 0.5 / one_count)
+        sampling_variance = max(delong, _hanley_mcneil_variance(bounded_value, one_count, zero_count))
+        tied_fraction = max(0.0, 0.5 * float(p @ n) / pairs)
+        return _clip_interval(value, math.sqrt(sampling_variance + noise + tied_fraction**2 / 3.0))
 
     def _share_on_side(self, released: Floats, *, above: bool) -> tuple[float, float]:
-        """The share of a class on its side of the threshold, and the variance of that."""
+        """Return the share of a class on its side of the threshold, and the variance of that share."""
         root, sums = prefix_root_matrix(len(released)), self._prefix_sums(released)
-        whole = float(sums[-1])
-        below = float(sums[self.threshold_bin - 1]) / whole
-        noise = self.std**2 * float(((root[self.threshold_bin - 1] - below * root[-1]) ** 2).sum()) / whole**2
-        held = (min(max(below, 0.0), 1.0) * whole + 2.0) / (whole + 4.0)  # Agresti & Coull
-        return (1.0 - below if above else below), noise + held * (1.0 - held) / whole
+        total = float(sums[-1])
+        below = float(sums[self.threshold_bin - 1]) / total
+        noise = self.std**2 * float(((root[self.threshold_bin - 1] - below * root[-1]) ** 2).sum()) / total**2
+        adjusted_share = (min(max(below, 0.0), 1.0) * total + 2.0) / (total + 4.0)  # Agresti & Coull
+        return (1.0 - below if above else below), noise + adjusted_share * (1.0 - adjusted_share) / total
 
     def calibration_error_squared(self) -> IntervalEstimate | None:
-        """None where no bin has enough records."""
+        """Estimate the squared calibration error, or return None if no bin has enough records."""
         total = error = count = 0.0
         for rows in self._merge_bins():
-            (gap, noise, held), share = self._calibration_gap(rows), self._observed_share(rows)
-            spread = noise + share * (1.0 - share) * held
+            (gap, noise, record_count), share = self._calibration_gap(rows), self._observed_share(rows)
+            spread = noise + share * (1.0 - share) * record_count
             squared = gap**2 - spread
-            total, count = total + squared / held, count + held
-            error += (2.0 * spread**2 + 4.0 * spread * max(squared, 0.0)) / held**2
+            total, count = total + squared / record_count, count + record_count
+            error += (2.0 * spread**2 + 4.0 * spread * max(squared, 0.0)) / record_count**2
         if not count:
             return None
         value, half = total / count, _Z * math.sqrt(error) / count
         return IntervalEstimate(value, max(0.0, value - half), max(0.0, value + half))
 
     def reliability(self) -> list[ReliabilityBin]:
-        """Bins of the logit, neighbours together where there are few records, with their observed shares."""
-        found = []
+        """Return the observed shares in bins of the logit, with neighbours merged where there are few records."""
+        reliability_bins = []
         for rows in self._merge_bins():
-            (gap, noise, held), share = self._calibration_gap(rows), self._observed_share(rows)
-            coins = (share * held + 2.0) / (held + 4.0)
-            error = math.sqrt(noise / held**2 + coins * (1.0 - coins) / held)
-            found.append(ReliabilityBin(min(max(share - gap / held, 0.0), 1.0), _clip_interval(share, error)))
-        return found
+            (gap, noise, record_count), share = self._calibration_gap(rows), self._observed_share(rows)
+            adjusted_share = (share * record_count + 2.0) / (record_count + 4.0)
+            error = math.sqrt(noise / record_count**2 + adjusted_share * (1.0 - adjusted_share) / record_count)
+            reliability_bins.append(
+                ReliabilityBin(min(max(share - gap / record_count, 0.0), 1.0), _clip_interval(share, error))
+            )
+        return reliability_bins
 
     def _observed_share(self, rows: NDArray[np.bool_]) -> float:
-        ones, zeros = (float(self._bin_counts(each)[rows].sum()) for each in (self.ones, self.zeros))
+        ones, zeros = (float(self._bin_counts(released)[rows].sum()) for released in (self.ones, self.zeros))
         return min(max(ones / (ones + zeros), 0.0), 1.0)
 
     def _calibration_gap(self, rows: NDArray[np.bool_]) -> tuple[float, float, float]:
-        """D_b, the variance of its noise, and m_b."""
+        """Return D_b, the variance of its noise, and m_b, for the bins of the mask `rows` together."""
         score, inverse = 1.0 / (1.0 + np.exp(-_bin_centres(self.edges))), _inverse_root_matrix(len(self.ones))
-        of_ones, of_zeros = ((1.0 - score) * rows) @ inverse, (-score * rows) @ inverse
-        noise = self.std**2 * float((of_ones**2).sum() + (of_zeros**2).sum())
-        held = float((self._bin_counts(self.ones) + self._bin_counts(self.zeros))[rows].sum())
-        return float(of_ones @ self.ones + of_zeros @ self.zeros), noise, held
+        one_weights, zero_weights = ((1.0 - score) * rows) @ inverse, (-score * rows) @ inverse
+        noise = self.std**2 * float((one_weights**2).sum() + (zero_weights**2).sum())
+        record_count = float((self._bin_counts(self.ones) + self._bin_counts(self.zeros))[rows].sum())
+        return float(one_weights @ self.ones + zero_weights @ self.zeros), noise, record_count
 
     def _merge_bins(self) -> list[NDArray[np.bool_]]:
-        """Bins one logit wide, those beyond ± 4 together, merged from below until each has enough records."""
+        """Return masks of bins, (bins,) each, that have enough records.
+
+        The bins are one logit wide, and those beyond ± 4 are one bin on each side.  Neighbours are merged from
+        below until each mask has enough records.
+        """
         coarse = np.searchsorted(np.arange(-4.0, 5.0), _bin_centres(self.edges))
-        inverse, found = _inverse_root_matrix(len(self.ones)), list[NDArray[np.bool_]]()
+        inverse, masks = _inverse_root_matrix(len(self.ones)), list[NDArray[np.bool_]]()
         rows = np.zeros(len(coarse), np.bool_)
-        for each in range(10):
-            rows = rows | (coarse == each)
+        for coarse_bin in range(10):
+            rows = rows | (coarse == coarse_bin)
             error = self.std * math.sqrt(2.0) * float(np.linalg.norm(rows @ inverse))
             if self._calibration_gap(rows)[2] >= max(_MIN_RECORDS, _MIN_STANDARD_ERRORS * error):
-                found.append(rows)
+                masks.append(rows)
                 rows = np.zeros(len(coarse), np.bool_)
-        if found and rows.any():
-            found[-1] = found[-1] | rows
-        return found
+        if masks and rows.any():
+            masks[-1] = masks[-1] | rows
+        return masks
 
     def _prefix_sums(self, released: Floats) -> Floats:
         return np.asarray(prefix_root_matrix(len(released)) @ released, np.float64)
@@ -172,7 +192,15 @@ class TwoClassTable:
 
 
 def combine_groups(tables: Sequence[Floats], stds: Sequence[float]) -> tuple[Floats, float]:
-    """Everybody's (2, bins) of tables (groups, 2, bins), by inverse variance, and the deviation of its noise."""
+    """Combine groups' tables by inverse variance into one table of all records.
+
+    Args:
+        tables: Tables of the same records by different groupings, (groups, 2, bins) each.
+        stds: Standard deviation of the noise in each table.
+
+    Returns:
+        The combined table (2, bins), and the standard deviation of its noise.
+    """
     variances = np.array([len(table) * std**2 for table, std in zip(tables, stds, strict=True)])
     if not variances.all():
         return tables[0].sum(axis=0), 0.0
@@ -193,13 +221,13 @@ def _hanley_mcneil_variance(area: float, ones: float, zeros: float) -> float:
 
 
 def _bin_centres(edges: Floats) -> Floats:
-    """Of the bins, the outermost as wide as their neighbours."""
+    """Return the centres of the bins, where the outermost are as wide as their neighbours."""
     ends = np.concatenate([[2.0 * edges[0] - edges[1]], edges, [2.0 * edges[-1] - edges[-2]]])
     return np.asarray((ends[1:] + ends[:-1]) / 2.0, np.float64)
 
 
 @lru_cache(maxsize=8)
 def _inverse_root_matrix(size: int) -> Floats:
-    """Of `prefix_root_matrix`: the series of √(1 - x)."""
+    """Return the inverse of `prefix_root_matrix`, by the series of √(1 - x)."""
     steps = np.arange(1.0, size)
     return lower_toeplitz(np.concatenate([[1.0], np.cumprod((steps - 1.5) / steps)]))
