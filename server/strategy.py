@@ -1,20 +1,22 @@
-"""The server's side of a round, in steps of a Flower Strategy: broadcast x_t, collect every silo's sum, move.
+"""Flower strategy of the server: broadcast x_t, aggregate the silos' messages, update the optimizer.
 
-    masked     y_t = Σ_i y_{i,t}, of which it knows nothing else
-    trusted    y_t = (C Σ_i s_{i,t}) + z_t, keyed by (key, server, round, chain of the queries, C s)
-    both       q~_t = unit / ΣB · (B y)_t
-    else       q~_t = Σ_i p_i · release_i, and in a simulation of a trusted server its noise, in the run's type
-    then       x_{t+1} from the optimizer
+`ServerAggregator` forms q~_t from the messages of round t, for every trust setting and algorithm:
 
-One strategy serves every trust setting and algorithm: `ServerSums` makes q~_t of the messages of a round.
-The mean has fixed weights; a missing, failed, malformed or non-finite reply ends the run with the silo's number
-and the round, never with a mean over fewer.  A silo that does not answer may, where the scenario says so, count
-with an increment of 0: its weight stays, and the round is on record.
+| setting | aggregate |
+|---|---|
+| secure aggregation (masked) | y_t = Σ_i y_{i,t}, the only function of the messages that the server can read |
+| trusted server | y_t = C (Σ_i s_{i,t}) + z_t, noise keyed by (key, server, round, query chain, C s) |
+| both of these | q~_t = unit / ΣB · (B y)_t |
+| all others | q~_t = Σ_i p_i · release_i in the run's type, plus the noise of a simulated trusted server |
 
-What a coordinator remembers of silos' ledgers: the last commit that each reply was in.
+`ReleaseStrategy` hands q~_t to the optimizer, which returns x_{t+1}.  The weights p_i of the mean are fixed.  A
+missing, failed, malformed or non-finite reply ends the run with the silo's number and the round; the mean is
+never formed over fewer silos.  A scenario may let an absent silo count with an increment of 0 instead.  Its
+weight then stays, and the absence is recorded.
 
-It is sent again with the next query, in this run and in the next ones, so that a silo whose ledger and mark were
-put back together notices.  A file a silo; what is in it is public, and whoever removes it takes a hint away.
+`CheckpointStore` remembers the latest ledger checkpoint in each silo's replies and sends it with the next query,
+in this run and in later ones.  A silo whose ledger and rollback mark were restored together so notices the
+rollback.  The files, one for each silo, hold public values.  Removing one only loses a check.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -60,68 +62,75 @@ from fedpriv.silo.masks import KEY_BYTES, SIGNED_KEY_BYTES
 
 
 class CheckpointStore:
-    """The commits of silo 0, 1, … in files of a folder."""
+    """Ledger checkpoints of silo 0, 1, …, one file for each silo in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._cached_checkpoints = folder, dict[int, bytes]()
 
     def add_checkpoints(self, silo: int, content: RecordDict) -> RecordDict:
-        """A query with what is remembered of this silo; `content` is left as it is."""
-        known = self._cached_checkpoints.get(silo) or self._read(silo)
-        return add_bytes(content, SERVER_CHECKPOINTS, known) if known else content
+        """Return a copy of a query with this silo's checkpoints, and leave `content` unchanged.
+
+        A silo without checkpoints gets `content` itself.
+        """
+        checkpoints = self._cached_checkpoints.get(silo) or self._read(silo)
+        return add_bytes(content, SERVER_CHECKPOINTS, checkpoints) if checkpoints else content
 
     def record_checkpoint(self, silo: int, content: RecordDict) -> None:
-        """Remember what a reply tells; whatever a silo sends, no more than a few hundred bytes of each."""
-        told = read_optional_bytes(content, REPLY_CHECKPOINT)
+        """Store the checkpoint in a silo's reply, of a few hundred bytes at most.
+
+        A reply without a checkpoint, or with a malformed one, is ignored.  A failed write is logged.
+        """
+        checkpoint = read_optional_bytes(content, REPLY_CHECKPOINT)
         try:
-            known = update_checkpoints(self._cached_checkpoints.get(silo) or self._read(silo), told)
-        except ValueError:  # none, as in a simulation, or nonsense
+            checkpoints = update_checkpoints(self._cached_checkpoints.get(silo) or self._read(silo), checkpoint)
+        except ValueError:  # no checkpoint, as in a simulation, or a malformed one
             return
-        self._cached_checkpoints[silo] = known
+        self._cached_checkpoints[silo] = checkpoints
         try:
-            write_bytes(self._path(silo), known, PRIVATE_MODE, durable=False)
+            write_bytes(self._path(silo), checkpoints, PRIVATE_MODE, durable=False)
         except OSError as error:
             log(WARNING, "%s: cannot be written (%s); an older ledger may go unnoticed", self._path(silo), error)
 
     def _read(self, silo: int) -> bytes:
         try:
             with self._path(silo).open("rb") as file:
-                known = file.read(MAX_CHECKPOINT_BYTES + 1)
-            unpack_checkpoints(known)
+                checkpoints = file.read(MAX_CHECKPOINT_BYTES + 1)
+            unpack_checkpoints(checkpoints)
         except (OSError, ValueError):
             return b""
-        return known
+        return checkpoints
 
     def _path(self, silo: int) -> Path:
         return self._folder / f"silo-{silo}"
 
 
 class JournalEntry(NamedTuple):
-    """A journal's entry of a round that is over: enough to make what it released again."""
+    """Journal entry of a finished round, from which its release can be computed again."""
 
     noisy_values: Tensor
-    """q~_t (d,), or the noisy integers y_t in a row."""
+    """q~_t, (d,), or the noisy integers y_t as one row."""
     query_chain: bytes = b""
-    """The chain of the queries, where noise depends on them."""
+    """Query chain, if the noise depends on the queries."""
 
 
 class ServerRelease(NamedTuple):
-    """A round's release: q~_t, shape (d,), of the run's type."""
+    """Release of a round: q~_t, shape (d,), in the run's type."""
 
     vector: Tensor
     entry: JournalEntry
     secret_state: bytes = b""
-    """State that later rounds need and nobody else may see."""
+    """Packed state of later rounds, which must stay secret to the server."""
 
 
 class ServerAggregator:
-    """The server's side of every round of one run, in order.
+    """Aggregator of the messages of one run, called round by round in order.
 
     Guarantee: a server that really releases adds no noise in floating point; see `integer_sums`.
 
-    Guarantee: what is released is a function of y_t alone, which a journal keeps; the noise of a trusted server
-    is keyed by all that was asked and by what it is added to, so that a round which is put back and comes with
-    other sums has other noise, and the same round the same.
+    Guarantee: each release is a function of y_t alone, which a journal stores; the noise of a trusted server
+    is keyed by all queries so far and by the sums to which the noise is added, so that a round that is rolled
+    back
+    and repeated with other sums has other noise, and a round repeated with the same sums has the same noise.
     """
 
     def __init__(
@@ -134,13 +143,19 @@ class ServerAggregator:
         simulated_noise: KeyedNormal | None = None,
         publishes_each_silo: bool = False,
     ) -> None:
-        """`initial` (d,) has the run's type, and `key` is that of the noise which is added to integers.
+        """Set up the aggregation of a plan.
 
-        `secret` gives what the last round that is over kept, b"" before the first, and `simulated` a simulation's
-        source of noise in floating point; None where releases are meant.  With `apart`, what is published is each
-        silo's vector by itself, in a row.
+        Guarantee: with `publishes_each_silo`, the release is what the silos released, and the aggregator draws
+        no noise.
 
-        Guarantee: it is what the silos released, and no noise is drawn here.
+        Args:
+            plan: Plan of the run.
+            initial: Start vector, (d,), in the run's type.
+            key: Key of the noise that is added to integers.
+            load_secret_state: Returns the secret state after the last finished round, b"" before the first
+                round.
+            simulated_noise: Source of floating-point noise in a simulation, or None for real releases.
+            publishes_each_silo: Whether the release is the silos' vectors in a row, instead of their mean.
         """
         self._plan, self._dtype, self._load_secret_state, self._publishes_each_silo = (
             plan,
@@ -156,14 +171,23 @@ class ServerAggregator:
         self._state = self._steps.initial_state(SERVER)
         self._secret_state: bytes | None = None
         self.has_seeded_noise = simulated_noise is not None and bool(float(plan.noise.std_of(SERVER)))
-        """Whether there is noise here that anybody can take away who knows the scenario's seed."""
+        """True if the server adds noise that can be removed with the scenario's seed."""
 
     def make_release(self, messages: list[Tensor], t: int, query: Tensor) -> ServerRelease:
-        """From the messages of silo 0, 1, … to the answers to `query`; RunError for one that cannot be used."""
+        """Turn the messages of silo 0, 1, … into the release of round t.
+
+        Args:
+            messages: Message of each silo, in the order of silos.
+            t: Round.
+            query: Query of the round, (d,).
+
+        Raises:
+            RunError: The release is not finite; the error names the silos whose messages are not finite.
+        """
         total = torch.cat(messages) if self._publishes_each_silo else self._steps.aggregate(messages, t)
-        if not is_finite(total):  # weights are positive, so a value that is not finite shows in the mean
-            wrong = ", ".join(str(silo) for silo, message in enumerate(messages) if not is_finite(message))
-            raise RunError(f"silo {wrong}, round {t}: the release has values that are not finite")
+        if not is_finite(total):  # weights are positive, so a non-finite value reaches the mean
+            bad_silos = ", ".join(str(silo) for silo, message in enumerate(messages) if not is_finite(message))
+            raise RunError(f"silo {bad_silos}, round {t}: the release has values that are not finite")
         noisy, state = self._steps.add_noise(self._load_state(), t, total, SERVER, query)
         noisy = noisy.to(self._plan.stored_dtype)
         vector, self._state = self._steps.release(state, t, noisy, SERVER)
@@ -174,13 +198,13 @@ class ServerAggregator:
         )
 
     def repeat_release(self, entry: JournalEntry, t: int) -> Tensor:
-        """q~_t of a round that is over, (d,)."""
+        """Compute q~_t of a finished round, (d,), from its journal entry."""
         state = self._state._replace(query_chain=entry.query_chain)
         vector, self._state = self._steps.release(state, t, entry.noisy_values, SERVER)
         return vector.to(self._dtype)
 
     def _load_state(self) -> RoundState:
-        """The state before a round: sums that nobody else may see are the journal's after a restart."""
+        """Return the state before a round, with the secret accumulator from the journal after a restart."""
         if not self._plan.sends_round_sums:
             return self._state
         before = self._secret_state if self._secret_state is not None else self._load_secret_state()
@@ -196,49 +220,75 @@ def _make_float_steps(plan: Plan, dtype: torch.dtype, simulated_noise: KeyedNorm
 
 
 def answers_by_silo(
-    messages: Mapping[int, Message], replies: Iterable[Message], what: str
+    messages: Mapping[int, Message], replies: Iterable[Message], step: str
 ) -> tuple[dict[int, RecordDict], str]:
-    """Sort replies to `asked` by silo, with the reasons of those that refused; RunError for a failure."""
-    # A grid numbers messages when it sends them; an error reply names the message, not always the node.
-    numbered = {message.metadata.message_id: silo for silo, message in messages.items()}
+    """Sort the replies to `messages` by silo, and join the reasons of non-final refusals.
+
+    Args:
+        messages: Message to each silo.
+        replies: Replies in any order.
+        step: Name of the step, for errors.
+
+    Returns:
+        The content of each reply that is not a refusal, by silo; and the reasons, each behind "; ".
+
+    Raises:
+        RunError: A silo failed, or refused for good.
+    """
+    # The grid assigns message ids on sending.  An error reply always has the message id, not always the node.
+    silo_by_message = {message.metadata.message_id: silo for silo, message in messages.items()}
     answers: dict[int, RecordDict] = {}
     reasons = ""
     for reply in replies:
-        silo = numbered[reply.metadata.reply_to_message_id]
+        silo = silo_by_message[reply.metadata.reply_to_message_id]
         if reply.has_error():
-            raise RunError(f"silo {silo} failed in {what}: {sanitize_line(str(reply.error.reason))}")
+            raise RunError(f"silo {silo} failed in {step}: {sanitize_line(str(reply.error.reason))}")
         refusal = read_refusal(reply.content)
         if refusal is None:
             answers[silo] = reply.content
         elif refusal.is_final:
-            raise RunError(f"{what}: {refusal.reason}")
+            raise RunError(f"{step}: {refusal.reason}")
         else:
             reasons += f"; {refusal.reason}"
     return answers, reasons
 
 
 def require_all_answers(
-    messages: Mapping[int, Message], replies: Iterable[Message], what: str
+    messages: Mapping[int, Message], replies: Iterable[Message], step: str
 ) -> list[RecordDict]:
-    """The answers of silo 0, 1, …; RunError unless every silo gave one."""
-    answers, reasons = answers_by_silo(messages, replies, what)
-    if without := sorted(set(messages) - set(answers)):
-        raise RunError(f"{what}: no reply from silo {', '.join(map(str, without))}{reasons}")
+    """Return the replies of silo 0, 1, … in order.
+
+    Raises:
+        RunError: A silo failed, refused or did not reply.
+    """
+    answers, reasons = answers_by_silo(messages, replies, step)
+    if absent_silos := sorted(set(messages) - set(answers)):
+        raise RunError(f"{step}: no reply from silo {', '.join(map(str, absent_silos))}{reasons}")
     return [answers[silo] for silo in sorted(messages)]
 
 
 def read_release(
     content: RecordDict, location: str, length: int, dtype: torch.dtype, has_seeded_noise: bool
 ) -> tuple[Tensor, RecordCounts | None]:
-    """The release of a reply, (length,), and what a simulation's silo tells with it.
+    """Read a silo's release, (length,), and its record counts, which only a simulated silo sends.
 
-    RunError, with `where`, for anything else, and where `simulated` noise would be added to a guard's sums.
+    Args:
+        content: Content of the reply.
+        location: Silo and round, for errors.
+        length: Expected length of the release.
+        dtype: Expected type of the release.
+        has_seeded_noise: Whether the server adds simulated noise.
+
+    Raises:
+        RunError: The release is missing or has another shape or type, or simulated noise would be added to the
+            sums
+            of a silo with a guard.
     """
     try:
-        release, told = read_tensor(content, "release"), read_counts(content)
+        release, counts = read_tensor(content, "release"), read_counts(content)
     except ValueError as error:
         raise RunError(f"{location}: {error}") from None
-    if told is None and has_seeded_noise:
+    if counts is None and has_seeded_noise:
         raise RunError(
             f"{location}: it answers as silos with guards do, and this server's noise is a simulation's, drawn "
             "from "
@@ -250,23 +300,23 @@ def read_release(
             f"({length},) "
             f"and {dtype}"
         )
-    return release, told
+    return release, counts
 
 
 EvaluateFn = Callable[[int, ArrayRecord], None]
 RosterFinder = Callable[[Grid, int, float], list[int]]
-"""(grid, silos, seconds to wait) -> the node id of silo 0, 1, …"""
+"""(grid, silo count, timeout in seconds) -> the node id of silo 0, 1, …"""
 
 
 MissedRounds = dict[int, list[int]]
-"""Silo -> the rounds in which it did not answer in time."""
+"""Silo -> rounds in which it did not reply in time."""
 
 
 class Journal(Protocol):
-    """The releases of a run round by round, from which it goes on after a crash."""
+    """Store of a run's releases by round, from which the run continues after a crash."""
 
     def read_entry(self, t: int) -> JournalEntry | None:
-        """The entry of round t, if it is over."""
+        """Return the entry of round t, or None if the round is not finished."""
         ...
 
     def record(
@@ -277,28 +327,36 @@ class Journal(Protocol):
         last_releases: Tensor | None,
         secret_state: bytes = b"",
     ) -> None:
-        """Keep what round t released for good, before anything that depends on it leaves the server.
+        """Store the release of round t durably, before anything that depends on it leaves the server.
 
-        `secret` is what the next round needs and nobody else may see.  With it the rounds that silos missed, and
-        every silo's last release, (silos, d), if that can be needed.
+        Args:
+            t: Round.
+            entry: Release of the round.
+            missed_rounds: Rounds that silos missed until now.
+            last_releases: Each silo's last release, (silos, d), or None if no later round can need it.
+            secret_state: Packed state of the next round, which must stay secret to the server.
         """
         ...
 
     def missed_rounds(self) -> MissedRounds:
-        """The rounds that silos missed until now."""
+        """Return the rounds that silos missed until now."""
         ...
 
     def last_releases(self) -> Tensor | None:
-        """Every silo's last release, (silos, d), if it was kept."""
+        """Return each silo's last release, (silos, d), or None if it is not stored."""
         ...
 
 
 class ReleaseStrategy:
-    """Noisy means of running sums, handed to the plan's optimizer.
+    """Rounds of one run: broadcast a query, aggregate the replies, hand the noisy mean to the optimizer.
 
-    Guarantee: what it broadcasts is post-processing of the releases it received (untrusted server), or of the
-    q~_t with its own noise, or of the sums of masked messages, whose sequence keeps what `releases_of` claims
-    for each silo's records (trusted server, secure aggregation).  Masked messages are added up all or none.
+    Guarantee: every broadcast is post-processing of the releases that the strategy received (untrusted server),
+    or
+    of the q~_t with the server's own noise, or of the sums of masked messages; the sequence of these q~_t or
+    sums
+    keeps what `releases_of` claims for each silo's records (trusted server, secure aggregation).  Masked
+    messages
+    are added up all or none.
     """
 
     def __init__(
@@ -313,15 +371,23 @@ class ReleaseStrategy:
         absences: Absences = NO_ABSENCES,
         checkpoints: CheckpointStore | None = None,
     ) -> None:
-        """With `without_missing`, a run goes on without a silo that does not answer (`substitute_message`).
+        """Set up a run, and resume it from the journal if there is one.
 
-        In a simulation `absences` says which silos those are: they are not asked.  `commits` of silos' ledgers
-        are remembered where silos have some.
+        Args:
+            plan: Plan of the run.
+            initial: Start vector, (d,), in the run's type.
+            aggregator: Aggregator of the silos' messages.
+            journal: Store of the run's releases, or None for a run that cannot resume.
+            find_roster: Finds the node ids of the silos.
+            continue_without_missing: Whether a run continues with `substitute_message` for a silo that does not
+                reply.
+            absences: Absences of a simulation; absent silos are not queried.
+            checkpoints: Ledger checkpoints of the silos, or None for silos without ledgers.
         """
         self.plan = plan
         self.counts: RecordCounts | None = RecordCounts(
             0, 0
-        )  # None once a silo did not tell, as silos with a guard do not
+        )  # None once a reply lacks counts, as those of silos with a guard do
         self.rounds_done = 0
         self._journal, self._checkpoints, self._find_roster, self._aggregator = (
             journal,
@@ -330,28 +396,26 @@ class ReleaseStrategy:
             aggregator,
         )
         self.missed_rounds: MissedRounds = journal.missed_rounds() if journal else {}
-        kept = journal.last_releases() if journal else None
+        stored_releases = journal.last_releases() if journal else None
         self._absent_by_round = (
             {t: absences.absent_silos(t) for t in range(1, plan.schedule.rounds + 1)} if absences else {}
         )
         self._substitutes_messages = continue_without_missing or bool(absences)
         self._continue_without_missing = continue_without_missing
         silos = len(plan.weights) if self._substitutes_messages else 0
-        self._last_releases = torch.zeros(silos, len(initial), dtype=initial.dtype) if kept is None else kept
-        self._message_lengths = tuple(planned.message_length for planned in plan.rounds)
+        self._last_releases = (
+            torch.zeros(silos, len(initial), dtype=initial.dtype) if stored_releases is None else stored_releases
+        )
+        self._message_lengths = tuple(round_plan.message_length for round_plan in plan.rounds)
         self._optimizer_state = plan.optimizer.start(initial)
         self._nodes: list[int] = []  # the node id of silo 0, 1, …
-        self._pending_messages: dict[
-            int, Message
-        ] = {}  # the message to each silo that is asked in the round under way
-        self._silo_keys = b""  # the silos' public keys in a row, where they mask what they send
-        self._encoded_vector: tuple[Tensor, ArrayRecord] | None = (
-            None  # a vector, and the bytes of it that are on their way
-        )
+        self._pending_messages: dict[int, Message] = {}  # message to each silo in the current round
+        self._silo_keys = b""  # concatenated public keys of the silos, if their messages are masked
+        self._encoded_vector: tuple[Tensor, ArrayRecord] | None = None  # vector and its encoding
 
     @property
     def model(self) -> Tensor:
-        """The model a run that stopped now would publish, shape (d,)."""
+        """Model that the run would publish if it stopped now, (d,)."""
         return self.plan.optimizer.output(self._optimizer_state)
 
     def run(
@@ -359,15 +423,17 @@ class ReleaseStrategy:
     ) -> None:
         """Run the plan's rounds (num_rounds = 0) or the first `num_rounds` of them.
 
-        `evaluate(t, arrays)` is called after round t with the model, which is not the query.  Flower's own
-        loop is not used: it exchanges evaluation messages every round, and broadcasts what it evaluates.
-        Rounds that the journal has are not asked for again: everything follows from what they released.
+        `evaluate(t, arrays)` is called after round t with the model, which is not the query.  Flower's own loop
+        is not
+        used, because it exchanges evaluation messages every round and broadcasts the evaluated model.  A round
+        in the
+        journal is not queried again: its release determines the optimizer's state.
         """
         log(INFO, "fedpriv: %d silos, %d rounds", len(self.plan.weights), self.plan.schedule.rounds)
         config = ConfigRecord()
         for t in range(1, (num_rounds or self.plan.schedule.rounds) + 1):
-            known = self._journal.read_entry(t) if self._journal else None
-            if known is None:
+            entry = self._journal.read_entry(t) if self._journal else None
+            if entry is None:
                 self.nodes(grid, timeout)
                 if self.plan.masked:
                     self._silo_keys = self._silo_keys or self._fetch_public_keys(grid, timeout)
@@ -375,12 +441,16 @@ class ReleaseStrategy:
                 messages = self.configure_train(t, self.query(), config, grid)
                 self.aggregate_train(t, grid.send_and_receive(messages, timeout=timeout))
             else:
-                self._update_optimizer(t, self._aggregator.repeat_release(known, t))
+                self._update_optimizer(t, self._aggregator.repeat_release(entry, t))
             if evaluate is not None:
                 evaluate(t, self.model_arrays())
 
     def nodes(self, grid: Grid, timeout: float) -> list[int]:
-        """The node id of silo 0, 1, …; RunError if one is not there in so many seconds."""
+        """Return the node id of silo 0, 1, …, after waiting for the silos on the first call.
+
+        Raises:
+            RunError: A silo is not connected within `timeout` seconds.
+        """
         self._nodes = self._nodes or self._find_roster(grid, len(self.plan.weights), timeout)
         return self._nodes
 
@@ -391,77 +461,93 @@ class ReleaseStrategy:
         config: ConfigRecord,
         grid: Grid,
     ) -> Iterable[Message]:
-        """One message a silo that is there, in the order of silos, all with the same query and round number."""
+        """Make one query message for each silo that is not absent, in the order of silos.
+
+        All messages have the same query and round number.
+        """
         content = self.make_content(arrays, server_round, config)
-        away = self._absent_by_round.get(server_round, frozenset())
-        asked = [silo for silo in range(len(self._nodes)) if silo not in away]
-        if (commits := self._checkpoints) is None:
-            messages = build_messages([self._nodes[silo] for silo in asked], content, TRAIN)
+        absent_silos = self._absent_by_round.get(server_round, frozenset())
+        silo_ids = [silo for silo in range(len(self._nodes)) if silo not in absent_silos]
+        if (checkpoints := self._checkpoints) is None:
+            messages = build_messages([self._nodes[silo] for silo in silo_ids], content, TRAIN)
         else:
             messages = [
-                Message(commits.add_checkpoints(silo, content), self._nodes[silo], TRAIN) for silo in asked
+                Message(checkpoints.add_checkpoints(silo, content), self._nodes[silo], TRAIN) for silo in silo_ids
             ]
-        self._pending_messages = dict(zip(asked, messages, strict=True))
+        self._pending_messages = dict(zip(silo_ids, messages, strict=True))
         return self._pending_messages.values()
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Move the optimizer by the noisy mean; RunError if any silo's release is missing or unusable."""
+        """Update the optimizer with the noisy mean of the replies to `configure_train`.
+
+        Raises:
+            RunError: A silo's release is missing or unusable, and the run may not continue without it.
+        """
         answers, reasons = answers_by_silo(self._pending_messages, replies, f"round {server_round}")
         releases = {silo: self._read_release(content, silo, server_round) for silo, content in answers.items()}
         if self._checkpoints is not None:
             for silo, content in answers.items():
                 self._checkpoints.record_checkpoint(silo, content)
-        unknown = sorted(set(self._pending_messages) - set(releases))
-        if unknown and not (self._continue_without_missing and releases):
-            raise RunError(f"round {server_round}: no reply from silo {', '.join(map(str, unknown))}{reasons}")
+        missing_silos = sorted(set(self._pending_messages) - set(releases))
+        if missing_silos and not (self._continue_without_missing and releases):
+            raise RunError(
+                f"round {server_round}: no reply from silo {', '.join(map(str, missing_silos))}{reasons}"
+            )
         for silo in sorted(set(range(len(self._nodes))) - set(releases)):
             self.missed_rounds.setdefault(silo, []).append(server_round)
             releases[silo] = substitute_message(self.plan, self._last_releases[silo], server_round)
-        # Sorted by silo before any sum, so that the order of arrival cannot change the last bit.
+        # Sorted by silo before summation, so that the order of arrival cannot change a rounding.
         messages = [releases[silo] for silo in range(len(self._nodes))]
         query = self.plan.optimizer.query(self._optimizer_state)
-        released = self._aggregator.make_release(messages, server_round, query)
-        # Long vectors of the round that is over go before others are made.
+        server_release = self._aggregator.make_release(messages, server_round, query)
+        # Free the long vectors of this round before new ones are allocated.
         self._pending_messages, self._encoded_vector = {}, None
         del answers, releases, replies, query
-        keeps = self._substitutes_messages and not self.plan.sends_round_sums
-        if keeps:
+        keeps_releases = self._substitutes_messages and not self.plan.sends_round_sums
+        if keeps_releases:
             self._last_releases = torch.stack(messages)
         del messages
         if self._journal:
             self._journal.record(
                 server_round,
-                released.entry,
+                server_release.entry,
                 self.missed_rounds,
-                self._last_releases if keeps else None,
-                released.secret_state,
+                self._last_releases if keeps_releases else None,
+                server_release.secret_state,
             )
-        self._update_optimizer(server_round, released.vector)
+        self._update_optimizer(server_round, server_release.vector)
 
     def query(self) -> ArrayRecord:
-        """The query of the next round."""
+        """Return the query of the next round."""
         return self._encode_cached(self.plan.optimizer.query(self._optimizer_state))
 
     def model_arrays(self) -> ArrayRecord:
-        """The model that a run which stopped now would publish, as arrays."""
+        """Return the model that the run would publish if it stopped now, as arrays."""
         return self._encode_cached(self.model)
 
     def _encode_cached(self, vector: Tensor) -> ArrayRecord:
-        """`vector` (d,) in bytes: those of the last if it is the same, as a model that is asked about next is."""
+        """Encode a vector, (d,), or return the cached arrays if the last call had the same tensor.
+
+        The model and the next query are often the same tensor.
+        """
         if self._encoded_vector is None or self._encoded_vector[0] is not vector:
             self._encoded_vector = vector, self.encode_vector(vector)
         return self._encoded_vector[1]
 
     def encode_vector(self, vector: Tensor) -> ArrayRecord:
-        """The arrays that a vector (d,) is sent and published as."""
+        """Encode a vector, (d,), as the arrays that are sent and published."""
         return to_array_record(vector)
 
     def make_content(self, arrays: ArrayRecord, t: int, config: ConfigRecord) -> RecordDict:
-        """The content of the message that asks silos at the query in `arrays`."""
+        """Make the content of a query message from `arrays`."""
         return query_content(arrays, t, config)
 
     def _fetch_public_keys(self, grid: Grid, timeout: float) -> bytes:
-        """The public keys of silo 0, 1, … in a row; RunError unless every silo gives one."""
+        """Fetch the public keys of silo 0, 1, …, concatenated.
+
+        Raises:
+            RunError: A silo sends no key, or one of another length.
+        """
         self._pending_messages = {
             silo: Message(RecordDict(), node, PUBLIC_KEY_QUERY) for silo, node in enumerate(self._nodes)
         }
@@ -480,15 +566,15 @@ class ReleaseStrategy:
             keys += key
         return keys
 
-    def _update_optimizer(self, t: int, released: Tensor) -> None:
-        current = self.plan.rounds[t - 1].step
-        self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, released, current)
+    def _update_optimizer(self, t: int, release: Tensor) -> None:
+        step_size = self.plan.rounds[t - 1].step
+        self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, release, step_size)
         self.rounds_done = t
 
     def _read_release(self, content: RecordDict, silo: int, t: int) -> Tensor:
-        where, length = f"silo {silo}, round {t}", self._message_lengths[t - 1]
-        release, told = read_release(
-            content, where, length, self.plan.message_dtype, self._aggregator.has_seeded_noise
+        location, length = f"silo {silo}, round {t}", self._message_lengths[t - 1]
+        release, counts = read_release(
+            content, location, length, self.plan.message_dtype, self._aggregator.has_seeded_noise
         )
-        self.counts = None if told is None or self.counts is None else self.counts.add(told)
+        self.counts = None if counts is None or self.counts is None else self.counts.add(counts)
         return release

@@ -1,14 +1,16 @@
-"""Engines by name, and what all of them do: run cells, tell an observer of their progress, return outcomes.
+"""Engines by name, the memory that a run needs, and the retention of freed memory during a run.
 
-Each engine is imported when it is asked for, because each is heavy in its own way.
+`make_engine` imports an engine when it is first used, because each engine has heavy dependencies.
 
-During a run glibc keeps freed memory (`mallopt`): a round of a large model allocates the vectors of the round
-before, and to get and clear their pages takes longer than to compute with them.  Very long vectors still go back,
-because memory for two of each is worse than a round that takes longer.
+`check_memory` refuses a run that needs more memory than the machine has, before it starts.  The need is the
+memory
+that this process has already (the program and the records), plus vectors of the model's size and the records of
+a
+round, both computed from public numbers.
 
-A run that needs more memory than the machine has is refused before it starts.  The need is counted from public
-numbers and from what this process has already: the program and the records.  Vectors of the model's size, and the
-records of a round, come on top.
+`retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round of a large model allocates
+the same vectors as the round before, and getting and clearing their pages takes longer than computing with them.
+Very long vectors are still returned to the system, because a second copy of each costs more than a slower round.
 """
 
 import ctypes
@@ -38,29 +40,32 @@ from fedpriv.scenario.schema import Cell
 
 _FLOAT64_BYTES = 8
 _NOISE_BLOCK_COUNT = 4
-"""Blocks of noise: one in use, two drawn ahead, one that is drawn."""
+"""Blocks of noise in memory: one in use, two prefetched, one being drawn."""
 _NOISE_BLOCK_VALUES = 2**21
 _VECTORS_PER_REPLICATE = 8
-"""Vectors of a replicate in a round: its query, increments, their sum, noise, the mean, the step."""
+"""Vectors of a replicate in a round: query, increments, their sum, noise, mean and step."""
 _INPROCESS_VECTORS = 14
-"""The same of the one silo and the server that compute at a time in process, in float64, messages included."""
+"""Float64 vectors in a round of the in-process engine, with messages.
+
+One silo and the server compute at a time.
+"""
 _BYTES_PER_SILO = 2**17
-"""Of a simulated silo, whatever its model."""
+"""Bytes of a simulated silo, whatever its model."""
 _SCRATCH_BYTES = 96 * 2**20
-"""What torch and the increments of a few records take whatever the model's size."""
+"""Bytes of torch and of the increments of a few records, whatever the model's size."""
 _NUMBERS_PER_RECORD = 16
-"""Numbers that are computed of a record beside its features: scores, slopes, lengths, factors."""
+"""Numbers computed for a record besides its features: scores, output gradients, lengths, factors."""
 _MIN_SHOWN_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a run takes at most."""
+    """Largest number of bytes that a run takes."""
 
     resident: int
-    """What this process has: the program and the records."""
+    """Bytes that this process has: the program and the records."""
     parts: dict[str, int]
-    """What the run adds, by what it is for."""
+    """Bytes that the run adds, by purpose."""
     processes: int = 1
 
     @property
@@ -68,22 +73,25 @@ class MemoryNeed:
         return self.processes * (self.resident + sum(self.parts.values()))
 
     def describe(self) -> str:
-        named = {"the program and the records": self.resident} | self.parts
-        told = ", ".join(
-            f"{name} {_format_megabytes(size)}" for name, size in named.items() if size >= _MIN_SHOWN_BYTES
+        size_by_part = {"the program and the records": self.resident} | self.parts
+        sizes = ", ".join(
+            f"{name} {_format_megabytes(size)}" for name, size in size_by_part.items() if size >= _MIN_SHOWN_BYTES
         )
-        each = f"; each of {self.processes} processes" if self.processes > 1 else ""
-        return f"{_format_megabytes(self.total)} ({told}{each})"
+        process_note = f"; each of {self.processes} processes" if self.processes > 1 else ""
+        return f"{_format_megabytes(self.total)} ({sizes}{process_note})"
 
 
 def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> MemoryNeed | None:
-    """The most that a run of these cells takes at a time; None for an engine with processes of its own."""
-    row = ENGINES[engine]
-    if row.group_cells is None or not cells:
+    """Estimate the largest memory of a run of these cells.
+
+    None for an engine with processes of its own, and for no cells.
+    """
+    engine_row = ENGINES[engine]
+    if engine_row.group_cells is None or not cells:
         return None
     largest: dict[str, int] = {}
-    for members in row.group_cells(cells):
-        group = [cells[place] for place in members]
+    for members in engine_row.group_cells(cells):
+        group = [cells[index] for index in members]
         task = load_task(group[0])
         plan = make_plan(group[0], task.objective)
         parts = (_vectorized_memory if engine == "vectorized" else _inprocess_memory)(plan, task, group)
@@ -93,10 +101,14 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
 
 
 def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
-    """Count what a run takes; InputError, with the remedy, if the machine, a control group or a limit has less."""
-    there, limit = available_memory(min(workers, len(cells)))
+    """Check that a run fits into the available memory.
+
+    Raises:
+        InputError: The machine, a control group or a limit of the process has less; the message names remedies.
+    """
+    available, limit = available_memory(min(workers, len(cells)))
     need = estimate_memory(cells, engine, workers)
-    if need is None or need.total <= there:
+    if need is None or need.total <= available:
         return
     remedies = {
         "fewer processes (--workers)": need.processes > 1,
@@ -105,33 +117,39 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
         "--engine vectorized, which keeps no silo by itself": engine == "inprocess",
         "a smaller model or batch, or a machine with more": True,
     }
-    first, here = [remedy for remedy, fits in remedies.items() if fits][:2], f"here ({limit})" if limit else "here"
+    advice, location = (
+        [remedy for remedy, fits in remedies.items() if fits][:2],
+        f"here ({limit})" if limit else "here",
+    )
     raise InputError(
-        f"memory: a run takes up to {need.describe()}, and there are {_format_megabytes(there)} {here}: take "
-        f"{'; or '.join(first)}"
+        f"memory: a run takes up to {need.describe()}, and there are {_format_megabytes(available)} {location}: take "
+        f"{'; or '.join(advice)}"
     )
 
 
 def available_memory(processes: int = 1) -> tuple[int, str]:
-    """Bytes that so many processes like this one may take, and what says so: empty for the machine itself.
+    """Return the bytes that `processes` processes like this one may take, and the limit that applies.
 
-    A limit of a process's address space or data counts libraries that are mapped, which nothing else can have.
+    The limit is "" if it is the machine's own memory.  A limit of a process's address space or data also counts
+    mapped
+    libraries, which leave nothing for data; they are subtracted.
     """
-    has, here = memory_usage(), _resident_bytes()
-    there = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]
+    usage, resident = memory_usage(), _resident_bytes()
+    available = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]
     for name, limit in memory_limits().items():
-        own = max(0, limit - max(0, has.get(name, here) - here))
-        there.append((own if name == "memory" else processes * own, LIMIT_REMEDIES[name]))
-    return min(there)
+        allowance = max(0, limit - max(0, usage.get(name, resident) - resident))
+        available.append((allowance if name == "memory" else processes * allowance, LIMIT_REMEDIES[name]))
+    return min(available)
 
 
 def describe_available_memory() -> str:
-    there, limit = available_memory()
-    return f"{_format_megabytes(there)} ({limit})" if limit else _format_megabytes(there)
+    """Describe the memory that this process may take, with the limit that applies."""
+    available, limit = available_memory()
+    return f"{_format_megabytes(available)} ({limit})" if limit else _format_megabytes(available)
 
 
 def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
-    """Replicates that the vectorized engine computes in step."""
+    """Estimate the bytes of the vectorized engine for one group of replicates, by purpose."""
     count = len(cells)
     size, vector = task.train.features.element_size(), plan.objective.dimension
     silos = len(plan.batch_sizes) if plan.estimator.round(1).local is not None else 1
@@ -151,13 +169,18 @@ def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[st
 
 
 def _inprocess_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
-    """The apps of one cell: every silo's own state, and what is computed of one at a time."""
+    """Estimate the bytes of the in-process engine for one cell, by purpose.
+
+    All silos have their own state, but one silo or the server computes at a time.
+    """
     size, vector, silos = task.train.features.element_size(), plan.objective.dimension, len(plan.batch_sizes)
-    ahead = min(rounds_per_draw(vector, silos), plan.schedule.rounds)
+    prefetched_rounds = min(rounds_per_draw(vector, silos), plan.schedule.rounds)
     return {
         "silos": silos
         * (vector * (_FLOAT64_BYTES * _count_accumulator_vectors(plan) + 2 * size) + _BYTES_PER_SILO),
-        "noise": silos * (ahead if ahead > 1 else 0) * vector * _FLOAT64_BYTES if plan.noise.sources else 0,
+        "noise": silos * (prefetched_rounds if prefetched_rounds > 1 else 0) * vector * _FLOAT64_BYTES
+        if plan.noise.sources
+        else 0,
         "server": vector * _FLOAT64_BYTES * (_count_optimizer_vectors(plan) + _count_accumulator_vectors(plan)),
         "directions and copies": NUMBERS_PER_EXTRA_VALUE * plan.extra_values * size,
         "rounds": vector * _FLOAT64_BYTES * _INPROCESS_VECTORS + _SCRATCH_BYTES + _record_bytes(plan, task, cells),
@@ -165,7 +188,7 @@ def _inprocess_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str
 
 
 def _count_optimizer_vectors(plan: Plan) -> int:
-    """Vectors of an optimizer's state."""
+    """Count the vectors of an optimizer's state."""
     return max(1, _count_tensors(plan.optimizer.start(plan.objective.initial()[:1])))
 
 
@@ -178,23 +201,30 @@ def _count_tensors(state: Any) -> int:
 
 
 def _count_accumulator_vectors(plan: Plan) -> int:
-    """Vectors of a running sum, of the points that it remembers, and of a mechanism's state."""
-    first = plan.estimator.round(1)
-    past = plan.estimator.memory if first.split is None else 2 + first.split.rounds_per_epoch
+    """Count the vectors of a running sum, of its remembered points, and of the mechanism state."""
+    first_round = plan.estimator.round(1)
+    past_vectors = plan.estimator.memory if first_round.split is None else 2 + first_round.split.rounds_per_epoch
     workload = make_silo_stream(plan, 0, plan.schedule.rounds).workload if plan.noise.sources else None
-    return 1 + past + (0 if workload is None else plan.mechanism.memory_vectors(workload))
+    return 1 + past_vectors + (0 if workload is None else plan.mechanism.memory_vectors(workload))
 
 
 def _record_bytes(plan: Plan, task: Task, cells: Sequence[Cell]) -> int:
-    """Records of a round, gathered for all that read them, what is computed of each, and of the test records."""
-    size, record = task.train.features.element_size(), task.train.features[0].numel()
+    """Estimate the bytes of a round's records and of the numbers computed for each record.
+
+    Records are gathered once for each order of records, twice in memory.  The numbers of the test records are
+    included.
+    """
+    size, record_values = task.train.features.element_size(), task.train.features[0].numel()
     orders = len({cell.seed for cell in cells}) if isinstance(plan.schedule, PublicOrder) else len(cells)
-    read = sum(map(plan.record_capacity, range(len(plan.batch_sizes))))
-    return size * (2 * orders * read * record + _NUMBERS_PER_RECORD * (len(cells) * read + len(task.test.labels)))
+    records_per_round = sum(map(plan.record_capacity, range(len(plan.batch_sizes))))
+    return size * (
+        2 * orders * records_per_round * record_values
+        + _NUMBERS_PER_RECORD * (len(cells) * records_per_round + len(task.test.labels))
+    )
 
 
 def _resident_bytes() -> int:
-    """Bytes of this process; what torch and Python take where the system does not say it."""
+    """Bytes of this process, or the size of torch and Python if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -208,17 +238,17 @@ def _format_megabytes(size: int) -> str:
 
 @dataclass(frozen=True)
 class IndexedOutcome:
-    """A finished cell and its place in the list the engine was given."""
+    """Outcome of a finished cell, with its index in the engine's list of cells."""
 
     index: int
     cell_outcome: CellOutcome
 
 
 class Engine(Protocol):
-    """Runs cells one after another or many at once, and yields each as soon as it is finished.
+    """Function that runs cells, one by one or many at once, and yields each outcome when it is ready.
 
-    The observer hears `advanced` and `evaluated` only, in the engine's own process and thread; a cell's place is
-    its place in the list.
+    The observer receives `advanced` and `evaluated` only, in the engine's own process and thread.  A cell is
+    identified by its index in the list.
     """
 
     def __call__(self, cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]: ...
@@ -226,9 +256,12 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Connection:
-    """A SuperLink that runs already, and the certificates it is trusted by; nothing for what is started here.
+    """Address of a running SuperLink and the root certificates that authenticate it.
 
-    InputError for what is no address, and for certificates without one or that are not there.
+    Without an address, a run starts its own SuperLink.
+
+    Raises:
+        InputError: The address has another form, or certificates are given without an address or do not exist.
     """
 
     superlink: str | None = None
@@ -243,7 +276,7 @@ class Connection:
 
 
 LOCAL = Connection()
-"""Everything is started here."""
+"""Connection of a run that starts all its processes itself."""
 
 
 CellGrouping = Callable[[Sequence[Cell]], list[list[int]]]
@@ -251,16 +284,22 @@ CellGrouping = Callable[[Sequence[Cell]], list[list[int]]]
 
 @dataclass(frozen=True)
 class EngineRow:
-    """What a caller has to know of an engine."""
+    """Properties of an engine."""
 
     group_cells: CellGrouping | None = None
-    """The cells that it computes together, as places in the list; None if it has processes of its own."""
+    """Function that groups cells which the engine computes together, by index.
+
+    None if the engine has processes of its own.
+    """
     can_connect: bool = False
-    """Whether it can use a SuperLink that runs already, with records that are not here."""
+    """Whether the engine can use a running SuperLink, whose silos have their own records."""
     can_resume_cells: bool = False
-    """Whether a cell that failed goes on from its last round: its silos and server keep what they released."""
+    """Whether a failed cell continues from its last round.
+
+    Silos and server then store their releases.
+    """
     makes_release: bool = False
-    """Whether its noise protects somebody: releases are integers, with keys of the operating system."""
+    """Whether the noise protects real records: integer releases with keys of the operating system."""
 
 
 ENGINES = {
@@ -272,7 +311,11 @@ ENGINES = {
 
 
 def find_engine_row(name: str) -> EngineRow:
-    """InputError for an engine that there is not."""
+    """Return the properties of an engine.
+
+    Raises:
+        InputError: There is no engine of this name.
+    """
     if name not in ENGINES:
         raise InputError(f"--engine {name}: known engines are {', '.join(ENGINES)}{suggestion(name, ENGINES)}")
     return ENGINES[name]
@@ -281,13 +324,20 @@ def find_engine_row(name: str) -> EngineRow:
 def make_engine(
     name: str, folder: Path = Path(), connection: Connection = LOCAL, checkpoints: Checkpoints = NO_CHECKPOINTS
 ) -> Engine:
-    """The engine for a run whose results go to `folder`; InputError for a connection that it cannot use.
+    """Make the engine of a run.
 
-    `kept` is where it keeps checkpoints of cells that it is in the middle of, if it does.
+    Args:
+        name: Name of the engine.
+        folder: Folder of the results.
+        connection: SuperLink of the run.
+        checkpoints: Store of checkpoints of unfinished cells, for engines that write them.
+
+    Raises:
+        InputError: The engine cannot use the connection.
     """
     if not find_engine_row(name).can_connect and connection != LOCAL:
-        able = ", ".join(other for other, each in ENGINES.items() if each.can_connect)
-        raise InputError(f"--engine {name}: --superlink and --root-certificates are for --engine {able}")
+        connectable = ", ".join(other for other, engine_row in ENGINES.items() if engine_row.can_connect)
+        raise InputError(f"--engine {name}: --superlink and --root-certificates are for --engine {connectable}")
     if name == "vectorized":
         from fedpriv.engines.vectorized.engine import run_vectorized
 
@@ -303,7 +353,10 @@ def make_engine(
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _NEVER_TRIM = -1
 _MAX_RETAINED_BYTES = 2**27
-"""Bytes.  A heap with holes where pieces were freed can take twice what is held; longer pieces go back at once."""
+"""Size in bytes up to which freed memory is kept.
+
+A heap with holes of freed blocks can take twice the memory in use.  Larger blocks return to the system at once.
+"""
 _GLIBC_FUNCTIONS = ("gnu_get_libc_version", "mallopt", "malloc_trim")
 _MAX_OLD_GLIBC_BYTES = 2**25  # glibc before 2.35 refuses more
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")
@@ -311,10 +364,11 @@ _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC
 
 @contextmanager
 def retain_freed_pages() -> Iterator[None]:
-    """While a run is in here, memory that is freed stays with the process; afterwards it goes to the system.
+    """Keep freed memory in the process within this context, and return it to the system afterwards.
 
-    Afterwards the thresholds are those up to which glibc itself raises them in a process with long vectors.
-    Nothing happens where malloc is not glibc's, or its thresholds were set by hand.
+    Afterwards the thresholds are the largest ones that glibc itself sets in a process with long vectors.  The
+    context
+    does nothing if malloc is not glibc's, or if its thresholds were set by hand.
     """
     libc = _load_glibc()
     if libc is None:
@@ -328,7 +382,7 @@ def retain_freed_pages() -> Iterator[None]:
         yield
     finally:
         _ACTIVE_RUNS.pop()
-        if not _ACTIVE_RUNS:  # a run that begins here in another thread is slower, and no more
+        if not _ACTIVE_RUNS:  # a run that starts in another thread right now is only slower
             libc.mallopt(_MMAP_THRESHOLD, _MAX_OLD_GLIBC_BYTES)
             libc.mallopt(_TRIM_THRESHOLD, 2 * _MAX_OLD_GLIBC_BYTES)
             libc.malloc_trim(0)
@@ -347,4 +401,4 @@ def _load_glibc() -> ctypes.CDLL | None:
 
 
 _ACTIVE_RUNS: list[ctypes.CDLL] = []
-"""An entry for each run of this process, in all threads, that wants pages to be kept."""
+"""One entry for each run of this process, in all threads, that retains freed pages."""

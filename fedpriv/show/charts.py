@@ -1,7 +1,7 @@
-"""The charts of a run as data: metrics by round and by privacy, clipping, noise by mechanism, trade-off curves.
+"""Chart data of a run: metrics, clipping, noise of mechanisms, trade-off curves.
 
-`make_charts` computes every series once; two pens draw them: `svg.py` for the report's page, `plots.py` with
-matplotlib for files.
+`make_charts` computes all series of a run.  Two modules draw them: `svg.py` for the HTML report, and `plots.py`
+with matplotlib for files.
 """
 
 import math
@@ -46,18 +46,21 @@ from fedpriv.study.setting import AccountingSetting, MechanismTable
 
 @dataclass(frozen=True)
 class Mark:
-    """A point: its place, the text for the pointer, and a spread that a band or bar shows to both sides."""
+    """Point of a series, with a tooltip and the half-width of its error band or bar."""
 
     x: float
     y: float
     tooltip: str = ""
     spread: float = 0.0
-    """Along y; along x where the chart has named rows."""
+    """Half-width along y, or along x in a chart with named rows."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line with marks, or one of the two alone; `hollow` marks are drawn around those of others."""
+    """Marks that share a name and a look, joined by a line unless `line` is False.
+
+    Without `dots`, only the line is drawn.  `hollow` marks are rings around the marks of other series.
+    """
 
     name: str
     look: Look
@@ -66,12 +69,12 @@ class Series:
     dots: bool = True
     hollow: bool = False
     published: Sequence[Mark] = ()
-    """What a paper printed for the same settings: hollow marks of the same look."""
+    """Values that a paper reports for the same settings, drawn as hollow marks of the same look."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Series that share a pair of axes; `name` says what they have in common."""
+    """Series that share a pair of axes, named by the settings that they have in common."""
 
     name: str
     series: Sequence[Series]
@@ -79,7 +82,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: panels side by side, with one y axis for all."""
+    """Figure of panels side by side that share one y axis."""
 
     key: str
     caption: str
@@ -90,42 +93,47 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     ticks: Sequence[float] = ()
-    """On the x axis; round numbers if left out."""
+    """Tick positions on the x axis, or empty for round numbers."""
     rows: Sequence[str] = ()
-    """Names on the y axis, whose values are then 0, 1, … from the top."""
+    """Row names on the y axis.  The y values are then 0, 1, … from the top."""
     shown_x: Sequence[float] = ()
-    """Values that the x axis shows in any case."""
+    """Values that the range of the x axis always includes."""
 
     @property
     def series(self) -> list[Series]:
-        """Those of all panels."""
+        """Series of all panels, in order."""
         return [series for panel in self.panels for series in panel.series]
 
     @property
     def legend(self) -> list[Series]:
-        """One series a name, empty where there is only one to tell."""
-        named = {series.name: series for series in self.series}
-        return list(named.values()) if len(named) > 1 else []
+        """One series for each name, or an empty list if there is only one name."""
+        series_by_name = {series.name: series for series in self.series}
+        return list(series_by_name.values()) if len(series_by_name) > 1 else []
 
     @property
     def has_published(self) -> bool:
-        """Whether hollow marks need an explanation."""
+        """Whether any series has published values, so that hollow marks need an explanation."""
         return any(series.published for series in self.series)
 
     def x_scale(self, panel: Panel, start: float, end: float) -> Scale:
-        """The x axis of a panel."""
+        """Return the x axis of a panel, mapped to the pixel range from `start` to `end`."""
         sides = (-1.0, 1.0) if self.rows else (0.0,)
         return make_scale([*_extents(panel.series, "x", sides), *self.shown_x], start, end, logarithmic=self.log_x)
 
     def y_scale(self, start: float, end: float) -> Scale:
-        """The y axis of all panels, from the bottom to the top."""
+        """Return the y axis that all panels share, mapped to pixels from `start` (bottom) to `end` (top)."""
         if self.rows:
             return Scale(len(self.rows) - 0.5, -0.5, start, end, logarithmic=False)
         return make_scale(_extents(self.series, "y", (-1.0, 1.0)), start, end, logarithmic=self.log_y)
 
 
 def _extents(series: Iterable[Series], axis: str, sides: Iterable[float]) -> list[float]:
-    marks = [mark for each in series for mark in (*each.marks, *each.published) if math.isfinite(mark.y)]
+    marks = [
+        mark
+        for one_series in series
+        for mark in (*one_series.marks, *one_series.published)
+        if math.isfinite(mark.y)
+    ]
     return [getattr(mark, axis) + side * mark.spread for mark in marks for side in sides]
 
 
@@ -135,23 +143,23 @@ _NORMAL = NormalDist()
 _MAX_PANELS = 12
 _CLIPPED_METRIC = Metric("fraction_clipped", "increments that were clipped (%)", 100.0, 2, 2)
 _MIN_VISIBLE_ERROR = 0.01
-"""A trade-off curve that balances both errors below this share cannot be told from the axes."""
+"""Smallest error at which both errors are equal whose trade-off curve can be told from the axes."""
 
 
 def make_charts(results: Results, history: Sequence[Mapping[str, Any]], audit: StoredAudit | None) -> list[Chart]:
-    """Every chart that the finished cells allow, without series that have no mark."""
-    made = [
+    """Make all charts that the finished cells allow, without series that have no mark."""
+    charts = [
         _privacy_chart(results),
         *(_rounds_chart(results, history, metric) for metric in shared_metrics(results)),
         _clipping_chart(results),
         *make_noise_charts(results.cells),
         _tradeoff_chart(results, audit),
     ]
-    return [chart for chart in map(_drop_empty_series, filter(None, made)) if chart.panels]
+    return [chart for chart in map(_drop_empty_series, filter(None, charts)) if chart.panels]
 
 
 def _drop_empty_series(chart: Chart) -> Chart:
-    panels = [Panel(each.name, [series for series in each.series if series.marks]) for each in chart.panels]
+    panels = [Panel(full.name, [series for series in full.series if series.marks]) for full in chart.panels]
     return replace(chart, panels=[panel for panel in panels if panel.series])
 
 
@@ -159,58 +167,79 @@ def _make_metric_chart(
     results: Results,
     key: str,
     metric: Metric,
-    about: str,
+    caption_suffix: str,
     axes: Mapping[str, list[Any]],
-    series: Callable[[dict[str, Any], str, Look], Series],
+    make_series: Callable[[dict[str, Any], str, Look], Series],
 ) -> Chart:
-    """A chart with a series a point of `axes`, in panels; its note says how many are left out."""
+    """Make a chart with one series for each point of `axes`, grouped in panels.
+
+    At most 12 panels and `MAX_SERIES` series for each panel are drawn.  The note counts the points that are
+    omitted.
+    """
     layout = make_layout(axes)
-    found: dict[str, list[Series]] = {}
-    left: dict[str, None] = {}
+    series_by_panel: dict[str, list[Series]] = {}
+    omitted_points: dict[str, None] = {}
     for point in axis_points(axes):
         title = describe_keys(results, point, layout.panels)
-        if (title not in found and len(found) == _MAX_PANELS) or len(found.get(title, [])) == MAX_SERIES:
-            left[str(point)] = None
+        if (title not in series_by_panel and len(series_by_panel) == _MAX_PANELS) or len(
+            series_by_panel.get(title, [])
+        ) == MAX_SERIES:
+            omitted_points[str(point)] = None
             continue
         name = describe_keys(results, point, (*layout.kinds, *layout.levels)) or "this run"
-        found.setdefault(title, []).append(series(point, name, layout.choose_look(point)))
-    panels = [Panel(title, each) for title, each in found.items()]
-    caption = f"{metric.title[0].upper()}{metric.title[1:]}{about}"
-    note = f"{len(left)} more settings are in the table." if left else ""
+        series_by_panel.setdefault(title, []).append(make_series(point, name, layout.choose_look(point)))
+    panels = [Panel(title, panel_series) for title, panel_series in series_by_panel.items()]
+    caption = f"{metric.title[0].upper()}{metric.title[1:]}{caption_suffix}"
+    note = f"{len(omitted_points)} more settings are in the table." if omitted_points else ""
     logarithmic = metric.factor == 1.0 and is_wide(
-        [mark.y for each in panels for one in each.series for mark in one.marks]
+        [mark.y for panel_series in panels for drawn_series in panel_series.series for mark in drawn_series.marks]
     )
     return Chart(key, caption, "", metric.title, panels, note, log_y=logarithmic)
 
 
 def privacy_levels(results: Results) -> dict[str, float]:
-    """The privacy of all cells by the text that is shown: rounding in an accountant makes no second value."""
+    """Return the distinct privacy levels of all cells, by their text of three digits.
+
+    Levels that differ only by an accountant's rounding share a text, so they count as one.
+    """
     scale = privacy_key(results)
     return {format_upper(cell[scale], 3): cell[scale] for cell in results.cells if cell[scale] is not None}
 
 
 def privacy_key(results: Results) -> str:
-    """What privacy is drawn in: μ, or ε if a cell with a guarantee has no μ, as with sampling."""
+    """Return the privacy scale of the charts: "mu", or "epsilon" if a cell has a guarantee without μ.
+
+    Sampling, for example, may give ε without μ.
+    """
     return "epsilon" if any(c["mu"] is None and c["epsilon"] is not None for c in results.cells) else "mu"
 
 
 def _privacy_chart(results: Results) -> Chart | None:
-    """Accuracy, or the first metric, against μ or ε; a line for what else is swept."""
-    known = privacy_levels(results)
-    if len(known) < 2:
-        return None
-    metric = next((each for each in run_metrics(results) if each.key == "test_accuracy"), run_metrics(results)[0])
-    told = {key: list(values) for key, values in results.axes.items() if key not in _PRIVACY_KEYS}
+    """Chart test accuracy against μ or ε, one series for each combination of the other settings.
 
-    def series(fixed: dict[str, Any], name: str, look: Look) -> Series:
+    Runs without test accuracy show their first metric.  None if all cells share one privacy level.
+    """
+    levels = privacy_levels(results)
+    if len(levels) < 2:
+        return None
+    metric = next(
+        (candidate for candidate in run_metrics(results) if candidate.key == "test_accuracy"),
+        run_metrics(results)[0],
+    )
+    other_axes = {key: list(values) for key, values in results.axes.items() if key not in _PRIVACY_KEYS}
+
+    def make_series(fixed: dict[str, Any], name: str, look: Look) -> Series:
         return _make_privacy_series(results, metric, fixed, Series(name, look, []))
 
-    chart = _make_metric_chart(results, "privacy", metric, " against privacy", told, series)
-    return replace(chart, x_label=_PRIVACY_LABELS[privacy_key(results)], log_x=True, ticks=sorted(known.values()))
+    chart = _make_metric_chart(results, "privacy", metric, " against privacy", other_axes, make_series)
+    return replace(chart, x_label=_PRIVACY_LABELS[privacy_key(results)], log_x=True, ticks=sorted(levels.values()))
 
 
 def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
-    """Measured and published values of the points that have `fixed`, by rising μ or ε."""
+    """Fill `series` with the measured and published values of points that match `fixed`.
+
+    The measured marks are sorted by μ or ε.
+    """
     scale = privacy_key(results)
     measured: list[Mark] = []
     published: list[Mark] = []
@@ -218,68 +247,75 @@ def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, A
         cells = cells_at_point(results, point)
         if not cells or any(point[key] != value for key, value in fixed.items()) or cells[0][scale] is None:
             continue
-        level, words, found = (
+        level, guarantee, comparison = (
             cells[0][scale],
             format_figures(cells[0]),
             compare_with_published(results, metric, point),
         )
-        if (mean := found.measured) is not None:
-            tip = f"{words}: {format_with_spread(mean.mean, mean.std, metric.digits)}"
-            measured.append(Mark(level, mean.mean, tip, mean.std or 0.0))
-        if (value := found.published) is not None:
-            published.append(Mark(level, value, f"{words}, published: {value:.{metric.published_digits}f}"))
+        if (mean := comparison.measured) is not None:
+            tooltip = f"{guarantee}: {format_with_spread(mean.mean, mean.std, metric.digits)}"
+            measured.append(Mark(level, mean.mean, tooltip, mean.std or 0.0))
+        if (value := comparison.published) is not None:
+            published.append(Mark(level, value, f"{guarantee}, published: {value:.{metric.published_digits}f}"))
     return replace(series, marks=sorted(measured, key=lambda mark: mark.x), published=published)
 
 
 def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric: Metric) -> Chart:
-    """The metric round by round; runs of unequal length in one panel share the axis as shares of their rounds."""
+    """Chart a metric by round.
+
+    If runs in one panel differ in length, the x axis is the percentage of each run's rounds.
+    """
     by_cell = group_by((line for line in history if metric.key in line), lambda line: line["cell"])
     panels = make_layout(results.axes).panels
     by_panel = group_by(results.cells, lambda cell: describe_keys(results, cell["point"], panels))
     equal = all(len({cell["rounds"] for cell in cells}) == 1 for cells in by_panel.values())
 
-    def series(point: dict[str, Any], name: str, look: Look) -> Series:
+    def make_series(point: dict[str, Any], name: str, look: Look) -> Series:
         cells = cells_at_point(results, point)
         lines = (line for cell in cells for line in by_cell.get(cell["cell"], []))
         marks = []
-        for t, of_round in sorted(group_by(lines, lambda line: line["round"]).items()):
-            if (found := summarize(of_round, metric)) is not None:
-                tip = f"round {t}: {format_with_spread(found.mean, found.std, metric.digits)}"
-                place = t if equal else 100 * t / cells[0]["rounds"]
-                marks.append(Mark(place, found.mean, tip, found.std or 0.0))
+        for t, round_lines in sorted(group_by(lines, lambda line: line["round"]).items()):
+            if (summary := summarize(round_lines, metric)) is not None:
+                tooltip = f"round {t}: {format_with_spread(summary.mean, summary.std, metric.digits)}"
+                x_value = t if equal else 100 * t / cells[0]["rounds"]
+                marks.append(Mark(x_value, summary.mean, tooltip, summary.std or 0.0))
         return Series(name, look, marks)
 
-    chart = _make_metric_chart(results, metric.key, metric, ", round by round", results.axes, series)
+    chart = _make_metric_chart(results, metric.key, metric, ", round by round", results.axes, make_series)
     return replace(chart, x_label="round" if equal else "share of the rounds (%)")
 
 
 def _clipping_chart(results: Results) -> Chart | None:
-    """The share of increments that were clipped, a row a setting; None for one setting, or where none or all were.
+    """Chart the percentage of clipped increments, one row for each setting.
 
-    Clipping biases the increments, noise is proportional to the clip: a chart to choose the clip by.
+    A larger clip norm biases the increments less and adds more noise, so this chart helps to choose it.  None
+    for a
+    single setting, and if no increment or every increment was clipped.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
         return None
     layout = make_layout(results.axes)
-    others = [key for key, values in results.axes.items() if len(values) > 1 and key not in layout.kinds]
-    rows = list(dict.fromkeys(describe_keys(results, point, others) for point in sweep_points(results)))[
+    row_keys = [key for key, values in results.axes.items() if len(values) > 1 and key not in layout.kinds]
+    rows = list(dict.fromkeys(describe_keys(results, point, row_keys) for point in sweep_points(results)))[
         :MAX_SERIES
     ]
     kinds = axis_points({key: results.axes[key] for key in layout.kinds})
     marks: list[list[Mark]] = [[] for _ in kinds]
     for point in sweep_points(results):
-        told = [cell for cell in cells_at_point(results, point) if cell["fraction_clipped"] is not None]
-        row, kind = describe_keys(results, point, others), kinds.index({key: point[key] for key in layout.kinds})
-        if row in rows and (found := summarize(told, _CLIPPED_METRIC)):
-            aside = 0.5 * (kind + 0.5) / len(kinds) - 0.25
+        cells_with_count = [
+            cell for cell in cells_at_point(results, point) if cell["fraction_clipped"] is not None
+        ]
+        row, kind = describe_keys(results, point, row_keys), kinds.index({key: point[key] for key in layout.kinds})
+        if row in rows and (stats := summarize(cells_with_count, _CLIPPED_METRIC)):
+            row_offset = 0.5 * (kind + 0.5) / len(kinds) - 0.25
             tip = (
-                f"{row}{': ' if row else ''}{format_with_spread(found.mean, found.std, _CLIPPED_METRIC.digits)} %"
+                f"{row}{': ' if row else ''}{format_with_spread(stats.mean, stats.std, _CLIPPED_METRIC.digits)} %"
             )
-            marks[kind].append(Mark(found.mean, rows.index(row) + aside, tip, found.std or 0.0))
+            marks[kind].append(Mark(stats.mean, rows.index(row) + row_offset, tip, stats.std or 0.0))
     series = [
-        Series(describe_keys(results, kind, layout.kinds) or "this run", nth_look(place), each, line=False)
-        for place, (kind, each) in enumerate(zip(kinds, marks, strict=True))
+        Series(describe_keys(results, kind, layout.kinds) or "this run", nth_look(number), kind_marks, line=False)
+        for number, (kind, kind_marks) in enumerate(zip(kinds, marks, strict=True))
     ]
     return Chart(
         "clipped",
@@ -288,13 +324,13 @@ def _clipping_chart(results: Results) -> Chart | None:
         "",
         [Panel("", series)],
         rows=rows,
-        shown_x=(0.0, 1.0),  # percent: nearly nothing clipped must not look like much
+        shown_x=(0.0, 1.0),  # percent, so that a tiny clipped fraction does not fill the axis
     )
 
 
 @dataclass(frozen=True)
 class _UsedMechanism:
-    """What is compared: a setting with clip norm and batch 1, a μ, and the mechanism that was used."""
+    """Setting with clip norm and batch size 1, its μ, and the label of the mechanism that the run used."""
 
     setting: AccountingSetting
     mu: float
@@ -305,9 +341,11 @@ _HORIZON_COUNT = 12
 
 
 def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """The noise of each mechanism at a run's guarantee: from accounting alone, nothing is drawn.
+    """Chart the noise of each mechanism at a run's guarantee, by accounting alone.
 
-    For the first cell with a guarantee and a mechanism that a scenario can name; none without such a cell.
+    The charts describe the first cell that has a μ and a mechanism that a scenario can name.  There are none
+    without
+    such a cell.
     """
     question = next(filter(None, (_find_used_mechanism(cell) for cell in cells if cell["mu"] is not None)), None)
     if question is None:
@@ -329,34 +367,34 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     stream = stream_from_data(cell["releases"][0])
     if (
         not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0
-    ):  # nothing is summed: all add the same
+    ):  # without running sums, all mechanisms add the same noise
         return None
-    once = stream.period is not None or stream.schedule.single_pass
+    single_pass = stream.period is not None or stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
-    if not once and rounds % stream.schedule.rounds_per_epoch:
-        return None  # the last pass is cut, and the figure is of whole ones
+    if not single_pass and rounds % stream.schedule.rounds_per_epoch:
+        return None  # the last epoch is incomplete, but the setting holds whole epochs only
     setting = AccountingSetting(
         rounds=rounds,
         decay=stream.decay,
         silos=cell["silos"],
         trust=cell["trust"],
         relation=stream.relation,
-        epochs=1 if once else rounds // stream.schedule.rounds_per_epoch,
+        epochs=1 if single_pass else rounds // stream.schedule.rounds_per_epoch,
     )
     return _UsedMechanism(setting, cell["mu"], stream.mechanism.label)
 
 
 def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
-    """The root mean square over the rounds of the noise in a release, by number of rounds."""
+    """Chart the root mean square over rounds of the noise in a release, against the number of rounds."""
     setting = question.setting
     lengths = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZON_COUNT).astype(int))
     horizons = [int(length) * setting.epochs for length in lengths]
     costs = [replace(setting, rounds=rounds).compare_mechanisms(question.mu) for rounds in horizons]
     series = []
-    for place, name in enumerate(setting.compare_mechanisms(question.mu)):
-        along = [(t, cost[name].error_rms) for t, cost in zip(horizons, costs, strict=True) if name in cost]
-        marks = [Mark(t, error, f"{t} rounds: {error:.4g}") for t, error in along]
-        series.append(Series(_mechanism_label(name, question), nth_look(place), marks))
+    for number, name in enumerate(setting.compare_mechanisms(question.mu)):
+        errors = [(t, cost[name].error_rms) for t, cost in zip(horizons, costs, strict=True) if name in cost]
+        marks = [Mark(t, error, f"{t} rounds: {error:.4g}") for t, error in errors]
+        series.append(Series(_mechanism_label(name, question), nth_look(number), marks))
     return Chart(
         "noise",
         "Noise that each mechanism would need for the same guarantee",
@@ -370,7 +408,7 @@ def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
 
 
 def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
-    """The noise after all rounds: in a silo's release, and in the mean over silos with either trust."""
+    """Chart the noise in a silo's release, and in the mean over silos without and with a trusted server."""
     setting = question.setting
     costs = {
         trust: replace(setting, trust=trust).compare_mechanisms(question.mu) for trust in ("untrusted", "trusted")
@@ -382,11 +420,11 @@ def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
     }
     names = list(setting.compare_mechanisms(question.mu))
     series = []
-    for place, name in enumerate(names):
-        aside = 0.5 * (place + 0.5) / len(names) - 0.25
+    for number, name in enumerate(names):
+        row_offset = 0.5 * (number + 0.5) / len(names) - 0.25
         values = [(view, getattr(costs[trust][name], kind)) for view, (trust, kind) in views.items()]
-        marks = [Mark(value, row + aside, f"{view}: {value:.4g}") for row, (view, value) in enumerate(values)]
-        series.append(Series(_mechanism_label(name, question), nth_look(place), marks, line=False))
+        marks = [Mark(value, row + row_offset, f"{view}: {value:.4g}") for row, (view, value) in enumerate(values)]
+        series.append(Series(_mechanism_label(name, question), nth_look(number), marks, line=False))
     return Chart(
         "noise-in-mean",
         "The same noise in the mean over silos",
@@ -403,16 +441,16 @@ def _mechanism_label(name: str, question: _UsedMechanism) -> str:
 
 
 def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
-    """Mechanisms side by side, the smallest ratio on top."""
-    output = table.lower_bound.output is not None
+    """Chart the noise of mechanisms at one guarantee, the smallest ratio to the lower bound on top."""
+    has_output = table.lower_bound.output is not None
     lines = sorted(table.lines, key=lambda line: line.ratio.output or line.ratio.queries)
-    queries = "in queries, root mean square" if output else "in running sums, root mean square"
-    ratios = {"in the output": [line.ratio.output or 0.0 for line in lines]} if output else {}
+    queries = "in queries, root mean square" if has_output else "in running sums, root mean square"
+    ratios = {"in the output": [line.ratio.output or 0.0 for line in lines]} if has_output else {}
     ratios[queries] = [line.ratio.queries for line in lines]
     bound = Series("the least that any mechanism leaves", shade(5), [Mark(1.0, -0.5), Mark(1.0, len(lines) - 0.5)])
     series = [
-        Series(name, nth_look(place), [Mark(value, row) for row, value in enumerate(values)], line=False)
-        for place, (name, values) in enumerate(ratios.items())
+        Series(name, nth_look(number), [Mark(value, row) for row, value in enumerate(values)], line=False)
+        for number, (name, values) in enumerate(ratios.items())
     ]
     return Chart(
         "comparison",
@@ -428,30 +466,41 @@ def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
 
 
 def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None:
-    """Missed records against false alarms: the errors of the best test that looks for one record."""
+    """Chart missed records against false alarms for the best membership test on one record.
+
+    There is one curve for each μ of the cells and, with an audit, the point of its attack.
+    """
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})
-    seen = [mu for mu in mus if _NORMAL.cdf(-mu / 2) >= _MIN_VISIBLE_ERROR]
-    if not seen and audit is None:
+    visible_mus = [mu for mu in mus if _NORMAL.cdf(-mu / 2) >= _MIN_VISIBLE_ERROR]
+    if not visible_mus and audit is None:
         return None
-    shown = seen if len(seen) <= 6 else [*seen[:3], *seen[-3:]]
-    ends = [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)]
-    series = [Series("blind guessing", replace(shade(5), dash=1), ends, dots=False)]
-    for place, mu in enumerate(shown):
+    drawn_mus = visible_mus if len(visible_mus) <= 6 else [*visible_mus[:3], *visible_mus[-3:]]
+    diagonal = [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)]
+    series = [Series("blind guessing", replace(shade(5), dash=1), diagonal, dots=False)]
+    for number, mu in enumerate(drawn_mus):
         curve = [Mark(a, b, f"false alarms {a:.3g}, missed {b:.3g}") for a, b in _tradeoff_points(mu)]
-        series.append(Series(f"μ = {format_upper(mu)}", level_look(place, len(shown)), curve))
+        series.append(Series(f"μ = {format_upper(mu)}", level_look(number, len(drawn_mus)), curve))
     if audit is not None:
-        at = _NORMAL.cdf(-audit.mu / 2)
-        found = f"at least μ = {format_lower(audit.mu, 3)} with confidence {audit.confidence:g}"
-        tip = f"{found}, claimed {format_upper(audit.claimed_mu, 6)}"
-        series.append(Series("audit", replace(shade(1), marker=3), [Mark(at, at, tip)], line=False, hollow=True))
+        balanced_error = _NORMAL.cdf(-audit.mu / 2)
+        lower_bound = f"at least μ = {format_lower(audit.mu, 3)} with confidence {audit.confidence:g}"
+        tooltip = f"{lower_bound}, claimed {format_upper(audit.claimed_mu, 6)}"
+        series.append(
+            Series(
+                "audit",
+                replace(shade(1), marker=3),
+                [Mark(balanced_error, balanced_error, tooltip)],
+                line=False,
+                hollow=True,
+            )
+        )
     notes = ["No test on everything that is released lies below the curve of its μ."]
     if audit is not None:
         notes.append("An audit's point is where its test would balance both errors.")
-    if hidden := [format_upper(mu) for mu in mus if mu not in seen]:
-        notes.append(f"Left out because their curves lie on the axes: μ = {', '.join(hidden)}.")
-    if len(seen) > len(shown):
-        notes.append(f"{len(seen) - len(shown)} curves between these are left out.")
+    if omitted_labels := [format_upper(mu) for mu in mus if mu not in visible_mus]:
+        notes.append(f"Left out because their curves lie on the axes: μ = {', '.join(omitted_labels)}.")
+    if len(visible_mus) > len(drawn_mus):
+        notes.append(f"{len(visible_mus) - len(drawn_mus)} curves between these are left out.")
     return Chart(
         "tradeoff",
         "Best possible attack: missed vs. false alarms",
@@ -463,7 +512,7 @@ def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None
 
 
 def _tradeoff_points(mu: float) -> list[tuple[float, float]]:
-    """The trade-off curve of μ-Gaussian differential privacy, with its ends: β = Φ(Φ⁻¹(1 - α) - μ)."""
+    """Sample the trade-off curve β = Φ(Φ⁻¹(1 - α) - μ) of μ-Gaussian DP as pairs (α, β), ends included."""
     alphas = [0.0005, 0.002, 0.005, 0.01, 0.02, *(n / 20 for n in range(1, 20)), 0.98, 0.995]
     inner = [(alpha, _NORMAL.cdf(_NORMAL.inv_cdf(1.0 - alpha) - mu)) for alpha in alphas]
     return [(0.0, 1.0), *inner, (1.0, 0.0)]

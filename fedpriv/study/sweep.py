@@ -1,6 +1,7 @@
-"""Run the missing cells of a scenario on an engine, one run in a folder at a time; write results as it goes.
+"""Run the cells of a scenario that have no result yet, and write results as cells finish.
 
-First steps of a scenario whose tables are scaled: each is run once, before the rounds that use its numbers.
+One run at a time uses a folder.  A scenario whose table is scaled privately has first steps: each is run once,
+before the rounds that use its numbers.
 """
 
 import fcntl
@@ -43,63 +44,70 @@ from fedpriv.study.stored import CheckpointFolder
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """What the first steps of a scenario gave, by the cell with their numbers."""
+    """Outcomes of a scenario's first steps, by the JSON text of the scaled cell."""
 
     results_by_cell: Mapping[str, CellOutcome]
 
-    def prepend_releases(self, cell: Cell, finished: CellOutcome) -> CellOutcome:
-        """A cell's outcome, with what its first step released in its ledger.
+    def prepend_releases(self, cell: Cell, outcome: CellOutcome) -> CellOutcome:
+        """Prepend the releases of a cell's first step to those of the cell.
 
-        Guarantee: the claim that follows from the ledger is of both together.
+        Guarantee: the claim that follows from the ledger is on both steps together.
         """
         if (first := self.results_by_cell.get(_cell_text(cell))) is None:
-            return finished
+            return outcome
         return replace(
-            finished,
-            releases=(*(replace(stream, step=FIRST_STEP) for stream in first.releases), *finished.releases),
-            bytes_sent=finished.bytes_sent + first.bytes_sent,
-            wall_seconds=finished.wall_seconds + first.wall_seconds,
+            outcome,
+            releases=(*(replace(stream, step=FIRST_STEP) for stream in first.releases), *outcome.releases),
+            bytes_sent=outcome.bytes_sent + first.bytes_sent,
+            wall_seconds=outcome.wall_seconds + first.wall_seconds,
         )
 
 
 def scale_scenario(
     scenario: Scenario, run_first_step: Callable[[Cell], CellOutcome], *, for_release: bool = False
 ) -> tuple[Scenario, FirstSteps]:
-    """The scenario with numbers in every cell; `take` runs a first step, once for cells that ask for the same.
+    """Run the first steps of a scenario, and return it with their numbers in every cell.
 
-    InputError, before the first one is taken, for rounds that cannot be planned; `released` as for `plan_of`.
+    `run_first_step` is called once for all cells with the same first step.  `for_release` is as for `make_plan`.
+
+    Raises:
+        InputError: The rounds cannot be planned; raised before any first step is run.
     """
     for point in scenario.points:
         if point.cell.data.needs_first_step and (schema := point.cell.data.table_schema) is not None:
-            cell = assume_scaling(point.cell)  # a plan takes what is public about the table, and no record
+            cell = assume_scaling(point.cell)  # a plan reads public facts of the table, and no record
             make_plan(cell, make_schema_task(cell, schema).objective, for_release=for_release)
-    asked, points, taken = dict[str, CellOutcome](), [], dict[str, CellOutcome]()
+    outcomes, points, results_by_cell = dict[str, CellOutcome](), [], dict[str, CellOutcome]()
     for point in scenario.points:
         cell, schema = point.cell, point.cell.data.table_schema
         if schema is not None and (first := first_step_cell(cell)) is not None:
-            if _cell_text(first) not in asked:
-                asked[_cell_text(first)] = run_first_step(first)
-            finished = asked[_cell_text(first)]
-            moments = np.asarray(finished.model) / schema.counted_share(for_testing=False)
+            if _cell_text(first) not in outcomes:
+                outcomes[_cell_text(first)] = run_first_step(first)
+            outcome = outcomes[_cell_text(first)]
+            moments = np.asarray(outcome.model) / schema.counted_share(for_testing=False)
             cell = apply_scaling(cell, scaling_from_moments(schema.number_features, moments))
-            taken[_cell_text(cell)] = finished
+            results_by_cell[_cell_text(cell)] = outcome
         points.append(replace(point, cell=cell))
-    return replace(scenario, points=points), FirstSteps(taken)
+    return replace(scenario, points=points), FirstSteps(results_by_cell)
 
 
 def _cell_text(cell: Cell) -> str:
     return json.dumps(cell.canonical_data(), sort_keys=True)
 
 
-_MAX_LOCK_BYTES = 200  # bytes of a lock that are shown
+_MAX_LOCK_BYTES = 200  # bytes of a lock file that are shown
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which is made, for this process; InputError, with who has it, while another run does.
+    """Create `folder` if it is missing, and lock it for this process.
 
-    The lock is the kernel's (`flock`), so that it ends with the process, however that ends; the file says whose it
-    is and means nothing without it.
+    The kernel holds the lock (`flock`), so it ends with the process, however the process ends.  The lock file
+    names
+    the process for error messages and means nothing without the lock.
+
+    Raises:
+        InputError: Another run has the lock; the message names its process.
     """
     new, path = not folder.exists(), folder / ".lock"
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,17 +121,17 @@ def lock_folder(folder: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the descriptor too
         os.close(file)
         if new:
-            with suppress(OSError):  # there is something in it
+            with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
 
 
 def _open_locked(path: Path) -> int:
-    """Open and lock the file that bears the name; return its descriptor."""
+    """Open and lock the file at `path`, and return its descriptor."""
     while True:
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):  # somebody may have removed the name between opening and locking
+            with suppress(FileNotFoundError):  # another process may remove the file between opening and locking
                 if os.path.samestat(path.stat(), os.fstat(file)):
                     return file
         except BlockingIOError:
@@ -139,26 +147,26 @@ def _open_locked(path: Path) -> int:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a run, as `fedpriv run` and `fedpriv.run` are given them; all but the scenario and displays."""
+    """Options of `fedpriv run` and `fedpriv.run`, except for the scenario and displays."""
 
     engine: str = "vectorized"
     out: Path | None = None
-    """The folder of the results; runs/NAME by default."""
+    """Folder of the results, or None for runs/NAME."""
     resume: bool = False
     connection: Connection = LOCAL
     workers: Workers | None = None
-    """Other processes that run the cells; they change no result."""
+    """Worker processes that run the cells, or None.  They change no result."""
     overrides: Sequence[str] = ()
-    """KEY=VALUE, as they were given: the scenario has them already."""
+    """Overrides as KEY=VALUE texts, which the scenario contains already."""
     imports: Sequence[Path] = ()
 
     @property
     def process_count(self) -> int:
-        """Of this machine, that run cells at a time."""
+        """Number of processes of this machine that run cells at a time."""
         return (self.workers.count or 1) if self.workers is not None else 1
 
     def format_command(self, scenario: str) -> str:
-        """The command line that runs a scenario file with these options."""
+        """Format the command line that runs a scenario file with these options."""
         options = [
             *([] if self.engine == "vectorized" else [("--engine", self.engine)]),
             *(("--set", override) for override in self.overrides),
@@ -166,8 +174,10 @@ class RunOptions:
             ("--superlink", self.connection.superlink),
             ("--root-certificates", self.connection.root_certificates),
         ]
-        words = [str(word) for option, value in options if value is not None for word in (option, value)]
-        return shlex.join(["fedpriv", "run", scenario, *words])
+        arguments = [
+            str(argument) for option, value in options if value is not None for argument in (option, value)
+        ]
+        return shlex.join(["fedpriv", "run", scenario, *arguments])
 
 
 def run_sweep(
@@ -176,20 +186,30 @@ def run_sweep(
     observers: Sequence[RunObserver] = (),
     rerun: str | None = None,
 ) -> Path:
-    """Run the cells of a scenario that have no result yet; returns the folder with the results.
+    """Run the cells of a scenario that have no result yet, and return the folder with the results.
 
-    A run that is resumed may have more seeds than before: theirs are run, and what is finished stays as it is.
-    `rerun` is the command that would run the same again.  Stopped at any moment, by an exception of an observer
-    too, the folder is valid and can be resumed: cells that were in the middle go on from their checkpoints, if the
-    engine keeps them.  InputError for what cannot be run, a folder that another run is using among it, RunError
-    for what could not be finished.
+    A resumed run may have more seeds than before.  The new seeds are run, and finished cells stay unchanged.  A
+    run that
+    stops at any moment, even by an exception of an observer, leaves a valid folder that can be resumed.
+    Unfinished
+    cells then continue from their checkpoints, if the engine writes checkpoints.
+
+    Args:
+        scenario: Scenario of the run.
+        options: Options of the run.
+        observers: Observers of its progress.
+        rerun: Command that would run the same again.
+
+    Raises:
+        InputError: The scenario cannot be run, or another run uses the folder.
+        RunError: A cell could not be finished.
     """
     path, resume = options.out or find_free_folder(scenario.name, resume=options.resume), options.resume
-    row, kept = find_engine_row(options.engine), CheckpointFolder(path, ObserverGroup((), observers))
-    engine = make_engine(options.engine, path, options.connection, kept)
+    engine_row, checkpoints = find_engine_row(options.engine), CheckpointFolder(path, ObserverGroup((), observers))
+    engine = make_engine(options.engine, path, options.connection, checkpoints)
     if options.workers is not None:
-        engine = make_worker_engine(options.engine, options.workers, kept)
-    if options.connection.superlink is None:  # silos elsewhere have records of their own
+        engine = make_worker_engine(options.engine, options.workers, checkpoints)
+    if options.connection.superlink is None:  # remote silos have their own records
         for point in scenario.points:
             check_record_count(point.cell)
     with lock_folder(path), ExitStack() as stack:
@@ -200,35 +220,47 @@ def run_sweep(
         scenario, first_steps = scale_scenario(
             scenario,
             partial(_run_single_cell, make_engine(options.engine, path, options.connection)),
-            for_release=row.makes_release,
+            for_release=engine_row.makes_release,
         )
         if options.connection.superlink is None:
             check_memory([point.cell for point in scenario.points], options.engine, options.process_count)
         folder = RunFolder(
-            path, scenario, options.engine, resume=resume, rerun=rerun, fits=fits, group_cells=row.group_cells
+            path,
+            scenario,
+            options.engine,
+            resume=resume,
+            rerun=rerun,
+            fits=fits,
+            group_cells=engine_row.group_cells,
         )
-        scenario, places, everybody = folder.scenario, folder.missing_indices, [folder, *observers]
-        kept.check_scenario(scenario)
-        for observer in everybody:
+        scenario, missing_indices, observers_of_run = folder.scenario, folder.missing_indices, [folder, *observers]
+        checkpoints.check_scenario(scenario)
+        for observer in observers_of_run:
             stack.callback(observer.ended)
-            observer.started(scenario, places, path)
+            observer.started(scenario, missing_indices, path)
         try:
-            for together in folder.missing_by_batch:
-                heard = ObserverGroup(together, everybody)
-                for outcome in engine([scenario.points[place].cell for place in together], heard):
-                    cell = scenario.points[together[outcome.index]].cell
-                    heard.finished(outcome.index, first_steps.prepend_releases(cell, outcome.cell_outcome))
+            for cell_indices in folder.missing_by_batch:
+                batch_observers = ObserverGroup(cell_indices, observers_of_run)
+                for outcome in engine([scenario.points[index].cell for index in cell_indices], batch_observers):
+                    cell = scenario.points[cell_indices[outcome.index]].cell
+                    batch_observers.finished(
+                        outcome.index, first_steps.prepend_releases(cell, outcome.cell_outcome)
+                    )
         except FedprivError as error:
-            ObserverGroup(places, everybody).failed(error)
+            ObserverGroup(missing_indices, observers_of_run).failed(error)
             raise
         if folder.missing_indices:
             raise RunError(f"engine {options.engine} left {len(folder.missing_indices)} cells without a result")
-        kept.clear()
+        checkpoints.clear()
     return path
 
 
 def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed | None:
-    """Check records and fit noise as a run does, and count the memory that it takes; InputError as for a run."""
+    """Estimate the memory of a run, after checking its records and fitting its noise.
+
+    Raises:
+        InputError: The run would be refused.
+    """
     for point in scenario.points:
         check_record_count(point.cell)
     cells = [point.cell for point in fit_scenario_noise(scenario, {})[0].points]
@@ -237,13 +269,19 @@ def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed |
 
 
 def _run_single_cell(engine: Engine, cell: Cell) -> CellOutcome:
-    """Run one cell without observers; it rounds as it does wherever it is run."""
+    """Run one cell without observers.
+
+    The cell's roundings are those of the cell in any other run.
+    """
     (outcome,) = engine([cell], RunObserver())
     return outcome.cell_outcome
 
 
 def find_free_folder(name: str, *, resume: bool = False) -> Path:
-    """Find runs/NAME, or the first of runs/NAME-2, … that is free; with `resume` the latest that is not."""
-    numbered = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1002)]
-    taken = [path for path in numbered[:-1] if (path / "results.json").exists()]
-    return taken[-1] if resume and taken else next(path for path in numbered if path not in taken)
+    """Find the first free folder of runs/NAME, runs/NAME-2, …
+
+    With `resume`, find the last folder with results, if there is one.
+    """
+    paths = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1002)]
+    used_paths = [path for path in paths[:-1] if (path / "results.json").exists()]
+    return used_paths[-1] if resume and used_paths else next(path for path in paths if path not in used_paths)
