@@ -1,4 +1,4 @@
-"""The privacy statement of a run, in words for a data-protection officer, and the audit that is stored with it."""
+"""Privacy statement of a run for a data-protection officer, and the audit that is stored with the run."""
 
 import itertools
 import json
@@ -55,7 +55,7 @@ _NO_LOSS_ASSUMPTION = "Nothing about the loss or the model: what is released is 
 
 @dataclass(frozen=True)
 class ProtectionLevel:
-    """One level of protection among the cells of a statement, as it is printed; "none" for what there is none."""
+    """Printed figures of one level of protection among a statement's cells, "none" for a missing figure."""
 
     mu: str
     zcdp: str
@@ -63,39 +63,40 @@ class ProtectionLevel:
     epsilon_paper: str
     delta: str
     attacker: str
-    """How often the best guess about one record is right, where guessing blindly is right in 50 %."""
+    """Largest probability of guessing right which of two equally likely neighbours was used, in percent."""
     sort_key: float = field(compare=False)
-    """ε as a number."""
+    """ε at the level's δ, as a number."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What holds for all cells with one trust setting, relation, kind of noise and kind of guarantee.
+    """Privacy statement on all cells with one trust, relation, noise, δ, unit and kind of guarantee.
 
-    Guarantee: `levels` are recomputed from the recorded releases, not read from what was claimed.
+    Guarantee: `levels` are recomputed from the recorded releases, not read from the claimed figures.
     """
 
     private: bool
     note: str
-    """What its kind of guarantee says beside the figures, such as that it rests on who takes part when."""
+    """Remark on the kind of guarantee, for example on its secret participation, or empty."""
     trust: str
     protection: str
     unit: str
     hidden: str
+    """Difference between neighbours, which the releases hide."""
     relation: str
     noise: str
     mechanisms: Sequence[str]
     attained: bool
-    """Whether every μ is exact, as its certificates are; else all figures are at most so large."""
+    """Whether every claim is exact, else the figures are upper bounds."""
     levels: Sequence[ProtectionLevel]
     caveats: Sequence[str]
-    """What weakens these figures, in a sentence each."""
+    """Sentences on what weakens the figures."""
     evaluations: Sequence[str]
-    """Whose the metrics are, and what they cost test records, where silos evaluated."""
+    """Sentences on metrics that silos evaluated, with the privacy cost for test records."""
     loss_assumptions: Sequence[str]
-    """What the figures take for granted about loss and model."""
+    """Assumptions of the figures about loss and model."""
     assumptions: Sequence[str]
-    """What they take for granted about units, noise, numbers and choices."""
+    """Assumptions of the figures about units, noise, arithmetic and choice of settings."""
 
 
 _FIRST_STEP = "first step, means and squares of the columns of numbers"
@@ -118,9 +119,9 @@ NOT_PROTECTED = (
 
 
 def make_statements(results: Results) -> list[Statement]:
-    """A statement for each combination of trust, relation, unit, noise and δ among the finished cells."""
-    kind = "trust", "relation", "noise", "delta", "unit"
-    groups = group_by(results.cells, lambda cell: (*(cell[key] for key in kind), cell.get("guarantee")))
+    """Make a statement for each trust, relation, noise, δ, unit and guarantee among the finished cells."""
+    shared_keys = "trust", "relation", "noise", "delta", "unit"
+    groups = group_by(results.cells, lambda cell: (*(cell[key] for key in shared_keys), cell.get("guarantee")))
     choice = describe_tuning(results) or [_CHOICE_ASSUMPTION]
     return [
         _make_statement(cells, _describe_composition(results.cells, cells[0]["relation"]), choice)
@@ -129,7 +130,10 @@ def make_statements(results: Results) -> list[Statement]:
 
 
 def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
-    """What all real releases under one relation cost a record that takes part in each; nothing for one or none."""
+    """Describe the composed μ of all runs with real noise under one relation.
+
+    That μ holds for a record that takes part in each of them.  The text is empty for fewer than two such runs.
+    """
     claims = [
         compute_claim_from_data(cell["releases"])
         for cell in cells
@@ -144,26 +148,29 @@ def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> 
     )
 
 
-def _make_statement(cells: Sequence[Mapping[str, Any]], together: str, choice: Sequence[str]) -> Statement:
+def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, choice: Sequence[str]) -> Statement:
+    """Make the statement on cells of one group, from the claims that their recorded releases imply."""
     first, delta = cells[0], cells[0]["delta"]
     streams = [list(map(stream_from_data, cell["releases"])) for cell in cells]
     released, unit = list(itertools.chain(*streams)), streams[0][0].unit
     claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
-    known = [claim for claim in claims if claim is not None]
-    worst = max(known, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
-    counted = {
-        (claim.guarantee.mu, claim.format_sentence("counted", delta)) for claim in known if claim.mu_by_counting
+    stated_claims = [claim for claim in claims if claim is not None]
+    worst = max(stated_claims, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
+    counting_sentences = {
+        (claim.guarantee.mu, claim.format_sentence("counted", delta))
+        for claim in stated_claims
+        if claim.mu_by_counting
     }
     trust = find_trust(first["trust"])
     return Statement(
-        private=bool(known) and None not in claims,
-        note=known[0].guarantee.note if known else "",
+        private=bool(stated_claims) and None not in claims,
+        note=stated_claims[0].guarantee.note if stated_claims else "",
         trust=first["trust"],
         protection=trust.protection_of(unit),
         unit=unit.description,
         hidden=_HIDDEN_FACTS[first["relation"]].format(unit=unit.noun),
         relation=first["relation"],
-        noise=_noise_note(first["noise"], trust) + (together if first["noise"] == "release" else ""),
+        noise=_noise_note(first["noise"], trust) + (composition_note if first["noise"] == "release" else ""),
         mechanisms=sorted(
             {
                 _describe_noise(stream, _describe_clip_unit(cell))
@@ -172,42 +179,46 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], together: str, choice: S
             }
         ),
         attained=all(claim is not None and claim.attained for claim in claims),
-        levels=sorted({_make_level(claim, delta) for claim in known}, key=lambda level: level.sort_key),
+        levels=sorted({_make_level(claim, delta) for claim in stated_claims}, key=lambda level: level.sort_key),
         caveats=list_caveats(cells),
         evaluations=sorted(
-            {describe_evaluation(told, delta) for cell in cells if (told := cell.get("evaluation"))}
+            {describe_evaluation(evaluation, delta) for cell in cells if (evaluation := cell.get("evaluation"))}
         ),
         loss_assumptions=sorted(set(map(loss_assumption, released))),
         assumptions=[
             unit.assumptions,
             *([silos] if (silos := describe_silo_budgets_of_cells(cells)) else []),
             *([worst.format_sentence("several", delta)] if worst and unit.name == RECORD.name else []),
-            *(sentence for _, sentence in sorted(counted)),
+            *(sentence for _, sentence in sorted(counting_sentences)),
             _SCHEDULE_ASSUMPTION.format(unit=unit.noun),
             *choice,
             *_step_notes(released),
-            *([min(known, key=lambda claim: claim.exact).format_sentence("arithmetic", delta)] if known else []),
+            *(
+                [min(stated_claims, key=lambda claim: claim.exact).format_sentence("arithmetic", delta)]
+                if stated_claims
+                else []
+            ),
         ],
     )
 
 
 def _step_notes(released: Sequence[ReleaseStream]) -> list[str]:
-    """That figures are of several steps together, and of which."""
-    owners = {stream.party_name for stream in released if stream.step == FIRST_STEP}
-    return [_COMPOSITION_NOTE] * bool(owners - {EXTERNAL_PARTY}) + [EXTERNAL_STEP_NOTE] * (
-        EXTERNAL_PARTY in owners
+    """Return notes on a first step whose releases are composed with the rounds, taken here or elsewhere."""
+    parties = {stream.party_name for stream in released if stream.step == FIRST_STEP}
+    return [_COMPOSITION_NOTE] * bool(parties - {EXTERNAL_PARTY}) + [EXTERNAL_STEP_NOTE] * (
+        EXTERNAL_PARTY in parties
     )
 
 
-def _noise_note(kind: str, trust: Trust) -> str:
-    """Who could recompute the noise; nothing where there is none."""
-    if kind == "release":
+def _noise_note(noise_kind: str, trust: Trust) -> str:
+    """Name the parties that could recompute the noise, or nothing for a run without noise."""
+    if noise_kind == "release":
         return _SERVER_NOISE if trust.adds_noise(SERVER) else _SILO_NOISE
-    return _SEEDED_NOISE if kind == "simulation" else ""
+    return _SEEDED_NOISE if noise_kind == "simulation" else ""
 
 
 def loss_assumption(stream: ReleaseStream) -> str:
-    """On what the sensitivity rests beside the clips."""
+    """Return the assumption about the loss that the sensitivity needs beside the clips."""
     return stream.mechanism.assumption or _NO_LOSS_ASSUMPTION.format(unit=stream.unit.noun)
 
 
@@ -228,7 +239,7 @@ def _make_level(claim: PrivacyClaim[Guarantee], delta: float) -> ProtectionLevel
 
 
 def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
-    """In which units standard deviation and clip are, where that is not the gradient's."""
+    """Describe the unit of standard deviation and clip, or nothing if it is the gradient's."""
     quantile = cell.get("scenario", {}).get("algorithm", {}).get("clip_quantile")
     return (
         ""
@@ -239,18 +250,18 @@ def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
     )
 
 
-def _describe_noise(stream: ReleaseStream, units: str = "") -> str:
-    """Who releases what, how often, with which noise, in which `units`."""
-    owner = stream.party_name if stream.step == ROUNDS else f"{stream.party_name}, {_FIRST_STEP}"
+def _describe_noise(stream: ReleaseStream, clip_unit: str = "") -> str:
+    """Describe a stream: its party, number of releases, noise and clip, followed by their `clip_unit`."""
+    party = stream.party_name if stream.step == ROUNDS else f"{stream.party_name}, {_FIRST_STEP}"
     if stream.party_name == EXTERNAL_PARTY:
-        return f"{owner}: charged with μ = {format_upper(stream.mu)}, not released here"
+        return f"{party}: charged with μ = {format_upper(stream.mu)}, not released here"
     releases = format_count(stream.schedule.rounds, "release")
     if stream.std == 0.0:
-        return f"{owner}: {releases} without noise"
+        return f"{party}: {releases} without noise"
     return (
-        f"{owner}: {stream.mechanism.words}, fresh vectors of standard deviation {format_lower(stream.std, 5)} a "
+        f"{party}: {stream.mechanism.words}, fresh vectors of standard deviation {format_lower(stream.std, 5)} a "
         f"coordinate; {releases}; each {stream.unit.noun} {stream.schedule.words}, its increment clipped to norm "
-        f"{format_upper_range(stream.clips, 5)}{units}"
+        f"{format_upper_range(stream.clips, 5)}{clip_unit}"
     )
 
 
@@ -260,7 +271,10 @@ _COMPARED_KEYS = ("algorithm", "model")
 
 @dataclass(frozen=True)
 class StoredAudit:
-    """What a report shows of an audit; see `fedpriv.addons.audit.audit.Audit`."""
+    """Outcome of an audit, as far as a report shows it.
+
+    Source: `fedpriv.addons.audit.audit.Audit`.
+    """
 
     claimed_mu: float
     mu: float
@@ -276,43 +290,57 @@ class StoredAudit:
     stands: bool
     date: str
     sees: Mapping[str, float]
-    """Which share of the noise would be refuted with probability 95 %, by family."""
+    """Largest share of the noise that the audit refutes with probability 95 %, by family of tests."""
 
     @property
     def power(self) -> str:
-        """What it would see, in one sentence."""
+        """Sentence on the loss of noise that this audit detects."""
         return describe_power(self.sees, self.trials)
 
 
 def describe_power(sees: Mapping[str, float], trials: int) -> str:
-    """How little noise an audit of so many trials would see, in one sentence; shares are rounded down."""
+    """Describe in one sentence the loss of noise that an audit with this number of trials detects.
+
+    Args:
+        sees: Largest share of the noise that is refuted with probability 95 %, by family of tests.  Shares are
+            rounded down to two digits.
+        trials: Number of trials of the audit.
+    """
     if not sees:
         return "not calculated where rounds are secret; audit a copy with federation.sampling=fixed"
-    seen = {name: math.floor(100.0 * share + 1e-9) / 100.0 for name, share in sees.items()}
-    named = ", ".join(f"σ × {share:.2f} ({name})" for name, share in seen.items() if share > 0.0)
-    if not named:
+    shares = {name: math.floor(100.0 * share + 1e-9) / 100.0 for name, share in sees.items()}
+    detectable = ", ".join(f"σ × {share:.2f} ({name})" for name, share in shares.items() if share > 0.0)
+    if not detectable:
         return f"with {trials:,} trials no loss of noise would be seen at this mu: take more, or another mu"
     return (
-        f"with {trials:,} trials this audit would see {named}: noise of that size, or less, is refuted in 95 of "
-        "100 audits, and a smaller loss can be missed"
+        f"with {trials:,} trials this audit would see {detectable}: noise of that size, or less, is "
+        "refuted in 95 of 100 audits, and a smaller loss can be missed"
     )
 
 
 def check_same_algorithm(folder: Path, scenario: Mapping[str, Any]) -> None:
-    """InputError if the folder holds no run, or none of this scenario's algorithm, settings, trust and model."""
-    there = (cell["scenario"] for cell in read_results(folder).cells)
-    if not any(all(one.get(key) == scenario.get(key) for key in _COMPARED_KEYS) for one in there):
+    """Check that a run has a cell with this scenario's algorithm, settings, trust and model.
+
+    Raises:
+        InputError: If the folder holds no run, or no such cell.
+    """
+    scenarios = (cell["scenario"] for cell in read_results(folder).cells)
+    if not any(all(stored.get(key) == scenario.get(key) for key in _COMPARED_KEYS) for stored in scenarios):
         raise InputError(f"--store {folder}: no cell there has the algorithm, trust and model that are audited")
 
 
 def store_audit(folder: Path, outcome: Mapping[str, Any]) -> None:
-    """Write RUN_DIR/audit.json for the report."""
-    told = {**outcome, "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
-    write_json(folder / _AUDIT_FILE, {name: told[name] for name in StoredAudit.__dataclass_fields__})
+    """Write an audit's outcome, with the date, to RUN_DIR/audit.json for the report."""
+    fields = {**outcome, "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")}
+    write_json(folder / _AUDIT_FILE, {name: fields[name] for name in StoredAudit.__dataclass_fields__})
 
 
 def load_audit(folder: Path) -> StoredAudit | None:
-    """The audit of a run; None if none was stored, InputError if its file is damaged."""
+    """Load the stored audit of a run, or None if none is stored.
+
+    Raises:
+        InputError: If the file is damaged.
+    """
     path = folder / _AUDIT_FILE
     if not path.exists():
         return None

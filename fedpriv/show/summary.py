@@ -1,7 +1,7 @@
-"""A run's cells summed up: means and spreads over seeds at every sweep point, and the lines that stand under them.
+"""Summaries of a run's cells: statistics over seeds at each sweep point, and the lines below them.
 
-Tables, charts, pages and the terminal take their metrics, points and names from here, and so the lines that say
-what is missing, how it was measured, what is protected, and how settings were chosen.
+Tables, charts, pages and the terminal take their metrics, sweep points and names from this module.  They also take
+its lines of text: missing cells, the measurement, the privacy claims, and the choice of settings.
 """
 
 import itertools
@@ -31,15 +31,16 @@ from fedpriv.study.results import Results, describe_engines
 
 @dataclass(frozen=True)
 class Metric:
-    """How a figure of results.json is shown: its name, the unit it is printed in, and its digits."""
+    """Key of a figure in results.json, with the title, unit and digits with which the figure is printed."""
 
     key: str
     title: str
     factor: float
+    """Factor from the stored figure to the printed one."""
     digits: int
     published_digits: int
     base: str | None = None
-    """The key of everybody's metric, where this one is of the silos' own test records."""
+    """Key of the metric on all test records, if this one is on silos' own test records, or None."""
 
 
 METRICS = (
@@ -59,29 +60,41 @@ METRICS = (
     Metric("test_specificity", "specificity (%)", 100.0, 1, 1),
     Metric("test_calibration_error_squared", "calibration error squared", 1.0, 4, 4),
 )
-"""Losses as they are; accuracies are stored as shares and printed, as papers do, in percent."""
+"""Metrics on all test records, in the order of the columns.
+
+Losses are printed as stored.  Accuracies are stored as fractions and printed in percent, as in papers.
+"""
 
 
 _SILO_LABELS = {MEAN_SUFFIX: "mean of silos", WORST_SUFFIX: "worst silo"}
 
 
 def find_metric(key: str) -> Metric | None:
-    """How the figure `key` is shown, None if it is no metric; a silo's own figures are shown like everybody's."""
+    """Return the metric with this key, or None if the key names no metric.
+
+    A metric on silos' own test records, such as `test_loss_at_NAME`, takes unit and digits from the metric on all
+    test records.
+    """
     for metric in METRICS:
         if key == metric.key:
             return metric
-        rest = key.removeprefix(f"{metric.key}_")
-        if rest == key or f"{metric.key}_" not in key:
+        suffix = key.removeprefix(f"{metric.key}_")
+        if suffix == key or f"{metric.key}_" not in key:
             continue
-        whose = _SILO_LABELS.get(rest) or (f"at {rest.removeprefix('at_')}" if rest.startswith("at_") else None)
-        if whose is not None:
-            return replace(metric, key=key, title=f"{metric.title}, {whose}", base=metric.key)
+        scope_label = _SILO_LABELS.get(suffix) or (
+            f"at {suffix.removeprefix('at_')}" if suffix.startswith("at_") else None
+        )
+        if scope_label is not None:
+            return replace(metric, key=key, title=f"{metric.title}, {scope_label}", base=metric.key)
     return None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One metric at a sweep point, in the unit it is printed in; `std` (ddof = 1) is None for a single seed."""
+    """Mean and spread of a metric over the seeds of a sweep point, in the printed unit.
+
+    `std` is the sample standard deviation (ddof = 1), or None for a single seed.
+    """
 
     mean: float
     std: float | None
@@ -90,129 +103,142 @@ class Summary:
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """One metric at one sweep point: what was measured, and what the paper printed; None where there is none."""
+    """Measured and published values of a metric at a sweep point, either of them None if missing."""
 
     measured: Summary | None
     published: float | None
 
     @property
     def difference(self) -> float | None:
-        """Measured minus published."""
+        """Measured mean minus published value, or None if either is missing."""
         if self.measured is None or self.published is None:
             return None
         return self.measured.mean - self.published
 
 
 def extract_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a cell of results.json, or of a line of history.jsonl, by name."""
+    """Return the metrics of a cell of results.json, or of a line of history.jsonl, by key."""
     return {metric.key: record[metric.key] for metric in _find_metrics([record])}
 
 
 def _find_metrics(records: Iterable[Mapping[str, Any]]) -> list[Metric]:
-    """The metrics that any record has: those of everybody first, in the order of `METRICS`."""
+    """Return the metrics that any record has, those on all test records first, in the order of `METRICS`."""
     keys = dict.fromkeys(key for record in records for key in record)
-    order = {metric.key: place for place, metric in enumerate(METRICS)}
+    order = {metric.key: index for index, metric in enumerate(METRICS)}
     return sorted(filter(None, map(find_metric, keys)), key=lambda metric: order.get(metric.key, len(order)))
 
 
 def run_metrics(results: Results) -> list[Metric]:
-    """All metrics that a run's cells have; loss and accuracy as long as there is no cell."""
+    """Return all metrics of a run's cells, or loss and accuracy if no cell is finished."""
     return _find_metrics(results.cells) or list(METRICS[:2])
 
 
 def shared_metrics(results: Results) -> list[Metric]:
-    """Those over all test records, and of the silos' own what the scenario lays out."""
-    shown = published_metrics(results)
-    return [metric for metric in run_metrics(results) if metric.base is None or metric in shown]
+    """Return the metrics on all test records, and the silo metrics that the scenario's [table] names."""
+    published = published_metrics(results)
+    return [metric for metric in run_metrics(results) if metric.base is None or metric in published]
 
 
 def silo_metrics(results: Results) -> dict[str, list[Metric]]:
-    """The silos' own metrics by the name of what they are of: each silo's, the mean, the worst."""
-    found: dict[str, list[Metric]] = {}
+    """Return the metrics on silos' own test records, grouped by the metric on all test records.
+
+    A group has the metric of each silo, its mean over silos, and its worst silo, as far as the cells have them.
+    """
+    metrics_by_base: dict[str, list[Metric]] = {}
     for metric in run_metrics(results):
         if metric.base is not None:
-            found.setdefault(metric.base, []).append(metric)
-    return found
+            metrics_by_base.setdefault(metric.base, []).append(metric)
+    return metrics_by_base
 
 
 def sweep_points(results: Results) -> list[dict[str, Any]]:
-    """Every sweep point in the order of the scenario, finished or not."""
+    """Return all sweep points in the order of the scenario, finished or not."""
     return axis_points(results.axes)
 
 
 def cells_at_point(results: Results, point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The finished cells of a sweep point, one a seed."""
+    """Return the finished cells of a sweep point, one for each seed."""
     return [cell for cell in results.cells if cell["point"] == point]
 
 
 def missing_seeds(results: Results) -> list[tuple[dict[str, Any], list[int]]]:
-    """The sweep points that are not complete, and their seeds without a result."""
+    """Return each incomplete sweep point with its seeds that have no result."""
     finished = [
         (point, {cell["seed"] for cell in cells_at_point(results, point)}) for point in sweep_points(results)
     ]
     return [
-        (point, absent)
+        (point, missing)
         for point, seeds in finished
-        if (absent := [seed for seed in results.seeds if seed not in seeds])
+        if (missing := [seed for seed in results.seeds if seed not in seeds])
     ]
 
 
 def describe_incomplete(results: Results) -> str:
-    """ "INCOMPLETE: k of n cells", or nothing when all are there."""
+    """Return "INCOMPLETE: k of n cells", or an empty text if the run is complete."""
     expected = len(sweep_points(results)) * len(results.seeds)
     finished = expected - sum(len(seeds) for _, seeds in missing_seeds(results))
     return "" if results.complete and finished == expected else f"INCOMPLETE: {finished} of {expected} cells"
 
 
 def describe_state(results: Results) -> str:
-    """What a reader has to know before any figure, without a full stop; nothing of a whole, true run."""
+    """Describe differing and missing cells in one line without a full stop, for the head of a page.
+
+    The text is empty for a complete run whose claims agree with its releases.
+    """
     return "; ".join(filter(None, [describe_differing(results), describe_incomplete(results)]))
 
 
 def describe_differing(results: Results) -> str:
-    """ "DIFFERS: …" where results.json claims something else than was released, or nothing."""
+    """Return "DIFFERS: …" if claims in results.json disagree with the releases, or an empty text."""
     return f"DIFFERS: {format_differing_cells(results.differs)}" if results.differs else ""
 
 
 def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | None:
-    """Mean and sample standard deviation over the given cells; None without a cell."""
+    """Return the mean and spread of a metric over cells, or None if no cell has the metric."""
     values = [metric.factor * cell[metric.key] for cell in cells if metric.key in cell]
     return Summary(*mean_and_deviation(values), len(values)) if values else None
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation (None for a single value); no numbers where a value is not finite."""
-    several = len(values) > 1
+    """Return the mean and the sample standard deviation (ddof = 1), None for a single value.
+
+    If a value is not finite, the mean is their sum over their count, so not finite, and the deviation is NaN.
+    """
+    has_spread = len(values) > 1
     if all(map(math.isfinite, values)):
-        return statistics.fmean(values), statistics.stdev(values) if several else None
-    return sum(values) / len(values), math.nan if several else None
+        return statistics.fmean(values), statistics.stdev(values) if has_spread else None
+    return sum(values) / len(values), math.nan if has_spread else None
 
 
 def compare_with_published(results: Results, metric: Metric, point: Mapping[str, Any]) -> PublishedComparison:
-    """What was measured at a sweep point, beside what was published for it."""
+    """Return the measured and the published value of a metric at a sweep point."""
     published = results.published.value(metric.key, point) if results.published else None
     return PublishedComparison(summarize(cells_at_point(results, point), metric), published)
 
 
 SYMBOLS = {"privacy.mu": "μ", "privacy.rho": "ρ", "privacy.epsilon": "ε", "privacy.delta": "δ"}
-"""What papers call these keys."""
+"""Symbols of papers for keys of a scenario."""
 _SELF_EXPLANATORY_KEYS = ("algorithm.name", "algorithm.trust", "data.name", "model.name")  # their values do
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Dotted keys -> the symbol, or the last part (the section of a name); a shared one stays whole."""
+    """Return a short, unique name for each dotted key.
+
+    The name is the key's symbol, or its last part, or for `SECTION.name` the section.  Keys whose short names
+    coincide keep the dotted form.
+    """
     last = {key: SYMBOLS.get(key) or key.removesuffix(".name").rpartition(".")[2] for key in keys}
     uses = Counter(last.values())
     return {key: name if uses[name] == 1 else key for key, name in last.items()}
 
 
 def format_value(value: Any) -> str:
-    """A swept value as papers print it: 4, not 4.0."""
+    """Format a swept value as papers print it: 4, not 4.0."""
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def format_point(results: Results, point: Mapping[str, Any]) -> str:
-    """A sweep point in words: "untrusted, ρ = 4, silos 100"."""
+    """Format a sweep point, such as "untrusted, ρ = 4, silos 100"."""
     names = short_names(results.axes)
     return ", ".join(_format_setting(key, names[key], format_value(value)) for key, value in point.items())
 
@@ -224,111 +250,119 @@ def _format_setting(key: str, name: str, value: str) -> str:
 
 
 def axis_points(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return the product of all axes, the last axis fastest."""
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def group_by(
     records: Iterable[Mapping[str, Any]], kind: Callable[[Mapping[str, Any]], Any]
 ) -> dict[Any, list[Mapping[str, Any]]]:
-    """Records by their kind, in the order in which kinds come first."""
-    found: dict[Any, list[Mapping[str, Any]]] = {}
+    """Group records by their kind, in the order of each kind's first record."""
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
     for record in records:
-        found.setdefault(kind(record), []).append(record)
-    return found
+        groups.setdefault(kind(record), []).append(record)
+    return groups
 
 
-_MAX_LISTED = 10  # missing points that are named; the tables show the others
+_MAX_LISTED = 10  # missing points in a warning; tables show all of them
 
 
 def published_metrics(results: Results) -> list[Metric]:
-    shown = results.published.tables.table_metrics if results.published else ()
-    return [metric for metric in run_metrics(results) if metric.key in shown]
+    """Return the run's metrics that the scenario's [table] names, none without that section."""
+    published_keys = results.published.tables.table_metrics if results.published else ()
+    return [metric for metric in run_metrics(results) if metric.key in published_keys]
 
 
 def list_warnings(results: Results) -> list[str]:
-    """Which cells claim what was not released, and which have no result, in bold Markdown; none of a whole run."""
-    found = []
-    if loud := describe_differing(results):
-        found.append(f"**{loud}.** Figures of privacy are those of the ledger here.")
-    if loud := describe_incomplete(results):
+    """Return warnings in Markdown of claims that disagree with the releases, and of missing cells.
+
+    A complete run whose claims agree has no warning.
+    """
+    warnings = []
+    if warning := describe_differing(results):
+        warnings.append(f"**{warning}.** Figures of privacy are those of the ledger here.")
+    if warning := describe_incomplete(results):
         points_and_seeds = [
             (format_point(results, point), f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
             for point, seeds in missing_seeds(results)
         ]
-        texts = [", ".join(filter(None, each)) for each in points_and_seeds]
+        texts = [", ".join(filter(None, point_and_seeds)) for point_and_seeds in points_and_seeds]
         more = f"; and {len(texts) - _MAX_LISTED} more points" if len(texts) > _MAX_LISTED else ""
-        found.append(f"**{loud}.** Missing: {'; '.join(texts[:_MAX_LISTED])}{more}.")
-    return found
+        warnings.append(f"**{warning}.** Missing: {'; '.join(texts[:_MAX_LISTED])}{more}.")
+    return warnings
 
 
 def describe_measurement(results: Results) -> str:
-    """Seeds, engine, and the largest difference to what was published, in one line."""
+    """Describe seeds, engine and the largest difference to published values, in one line with notes."""
     seeds = (
         "1 seed" if len(results.seeds) == 1 else f"{len(results.seeds)} seeds: mean ± sample standard deviation"
     )
-    largest = []
+    largest_differences = []
     for metric in published_metrics(results):
         differences = [
             compare_with_published(results, metric, point).difference for point in sweep_points(results)
         ]
-        if known := [abs(difference) for difference in differences if difference is not None]:
-            largest.append(f"{metric.title} {max(known):.{metric.digits}f}")
-    worst = f"; largest |difference|: {', '.join(largest)}" if largest else ""
+        if distances := [abs(difference) for difference in differences if difference is not None]:
+            largest_differences.append(f"{metric.title} {max(distances):.{metric.digits}f}")
+    largest_note = f"; largest |difference|: {', '.join(largest_differences)}" if largest_differences else ""
     notes = (
         _withheld_note(results),
         _pairing_note(results),
         _unread_note(results),
         describe_no_better_points(results),
     )
-    return " ".join([f"{seeds}; engine {describe_engines(results)}{worst}.", *filter(None, notes)])
+    return " ".join([f"{seeds}; engine {describe_engines(results)}{largest_note}.", *filter(None, notes)])
 
 
 _MAX_LISTED_POINTS = 3
 
 
 def describe_no_better_points(results: Results) -> str:
-    """That a model is no better than a constant prediction, by the figures that the run has; else nothing.
+    """Name the sweep points whose model is no better than a constant prediction.
 
-    | figure | a constant has |
+    Means over seeds are compared with the values of a constant prediction:
+
+    | figure | value of a constant prediction |
     |---|---|
     | R² | 0, predicting the mean of the test targets |
     | accuracy, and balanced accuracy | 1 / classes, guessing |
     | test loss of a softmax regression | ln classes, calling all of them equally likely |
 
-    The number of classes is that of a table's public description; where there is none, R² alone is judged.
+    The number of classes is that of a table's public description.  Without one, R² alone is judged.  The text is
+    empty if no point falls short.
     """
-    told = dict[str, list[str]]()
+    points_by_reason = dict[str, list[str]]()
     for point in sweep_points(results):
         for reason in _why_no_better(cells_at_point(results, point)):
-            told.setdefault(reason, []).append(format_point(results, point))
+            points_by_reason.setdefault(reason, []).append(format_point(results, point))
     sentences = []
-    for reason, there in told.items():
-        shown = "; ".join(filter(None, there[:_MAX_LISTED_POINTS]))
-        more = f" and {len(there) - _MAX_LISTED_POINTS} more" if len(there) > _MAX_LISTED_POINTS else ""
-        sentences.append(f"No better than a constant{f' ({shown}{more})' if shown else ''}: {reason}.")
+    for reason, points in points_by_reason.items():
+        examples = "; ".join(filter(None, points[:_MAX_LISTED_POINTS]))
+        more = f" and {len(points) - _MAX_LISTED_POINTS} more" if len(points) > _MAX_LISTED_POINTS else ""
+        sentences.append(f"No better than a constant{f' ({examples}{more})' if examples else ''}: {reason}.")
     return " ".join(sentences)
 
 
 def _why_no_better(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why the cells of a point, on average, do no better than a constant."""
+    """Return the reasons why a point's means over its cells are no better than a constant prediction."""
     if not cells:
         return []
-    found = {
+    means = {
         key: statistics.fmean(cell[key] for cell in cells if key in cell)
         for key in ("test_r2", "test_loss", "test_accuracy", "test_balanced_accuracy")
         if any(key in cell for cell in cells)
     }
-    reasons = ["R² is below 0"] if found.get("test_r2", 1.0) < 0.0 else []
+    reasons = ["R² is below 0"] if means.get("test_r2", 1.0) < 0.0 else []
     scenario = cells[0]["scenario"]
     classes = _class_count(scenario.get("data", {}))
     if classes == 0:
         return reasons
     reasons += [
-        f"{words} is that of guessing among {classes} classes"
-        for key, words in (("test_accuracy", "accuracy"), ("test_balanced_accuracy", "balanced accuracy"))
-        if found.get(key, 1.0) <= 1.0 / classes
+        f"{noun} is that of guessing among {classes} classes"
+        for key, noun in (("test_accuracy", "accuracy"), ("test_balanced_accuracy", "balanced accuracy"))
+        if means.get(key, 1.0) <= 1.0 / classes
     ]
-    if scenario["model"]["name"] == "softmax-regression" and found.get("test_loss", 0.0) >= math.log(classes):
+    if scenario["model"]["name"] == "softmax-regression" and means.get("test_loss", 0.0) >= math.log(classes):
         reasons.append(
             f"test loss is above ln {classes} = {math.log(classes):.3f}: its probabilities say less than calling "
             "all classes equally likely, whatever its accuracy"
@@ -337,21 +371,24 @@ def _why_no_better(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _class_count(data: Mapping[str, Any]) -> int:
-    """Classes of a table by its public description; 0 for numbers, and for data that are no table."""
-    if (given := data.get("table")) is not None:
-        return len(given.get("classes") or ())
-    known = PUBLIC_TABLES.get(data.get("name", ""))
-    return 0 if known is None else known.schema.class_count
+    """Return the number of classes in a table's public description.
+
+    The count is 0 for a real target, and for data that are no table.
+    """
+    if (schema := data.get("table")) is not None:
+        return len(schema.get("classes") or ())
+    public_table = PUBLIC_TABLES.get(data.get("name", ""))
+    return 0 if public_table is None else public_table.schema.class_count
 
 
 def _withheld_note(results: Results) -> str:
-    """Why no published values are shown, where a scenario has some."""
+    """Return a note on published values that are not shown because they belong to other settings."""
     withheld = results.published.withheld_keys if results.published else ()
     return f"Published values are for other settings and not shown: {', '.join(withheld)}." if withheld else ""
 
 
 def _pairing_note(results: Results) -> str:
-    """That rows share their random numbers: differences between them spread less than each of them does."""
+    """Return a note that rows share random numbers, so that their differences spread less than they do."""
     simulated = all(cell["noise"] != "release" for cell in results.cells)
     return (
         "Cells of one seed share the order of records and, scaled, their noise: compare rows "
@@ -362,18 +399,22 @@ def _pairing_note(results: Results) -> str:
 
 
 def _unread_note(results: Results) -> str:
-    """That samples were asked for which no round reads."""
-    left = [cell["unread"] for cell in results.cells if cell.get("unread")]
+    """Return a note on requested samples that no round reads."""
+    unread_counts = [cell["unread"] for cell in results.cells if cell.get("unread")]
     return (
-        f"Of the samples asked for {format_count_range(left)} are never read: they do not fill a round of every "
-        "silo."
-        if left
+        f"Of the samples asked for {format_count_range(unread_counts)} are never read: they do not fill a "
+        "round of every silo."
+        if unread_counts
         else ""
     )
 
 
 def privacy_lines(results: Results) -> list[str]:
-    """A line for each distinct statement; those that differ only in μ share one; then those of evaluations."""
+    """Return the lines on privacy.
+
+    They state claims with their caveats, external first steps, evaluations, and the choice of settings.
+    Cells whose claims differ only in their figures share a line.
+    """
     groups = group_by(
         results.cells,
         lambda cell: (
@@ -382,30 +423,32 @@ def privacy_lines(results: Results) -> list[str]:
             *map(cell.get, ("participation", "holds")),
         ),
     )
-    tests = {
-        describe_evaluation(told, cell["delta"]) for cell in results.cells if (told := cell.get("evaluation"))
+    evaluation_lines = {
+        describe_evaluation(evaluation, cell["delta"])
+        for cell in results.cells
+        if (evaluation := cell.get("evaluation"))
     }
-    elsewhere = (
+    external_notes = (
         [EXTERNAL_STEP_NOTE] if any(has_external_first_step(cell["releases"]) for cell in results.cells) else []
     )
-    said = [line for cells in groups.values() for line in (describe_cells(cells), *list_caveats(cells))]
-    return [*said, *elsewhere, *sorted(tests), *describe_tuning(results)]
+    claim_lines = [line for cells in groups.values() for line in (describe_cells(cells), *list_caveats(cells))]
+    return [*claim_lines, *external_notes, *sorted(evaluation_lines), *describe_tuning(results)]
 
 
 def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What weakens the figures of cells with one δ: their smallest silo, and the largest ε."""
+    """Return caveats on the figures of cells with one δ, from their largest ε and their smallest silo."""
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:
         return []
     sizes = [size for cell in private if (size := _unit_count(cell)) is not None]
     noun = stream_from_data(private[0]["releases"][0]).unit.noun
-    released = any(cell.get("holds") not in (None, REAL_ASSUMPTIONS) for cell in private)
+    is_exact = any(cell.get("holds") not in (None, REAL_ASSUMPTIONS) for cell in private)
     worst = max(cell["epsilon"] for cell in private)
-    return privacy_caveats(worst, private[0]["delta"], max(sizes, default=None), noun, slack=released)
+    return privacy_caveats(worst, private[0]["delta"], max(sizes, default=None), noun, slack=is_exact)
 
 
 def _unit_count(cell: Mapping[str, Any]) -> int | None:
-    """How many units the smallest silo has, or the pool of clients; None where that is not public."""
+    """Return the number of units in the smallest silo, or of clients, or None if it is not public."""
     unit = stream_from_data(cell["releases"][0]).unit
     if unit.name == CLIENT.name:
         return cell.get("clients")
@@ -413,32 +456,34 @@ def _unit_count(cell: Mapping[str, Any]) -> int | None:
 
 
 def describe_tuning(results: Results) -> list[str]:
-    """What the choice of settings by `fedpriv tune` costs beside the runs; nothing where there was none.
+    """Describe the privacy cost of settings that `fedpriv tune` chose, or nothing without such a choice.
 
-    Guarantee: the figures are recomputed from the law of the choice and the releases of every cell.
+    Guarantee: the figures are recomputed from the distribution of the number of runs in the choice and the
+    releases of every cell.
     """
     tuned = results.tuning
     if tuned is None or not (private := [cell for cell in results.cells if cell["epsilon"] is not None]):
         return []
-    law, how = tuned.run_count_distribution, f"by {tuned.metric} on {tuned.held_out} training records"
-    if law is None:
+    distribution, method = tuned.run_count_distribution, f"by {tuned.metric} on {tuned.held_out} training records"
+    if distribution is None:
         return [
-            f"Settings were chosen by fedpriv tune: {tuned.settings} for every row, {how}. These figures do not "
-            "cover that choice: it read the records without noise."
+            f"Settings were chosen by fedpriv tune: {tuned.settings} for every row, {method}. These figures "
+            "do not cover that choice: it read the records without noise."
         ]
     costs: list[tuple[float, float]] = []
     for cell in private:
         row = tuned.find_choice(cell["scenario"])
         if row is None or row.mu is None or cell["mu"] is None:
             return ["Settings of some cells were not chosen by fedpriv tune, or their cost is not known."]
-        choice, both = (
-            PrivateSelection(row.mu, law, then).epsilon_of(cell["delta"]) for then in (0.0, cell["mu"])
+        choice_cost, total = (
+            PrivateSelection(row.mu, distribution, run_mu).epsilon_of(cell["delta"])
+            for run_mu in (0.0, cell["mu"])
         )
-        costs.append((choice, both))
+        costs.append((choice_cost, total))
     delta = f"delta = {format_upper_delta(private[0]['delta'])}"
-    alone, together = (format_upper_range([pair[place] for pair in costs]) for place in (0, 1))
+    choice_epsilon, total_epsilon = (format_upper_range([cost[place] for cost in costs]) for place in (0, 1))
     return [
-        f"Settings were chosen privately by fedpriv tune: the best of {law.description}, {how}. The choice of one "
-        f"row costs ε = {alone} at {delta}, the choice and a run of the row together ε = {together} "
-        "(Papernot & Steinke 2022)."
+        f"Settings were chosen privately by fedpriv tune: the best of {distribution.description}, {method}. The "
+        f"choice of one row costs ε = {choice_epsilon} at {delta}, the choice and a run of the row together "
+        f"ε = {total_epsilon} (Papernot & Steinke 2022)."
     ]

@@ -1,13 +1,12 @@
-"""A run's tables: measured beside published, as Markdown, CSV or LaTeX.
+"""Tables of a run as Markdown, CSV or LaTeX, with measured and published values side by side.
 
-How what an algorithm needs grows: the smallest number of rounds that reaches a target, and fitted exponents.
-
-For each algorithm and each number of records n the target is an excess risk of
+A scaling table shows how the rounds of an algorithm grow with the number of records n.  Its entries are the
+smallest number of rounds T whose excess risk is at most the target
 
     factor · scale · (1/√n + √d / (ε n)),   scale = L R
 
-(Choquette-Choo, Ganesh & Thakurta 2025, Table 1).  A sweep point's value is the mean over seeds; of swept keys
-that are not named here the best value counts.  Exponents are least squares of log T on log n.
+(Choquette-Choo, Ganesh & Thakurta 2025, Table 1).  The risk of a sweep point is the mean over seeds.  Over all
+other swept keys the smallest T counts.  Exponents are least squares of log T on log n.
 """
 
 import csv
@@ -49,7 +48,7 @@ from fedpriv.study.results import Results, read_claims
 
 Style = Literal["markdown", "csv", "latex"]
 ExtraRow = tuple[str, Callable[[Metric, Mapping[str, Any]], str]]
-"""A row's title, and its text for a metric at the sweep points that have some values."""
+"""Title of a row, and a function from a metric and fixed keys of sweep points to the row's text."""
 
 
 _LEADING_COLUMNS = ("silos", "rounds", "μ", "ε at δ")
@@ -58,52 +57,61 @@ _TRAILING_COLUMNS = ("gradients", "sent by a silo (MB)", "clipped (%)", "seconds
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table before a style is given to it.  The first `labels` columns name the row, the others hold figures."""
+    """Table without a style, whose first `label_count` columns name the row and whose others hold figures."""
 
     caption: str
     header: Sequence[str]
     body: Sequence[Sequence[str]]
     label_count: int
     column_axis: str = ""
-    """What the headers of the figures are values of."""
+    """Name of the axis whose values are the headers of the figures, or empty."""
 
     @property
     def heads(self) -> list[str]:
-        """The header, with what is across beside its first name."""
-        first, *others = self.header
-        return [f"{first} \\ {self.column_axis}" if self.column_axis else first, *others]
+        """Header, with the name of the column axis behind the first label."""
+        first, *figure_heads = self.header
+        return [f"{first} \\ {self.column_axis}" if self.column_axis else first, *figure_heads]
 
 
 def render_tables(results: Results, style: Style) -> str:
-    """All tables of a run, ending with a newline."""
+    """Render all tables of a run in a style, ending with a newline."""
     return STYLES[style](results)
 
 
 def write_table(folder: Path) -> str:
-    """Write RUN_DIR/table.md, the Markdown of a run that is complete; what was written."""
+    """Write a complete run's tables to RUN_DIR/table.md, and return their Markdown."""
     text = render_tables(read_claims(folder), "markdown")
     write_text(folder / "table.md", text)
     return text
 
 
 def make_tables(results: Results) -> list[TextTable]:
-    """A table of the paper's form for each metric it has and each value of other axes, or one of all points."""
+    """Make the tables of a run, followed by those of silos and add-ons.
+
+    | run | tables |
+    |---|---|
+    | with [scaling] | its scaling table alone |
+    | with metrics of its [table] | rows by columns of the paper, for each metric and values of other axes |
+    | other | one table of all sweep points |
+    """
     if results.growth is not None:
         return [_scaling_table(results, results.growth)]
-    shown = published_metrics(results)
+    metrics = published_metrics(results)
     added_rows = [rows(results) for rows in load_add_on_parts("rows").values()]
-    if results.published is None or not shown:
+    if results.published is None or not metrics:
         return [_point_table(results, added_rows), *_silo_tables(results), *_addon_tables(results)]
     paper = results.published.tables
-    others = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
+    further_axes = {key: values for key, values in results.axes.items() if key not in (paper.rows, paper.columns)}
     grids = [
-        _grid_table(results, paper, metric, fixed, added_rows) for metric in shown for fixed in axis_points(others)
+        _grid_table(results, paper, metric, fixed, added_rows)
+        for metric in metrics
+        for fixed in axis_points(further_axes)
     ]
     return [*grids, *_silo_tables(results), *_addon_tables(results)]
 
 
 def _silo_tables(results: Results) -> list[TextTable]:
-    """For each metric of the silos' own test records a row a sweep point and a column a silo."""
+    """Make a table for each metric of silos' own test records, a row a sweep point and a column a silo."""
     tables = []
     for metrics in silo_metrics(results).values():
         titles = [metric.title.rpartition(", ")[2].removeprefix("at ") for metric in metrics]
@@ -140,18 +148,21 @@ def _grid_table(
     added_rows: Sequence[ExtraRow],
 ) -> TextTable:
     names, columns = short_names(results.axes), results.axes[paper.columns]
-    along = [{**fixed, paper.columns: column} for column in columns]
+    column_points = [{**fixed, paper.columns: column} for column in columns]
     body = [
-        [format_value(row), *(_format_figure(results, metric, {**point, paper.rows: row}) for point in along)]
+        [
+            format_value(row),
+            *(_format_figure(results, metric, {**point, paper.rows: row}) for point in column_points),
+        ]
         for row in results.axes[paper.rows]
     ]
     for title, text_of in added_rows:
-        texts = [text_of(metric, point) for point in along]
+        texts = [text_of(metric, point) for point in column_points]
         body += [[title, *texts]] if any(texts) else []
-    where = f", {format_point(results, fixed)}" if fixed else ""
+    fixed_part = f", {format_point(results, fixed)}" if fixed else ""
     published = ": measured [published, measured - published]" if getattr(paper, metric.key, None) else ""
     return TextTable(
-        f"{metric.title}{where}{published}",
+        f"{metric.title}{fixed_part}{published}",
         [names[paper.rows], *map(format_value, columns)],
         body,
         label_count=1,
@@ -160,44 +171,47 @@ def _grid_table(
 
 
 def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
-    """mean ± std [published, difference], as far as they are there."""
+    """Format "mean ± std [published, measured - published]", without missing values."""
     comparison = compare_with_published(results, metric, point)
-    measured, text, known = comparison.measured, "missing", []
+    measured, text, comparisons = comparison.measured, "missing", []
     if measured is not None:
         text = format_with_spread(measured.mean, measured.std, metric.digits)
         if measured.seeds < len(results.seeds):
             text += f" ({measured.seeds} of {len(results.seeds)} seeds)"
     if comparison.published is not None:
-        known.append(f"{comparison.published:.{metric.published_digits}f}")
+        comparisons.append(f"{comparison.published:.{metric.published_digits}f}")
     if comparison.difference is not None:
-        known.append(f"{comparison.difference:+z.{metric.digits}f}")
-    return f"{text} [{', '.join(known)}]" if known else text
+        comparisons.append(f"{comparison.difference:+z.{metric.digits}f}")
+    return f"{text} [{', '.join(comparisons)}]" if comparisons else text
 
 
 def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
-    """A row a sweep point; what is swept is not shown twice."""
+    """Make the table with a row for each sweep point, without the columns that repeat a swept key."""
     names = list(short_names(results.axes).values())
     columns = [*_LEADING_COLUMNS, *(metric.title for metric in shared_metrics(results)), *_TRAILING_COLUMNS]
-    shown = [name for name in columns if name not in names]
+    figure_columns = [name for name in columns if name not in names]
     rows = [(point, _figures_by_column(results, point)) for point in sweep_points(results)]
-    body = [[*map(format_value, point.values()), *(row.get(name, "") for name in shown)] for point, row in rows]
+    body = [
+        [*map(format_value, point.values()), *(row.get(name, "") for name in figure_columns)]
+        for point, row in rows
+    ]
     for title, text_of in added_rows:
         texts = {metric.title: text_of(metric, {}) for metric in shared_metrics(results)}
         if any(texts.values()):
-            if not names:  # one point: two rows have to say which is which
+            if not names:  # a single point has no label, and two rows need one
                 names, body = ["model"], [["released", *row] for row in body]
-            body.append([title, *[""] * (len(names) - 1), *(texts.get(name, "") for name in shown)])
-    return TextTable("", [*names, *shown], body, label_count=len(names))
+            body.append([title, *[""] * (len(names) - 1), *(texts.get(name, "") for name in figure_columns)])
+    return TextTable("", [*names, *figure_columns], body, label_count=len(names))
 
 
 def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
-    """Figures of a sweep point by column; without a finished cell only that its metrics are missing."""
+    """Format the figures of a sweep point by column, only metrics as "missing" if no cell is finished."""
     row = {metric.title: _format_figure(results, metric, point) for metric in run_metrics(results)}
     if not (cells := cells_at_point(results, point)):
         return row
     first, private = cells[0], cells[0]["epsilon"] is not None
     mu = "none" if first["mu"] is None else format_upper(first["mu"])
-    told = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
+    clipped_fractions = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
     return row | {
         "silos": str(first["silos"]),
         "rounds": str(first["rounds"]),
@@ -207,7 +221,7 @@ def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, 
         else "none",
         "gradients": f"{first['gradient_evaluations']:,}",
         "sent by a silo (MB)": f"{first['bytes_sent'] / 1e6:.3g}",
-        "clipped (%)": f"{100.0 * statistics.fmean(told):.2f}" if told else "not told",
+        "clipped (%)": f"{100.0 * statistics.fmean(clipped_fractions):.2f}" if clipped_fractions else "not told",
         "seconds, all seeds": f"{sum(cell['wall_seconds'] for cell in cells):.1f}",
     }
 
@@ -221,17 +235,20 @@ def _render_markdown(results: Results) -> str:
 
 
 def _align_columns(table: TextTable) -> str:
-    """A Markdown table whose columns also line up as plain text: labels to the left, figures to the right."""
+    """Render Markdown whose columns also align as plain text, labels to the left, figures to the right."""
     columns = []
-    for place, (head, *body) in enumerate(zip(table.heads, *table.body, strict=True)):
+    for index, (head, *body) in enumerate(zip(table.heads, *table.body, strict=True)):
         width = max(3, len(head), *map(len, body))
-        rule, side = ("-" * width, "<") if place < table.label_count else ("-" * (width - 1) + ":", ">")
+        rule, side = ("-" * width, "<") if index < table.label_count else ("-" * (width - 1) + ":", ">")
         columns.append([f"{text:{side}{width}}" for text in (head, rule, *body)])
     return "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
 
 
 def _render_csv(results: Results) -> str:
-    """One tidy row a sweep point and metric, at full precision; a point without a finished cell has 0 seeds."""
+    """Render one tidy row for each sweep point and metric, at full precision.
+
+    A point without a finished cell has 0 seeds.
+    """
     facts = ["mu", "epsilon", "delta", "relation", "trust"]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -283,7 +300,7 @@ _LATEX_ESCAPES = str.maketrans(
 
 
 def _escape_latex(text: str) -> str:
-    """Plain text as LaTeX; signs of numbers become mathematical ones."""
+    """Escape plain text for LaTeX, with signs of numbers in mathematics mode."""
     return re.sub(r"(?<!\S)([+-])(?=\d|\s)", r"$\1$", text.translate(_LATEX_ESCAPES))
 
 
@@ -299,16 +316,21 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Requirement:
-    """What one algorithm needed at one n; None where no number of rounds in the sweep reached the target."""
+    """Target of an algorithm at one n, with the smallest effort that reached it, None if none did."""
 
     target: float
+    """Excess risk."""
     rounds: float | None
     gradients: float | None
+    """Gradient evaluations at the smallest number of rounds."""
 
 
 @dataclass(frozen=True)
 class ExponentFit:
-    """y ~ n^exponent, from `count` sizes; `half_width` of its 95 % interval is infinite for two."""
+    """Fit of y ~ n^exponent to `size_count` sizes n.
+
+    `half_width` of the 95 % interval is infinite for two sizes.
+    """
 
     exponent: float
     half_width: float
@@ -316,7 +338,7 @@ class ExponentFit:
 
 
 def find_requirements(results: Results, scaling: Growth) -> dict[str, dict[float, Requirement]]:
-    """For each value of `scaling.by`, and each n: target, rounds and gradient evaluations."""
+    """Return the requirement for each value of `scaling.by` and each size n."""
     return {
         name: {
             float(size): _find_requirement(results, scaling, {scaling.by: name, scaling.along: size})
@@ -327,24 +349,32 @@ def find_requirements(results: Results, scaling: Growth) -> dict[str, dict[float
 
 
 def _find_requirement(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Requirement:
-    here = [point for point in sweep_points(results) if all(point[key] == value for key, value in fixed.items())]
-    reached: list[tuple[float, float]] = []
+    """Find the smallest effort that reached the target among the points with these `fixed` keys."""
+    points = [point for point in sweep_points(results) if all(point[key] == value for key, value in fixed.items())]
+    attained: list[tuple[float, float]] = []
     size, target = float(fixed[scaling.along]), math.nan
-    for point, cells in ((point, cells) for point in here if (cells := cells_at_point(results, point))):
+    for point, cells in ((point, cells) for point in points if (cells := cells_at_point(results, point))):
         first, epsilon = cells[0], cells[0]["epsilon"]
-        private = 0.0 if epsilon is None else math.sqrt(first["dimension"]) / (epsilon * size)
-        target = scaling.factor * scaling.scale * (1.0 / math.sqrt(size) + private)
+        privacy_error = 0.0 if epsilon is None else math.sqrt(first["dimension"]) / (epsilon * size)
+        target = scaling.factor * scaling.scale * (1.0 / math.sqrt(size) + privacy_error)
         if np.mean([cell[scaling.metric] for cell in cells]) <= target:
-            reached.append((float(point[scaling.smallest]), float(first["gradient_evaluations"])))
-    return Requirement(target, *min(reached, default=(None, None)))
+            attained.append((float(point[scaling.smallest]), float(first["gradient_evaluations"])))
+    return Requirement(target, *min(attained, default=(None, None)))
 
 
-def fit_exponent(needs: Mapping[float, Requirement], what: str) -> ExponentFit | None:
-    """The exponent of `what` ("rounds" or "gradients") in n; None with fewer than two sizes that were reached."""
-    pairs = [(size, value) for size, need in needs.items() if (value := getattr(need, what)) is not None]
+def fit_exponent(requirements: Mapping[float, Requirement], effort: str) -> ExponentFit | None:
+    """Fit the exponent of `effort`, "rounds" or "gradients", in n.
+
+    The result is None if fewer than two sizes reached their targets.
+    """
+    pairs = [
+        (size, value)
+        for size, requirement in requirements.items()
+        if (value := getattr(requirement, effort)) is not None
+    ]
     if len(pairs) < 2:
         return None
-    from scipy import stats  # half a second, which only a scenario with a scaling table should wait
+    from scipy import stats  # takes half a second, so only scaling tables import it
 
     sizes, values = (np.log(column) for column in zip(*pairs, strict=True))
     line = stats.linregress(sizes, values)
@@ -353,22 +383,31 @@ def fit_exponent(needs: Mapping[float, Requirement], what: str) -> ExponentFit |
 
 
 def scaling_lines(results: Results, scaling: Growth) -> list[list[str]]:
-    """Rows of text, header first: an algorithm a row, a size a column, exponents beside the theory's."""
+    """Format the scaling table, header first.
+
+    A row is an algorithm.  Its columns are the rounds at each size, then fitted exponents and that of theory.
+
+    Raises:
+        InputError: If a key of [scaling] is not swept.
+    """
     for key in (scaling.by, scaling.along, scaling.smallest):
         if key not in results.axes:
             raise InputError(f"scaling: {key!r} is not swept; swept are {', '.join(results.axes)}")
     sizes = results.axes[scaling.along]
     rows = [["", *(f"n = {format_value(size)}" for size in sizes), "rounds ~ n^", "theory", "gradients ~ n^"]]
-    for name, needs in find_requirements(results, scaling).items():
-        entries = ["not reached" if need.rounds is None else f"{need.rounds:g}" for need in needs.values()]
-        exponents = [_format_exponent(fit_exponent(needs, what)) for what in ("rounds", "gradients")]
+    for name, requirements in find_requirements(results, scaling).items():
+        entries = [
+            "not reached" if requirement.rounds is None else f"{requirement.rounds:g}"
+            for requirement in requirements.values()
+        ]
+        exponents = [_format_exponent(fit_exponent(requirements, effort)) for effort in ("rounds", "gradients")]
         theory = scaling.theory.get(name)
         rows.append([name, *entries, exponents[0], "" if theory is None else f"{theory:g}", exponents[1]])
     return rows
 
 
-def _format_exponent(found: ExponentFit | None) -> str:
-    if found is None:
+def _format_exponent(fit: ExponentFit | None) -> str:
+    if fit is None:
         return "too few"
-    width = None if math.isinf(found.half_width) else found.half_width
-    return f"{format_with_spread(found.exponent, width, 2)} ({found.size_count} sizes)"
+    width = None if math.isinf(fit.half_width) else fit.half_width
+    return f"{format_with_spread(fit.exponent, width, 2)} ({fit.size_count} sizes)"

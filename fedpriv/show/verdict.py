@@ -1,8 +1,8 @@
-"""A run in a paragraph: what was trained, how good it got, at what privacy; who holds what; what repeats cost.
+"""Description of a run in a paragraph, and comparison of two runs.
 
-The paragraph names the best setting and the most private ones, and says whether the noise protects anybody.
-
-Two runs side by side: where their settings differ, and by how much their figures do, seed by seed.
+The paragraph names the model, its scores at the best setting and at the most private ones, the privacy, and
+whether the noise is secret.  Beside it a report lists the parties with their knowledge, and ε of repeated runs.
+Two runs are compared by settings, and seed by seed by scores.
 """
 
 import math
@@ -44,12 +44,12 @@ from fedpriv.study.results import Results, read_results
 
 RUN_COUNTS = (1, 2, 5, 10, 50)
 _UNIT_NAMES = (CLIENT.name, USER.name, RECORD.name)
-_MAX_LEVELS = 6  # levels in the table of repeated runs
+_MAX_LEVELS = 6  # levels of μ in the table of repeated runs
 
 
 @dataclass(frozen=True)
 class PartyView:
-    """One party: what it has, and what it gets to see."""
+    """Data that a party holds, and messages that it sees."""
 
     who: str
     holds: str
@@ -57,7 +57,7 @@ class PartyView:
 
 
 def describe_run(results: Results) -> str:
-    """What ran, how good it got, at what privacy, and how far to believe it."""
+    """Describe training, scores and privacy of a run, and whether its noise is secret."""
     if not results.cells:
         return "No cell is finished yet."
     sentences = [
@@ -83,13 +83,13 @@ def _describe_training(results: Results) -> str:
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
     first = results.cells[0]["scenario"]
-    trained = f"{first['model']['name']} on {first['data']['name']}"
+    training = f"{first['model']['name']} on {first['data']['name']}"
     rounds = format_count_range(cell["rounds"] for cell in results.cells)
-    return f"{algorithms} trained {trained}: {_describe_participants(results)}, {rounds} rounds."
+    return f"{algorithms} trained {training}: {_describe_participants(results)}, {rounds} rounds."
 
 
 def _describe_participants(results: Results) -> str:
-    """How many silos, or clients, and of those how many in a round."""
+    """Format the number of silos, or of clients with their cohort in a round."""
     if all("clients" in cell for cell in results.cells):
         clients, cohorts = (
             format_count_range(cell[key] for cell in results.cells) for key in ("clients", "batch")
@@ -100,49 +100,61 @@ def _describe_participants(results: Results) -> str:
 
 
 def _describe_scores(results: Results) -> str:
-    metric = next((each for each in run_metrics(results) if each.key == "test_accuracy"), run_metrics(results)[0])
-    private = [point for point in sweep_points(results) if cells_at_point(results, point)]
-    best = _best_point(results, private, metric)
+    metric = next(
+        (candidate for candidate in run_metrics(results) if candidate.key == "test_accuracy"),
+        run_metrics(results)[0],
+    )
+    finished = [point for point in sweep_points(results) if cells_at_point(results, point)]
+    best = _best_point(results, finished, metric)
     text = (
         f"Best: {metric.title.removesuffix(' (%)')} {_format_mean(results, best, metric)}"
         f"{_describe_point(results, best)}."
     )
-    strengths = {strength for point in private if (strength := _find_strength(results, point)) is not None}
+    strengths = {strength for point in finished if (strength := _find_strength(results, point)) is not None}
     if len(strengths) < 2:
         return text
-    strictest = sorted(each for each in strengths if not any(other.is_stronger_than(each) for other in strengths))
+    strictest = sorted(
+        candidate
+        for candidate in strengths
+        if not any(stronger.is_stronger_than(candidate) for stronger in strengths)
+    )
     for number, strength in enumerate(strictest):
-        chosen = _best_point(results, [p for p in private if _find_strength(results, p) == strength], metric)
-        which = "Most private" if number == 0 else "A smaller ε against fewer, or between other neighbours"
-        text += f" {which}: {_format_mean(results, chosen, metric)}{_describe_point(results, chosen)}."
+        optimum = _best_point(results, [p for p in finished if _find_strength(results, p) == strength], metric)
+        heading = "Most private" if number == 0 else "A smaller ε against fewer, or between other neighbours"
+        text += f" {heading}: {_format_mean(results, optimum, metric)}{_describe_point(results, optimum)}."
     return text
 
 
 class Strength(NamedTuple):
-    """How strong a guarantee is, each field the smaller the stronger; sorted so that trust comes before ε."""
+    """Strength of a guarantee, whose smaller fields are stronger.
+
+    Sorting puts less trust before a smaller ε.
+    """
 
     trust: int
-    """How much a silo takes on trust."""
+    """Level of trust that a silo has to place in others."""
     unit: int
     """0 clients, 1 persons, 2 records."""
     relation: int
-    """0 for replace-one: under zero-out the same figure protects half as well."""
+    """0 for replace-one and 1 for zero-out, where the same figure protects half as well."""
     leakage: float
-    """ε; μ where cells have several δ and all have one."""
+    """ε, or μ if the cells have several δ and all of them have a μ."""
     delta: float
 
     def is_stronger_than(self, other: "Strength") -> bool:
-        """Whether it promises all that `other` does, and more."""
+        """Whether no field is larger than that of `other`, and some field is smaller."""
         return self != other and all(mine <= its for mine, its in zip(self, other, strict=True))
 
 
 def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | None:
-    """Of the cells at a sweep point; None where there is no noise."""
+    """Return the strength of a finished sweep point, or None for a point without noise."""
     cell = cells_at_point(results, point)[0]
     if cell["epsilon"] is None:
         return None
-    private = [each for each in results.cells if each["epsilon"] is not None]
-    by_mu = len({each["delta"] for each in private}) > 1 and all(each["mu"] is not None for each in private)
+    private = [record for record in results.cells if record["epsilon"] is not None]
+    by_mu = len({record["delta"] for record in private}) > 1 and all(
+        record["mu"] is not None for record in private
+    )
     return Strength(
         find_trust(cell["trust"]).trust_level,
         _UNIT_NAMES.index(stream_from_data(cell["releases"][0]).unit.name),
@@ -165,7 +177,7 @@ def _describe_privacy(results: Results) -> str:
 
 
 def list_party_views(results: Results) -> list[PartyView]:
-    """Who has what, for each trust setting of the run."""
+    """List data and knowledge of the parties, for each trust setting of the run."""
     by_trust = group_by(results.cells, lambda cell: cell["trust"])
     return list(
         dict.fromkeys(holder for name, cells in by_trust.items() for holder in _party_views_of_trust(name, cells))
@@ -174,10 +186,12 @@ def list_party_views(results: Results) -> list[PartyView]:
 
 def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list[PartyView]:
     trust = find_trust(name)
-    shares = [round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell]
-    own = f"its own records ({format_count_range(shares)} on average)" if shares else "its own records"
-    released = all(cell["noise"] == "release" for cell in cells)
-    key = "the key of its noise" if released else "noise from the scenario's seed"
+    shard_sizes = [round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell]
+    silo_records = (
+        f"its own records ({format_count_range(shard_sizes)} on average)" if shard_sizes else "its own records"
+    )
+    has_secret_noise = all(cell["noise"] == "release" for cell in cells)
+    key = "the key of its noise" if has_secret_noise else "noise from the scenario's seed"
     if all("clients" in cell for cell in cells):
         return [
             PartyView(
@@ -187,28 +201,34 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
             PartyView("everyone else", "nothing", "the models that are published"),
         ]
     if trust.adds_noise(SERVER):
-        silo, seen = own, "every silo's sum without noise"
+        silo_view, server_view = silo_records, "every silo's sum without noise"
     elif trust.publishes_sums(0):
-        silo, seen = f"{own}, {key}", "every silo's releases, noise included"
+        silo_view, server_view = f"{silo_records}, {key}", "every silo's releases, noise included"
     else:
-        silo = f"{own}, {key}, the keys of its masks"
-        seen = "masked messages, and their sum with the noise of all silos"
+        silo_view = f"{silo_records}, {key}, the keys of its masks"
+        server_view = "masked messages, and their sum with the noise of all silos"
     server = f"the test records, {key}" if trust.adds_noise(SERVER) else "the test records"
     return [
-        PartyView(f"each silo ({name})", silo, "the model of every round"),
-        PartyView(f"the server ({name})", server, seen),
+        PartyView(f"each silo ({name})", silo_view, "the model of every round"),
+        PartyView(f"the server ({name})", server, server_view),
         PartyView("everyone else", "nothing", "the models that are published"),
     ]
 
 
 def epsilon_of_repeated_runs(results: Results) -> list[list[str]]:
-    """ε of several runs with the same records, for every μ of the run: μ, then ε for each of `RUN_COUNTS`."""
+    """Return ε of repeated runs with the same records.
+
+    A row has a μ of the run, then ε for each of `RUN_COUNTS`.  Of more than `_MAX_LEVELS` levels it lists the
+    smallest and the largest.
+    """
     private = [cell for cell in results.cells if cell["mu"] is not None]
-    known = sorted({(float(format_upper(cell["mu"])), cell["delta"]) for cell in private})
-    shown = known if len(known) <= _MAX_LEVELS else [*known[: _MAX_LEVELS // 2], *known[-_MAX_LEVELS // 2 :]]
+    levels = sorted({(float(format_upper(cell["mu"])), cell["delta"]) for cell in private})
+    listed_levels = (
+        levels if len(levels) <= _MAX_LEVELS else [*levels[: _MAX_LEVELS // 2], *levels[-_MAX_LEVELS // 2 :]]
+    )
     return [
         [format_upper(mu), *(format_upper_epsilon(epsilon_of(compose([mu] * runs), delta)) for runs in RUN_COUNTS)]
-        for mu, delta in shown
+        for mu, delta in listed_levels
     ]
 
 
@@ -229,13 +249,13 @@ def _format_mean(results: Results, point: Mapping[str, Any], metric: Metric) -> 
 def _describe_point(results: Results, point: Mapping[str, Any]) -> str:
     cell = cells_at_point(results, point)[0]
     epsilon = "" if cell["epsilon"] is None else format_epsilon_delta(cell["epsilon"], cell["delta"])
-    told = {
+    settings = {
         key: value
         for key, value in point.items()
         if len(results.axes[key]) > 1 and not (epsilon and key == "privacy.epsilon")
     }
-    where = "; ".join(filter(None, [format_point(results, told), epsilon]))
-    return f" ({where})" if where else ""
+    details = "; ".join(filter(None, [format_point(results, settings), epsilon]))
+    return f" ({details})" if details else ""
 
 
 _NOT_COMPARED = ("name", "title", "seed", "label")
@@ -243,47 +263,57 @@ _NOT_COMPARED = ("name", "title", "seed", "label")
 
 @dataclass(frozen=True)
 class RunComparison:
-    """A row for each sweep point and metric that both runs have; the first `labels` columns name it."""
+    """Table with a row for each common sweep point and metric, named by the first `label_count` columns."""
 
     settings: Sequence[tuple[str, str, str]]
-    """Keys whose values differ between the first cells: key, value in the first run, value in the second."""
+    """Settings that differ between the first cells: key, value in the first run, value in the second."""
     header: Sequence[str]
     body: Sequence[Sequence[str]]
     label_count: int
 
 
 def compare_folders(first: Path, second: Path) -> RunComparison:
-    """Compare two folders; InputError if they have no sweep point and seed in common.
+    """Compare the runs of two folders.
 
-    Cells of one seed share records and, scaled, noise: differences are taken seed by seed.
+    Cells of one seed share records and, scaled, noise.  So differences are taken seed by seed.
+
+    Raises:
+        InputError: If the runs have no finished sweep point and seed in common.
     """
-    one, other = read_results(first), read_results(second)
-    common = [key for key in one.axes if key in other.axes]
+    first_results, second_results = read_results(first), read_results(second)
+    common = [key for key in first_results.axes if key in second_results.axes]
     rows = [
-        [*(format_value(point[key]) for key in one.axes), metric.title, *_format_pairs(pairs, metric)]
-        for point in sweep_points(one)
+        [*(format_value(point[key]) for key in first_results.axes), metric.title, *_format_pairs(pairs, metric)]
+        for point in sweep_points(first_results)
         for metric in METRICS
-        if (pairs := _score_pairs(one, other, point, common, metric))
+        if (pairs := _score_pairs(first_results, second_results, point, common, metric))
     ]
     if not rows:
         raise InputError(f"{first} and {second} have no finished sweep point and seed in common")
-    names = list(short_names(one.axes).values())
+    names = list(short_names(first_results.axes).values())
     header = [*names, "metric", "seeds", "first", "second", "second - first"]
-    return RunComparison(_setting_differences(one, other), header, rows, len(names) + 1)
+    return RunComparison(_setting_differences(first_results, second_results), header, rows, len(names) + 1)
 
 
 def _score_pairs(
-    one: Results, other: Results, point: Mapping[str, Any], common: Sequence[str], metric: Metric
+    first: Results, second: Results, point: Mapping[str, Any], common: Sequence[str], metric: Metric
 ) -> list[tuple[float, float]]:
-    """The metric in both runs, a pair for each seed of the point; axes of one run only must be single."""
-    matching = [there for there in sweep_points(other) if all(there[key] == point[key] for key in common)]
+    """Return the metric in both runs, a pair for each common seed of the point.
+
+    The list is empty unless exactly one point of the second run has the values of the common axes.
+    """
+    matching = [
+        other_cells
+        for other_cells in sweep_points(second)
+        if all(other_cells[key] == point[key] for key in common)
+    ]
     if len(matching) != 1:
         return []
-    there = {cell["seed"]: cell for cell in cells_at_point(other, matching[0])}
+    other_cells = {cell["seed"]: cell for cell in cells_at_point(second, matching[0])}
     return [
-        (metric.factor * cell[metric.key], metric.factor * there[cell["seed"]][metric.key])
-        for cell in cells_at_point(one, point)
-        if cell["seed"] in there and metric.key in cell and metric.key in there[cell["seed"]]
+        (metric.factor * cell[metric.key], metric.factor * other_cells[cell["seed"]][metric.key])
+        for cell in cells_at_point(first, point)
+        if cell["seed"] in other_cells and metric.key in cell and metric.key in other_cells[cell["seed"]]
     ]
 
 
@@ -291,14 +321,17 @@ def _format_pairs(pairs: Sequence[tuple[float, float]], metric: Metric) -> list[
     mean, deviation = mean_and_deviation([second - first for first, second in pairs])
     error = None if deviation is None else deviation / math.sqrt(len(pairs))
     means = (
-        format_with_spread(mean_and_deviation(each)[0], None, metric.digits) for each in zip(*pairs, strict=True)
+        format_with_spread(mean_and_deviation(values)[0], None, metric.digits)
+        for values in zip(*pairs, strict=True)
     )
     return [str(len(pairs)), *means, format_with_spread(mean, error, metric.digits, signed=True)]
 
 
-def _setting_differences(one: Results, other: Results) -> list[tuple[str, str, str]]:
-    first, second = (dict(flatten_keys(results.cells[0]["scenario"])) for results in (one, other))
-    swept = {*one.axes, *other.axes}
+def _setting_differences(first_results: Results, second_results: Results) -> list[tuple[str, str, str]]:
+    first, second = (
+        dict(flatten_keys(results.cells[0]["scenario"])) for results in (first_results, second_results)
+    )
+    swept = {*first_results.axes, *second_results.axes}
     return [
         (key, format_value(first.get(key, "not set")), format_value(second.get(key, "not set")))
         for key in {**first, **second}
