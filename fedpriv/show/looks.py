@@ -1,7 +1,8 @@
-"""How a chart looks: axes and their ticks; colour, dashes and markers of series, and panels where there are many.
+"""Looks of a chart: axes and ticks, colours, dashes and markers of series, and panels for many series.
 
 Any two series of a panel differ in at least two of colour, dashes and marker, so that a grey print and a
-colour-blind reader can tell them apart.  Hues are those of Okabe & Ito; what has an order takes shades of one hue.
+colour-blind reader can tell them apart.  Hues are those of Okabe & Ito.  Values with an order take shades of one
+hue.
 """
 
 import math
@@ -13,12 +14,12 @@ from fedpriv.show.summary import axis_points, format_point
 from fedpriv.study.results import Results
 
 MAX_SERIES = 28
-"""In one panel: looks would repeat from the 31st on."""
-_MAX_LINES = 12  # from there on panels are better
+"""Largest number of series in a panel, as looks repeat from the 31st on."""
+_MAX_LINES = 12  # lines of a panel, above which a chart is split into panels
 _TRUST_KEY, _ALGORITHM_KEY = "algorithm.trust", "algorithm.name"
-_ROUNDS_KEY = "federation.rounds"  # runs of unequal length are best not drawn over each other
+_ROUNDS_KEY = "federation.rounds"  # runs of unequal length get panels first
 
-# The darkest and the lightest shade of each hue: on white, and on the dark page's background.
+# Darkest and lightest shade of each hue: on white, then on the background of the dark page.
 _HUES = (
     (("#00395e", "#2f93d3"), ("#2f7fb8", "#8fd0f8")),
     (("#7a2c00", "#e5650a"), ("#c4551a", "#ffae78")),
@@ -28,13 +29,13 @@ _HUES = (
     (("#1a1a1a", "#7d7d7d"), ("#7d858f", "#eeeeee")),
 )
 DASHES = ((), (7, 4), (2, 3), (9, 3, 2, 3), (9, 3, 2, 3, 2, 3))
-"""Lengths of strokes and gaps."""
+"""Lengths of strokes and gaps, empty for a solid line."""
 _LOOK_COUNTS = (len(_HUES), len(DASHES), 7)
 
 
 @dataclass(frozen=True)
 class Look:
-    """A colour for light and for dark pages, and the numbers of dashes and marker."""
+    """Colours on light and dark pages, with an index into `DASHES` and an index of a marker."""
 
     light: str
     dark: str
@@ -43,39 +44,45 @@ class Look:
 
 
 def shade(hue: int, share: float = 0.5) -> Look:
-    """A hue between its darkest (0) and its lightest shade (1)."""
+    """Return a shade of a hue, from the darkest at `share` 0 to the lightest at 1."""
     light, dark = (_mix_colours(*ends, share) for ends in _HUES[hue])
     return Look(light, dark)
 
 
 def _mix_colours(low: str, high: str, share: float) -> str:
     pairs = zip(bytes.fromhex(low[1:]), bytes.fromhex(high[1:]), strict=True)
-    return "#" + bytes(round(a + share * (b - a)) for a, b in pairs).hex()
+    return "#" + bytes(round(low_byte + share * (high_byte - low_byte)) for low_byte, high_byte in pairs).hex()
 
 
-def nth_look(place: int) -> Look:
-    """The look of the n-th thing without an order: no two of the first 30 share more than one part."""
-    hue, dash, marker = (place % count for count in _LOOK_COUNTS)
+def nth_look(index: int) -> Look:
+    """Return the n-th look of series without an order, n from 0.
+
+    No two of the first 30 looks share more than one of hue, dashes and marker.
+    """
+    hue, dash, marker = (index % count for count in _LOOK_COUNTS)
     return replace(shade(hue), dash=dash, marker=marker)
 
 
 def level_look(level: int, levels: int) -> Look:
-    """The look of one of at most six levels of a single kind: shades of blue."""
+    """Return the look of one of at most six levels of a single kind, a shade of blue."""
     return replace(shade(0, level / max(levels - 1, 1)), dash=level % len(DASHES), marker=level)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the series of a chart differ: kinds in hue and dashes, levels in shade and marker, others by panel."""
+    """Swept keys by the way in which a chart shows them.
+
+    Kinds differ in hue and dashes, levels in shade and marker, and the remaining keys by panel.
+    """
 
     kinds: tuple[str, ...]
     levels: tuple[str, ...]
     panels: tuple[str, ...]
-    """At most two keys."""
+    """Keys with a panel for each value, at most two."""
     axes: Mapping[str, list[Any]]
 
     def choose_look(self, point: Mapping[str, Any]) -> Look:
-        """The look of a sweep point."""
+        """Choose the look of a sweep point."""
         (kind, kinds), (level, levels) = self._index_of(self.kinds, point), self._index_of(self.levels, point)
         if kinds > len(DASHES) or levels > len(_HUES):
             return nth_look(kind * levels + level)
@@ -86,33 +93,38 @@ class Layout:
         return replace(shade(kind, level / (levels - 1)), dash=kind, marker=level)
 
     def _index_of(self, keys: Iterable[str], point: Mapping[str, Any]) -> tuple[int, int]:
-        """The number of the point's values among all that `keys` can have, and how many there are."""
-        found = axis_points({key: self.axes[key] for key in keys})
-        return found.index({key: point[key] for key in keys}), len(found)
+        """Return the index of the point's values among all combinations of `keys`, and their number."""
+        points = axis_points({key: self.axes[key] for key in keys})
+        return points.index({key: point[key] for key in keys}), len(points)
 
 
 def make_layout(axes: Mapping[str, list[Any]]) -> Layout:
-    """The layout for the axes that a chart has to tell apart.
+    """Lay out the axes of a sweep in a chart.
 
-    Kinds are trust settings and algorithms; without them the axis whose values have no order, or the shortest one.
-    Where that makes too many lines, first the lengths of runs and then the longest axes become panels.
+    Kinds are trust settings and algorithms.  Without them the kind is the first axis with a value that is no
+    number, or else the shortest of several axes.  If there are too many lines, first the numbers of rounds and
+    then the longest axes become panels.
     """
-    swept = {key: values for key, values in axes.items() if len(values) > 1}
-    kinds = [key for key in (_TRUST_KEY, _ALGORITHM_KEY) if key in swept]
-    if len(kinds) == 2 and _count_lines(swept, kinds) > len(DASHES):
+    swept_axes = {key: values for key, values in axes.items() if len(values) > 1}
+    kinds = [key for key in (_TRUST_KEY, _ALGORITHM_KEY) if key in swept_axes]
+    if len(kinds) == 2 and _count_lines(swept_axes, kinds) > len(DASHES):
         kinds = [_ALGORITHM_KEY]
-    if not kinds and swept:
-        words = [
-            key for key, values in swept.items() if not all(isinstance(value, int | float) for value in values)
+    if not kinds and swept_axes:
+        text_keys = [
+            key
+            for key, values in swept_axes.items()
+            if not all(isinstance(value, int | float) for value in values)
         ]
-        kinds = words[:1] or ([min(swept, key=lambda key: len(swept[key]))] if len(swept) > 1 else [])
-    rest = [key for key in swept if key not in kinds]
+        kinds = text_keys[:1] or (
+            [min(swept_axes, key=lambda key: len(swept_axes[key]))] if len(swept_axes) > 1 else []
+        )
+    remaining_keys = [key for key in swept_axes if key not in kinds]
     panels: list[str] = []
-    while rest and len(panels) < 2 and _count_lines(swept, [*kinds, *rest]) > _MAX_LINES:
-        longest = max(reversed(rest), key=lambda key: len(swept[key]))
-        panels.append(_ROUNDS_KEY if _ROUNDS_KEY in rest else longest)
-        rest.remove(panels[-1])
-    return Layout(tuple(kinds), tuple(rest), tuple(panels), axes)
+    while remaining_keys and len(panels) < 2 and _count_lines(swept_axes, [*kinds, *remaining_keys]) > _MAX_LINES:
+        longest = max(reversed(remaining_keys), key=lambda key: len(swept_axes[key]))
+        panels.append(_ROUNDS_KEY if _ROUNDS_KEY in remaining_keys else longest)
+        remaining_keys.remove(panels[-1])
+    return Layout(tuple(kinds), tuple(remaining_keys), tuple(panels), axes)
 
 
 def _count_lines(swept: Mapping[str, list[Any]], keys: Sequence[str]) -> int:
@@ -120,7 +132,7 @@ def _count_lines(swept: Mapping[str, list[Any]], keys: Sequence[str]) -> int:
 
 
 def describe_keys(results: Results, point: Mapping[str, Any], keys: Iterable[str]) -> str:
-    """What a point has for some keys, in words."""
+    """Format the values that a point has for some keys."""
     return format_point(results, {key: point[key] for key in point if key in tuple(keys)})
 
 
@@ -139,18 +151,18 @@ class Scale:
     logarithmic: bool
 
     def position(self, value: float) -> float:
-        """Where a value is drawn; values beyond the axis at its ends."""
+        """Return the position of a value, and that of the nearer end for values beyond the axis."""
         share = (self._transform(value) - self._transform(self.low)) / (
             self._transform(self.high) - self._transform(self.low)
         )
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
-    def ticks(self, most: int) -> list[float]:
-        """Round numbers on the axis, about `most` at most."""
+    def ticks(self, max_count: int) -> list[float]:
+        """Return round numbers on the axis, at most about `max_count`."""
         return (
-            _logarithmic_ticks(self.low, self.high, most)
+            _logarithmic_ticks(self.low, self.high, max_count)
             if self.logarithmic
-            else _linear_ticks(self.low, self.high, most)
+            else _linear_ticks(self.low, self.high, max_count)
         )
 
     def _transform(self, value: float) -> float:
@@ -158,42 +170,53 @@ class Scale:
 
 
 def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic: bool) -> Scale:
-    """The axis that shows all values, with a little room; a logarithmic one shows those above 0."""
+    """Make the axis of finite values, with a margin of about 5 %.
+
+    A logarithmic axis shows values above 0.  It becomes linear if there are none.
+    """
     finite = [value for value in values if math.isfinite(value) and (value > 0.0 or not logarithmic)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     if logarithmic and low > 0.0:
-        room = max((high / low) ** 0.05, 1.05)
-        return Scale(low / room, high * room, start, end, logarithmic=True)
-    room = 0.05 * (high - low) or max(abs(high), 1.0) * 0.1
-    return Scale(low - room, high + room, start, end, logarithmic=False)
+        margin = max((high / low) ** 0.05, 1.05)
+        return Scale(low / margin, high * margin, start, end, logarithmic=True)
+    margin = 0.05 * (high - low) or max(abs(high), 1.0) * 0.1
+    return Scale(low - margin, high + margin, start, end, logarithmic=False)
 
 
 def is_wide(values: Sequence[float]) -> bool:
-    """Whether values ask for a logarithmic axis: one diverging run must not flatten all others."""
+    """Whether all finite values are positive, and the largest is above 10 times the smallest.
+
+    Such values need a logarithmic axis, because on a linear one a diverging run would flatten all others.
+    """
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and max(finite) > _MIN_LOG_RATIO * min(finite) > 0.0
 
 
-def _linear_ticks(low: float, high: float, most: int) -> list[float]:
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * each for each in _TICK_STEPS if power * each >= rough)
+def _linear_ticks(low: float, high: float, max_count: int) -> list[float]:
+    min_step = (high - low) / max_count
+    power = 10.0 ** math.floor(math.log10(min_step))
+    step = next(power * multiple for multiple in _TICK_STEPS if power * multiple >= min_step)
     first = math.ceil(low / step)
-    return [step * each for each in range(first, math.floor(high / step) + 1)]
+    return [step * multiple for multiple in range(first, math.floor(high / step) + 1)]
 
 
-def _logarithmic_ticks(low: float, high: float, most: int) -> list[float]:
-    for steps in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
+def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
+    for multiples in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        found = [each * 10.0**power for power in powers for each in steps if low <= each * 10.0**power <= high]
-        if len(found) <= most:
-            return found if len(found) > 1 else [low, high]
-    stride = math.ceil(len(found) / most)
-    return found[::stride]
+        ticks = [
+            multiple * 10.0**power
+            for power in powers
+            for multiple in multiples
+            if low <= multiple * 10.0**power <= high
+        ]
+        if len(ticks) <= max_count:
+            return ticks if len(ticks) > 1 else [low, high]
+    stride = math.ceil(len(ticks) / max_count)
+    return ticks[::stride]
 
 
 def format_tick(value: float) -> str:
-    """A tick's label in plain characters."""
+    """Format a tick's label in plain characters."""
     if value and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
     return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"

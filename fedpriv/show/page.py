@@ -1,11 +1,13 @@
-"""A run as HTML: a report that stands alone and prints, and the piece of it that a notebook shows.
+"""Report of a run as HTML, and exports of a run for other programs.
 
-The pen of the report's page: a chart as SVG, readable without a script, in light, in dark and on paper.
+| output | content |
+|---|---|
+| report | self-contained page with text, tables, and charts as SVG, readable without a script and on paper |
+| fragment | tables of the report, for a notebook |
+| dp-accounting | releases as events of dp-accounting |
+| ro-crate | metadata of the run's files, their software and privacy claims, as an RO-Crate 1.1 |
 
-A run in forms that other programs read, each a file in its folder: dp-accounting's events, and an RO-Crate 1.1.
-
-The crate is metadata only: who made which file, with what, and what is protected; nothing is copied or changed.
-Source: https://www.researchobject.org/ro-crate/specification/1.1/ .
+An RO-Crate changes no file of the run.  Source: https://www.researchobject.org/ro-crate/specification/1.1/ .
 """
 
 import math
@@ -43,11 +45,11 @@ from fedpriv.show.verdict import RUN_COUNTS, describe_run, epsilon_of_repeated_r
 from fedpriv.study.results import Results, describe_engines, read_claims, read_history
 
 WIDTH, HEIGHT = 560, 350
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 16, 14, 52
-_CHARACTER_WIDTH = 8.5  # the width of one, at most: labels of ticks keep so far apart
-_MARKERS_PER_LINE = 6  # so many markers on a line, about
+_LEFT_MARGIN, _RIGHT_MARGIN, _TOP_MARGIN, _BOTTOM_MARGIN = 74, 16, 14, 52
+_CHARACTER_WIDTH = 8.5  # largest width of a character, which spaces the labels of ticks
+_MARKERS_PER_LINE = 6  # approximate
 
-# Markers of a circle's area around the origin.
+# Paths around the origin, each with about the area of the first, a circle of radius 1.
 _MARKER_SHAPES = (
     "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0Z",
     "M-.9 -.9H.9V.9H-.9Z",
@@ -60,51 +62,55 @@ _MARKER_SHAPES = (
 
 
 def draw_svg(chart: Chart) -> Markup:
-    """The SVGs of a chart's panels, one behind the other.
+    """Draw a chart's panels as SVGs, one after another.
 
-    Guarantee: every text is escaped; nothing is loaded from elsewhere.
+    Guarantee: every text is escaped; an SVG loads nothing from elsewhere.
     """
     return Markup("").join(_draw_panel(chart, panel) for panel in chart.panels)
 
 
 def draw_legend_key(series: Series) -> Markup:
-    """A series' line and marker for the legend."""
+    """Draw line and marker of a series for the legend."""
     parts = [_draw_line([(1.0, 6.0), (33.0, 6.0)], series.look)] if series.line else []
     if series.dots:
         parts.append(_draw_marker(17.0, 6.0, series.look, hollow=series.hollow))
-    own = f'{_colour_style(series.look)} aria-hidden="true"'
-    return Markup(f'<svg class="key series" viewBox="0 0 34 12" {own}>{"".join(parts)}</svg>')
+    attributes = f'{_colour_style(series.look)} aria-hidden="true"'
+    return Markup(f'<svg class="key series" viewBox="0 0 34 12" {attributes}>{"".join(parts)}</svg>')
 
 
 def _colour_style(look: Look) -> str:
-    """The colours of a look as an attribute; the style sheet takes the one for light or dark."""
+    """Return a style attribute with both colours of a look. The style sheet takes one of them."""
     return f'style="--light:{look.light};--dark:{look.dark}"'
 
 
 def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
-    """Charts in the order of the page, and whether each takes a whole row of two: no chart stands alone in one."""
-    wide = [chart for chart in charts if len(chart.panels) > 1]
-    half = [chart for chart in charts if len(chart.panels) == 1]
-    if len(half) % 2:
-        widest = max(half, key=lambda chart: len(chart.series))
-        wide.append(widest)
-        half.remove(widest)
-    return [(chart, True) for chart in wide] + [(chart, False) for chart in half]
+    """Return charts in the order of the page, each with a flag that it spans a row of two.
+
+    Charts of several panels span a row.  If an odd number is left, so does the one with most series, because no
+    half row may stay empty.
+    """
+    full_width = [chart for chart in charts if len(chart.panels) > 1]
+    half_width = [chart for chart in charts if len(chart.panels) == 1]
+    if len(half_width) % 2:
+        fullest = max(half_width, key=lambda chart: len(chart.series))
+        full_width.append(fullest)
+        half_width.remove(fullest)
+    return [(chart, True) for chart in full_width] + [(chart, False) for chart in half_width]
 
 
 def _draw_panel(chart: Chart, panel: Panel) -> Markup:
-    left, height = _LEFT, HEIGHT
+    left_margin, height = _LEFT_MARGIN, HEIGHT
     if chart.rows:
-        left = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER_WIDTH))
-        height = max(190, _TOP + _BOTTOM + (20 + 8 * len(panel.series)) * len(chart.rows))
-    across = chart.x_scale(panel, left, WIDTH - _RIGHT)
-    up = chart.y_scale(height - _BOTTOM, _TOP + 20 if panel.name else _TOP)
+        left_margin = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER_WIDTH))
+        height = max(190, _TOP_MARGIN + _BOTTOM_MARGIN + (20 + 8 * len(panel.series)) * len(chart.rows))
+    horizontal = chart.x_scale(panel, left_margin, WIDTH - _RIGHT_MARGIN)
+    vertical = chart.y_scale(height - _BOTTOM_MARGIN, _TOP_MARGIN + 20 if panel.name else _TOP_MARGIN)
     names = [series.name for series in chart.legend]
     parts = [
-        *_draw_axes(chart, across, up),
-        *([_draw_text("panel", left, 20, escape(panel.name), "start")] if panel.name else []),
+        *_draw_axes(chart, horizontal, vertical),
+        *([_draw_text("panel", left_margin, 20, escape(panel.name), "start")] if panel.name else []),
         *(
-            _draw_series(chart, names.index(series.name) if names else rank, rank, series, across, up)
+            _draw_series(chart, names.index(series.name) if names else rank, rank, series, horizontal, vertical)
             for rank, series in enumerate(panel.series)
         ),
     ]
@@ -113,27 +119,34 @@ def _draw_panel(chart: Chart, panel: Panel) -> Markup:
     return Markup("".join([frame, *parts, "</svg>"]))
 
 
-def _draw_axes(chart: Chart, across: Scale, up: Scale) -> list[str]:
-    bottom, parts, last = up.start, [], -math.inf
-    for value in range(len(chart.rows)) if chart.rows else up.ticks(6):
-        y = up.position(value)
-        parts.append(f'<path class="grid" d="M{across.start} {y:.1f}H{across.end}"/>')
+def _draw_axes(chart: Chart, horizontal: Scale, vertical: Scale) -> list[str]:
+    """Draw grid, axis, ticks and labels, without labels of horizontal ticks that would overlap."""
+    bottom, parts, last_label_x = vertical.start, [], -math.inf
+    for value in range(len(chart.rows)) if chart.rows else vertical.ticks(6):
+        y = vertical.position(value)
+        parts.append(f'<path class="grid" d="M{horizontal.start} {y:.1f}H{horizontal.end}"/>')
         label = escape(_shorten(chart.rows[int(value)])) if chart.rows else format_tick(value)
-        parts.append(_draw_text("tick", across.start - 7, y + 4, label, "end"))
-    for value in chart.ticks or across.ticks(6):
-        x, label = across.position(value), format_tick(value)
+        parts.append(_draw_text("tick", horizontal.start - 7, y + 4, label, "end"))
+    for value in chart.ticks or horizontal.ticks(6):
+        x, label = horizontal.position(value), format_tick(value)
         parts.append(f'<path class="grid" d="M{x:.1f} {bottom:g}v5"/>')
-        if x - last >= 34.0 + max(0.0, _CHARACTER_WIDTH * (len(label) - 3)):
+        if x - last_label_x >= 34.0 + max(0.0, _CHARACTER_WIDTH * (len(label) - 3)):
             parts.append(_draw_text("tick", x, bottom + 19, label, "middle"))
-            last = x
-    turn = f'transform="translate(14 {(up.end + bottom) / 2:g}) rotate(-90)"'
+            last_label_x = x
+    rotation = f'transform="translate(14 {(vertical.end + bottom) / 2:g}) rotate(-90)"'
     return [
         *parts,
-        f'<path class="axis" d="M{across.start} {bottom:g}H{across.end}"/>',
+        f'<path class="axis" d="M{horizontal.start} {bottom:g}H{horizontal.end}"/>',
         _draw_text(
-            "label", (across.start + across.end) / 2, bottom + _BOTTOM - 10, escape(chart.x_label), "middle"
+            "label",
+            (horizontal.start + horizontal.end) / 2,
+            bottom + _BOTTOM_MARGIN - 10,
+            escape(chart.x_label),
+            "middle",
         ),
-        f'<text class="label" {turn} text-anchor="middle">{escape(chart.y_label)}</text>' if chart.y_label else "",
+        f'<text class="label" {rotation} text-anchor="middle">{escape(chart.y_label)}</text>'
+        if chart.y_label
+        else "",
     ]
 
 
@@ -145,40 +158,48 @@ def _shorten(name: str) -> str:
     return name if len(name) <= 26 else f"{name[:25]}…"
 
 
-def _draw_series(chart: Chart, place: int, rank: int, series: Series, across: Scale, up: Scale) -> str:
+def _draw_series(
+    chart: Chart, legend_index: int, rank: int, series: Series, horizontal: Scale, vertical: Scale
+) -> str:
+    """Draw a series' line with its band or bars, markers shifted by the series' rank, and tooltips."""
     marks = [mark for mark in series.marks if math.isfinite(mark.y)]
-    at = [(across.position(mark.x), up.position(mark.y)) for mark in marks]
-    parts = [f'<g class="series" {_colour_style(series.look)} data-series="{place}">']
-    if series.line and len(at) > 1:
+    positions = [(horizontal.position(mark.x), vertical.position(mark.y)) for mark in marks]
+    parts = [f'<g class="series" {_colour_style(series.look)} data-series="{legend_index}">']
+    if series.line and len(positions) > 1:
         if any(mark.spread for mark in marks):
-            above = [f"{across.position(m.x):.1f} {up.position(m.y + m.spread):.1f}" for m in marks]
-            below = [f"{across.position(m.x):.1f} {up.position(m.y - m.spread):.1f}" for m in reversed(marks)]
+            above = [f"{horizontal.position(m.x):.1f} {vertical.position(m.y + m.spread):.1f}" for m in marks]
+            below = [
+                f"{horizontal.position(m.x):.1f} {vertical.position(m.y - m.spread):.1f}" for m in reversed(marks)
+            ]
             parts.append(f'<path class="band" d="M{"L".join([*above, *below])}Z"/>')
-        parts.append(_draw_line(at, series.look))
+        parts.append(_draw_line(positions, series.look))
     else:
-        parts += [_draw_bar(mark, across, up, along_x=bool(chart.rows)) for mark in marks if mark.spread]
+        parts += [_draw_bar(mark, horizontal, vertical, along_x=bool(chart.rows)) for mark in marks if mark.spread]
     if series.dots:
-        step = max(1, math.ceil(len(at) / _MARKERS_PER_LINE)) if series.line else 1
-        chosen = [each for number, each in enumerate(at) if number % step == rank % step]
-        parts += [_draw_marker(x, y, series.look, hollow=series.hollow) for x, y in chosen]
+        step = max(1, math.ceil(len(positions) / _MARKERS_PER_LINE)) if series.line else 1
+        spaced_positions = [position for index, position in enumerate(positions) if index % step == rank % step]
+        parts += [_draw_marker(x, y, series.look, hollow=series.hollow) for x, y in spaced_positions]
     parts += [
-        _draw_marker(across.position(m.x), up.position(m.y), series.look, hollow=True) for m in series.published
+        _draw_marker(horizontal.position(m.x), vertical.position(m.y), series.look, hollow=True)
+        for m in series.published
     ]
     for mark in (*marks, *series.published):
         tip = escape(f"{series.name}: {mark.tooltip}" if mark.tooltip else series.name)
-        x, y = across.position(mark.x), up.position(mark.y)
+        x, y = horizontal.position(mark.x), vertical.position(mark.y)
         parts.append(f'<circle class="hit" cx="{x:.1f}" cy="{y:.1f}" r="3" data-tip="{tip}"/>')
     return "".join([*parts, "</g>"])
 
 
-def _draw_line(at: Sequence[tuple[float, float]], look: Look) -> str:
+def _draw_line(positions: Sequence[tuple[float, float]], look: Look) -> str:
     dash = f' stroke-dasharray="{" ".join(map(str, DASHES[look.dash]))}"' if DASHES[look.dash] else ""
-    return f'<path class="line"{dash} d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in at)}"/>'
+    return f'<path class="line"{dash} d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in positions)}"/>'
 
 
-def _draw_bar(mark: Mark, across: Scale, up: Scale, *, along_x: bool) -> str:
+def _draw_bar(mark: Mark, horizontal: Scale, vertical: Scale, *, along_x: bool) -> str:
     dx, dy = (mark.spread, 0.0) if along_x else (0.0, mark.spread)
-    ends = [(across.position(mark.x + side * dx), up.position(mark.y + side * dy)) for side in (-1.0, 1.0)]
+    ends = [
+        (horizontal.position(mark.x + side * dx), vertical.position(mark.y + side * dy)) for side in (-1.0, 1.0)
+    ]
     return f'<path class="bar" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in ends)}"/>'
 
 
@@ -217,11 +238,15 @@ _FILE_DESCRIPTIONS = {
 
 
 def make_crate(folder: Path) -> dict[str, Any]:
-    """The metadata of a run's folder as it is now; InputError for a folder without results."""
+    """Make the RO-Crate metadata of a run's folder in its present state.
+
+    Raises:
+        InputError: If the folder has no results.
+    """
     results = read_claims(folder)
     files = [
         _make_file_entity(folder, path)
-        for path in sorted(folder.rglob("*"))  # no drafts, and not the metadata itself
+        for path in sorted(folder.rglob("*"))  # without hidden drafts and the metadata itself
         if path.is_file() and path.name != CRATE_FILE and "/." not in f"/{path.relative_to(folder).as_posix()}"
     ]
     claims = [
@@ -263,17 +288,17 @@ def _privacy_claims(results: Results) -> list[str]:
 
 def _make_file_entity(folder: Path, path: Path) -> Entity:
     name = path.relative_to(folder).as_posix()
-    file = {
+    entity = {
         "@id": name,
         "@type": "File",
         "name": name,
         "contentSize": str(path.stat().st_size),
         "encodingFormat": _MEDIA_TYPES.get(path.suffix, "application/octet-stream"),
     }
-    words = _FILE_DESCRIPTIONS.get(name) or (
+    description = _FILE_DESCRIPTIONS.get(name) or (
         "A published model, a flat NumPy vector" if path.suffix == ".npy" else None
     )
-    return file if words is None else {**file, "description": words}
+    return entity if description is None else {**entity, "description": description}
 
 
 def _make_run_entity(results: Results, files: list[Entity]) -> Entity:
@@ -291,16 +316,19 @@ def _make_run_entity(results: Results, files: list[Entity]) -> Entity:
 
 
 def _make_software_entities(results: Results) -> list[Entity]:
-    """What computed the results, as they say themselves."""
-    own, *others = [
+    """Describe the software that computed the results, from the recorded versions."""
+    fedpriv_entity, *dependencies = [
         {"@id": f"#{name}", "@type": "SoftwareApplication", "name": name, "version": results.versions[name]}
         for name in ("fedpriv", *(name for name in results.versions if name not in ("fedpriv", "platform")))
     ]
-    return [{**own, "softwareRequirements": [_make_link(one) for one in others]}, *others]
+    return [
+        {**fedpriv_entity, "softwareRequirements": [_make_link(dependency) for dependency in dependencies]},
+        *dependencies,
+    ]
 
 
 def _iso_date(results: Results) -> str:
-    """When the run began, as ISO 8601."""
+    """Format the start of the run as ISO 8601."""
     return datetime.strptime(results.date, "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC).isoformat(timespec="minutes")
 
 
@@ -312,22 +340,23 @@ EXPORTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "dp-accounting": ("dp-events.json", lambda folder: list(map(make_event_data, read_ledger(folder)))),
     "ro-crate": (CRATE_FILE, make_crate),
 }
-"""The file of each form, and the function that makes plain data from a run's folder."""
+"""File name by form, and the function that makes plain data from a run's folder."""
 
 
 def export_run(folder: Path, form: str) -> Path:
-    """Write a form into the run's folder, whole or not at all; returns the file.
+    """Write an export into the run's folder, whole or not at all, and return its path.
 
-    InputError for a form that there is not, a folder without results, and what the form cannot say.
+    Raises:
+        InputError: For an unknown form, a folder without results, or results that the form cannot express.
     """
     if form not in EXPORTS:
         raise InputError(f"--as {form}: known forms are {', '.join(EXPORTS)}{suggestion(form, EXPORTS)}")
-    name, made = EXPORTS[form]
-    write_json(folder / name, made(folder))
+    name, make_data = EXPORTS[form]
+    write_json(folder / name, make_data(folder))
     return folder / name
 
 
-_GUESS_SCALE = ", ".join(f"{word} up to {100 * most:g} %" for most, word in PROTECTION_LEVELS)
+_GUESS_SCALE = ", ".join(f"{word} up to {100 * max_share:g} %" for max_share, word in PROTECTION_LEVELS)
 
 GLOSSARY: tuple[tuple[str, str], ...] = (
     ("record", "What one line of a silo's data says: the unit whose presence or content is protected."),
@@ -361,9 +390,10 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
 
 
 def write_report(folder: Path, file: Path | None = None) -> Path:
-    """Write a run's report to `file`, RUN_DIR/report.html by default; returns it.
+    """Write a run's report to `file`, RUN_DIR/report.html by default, and return its path.
 
-    InputError if the folder holds no run, or one without a finished cell.
+    Raises:
+        InputError: If the folder holds no run, or a run without a finished cell.
     """
     results = read_claims(folder)
     if not results.cells:
@@ -374,14 +404,17 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
 
 
 def render_page(folder: Path, results: Results, version: str = "", *, live: bool = False) -> str:
-    """The page as text; the same for the same results.  A `live` page asks its server for news of its `version`.
+    """Render the report as HTML, equal for equal results.
 
-    Guarantee: everything that comes from a scenario is escaped; only our own drawings enter as markup.
+    A `live` page asks its server whether the results are newer than its `version`.
+
+    Guarantee: every text that comes from a scenario is escaped; only our own drawings, style sheet and scripts
+    enter as markup.
     """
-    said = make_statements(results)
+    statements = make_statements(results)
     audit = load_audit(folder)
     charts = make_charts(results, list(read_history(folder)), audit) if results.cells else []
-    shares = {cell["fraction_clipped"] for cell in results.cells}
+    clipped_fractions = {cell["fraction_clipped"] for cell in results.cells}
     return _compile_template(_read_resource("page.html")).render(
         results=results,
         title=results.title or results.name,
@@ -399,26 +432,30 @@ def render_page(folder: Path, results: Results, version: str = "", *, live: bool
         missing=" ".join(list_warnings(results)).replace("**", ""),
         measured=describe_measurement(results),
         facts=_run_facts(results),
-        statements=said,
-        notes=list(dict.fromkeys(each.noise for each in said if each.noise)),
-        assumptions=list(dict.fromkeys(line for each in said for line in each.assumptions)),
-        evaluations=list(dict.fromkeys(line for each in said for line in each.evaluations)),
+        statements=statements,
+        notes=list(dict.fromkeys(statement.noise for statement in statements if statement.noise)),
+        assumptions=list(dict.fromkeys(line for statement in statements for line in statement.assumptions)),
+        evaluations=list(dict.fromkeys(line for statement in statements for line in statement.evaluations)),
         about_the_loss=list(
-            dict.fromkeys(line for each in said if each.private for line in each.loss_assumptions)
+            dict.fromkeys(
+                line for statement in statements if statement.private for line in statement.loss_assumptions
+            )
         ),
         not_protected=NOT_PROTECTED,
         tables=make_tables(results),
-        charts=[(chart, draw_svg(chart), whole) for chart, whole in order_charts(charts)],
+        charts=[(chart, draw_svg(chart), full_width) for chart, full_width in order_charts(charts)],
         legend_key=draw_legend_key,
-        clipped_everywhere={0: "No", 1: "Every"}.get(shares.pop()) if len(shares) == 1 else None,
+        clipped_everywhere={0: "No", 1: "Every"}.get(clipped_fractions.pop())
+        if len(clipped_fractions) == 1
+        else None,
         settings=_setting_lines(results),
     )
 
 
 def _prevent_breaks(text: str) -> str:
-    """With spaces and hyphens at which no line ends: in "69.6 %", "ε = 4" and "1e-05"."""
-    spaced = re.sub(r"(?<=\d) (?=%)| (?==)|(?<==) ", "\N{NO-BREAK SPACE}", text)
-    return re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", spaced)
+    """Replace spaces and hyphens in "69.6 %", "ε = 4" and "1e-05" so that no line breaks there."""
+    text_with_spaces = re.sub(r"(?<=\d) (?=%)| (?==)|(?<==) ", "\N{NO-BREAK SPACE}", text)
+    return re.sub(r"(?<=\de)-(?=\d)", "\N{NON-BREAKING HYPHEN}", text_with_spaces)
 
 
 @cache
@@ -434,8 +471,8 @@ def _read_resource(name: str) -> str:
 
 
 def _run_facts(results: Results) -> list[tuple[str, str]]:
-    """What ran, a line each: label and value."""
-    seconds = sum(each["wall_seconds"] for each in results.cells)
+    """Return label and value of each fact on the run."""
+    seconds = sum(cell["wall_seconds"] for cell in results.cells)
     return [
         ("algorithm", "; ".join(map(_describe_algorithm, _scenario_values(results, "algorithm", "name")))),
         ("data", ", ".join(_scenario_values(results, "data", "name"))),
@@ -457,7 +494,10 @@ def _run_facts(results: Results) -> list[tuple[str, str]]:
 
 
 def _describe_algorithm(name: str) -> str:
-    """Its title and source; of one's own, which a report needs no file of, its name."""
+    """Return title and source of an algorithm, or the name of a user's own algorithm.
+
+    A report does not need the file of that algorithm.
+    """
     return f"{row.title} ({row.source})" if (row := ALGORITHMS.get(name)) else f"{name} (your own)"
 
 
@@ -470,12 +510,14 @@ def _format_values(results: Results, key: str) -> str:
 
 
 def _setting_lines(results: Results) -> list[tuple[str, str]]:
-    """Dotted keys of all cells' scenarios with their value, or their values where they differ."""
-    found: dict[str, dict[str, None]] = {}
+    """Return the dotted keys of all cells' scenarios with their values, joined where cells differ."""
+    values_by_key: dict[str, dict[str, None]] = {}
     for cell in results.cells:
         for key, value in flatten_keys(cell["scenario"]):
-            found.setdefault(key, {})[format_value(value)] = None
-    return [(key, ", ".join(values)) for key, values in found.items() if key not in ("name", "title", "seed")]
+            values_by_key.setdefault(key, {})[format_value(value)] = None
+    return [
+        (key, ", ".join(values)) for key, values in values_by_key.items() if key not in ("name", "title", "seed")
+    ]
 
 
 _FRAGMENT = """\
@@ -501,7 +543,7 @@ _FRAGMENT = """\
 
 
 def render_fragment(results: Results) -> str:
-    """The tables and how they were measured; everything that comes from a scenario is escaped."""
+    """Render the tables and their measurement, with every text that comes from a scenario escaped."""
     return _compile_template(_FRAGMENT).render(
         title=results.title or results.name,
         state=describe_state(results),

@@ -1,4 +1,4 @@
-"""The pen for files: a run's charts as PNG and SVG by matplotlib, the same bytes for the same results."""
+"""Charts of a run as PNG and SVG files by matplotlib, the same bytes for the same results."""
 
 import io
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_MARKERS_PER_LINE = 6  # so many markers on a line, about
+_MARKERS_PER_LINE = 6  # approximate
 _CHARACTERS_PER_INCH = 11  # characters of a title in an inch
 _FILE_SUFFIXES = (".png", ".svg", ".pdf")
 _RC_PARAMS: dict[Any, Any] = {
@@ -36,12 +36,12 @@ _RC_PARAMS: dict[Any, Any] = {
     "grid.alpha": 0.25,
     "legend.frameon": False,
     "legend.handlelength": 3.4,
-    "text.parse_math": False,  # labels are a user's, and a dollar is a dollar
+    "text.parse_math": False,  # labels come from a user, and a dollar sign starts no formula
 }
 
 
 def plot_run(folder: Path) -> list[Path]:
-    """Draw what a run's finished cells allow into folder/plots; returns the files written.
+    """Draw the figures of a run's finished cells into folder/plots, and return the paths.
 
     | figure | when |
     |---|---|
@@ -51,7 +51,8 @@ def plot_run(folder: Path) -> list[Path]:
     | noise | there is a guarantee |
     | tradeoff | there is a μ, and its curve can be told from the axes |
 
-    InputError if the folder holds no run, or one without a finished cell.
+    Raises:
+        InputError: If the folder holds no run, or a run without a finished cell.
     """
     results = read_claims(folder)
     if not results.cells:
@@ -64,7 +65,10 @@ def plot_run(folder: Path) -> list[Path]:
 
 
 def render_svgs(folder: Path, results: Results) -> dict[str, str]:
-    """The same figures as SVG texts by name, without an XML prologue; ids of different figures differ."""
+    """Render the figures of `plot_run` as SVG texts by name, without an XML prologue.
+
+    Ids of different figures differ, so that one page can hold all of them.
+    """
     with _plot_settings():
         texts = {
             name: _render_bytes(make_figure(charts, plot_title(results)), "svg", name).decode()
@@ -74,7 +78,7 @@ def render_svgs(folder: Path, results: Results) -> dict[str, str]:
 
 
 def draw_charts(charts: Sequence[Chart], folder: Path, name: str, title: str = "") -> list[Path]:
-    """Draw charts into one figure and write it as folder/`name`.png and .svg; returns both paths."""
+    """Draw charts into one figure, write it as folder/`name`.png and .svg, and return both paths."""
     with _plot_settings():
         figure = make_figure(charts, title)
         paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
@@ -84,7 +88,11 @@ def draw_charts(charts: Sequence[Chart], folder: Path, name: str, title: str = "
 
 
 def check_plot_path(path: Path) -> None:
-    """InputError for a file whose kind is not known, or that is in no folder."""
+    """Check that a figure can be written to a path.
+
+    Raises:
+        InputError: If the suffix is unknown, or the folder does not exist.
+    """
     if path.suffix not in _FILE_SUFFIXES:
         raise InputError(f"--plot {path}: a figure is a file that ends with {', '.join(_FILE_SUFFIXES)}")
     if not path.parent.is_dir():
@@ -92,7 +100,11 @@ def check_plot_path(path: Path) -> None:
 
 
 def save_chart(chart: Chart, path: Path) -> None:
-    """Draw a chart into a file; InputError if it cannot be written or its kind is not known."""
+    """Draw a chart into a file.
+
+    Raises:
+        InputError: If the file cannot be written, or its suffix is unknown.
+    """
     check_plot_path(path)
     with _plot_settings():
         try:
@@ -102,7 +114,7 @@ def save_chart(chart: Chart, path: Path) -> None:
 
 
 def plot_title(results: Results) -> str:
-    """What was run, how often, and what a reader has to know before any figure."""
+    """Make the title: run, fixed settings, trust, number of seeds, and differing or missing cells."""
     fixed = format_point(results, {key: values[0] for key, values in results.axes.items() if len(values) == 1})
     trusts = {cell["trust"] for cell in results.cells}
     trust = find_trust(trusts.pop()).title if len(trusts) == 1 and "algorithm.trust" not in results.axes else ""
@@ -112,42 +124,51 @@ def plot_title(results: Results) -> str:
 
 
 def _charts_by_file(folder: Path, results: Results) -> dict[str, list[Chart]]:
-    """Charts by the name of their file: curves of one panel, and the two of noise, share one."""
-    found: dict[str, list[Chart]] = {}
+    """Group charts by the name of their file.
+
+    Curves of one panel share a file, and so do the two charts of noise.
+    """
+    charts_by_name: dict[str, list[Chart]] = {}
     for chart in make_charts(results, list(read_history(folder)), load_audit(folder)):
         curves = "curves" if len(chart.panels) == 1 else chart.key.removeprefix("test_")
         name = {"noise-in-mean": "noise"}.get(
             chart.key, curves if chart.caption.endswith("round by round") else chart.key
         )
-        found.setdefault(name, []).append(chart)
-    return found
+        charts_by_name.setdefault(name, []).append(chart)
+    return charts_by_name
 
 
 def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
-    """The panels of some charts in one figure, under a title and beside one legend."""
+    """Draw the panels of charts into one figure, under a title and beside one legend."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    places = [(chart, panel) for chart in charts for panel in chart.panels]
-    columns = 2 if len(places) in (2, 4) else min(len(places), 3)
-    rows = math.ceil(len(places) / columns)
-    tall = max(1.4 + 0.3 * len(chart.rows) if chart.rows and len(places) == 1 else 3.6 for chart in charts)
+    chart_panels = [(chart, panel) for chart in charts for panel in chart.panels]
+    columns = 2 if len(chart_panels) in (2, 4) else min(len(chart_panels), 3)
+    rows = math.ceil(len(chart_panels) / columns)
+    row_height = max(
+        1.4 + 0.3 * len(chart.rows) if chart.rows and len(chart_panels) == 1 else 3.6 for chart in charts
+    )
     figure = Figure(
-        figsize=(2.4 + (5.0 if columns == 1 else 4.2) * columns, 0.7 + tall * rows), layout="constrained"
+        figsize=(2.4 + (5.0 if columns == 1 else 4.2) * columns, 0.7 + row_height * rows), layout="constrained"
     )
     FigureCanvasAgg(figure)
-    grid = [axes for along in figure.subplots(rows, columns, squeeze=False) for axes in along]
-    for axes, (chart, panel) in zip(grid, places, strict=False):
+    grid = [axes for axes_row in figure.subplots(rows, columns, squeeze=False) for axes in axes_row]
+    for axes, (chart, panel) in zip(grid, chart_panels, strict=False):
         _fill_axes(axes, chart, panel)
         if len(charts) > 1 or panel.name:
             axes.set_title("\n".join(textwrap.wrap(panel.name or chart.caption, 42)))
-    for axes in grid[len(places) :]:
+    for axes in grid[len(chart_panels) :]:
         axes.remove()
-    line = int(_CHARACTERS_PER_INCH * figure.get_size_inches()[0])
-    said = [*title.splitlines(), *(charts[0].caption.splitlines() if len(charts) == 1 else [])]
-    figure.suptitle("\n".join(part for each in said for part in textwrap.wrap(each, line)))
+    line_length = int(_CHARACTERS_PER_INCH * figure.get_size_inches()[0])
+    title_lines = [*title.splitlines(), *(charts[0].caption.splitlines() if len(charts) == 1 else [])]
+    figure.suptitle(
+        "\n".join(text_line for title_line in title_lines for text_line in textwrap.wrap(title_line, line_length))
+    )
     notes = dict.fromkeys(chart.note for chart in charts if chart.note)
-    figure.supxlabel("\n".join(part for note in notes for part in textwrap.wrap(note, line)), fontsize=8.5)
+    figure.supxlabel(
+        "\n".join(text_line for note in notes for text_line in textwrap.wrap(note, line_length)), fontsize=8.5
+    )
     _add_legend(figure, charts)
     return figure
 
@@ -155,29 +176,38 @@ def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
 def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
     for rank, series in enumerate(panel.series):
         _draw_series(axes, chart, series, rank)
-    across, up = chart.x_scale(panel, 0.0, 1.0), chart.y_scale(0.0, 1.0)
-    for scale, change, log in ((across, axes.set_xscale, chart.log_x), (up, axes.set_yscale, chart.log_y)):
-        change("log" if log and scale.logarithmic else "linear")
-    axes.set(xlim=(across.low, across.high), ylim=(up.low, up.high), xlabel=chart.x_label, ylabel=chart.y_label)
-    ticks = _spaced_ticks(chart.ticks or across.ticks(6), across.position)
+    horizontal, vertical = chart.x_scale(panel, 0.0, 1.0), chart.y_scale(0.0, 1.0)
+    for scale, set_scale, log in (
+        (horizontal, axes.set_xscale, chart.log_x),
+        (vertical, axes.set_yscale, chart.log_y),
+    ):
+        set_scale("log" if log and scale.logarithmic else "linear")
+    axes.set(
+        xlim=(horizontal.low, horizontal.high),
+        ylim=(vertical.low, vertical.high),
+        xlabel=chart.x_label,
+        ylabel=chart.y_label,
+    )
+    ticks = _spaced_ticks(chart.ticks or horizontal.ticks(6), horizontal.position)
     axes.set_xticks(ticks, map(format_tick, ticks))
     if chart.rows:
         axes.set_yticks(range(len(chart.rows)), ["\n".join(textwrap.wrap(row, 40)) for row in chart.rows])
     else:
-        axes.set_yticks(up.ticks(6), map(format_tick, up.ticks(6)))
+        axes.set_yticks(vertical.ticks(6), map(format_tick, vertical.ticks(6)))
     axes.minorticks_off()
 
 
-def _spaced_ticks(ticks: Sequence[float], place: Any) -> list[float]:
-    """The ticks whose labels do not overlap."""
-    kept: list[float] = []
+def _spaced_ticks(ticks: Sequence[float], position: Any) -> list[float]:
+    """Return the ticks whose labels do not overlap, with `position` from 0 to 1 along the axis."""
+    spaced_ticks: list[float] = []
     for tick in ticks:
-        if not kept or place(tick) - place(kept[-1]) > 0.025 * (1 + len(format_tick(tick))):
-            kept.append(tick)
-    return kept
+        if not spaced_ticks or position(tick) - position(spaced_ticks[-1]) > 0.025 * (1 + len(format_tick(tick))):
+            spaced_ticks.append(tick)
+    return spaced_ticks
 
 
 def _draw_series(axes: "Axes", chart: Chart, series: Series, rank: int) -> None:
+    """Draw a series' line, spread and published marks, with markers shifted by its rank in the panel."""
     look, marks = _line_style(series), series.marks
     xs, ys, spreads = ([getattr(mark, name) for mark in marks] for name in ("x", "y", "spread"))
     step = max(1, math.ceil(len(xs) / _MARKERS_PER_LINE)) if series.line else 1
@@ -190,25 +220,25 @@ def _draw_series(axes: "Axes", chart: Chart, series: Series, rank: int) -> None:
         xerr, yerr = (spreads, None) if chart.rows else (None, spreads)
         axes.errorbar(xs, ys, yerr, xerr, linestyle="none", color=series.look.light, capsize=2)
     if series.published:
-        places = zip(*((mark.x, mark.y) for mark in series.published), strict=True)
-        axes.plot(*map(list, places), **{**look, **hollow, "linestyle": "none"})
+        columns = zip(*((mark.x, mark.y) for mark in series.published), strict=True)
+        axes.plot(*map(list, columns), **{**look, **hollow, "linestyle": "none"})
 
 
 def _line_style(series: Series) -> dict[str, Any]:
-    """A series' look as keywords of a line."""
+    """Return a series' look as keyword arguments of a matplotlib line."""
     dash = DASHES[series.look.dash]
-    found: dict[str, Any] = {
+    style: dict[str, Any] = {
         "color": series.look.light,
         "linewidth": 1.6,
-        "linestyle": "none" if not series.line else (0, [each / 2 for each in dash]) if dash else "-",
+        "linestyle": "none" if not series.line else (0, [length / 2 for length in dash]) if dash else "-",
         "marker": _MARKERS[series.look.marker] if series.dots else None,
         "markersize": 5,
     }
-    return found | ({"markerfacecolor": "none", "markersize": 9} if series.hollow else {})
+    return style | ({"markerfacecolor": "none", "markersize": 9} if series.hollow else {})
 
 
 def _add_legend(figure: "Figure", charts: Sequence[Chart]) -> None:
-    """A legend to the right of what differs, and of hollow marks."""
+    """Add a legend of the series, and of hollow marks, to the right or below a chart with named rows."""
     from matplotlib.lines import Line2D
 
     handles: dict[str, dict[str, Any]] = {}
@@ -219,16 +249,16 @@ def _add_legend(figure: "Figure", charts: Sequence[Chart]) -> None:
     if not handles:
         return
     lines = [Line2D([], [], **look) for look in handles.values()]
-    # Names are set afterwards: a legend would leave out those that begin with "_".
-    below = len(charts) == 1 and bool(charts[0].rows)  # the names of rows are to the left already
-    place = {"loc": "outside lower center", "ncols": 3} if below else {"loc": "outside right center"}
-    legend = figure.legend(lines, [" "] * len(lines), **place)
+    # Names are set afterwards, because a legend leaves out labels that begin with "_".
+    is_below = len(charts) == 1 and bool(charts[0].rows)  # names of rows take the space on the left
+    position = {"loc": "outside lower center", "ncols": 3} if is_below else {"loc": "outside right center"}
+    legend = figure.legend(lines, [" "] * len(lines), **position)
     for text, name in zip(legend.get_texts(), handles, strict=True):
         text.set_text("\n".join(textwrap.wrap(name, 34)))
 
 
 def _render_bytes(figure: "Figure", kind: str, name: str) -> bytes:
-    """The figure as a file's bytes: without a date, and with ids made from its name."""
+    """Render the figure as bytes of a file, without a date, and with ids derived from its name."""
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
@@ -239,7 +269,7 @@ def _render_bytes(figure: "Figure", kind: str, name: str) -> bytes:
 
 @contextmanager
 def _plot_settings() -> Iterator[None]:
-    """A user's matplotlibrc must not change a figure, and drawing must not change the user's settings."""
+    """Set matplotlib's parameters for a block, independent of the user's matplotlibrc, and restore them."""
     from matplotlib import rc_context, rcdefaults, rcParams
 
     with rc_context():
