@@ -10,8 +10,8 @@
 | both, refused by a guard | the same | `refusal`: `reason`, and whether it is `final` |
 | both, of guards | config `seen`: checkpoints of its ledgers | config `commit`: the reply's checkpoint |
 
-"Both" are train and evaluate.  A silo with a guard sends `seal` in `config`, the seed of a pad with which the bytes
-of its `release` are XORed.
+"Both" are train and evaluate.  A silo with a guard sends `seal` in `config`, the seed of a pad with which the
+bytes of its `release` are XORed.
 
 **Vectors.**  A vector is .npy bytes, equal to those of Flower's own `Array(ndarray)`.  Making an `Array` here
 costs 6 µs instead of 37, and reading one 2 µs instead of 57 (d = 7,850).  Flower sends a message as a tree of

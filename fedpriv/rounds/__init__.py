@@ -1,6 +1,7 @@
-"""One round of a run: clipped increments, sum, noise, release.
+"""One round of a run: clipped increments, their sum, noise, and the release.
 
-`release_of_round` is a silo's round.  `FloatSteps` takes its steps in a simulation, and `IntegerSteps` at a guard.
+`run_silo_round` computes a silo's round.  `FloatSteps` has its steps for a simulation, and `IntegerSteps` for a
+silo with a guard.
 
 Imports: rooms from `plan` down.
 """

@@ -1,8 +1,8 @@
-"""A round in integers, as a silo with a guard takes it and a server that adds the noise.
+"""A round in integers, for a silo with a guard and for a server that adds the noise.
 
-Sums of increments are integers, and what is released is a function of y_t = (C s)_t + z_t with z_t a discrete
-Gaussian.  B y = A s + B z, since A = B C: the mechanism that makes correlated noise from z makes the noisy running
-sum from y.  It never sees s.
+Sums of increments are integers, and every release is a function of y_t = (C s)_t + z_t, with z_t discrete Gaussian
+noise.  Since A = B C, B y = A s + B z: the mechanism that correlates the noise z also computes the noisy running
+sum from y, and never reads s.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,62 +39,62 @@ class IntegerSteps:
     """Steps of a round whose releases are functions of y_t = (C s)_t + z_t.
 
     Vectors of a round are int64, (d,), or (vectors, d) stacked.  The noise is keyed by (key, party, round, chain,
-    (C s)_t), where chain_t = H(chain_{t-1}, query): a round that is put back and asked something else has other
-    noise, and the same round the same.
+    (C s)_t), where chain_t = H(chain_{t-1}, query).  A round that is repeated with another query after a rollback
+    has other noise, and a repeated round with the same query has the same noise.
     """
 
     plan: Plan
     key: bytes = field(repr=False)
 
     def initial_state(self, party: int) -> RoundState:
-        """Return C's state at a party that adds noise, and B's where running sums leave."""
+        """Return the state of C if the party adds noise, and that of B if it releases running sums."""
         trust = self.plan.trust
-        sums = self._strategy.initial_state() if trust.adds_noise(party) else ()
+        accumulator = self._strategy.initial_state() if trust.adds_noise(party) else ()
         return RoundState(
             0,
             (),
-            as_tensors(sums),
+            as_tensors(accumulator),
             self.plan.mechanism.start() if trust.publishes_sums(party) else (),
             INITIAL_QUERY_CHAIN,
         )
 
     def sum_increments(
-        self, state: RoundState, planned: PlannedRound, query: Tensor, read: RoundBatch
+        self, state: RoundState, planned_round: PlannedRound, query: Tensor, batch: RoundBatch
     ) -> RoundSums:
-        """Add the integers of one silo's records.
+        """Add the integer increments of one silo's records.
 
-        Guarantee: one record moves the part of each vector by at most K under zero-out and 2 K under replace-one,
-        whatever the query is; nothing but the sums depends on the records.
+        Guarantee: one record moves the part of each vector by at most K under zero-out and by at most 2 K under
+        replace-one, whatever the query is.  Only the sums depend on the records.
         """
-        ((silo, count),), step, plan = read.silo_sizes, planned.step, self.plan
-        if not count and not plan.schedule.secret:  # a secret round that drew nobody is like any other
-            read = read._replace(records=None)
-        parts, past = increment_parts(step, query, state.past_vectors, plan.estimator.memory)
+        ((silo, count),), step, plan = batch.silo_sizes, planned_round.step, self.plan
+        if not count and not plan.schedule.secret:  # an empty secret round looks like any other
+            batch = batch._replace(records=None)
+        increment_parts_of_round, past = increment_parts(step, query, state.past_vectors, plan.estimator.memory)
         objective = (
-            plan.objective.for_batch(BatchLayout(step.t, read.silo_sizes, read.row_indices))
+            plan.objective.for_batch(BatchLayout(step.t, batch.silo_sizes, batch.row_indices))
             if plan.needs_batch_layout
             else plan.objective
         )
-        asked: list[IncrementPart | None] = [parts.gradient]
+        parts_in_order: list[IncrementPart | None] = [increment_parts_of_round.gradient]
         if step.split is not None and step.split.rounds_per_epoch > 1:
-            asked.insert(0, parts.residual)
-        if parts.change is not None:
-            asked.append(parts.change)
-        numbers, counts = self._integer_round(step.t), (read.weights != 0.0).numpy()
-        # Where it is secret who takes part, each round takes the time of so many records at least.
-        least = plan.record_capacity(silo) if isinstance(plan.schedule, SecretOrder) else 0
+            parts_in_order.insert(0, increment_parts_of_round.residual)
+        if increment_parts_of_round.change is not None:
+            parts_in_order.append(increment_parts_of_round.change)
+        integer_round, is_counted = self._integer_round(step.t), (batch.weights != 0.0).numpy()
+        # With secret participation a round takes at least the time of `min_calls` records, to hide smaller counts.
+        min_calls = plan.record_capacity(silo) if isinstance(plan.schedule, SecretOrder) else 0
         sums = [
             np.zeros(objective.dimension, np.int64)
             if part is None
             else sum_integer_increments(
-                *(objective, part.query, float(part.clip), read.records, norm, numbers.factor, least),
-                is_counted=counts,
-                row_indices=read.row_indices,
+                *(objective, part.query, float(part.clip), batch.records, norm, integer_round.factor, min_calls),
+                is_counted=is_counted,
+                row_indices=batch.row_indices,
             )
-            for part, norm in zip(asked, numbers.norms, strict=True)
+            for part, norm in zip(parts_in_order, integer_round.norms, strict=True)
         ]
         return RoundSums(
-            torch.from_numpy(sums[0] if planned.noise_vector_count is None else np.stack(sums)), past, None
+            torch.from_numpy(sums[0] if planned_round.noise_vector_count is None else np.stack(sums)), past, None
         )
 
     def empty_sums(self, state: RoundState, t: int) -> Tensor:
@@ -103,54 +103,60 @@ class IntegerSteps:
     def add_noise(
         self, state: RoundState, t: int, sums: Tensor, party: int, query: Tensor | None
     ) -> tuple[Tensor, RoundState]:
-        """Return y_t and C's next state, which is as secret as the records, or s_t itself without noise here."""
-        before = state.query_chain
+        """Return y_t and the next state of C, or s_t unchanged if this party adds no noise.
+
+        The state is as secret as the records.
+        """
+        previous_chain = state.query_chain
         chain = (
-            extend_missed_query_chain(before)
+            extend_missed_query_chain(previous_chain)
             if query is None
-            else extend_query_chain(before, query.contiguous().numpy().data)
+            else extend_query_chain(previous_chain, query.contiguous().numpy().data)
         )
-        after = RoundState(t, state.past_vectors, state.accumulator, state.mechanism_state, chain)
+        next_state = RoundState(t, state.past_vectors, state.accumulator, state.mechanism_state, chain)
         if not self._adds_noise(party):
-            return sums, after
-        noise_of = partial(round_noise, self.key, party, t, chain)
-        held = tuple(vector.numpy() for vector in state.accumulator)
-        noisy, held = add_discrete_noise(self._strategy, self._sigmas(t, party), held, t, sums.numpy(), noise_of)
-        return torch.from_numpy(noisy), after._replace(accumulator=as_tensors(held))
+            return sums, next_state
+        noise_source = partial(round_noise, self.key, party, t, chain)
+        accumulator = tuple(vector.numpy() for vector in state.accumulator)
+        noisy, accumulator = add_discrete_noise(
+            self._strategy, self._sigmas(t, party), accumulator, t, sums.numpy(), noise_source
+        )
+        return torch.from_numpy(noisy), next_state._replace(accumulator=as_tensors(accumulator))
 
     def release(self, state: RoundState, t: int, noisy: Tensor, party: int) -> tuple[Tensor, RoundState]:
-        """Return (B y)_t over the public number of records of a batch, float64 (d,), or y_t as it is."""
+        """Return (B y)_t over the public batch size, float64 (d,), or y_t unchanged."""
         if not self._releases_sums(party):
             return noisy, state
-        sizes, numbers = self.plan.batch_sizes, self._integer_round(t)
-        factor = numbers.unit / (sum(sizes) if party == SERVER else sizes[party])
-        values = noisy.numpy().reshape(numbers.shape)
-        vector, hidden = release_running_sum(
-            self.plan.mechanism, numbers.noise_scales, state.mechanism_state, t, values, factor
+        batch_sizes, integer_round = self.plan.batch_sizes, self._integer_round(t)
+        factor = integer_round.unit / (sum(batch_sizes) if party == SERVER else batch_sizes[party])
+        values = noisy.numpy().reshape(integer_round.shape)
+        vector, mechanism_state = release_running_sum(
+            self.plan.mechanism, integer_round.noise_scales, state.mechanism_state, t, values, factor
         )
-        return vector, state._replace(mechanism_state=hidden)
+        return vector, state._replace(mechanism_state=mechanism_state)
 
     def encode_masked(self, release: Tensor, t: int, party: int, mask: NDArray[np.uint64]) -> Tensor:
-        """Return y_t modulo 2^w, uint8."""
+        """Return y_t plus the mask modulo 2^w, uint8."""
         masked = pack_masked(release.numpy().reshape(-1), mask, self.plan.required_exact_plan.inputs.word_bits)
         return torch.frombuffer(bytearray(masked), dtype=torch.uint8)
 
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Add masked messages, or exact sums at a server that is trusted with them."""
-        numbers = self._integer_round(t)
+        integer_round = self._integer_round(t)
         if self.plan.masked:
-            words = [message.numpy().tobytes() for message in messages]
+            encoded_messages = [message.numpy().tobytes() for message in messages]
             return torch.from_numpy(
-                unpack_sum(words, self.plan.required_exact_plan.inputs.word_bits, numbers.shape)
+                unpack_sum(encoded_messages, self.plan.required_exact_plan.inputs.word_bits, integer_round.shape)
             )
-        sums = [message.numpy().reshape(numbers.shape) for message in messages]
-        most = self.plan.schedule.max_batches(t)
-        bounds = [[size * most * norm for size in self.plan.batch_sizes] for norm in numbers.norms]
+        sums = [message.numpy().reshape(integer_round.shape) for message in messages]
+        max_batches = self.plan.schedule.max_batches(t)
+        bounds = [[size * max_batches * norm for size in self.plan.batch_sizes] for norm in integer_round.norms]
         try:
-            if len(numbers.shape) == 1:
+            if len(integer_round.shape) == 1:
                 return torch.from_numpy(add_exact_sums(sums, bounds[0]))
             parts = [
-                add_exact_sums([of_silo[place] for of_silo in sums], bound) for place, bound in enumerate(bounds)
+                add_exact_sums([silo_sums[index] for silo_sums in sums], bound)
+                for index, bound in enumerate(bounds)
             ]
         except RunError as error:
             raise RunError(f"round {t}, {error}") from None
@@ -162,7 +168,7 @@ class IntegerSteps:
         return numbers
 
     def _sigmas(self, t: int, party: int) -> tuple[float, ...]:
-        """Return the noise of every vector of round t, in units."""
+        """Return the standard deviation of the noise of every vector of round t, in units of the lattice."""
         numbers = self._integer_round(t)
         if numbers.sigmas is not None:
             return numbers.sigmas
@@ -172,7 +178,7 @@ class IntegerSteps:
         return self.plan.sends_round_sums == (party == SERVER)
 
     def _releases_sums(self, party: int) -> bool:
-        """Whether the noisy running sums leave this party, and not the integers that they are made of."""
+        """Whether this party releases noisy running sums, and not the integers that they are computed from."""
         return self.plan.integers_at_server == (party == SERVER)
 
     @property
@@ -183,7 +189,7 @@ class IntegerSteps:
 
 
 def as_tensors(vectors: tuple[Ints, ...]) -> tuple[Tensor, ...]:
-    """View the same memory as torch's."""
+    """Return tensors that share the memory of these arrays."""
     return tuple(map(torch.from_numpy, vectors))
 
 
@@ -195,19 +201,29 @@ def add_discrete_noise(
     sums: Ints,
     noise_of: Callable[[Ints], KeyedDiscreteGaussian],
 ) -> tuple[Ints, IntState]:
-    """Return y_t, shaped like `sums` ((d,) or (vectors, d)), and the strategy's next state.
-
-    The state is as secret as the records.  `sigmas` are the round's (`IntegerRound`).  `noise_of` gives the
-    round's source of noise for (C s)_t (`round_noise`), and node k of its stream is the noise of the k-th vector.
+    """Return y_t and the strategy's next state, which is as secret as the records.
 
     Guarantee: the y of all rounds together keep the claim whose `sigmas` these are, whatever the sums were
     computed from.
+
+    Args:
+        strategy: C on integers.
+        sigmas: Standard deviation of the noise of every vector, in units (`IntegerRound`).
+        state: State of C after round t - 1.
+        t: Number of the round.
+        sums: s_t, (d,) or (vectors, d).
+        noise_of: Function (C s)_t -> the round's noise source (`round_noise`), whose stream's node k is the noise
+            of
+            the k-th vector.
+
+    Returns:
+        y_t, shaped like `sums`, and the state of C after round t.
     """
-    exact, state = strategy.step(state, t, sums)
-    source, length = noise_of(exact), exact.shape[-1]
-    vectors = [source.vector(length, sigma, node) for node, sigma in enumerate(sigmas)]
-    noisy = vectors[0] if exact.ndim == 1 else np.stack(vectors)
-    noisy += exact  # which may be a part of the state
+    strategy_output, state = strategy.step(state, t, sums)
+    noise, length = noise_of(strategy_output), strategy_output.shape[-1]
+    vectors = [noise.vector(length, sigma, node) for node, sigma in enumerate(sigmas)]
+    noisy = vectors[0] if strategy_output.ndim == 1 else np.stack(vectors)
+    noisy += strategy_output  # which may be a part of the state
     return noisy, state
 
 
@@ -216,10 +232,17 @@ def release_running_sum(
 ) -> tuple[Tensor, MechanismState]:
     """Return `factor` · (B y)_t, float64 (d,), and B's next state.
 
-    The mechanism multiplies its fresh vectors by their scales, so y is divided by them.  `factor` is the unit over
-    the public denominator.
+    The mechanism multiplies its fresh vectors by their scales, so that y is divided by them first.
 
-    Guarantee: a function of y and public values.
+    Guarantee: the result is a function of y and public values.
+
+    Args:
+        mechanism: B.
+        scales: Noise scale of every vector, in multiples of σ.
+        state: State of B after round t - 1.
+        t: Number of the round.
+        noisy: y_t, (d,) or (vectors, d).
+        factor: Unit of the lattice over the public denominator.
     """
     fresh = noisy / (scales[0] if noisy.ndim == 1 else np.array(scales)[:, None])
     row, state = mechanism.noise(state, t, torch.from_numpy(fresh))
@@ -227,10 +250,16 @@ def release_running_sum(
 
 
 def add_exact_sums(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
-    """Add the silos' exact sums at a server that is trusted with them.  RunError for one out of its bounds.
+    """Add the silos' exact sums at a server that is trusted with them.
 
-    `bounds[i]` is B_i K_t: no honest silo's sum is beyond it in any coordinate, and 64 bits hold what they add up
-    to.
+    Args:
+        sums: int64 (d,) of each silo.
+        bounds: B_i K_t of each silo, the largest absolute value that a coordinate of an honest silo's sum can
+            have.
+            64 bits hold the sum of all bounds.
+
+    Raises:
+        RunError: A sum has another shape or dtype, or is out of its bound.
     """
     total = np.zeros_like(sums[0])
     for silo, (values, bound) in enumerate(zip(sums, bounds, strict=True)):
