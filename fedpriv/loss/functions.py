@@ -1,17 +1,20 @@
-"""Known functions of parameters: what each gives for a batch of records, and every record's gradient by them.
+"""Functions of parameters whose per-record gradients have a closed form.
 
-With δ the slope of a record's loss at the outputs, a weight's gradient is a sum over places t (of a sequence, of a
-picture, or of calls one after another) of what the function saw there and the slope there:
+Each function computes its outputs for a batch of records, and the gradient of every record's loss by its weight
+and bias.  With δ the gradient of a record's loss by the outputs, and a the inputs, a parameter's gradient is a sum
+over positions t.  A position is a place of a sequence or a picture, or a call among several.
 
 | | gradient |
 |---|---|
-| linear, convolution | Σ_t δ_t ⊗ a_t |
-| normalization | Σ_t δ_t · â_t, one by one |
-| embedding | δ_t added to row a_t |
+| weight of a linear function or a convolution | Σ_t δ_t ⊗ a_t |
+| weight of a normalization | Σ_t δ_t · â_t, elementwise |
+| embedding | Σ_t δ_t, added to row a_t |
 | any bias | Σ_t δ_t |
 
-`weight_terms` makes the terms of the sum of several of them: over calls, and over the points of an increment as
-layered.py writes them.  Outer products are kept as gradients where these are smaller, an embedding's as its rows.
+`make_weight_terms` represents the sum of several gradients: over calls, and over the points of an increment (see
+layered.py).  Outer products are stored as gradients if these are smaller, and gradients of an embedding as the
+rows
+that are not zero.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,40 +31,46 @@ from fedpriv.loss.clipping import NormBounds, upper_norm, vector_bounds
 from fedpriv.loss.layers import DenseTerms, GradientTerms, LayerTerms, extract_patches, sum_tensors
 
 _MAX_PRODUCT_SHARE = 0.4
-"""Values of places against values of a gradient: with a smaller share, products of places are faster."""
+"""Ratio of values of positions to values of a gradient, up to which products of positions are faster."""
 _MAX_GRADIENT_SHARE = 0.5
-"""Values of a gradient against values of places: with a smaller share, gradients are kept."""
+"""Ratio of values of a gradient to values of positions, up to which gradients are stored."""
 _CHUNK_VALUES = 2**18
-"""Values of gradients that are formed at a time for their norms alone: they stay in a cache."""
+"""Values of gradients that exist at a time for computing their norms, so that they fit into a cache."""
 _CHUNK_LENGTH = 128
 
 
 class LayerFunction(Protocol):
-    """A function with all that it is given beside its input and its parameters."""
+    """Function of a weight and a bias, with its settings."""
 
-    def outputs(self, seen: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Of all records: `seen` is one record's input with an axis (B, …) before it."""
+    def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Outputs for all records.
+
+        `inputs` (B, …) are one record's input with an axis of records before it.
+        """
         ...
 
-    def linear_part(self, seen: Tensor) -> Tensor:
-        """What the gradient by the weight is linear in, so that it may be subtracted at another point."""
+    def linear_part(self, inputs: Tensor) -> Tensor:
+        """Values in which the gradient by the weight is linear.
+
+        Their difference to those at another point gives the difference of the gradients.
+        """
         ...
 
-    def weight_gradient(self, seen: Tensor, slope: Tensor, shape: Sequence[int]) -> Tensor:
-        """The gradients by a weight of this shape, (B, size); `seen` is as `moved` gives it."""
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor, shape: Sequence[int]) -> Tensor:
+        """Gradients by a weight of this shape, (B, size), from inputs as `linear_part` returns them."""
         ...
 
-    def bias_gradient(self, slope: Tensor) -> Tensor:
-        """The gradients by the bias, (B, size)."""
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
+        """Gradients by the bias, (B, size)."""
         ...
 
-    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
-        """How many values `weight` takes beside its arguments, about."""
+    def working_values(self, output_gradient: Tensor, shape: Sequence[int]) -> int:
+        """Approximate number of values that `weight_gradient` allocates."""
         ...
 
 
 class ParameterUse(NamedTuple):
-    """What a function saw, as `moved` gives it, and the slope at its outputs; both (B, …)."""
+    """Inputs of a function, as `linear_part` returns them, and the gradients at its outputs, both (B, …)."""
 
     function: LayerFunction
     inputs: Tensor
@@ -70,188 +79,214 @@ class ParameterUse(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearFunction:
-    """functional.linear."""
+    """Linear function, as functional.linear."""
 
-    def outputs(self, seen: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         assert weight is not None
-        return functional.linear(seen, weight, bias)
+        return functional.linear(inputs, weight, bias)
 
-    def linear_part(self, seen: Tensor) -> Tensor:
-        return seen
+    def linear_part(self, inputs: Tensor) -> Tensor:
+        return inputs
 
-    def weight_gradient(self, seen: Tensor, slope: Tensor, shape: Sequence[int]) -> Tensor:
-        return (_flatten_positions(slope).mT @ _flatten_positions(seen)).flatten(1)
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor, shape: Sequence[int]) -> Tensor:
+        return (_flatten_positions(output_gradient).mT @ _flatten_positions(inputs)).flatten(1)
 
-    def bias_gradient(self, slope: Tensor) -> Tensor:
-        return _flatten_positions(slope).sum(1)
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
+        return _flatten_positions(output_gradient).sum(1)
 
-    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
+    def working_values(self, output_gradient: Tensor, shape: Sequence[int]) -> int:
         return 0
 
 
 @dataclass(frozen=True)
 class ConvolutionFunction:
-    """functional.conv1d and conv2d, of (N, channels, …) or (channels, …)."""
+    """Convolution of (N, channels, …) or (channels, …), as functional.conv1d and conv2d."""
 
     axes: int
+    """Number of spatial axes, 1 or 2."""
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
 
-    def outputs(self, seen: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         assert weight is not None
         function: Callable[..., Tensor] = functional.conv1d if self.axes == 1 else functional.conv2d
         outputs = function(
-            seen.flatten(0, -self.axes - 2), weight, bias, self.stride, self.padding, self.dilation, self.groups
+            inputs.flatten(0, -self.axes - 2), weight, bias, self.stride, self.padding, self.dilation, self.groups
         )
-        return outputs.view(*seen.shape[: -self.axes - 1], *outputs.shape[1:])
+        return outputs.view(*inputs.shape[: -self.axes - 1], *outputs.shape[1:])
 
-    def linear_part(self, seen: Tensor) -> Tensor:
-        return seen
+    def linear_part(self, inputs: Tensor) -> Tensor:
+        return inputs
 
-    def weight_gradient(self, seen: Tensor, slope: Tensor, shape: Sequence[int]) -> Tensor:
-        """As products with the patches of the input, a few pictures' at a time; rows are pictures of one row."""
-        pictures, slopes = seen.flatten(0, -self.axes - 2), slope.flatten(-self.axes).flatten(0, -3)
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor, shape: Sequence[int]) -> Tensor:
+        """Multiply output gradients by patches of the input, a few pictures at a time.
+
+        A row of numbers, as conv1d takes, is treated as a picture of one row.
+        """
+        pictures, output_gradients = (
+            inputs.flatten(0, -self.axes - 2),
+            output_gradient.flatten(-self.axes).flatten(0, -3),
+        )
         pictures = pictures.unsqueeze(-2) if self.axes == 1 else pictures
-        one, none = ((1,), (0,)) if self.axes == 1 else ((), ())
-        products = slopes.new_empty(len(slopes) * self.groups, shape[0] // self.groups, prod(shape[1:]))
-        several = max(
-            1,
-            max_values_at_once(_CHUNK_VALUES, slopes.device) // (self.groups * prod(shape[1:]) * slopes.shape[-1]),
+        row_ones, row_zeros = ((1,), (0,)) if self.axes == 1 else ((), ())
+        products = output_gradients.new_empty(
+            len(output_gradients) * self.groups, shape[0] // self.groups, prod(shape[1:])
         )
-        for some, own, into in zip(
-            *(torch.split(part, several) for part in (pictures, slopes)),
-            torch.split(products, several * self.groups),
+        chunk_size = max(
+            1,
+            max_values_at_once(_CHUNK_VALUES, output_gradients.device)
+            // (self.groups * prod(shape[1:]) * output_gradients.shape[-1]),
+        )
+        for chunk, chunk_gradients, chunk_products in zip(
+            *(torch.split(part, chunk_size) for part in (pictures, output_gradients)),
+            torch.split(products, chunk_size * self.groups),
             strict=True,
         ):
             patches = extract_patches(
-                some,
-                (*one, *shape[2:]),
-                (*one, *self.dilation),
-                (*none, *self.padding),
-                (*one, *self.stride),
+                chunk,
+                (*row_ones, *shape[2:]),
+                (*row_ones, *self.dilation),
+                (*row_zeros, *self.padding),
+                (*row_ones, *self.stride),
             )
-            left, right = (part.reshape(len(into), -1, part.shape[-1]) for part in (own, patches))
-            torch.bmm(left, right.mT, out=into)
-        return _sum_calls(products.view(len(seen), -1, prod(shape)))
+            left_factor, right_factor = (
+                part.reshape(len(chunk_products), -1, part.shape[-1]) for part in (chunk_gradients, patches)
+            )
+            torch.bmm(left_factor, right_factor.mT, out=chunk_products)
+        return _sum_calls(products.view(len(inputs), -1, prod(shape)))
 
-    def bias_gradient(self, slope: Tensor) -> Tensor:
-        sums = slope.flatten(-self.axes).sum(-1)
-        return _sum_calls(sums.flatten(1, -2)) if sums.dim() > 2 else sums
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
+        position_sums = output_gradient.flatten(-self.axes).sum(-1)
+        return _sum_calls(position_sums.flatten(1, -2)) if position_sums.dim() > 2 else position_sums
 
-    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
-        return slope.numel() // shape[0] * prod(shape[1:]) + prod(shape)
+    def working_values(self, output_gradient: Tensor, shape: Sequence[int]) -> int:
+        return output_gradient.numel() // shape[0] * prod(shape[1:]) + prod(shape)
 
 
 @dataclass(frozen=True)
 class EmbeddingFunction:
-    """functional.embedding; a padding row has no gradient."""
+    """Table of embeddings, as functional.embedding."""
 
     padding: int | None
+    """Row that gets no gradient, or None."""
 
-    def outputs(self, seen: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         assert weight is not None
-        return functional.embedding(seen, weight)
+        return functional.embedding(inputs, weight)
 
-    def linear_part(self, seen: Tensor) -> Tensor:
-        return seen
+    def linear_part(self, inputs: Tensor) -> Tensor:
+        return inputs
 
-    def weight_gradient(self, seen: Tensor, slope: Tensor, shape: Sequence[int]) -> Tensor:
-        places = _flatten_positions(self.mask_padding(seen, slope))
-        rows = seen.flatten(1).unsqueeze(-1).expand(places.shape)
-        return places.new_zeros(len(seen), *shape).scatter_add_(1, rows, places).flatten(1)
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor, shape: Sequence[int]) -> Tensor:
+        position_gradients = _flatten_positions(self.mask_padding(inputs, output_gradient))
+        rows = inputs.flatten(1).unsqueeze(-1).expand(position_gradients.shape)
+        return (
+            position_gradients.new_zeros(len(inputs), *shape).scatter_add_(1, rows, position_gradients).flatten(1)
+        )
 
-    def mask_padding(self, seen: Tensor, slope: Tensor) -> Tensor:
-        return slope if self.padding is None else slope.where((seen != self.padding).unsqueeze(-1), 0.0)
+    def mask_padding(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
+        """Output gradients with zeros at the positions of the padding row."""
+        return (
+            output_gradient
+            if self.padding is None
+            else output_gradient.where((inputs != self.padding).unsqueeze(-1), 0.0)
+        )
 
-    def bias_gradient(self, slope: Tensor) -> Tensor:
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
         raise NotImplementedError("an embedding has no bias")
 
-    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
-        return slope[..., 0].numel() ** 2
+    def working_values(self, output_gradient: Tensor, shape: Sequence[int]) -> int:
+        return output_gradient[..., 0].numel() ** 2
 
 
 @dataclass(frozen=True)
 class LayerNormFunction:
-    """functional.layer_norm over the last axes."""
+    """Normalization over the last axes, as functional.layer_norm."""
 
     shape: tuple[int, ...]
     eps: float
 
-    def outputs(self, seen: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return functional.layer_norm(seen, self.shape, weight, bias, self.eps)
+    def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return functional.layer_norm(inputs, self.shape, weight, bias, self.eps)
 
-    def linear_part(self, seen: Tensor) -> Tensor:
-        return functional.layer_norm(seen, self.shape, None, None, self.eps)
+    def linear_part(self, inputs: Tensor) -> Tensor:
+        return functional.layer_norm(inputs, self.shape, None, None, self.eps)
 
-    def weight_gradient(self, seen: Tensor, slope: Tensor, shape: Sequence[int]) -> Tensor:
-        return self.bias_gradient(seen * slope)
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor, shape: Sequence[int]) -> Tensor:
+        return self.bias_gradient(inputs * output_gradient)
 
-    def bias_gradient(self, slope: Tensor) -> Tensor:
-        return _flatten_positions(slope.flatten(-len(self.shape))).sum(1)
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
+        return _flatten_positions(output_gradient.flatten(-len(self.shape))).sum(1)
 
-    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
-        return slope.numel()
+    def working_values(self, output_gradient: Tensor, shape: Sequence[int]) -> int:
+        return output_gradient.numel()
 
 
 @dataclass(frozen=True)
 class GroupNormFunction:
-    """functional.group_norm of (N, channels, …)."""
+    """Normalization of (N, channels, …) by groups of channels, as functional.group_norm."""
 
     groups: int
     eps: float
 
-    def outputs(self, seen: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return functional.group_norm(seen.flatten(0, 1), self.groups, weight, bias, self.eps).view(seen.shape)
+    def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return functional.group_norm(inputs.flatten(0, 1), self.groups, weight, bias, self.eps).view(inputs.shape)
 
-    def linear_part(self, seen: Tensor) -> Tensor:
-        return self.outputs(seen, None, None)
+    def linear_part(self, inputs: Tensor) -> Tensor:
+        return self.outputs(inputs, None, None)
 
-    def weight_gradient(self, seen: Tensor, slope: Tensor, shape: Sequence[int]) -> Tensor:
-        return self.bias_gradient(seen * slope)
+    def weight_gradient(self, inputs: Tensor, output_gradient: Tensor, shape: Sequence[int]) -> Tensor:
+        return self.bias_gradient(inputs * output_gradient)
 
-    def bias_gradient(self, slope: Tensor) -> Tensor:
-        return (slope.flatten(3).sum(-1) if slope.dim() > 3 else slope).sum(1)
+    def bias_gradient(self, output_gradient: Tensor) -> Tensor:
+        return (output_gradient.flatten(3).sum(-1) if output_gradient.dim() > 3 else output_gradient).sum(1)
 
-    def working_values(self, slope: Tensor, shape: Sequence[int]) -> int:
-        return slope.numel()
+    def working_values(self, output_gradient: Tensor, shape: Sequence[int]) -> int:
+        return output_gradient.numel()
 
 
 def _sum_calls(values: Tensor) -> Tensor:
-    """Σ of (B, calls, size) over the middle, (B, size); without a copy of one."""
+    """Sum values (B, calls, size) over the calls, (B, size), without a copy for a single call."""
     return values.squeeze(1) if values.shape[1] == 1 else values.sum(1)
 
 
 def _flatten_positions(values: Tensor) -> Tensor:
-    """(B, …, size) as (B, T, size)."""
+    """Reshape values (B, …, size) to (B, T, size)."""
     return values.unsqueeze(1) if values.dim() == 2 else values.flatten(1, -2)
 
 
 def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> LayerTerms:
-    """Of the increments in a weight of this shape, the sums over these uses of it."""
+    """Represent the sum, over these uses, of each record's gradient by a weight of this shape."""
     if all(isinstance(use.function, LinearFunction) for use in uses):
-        places = [(_flatten_positions(use.output_gradient), _flatten_positions(use.inputs)) for use in uses]
-        count = sum(slope.shape[1] for slope, _ in places)
-        if count == len(uses) <= 2:
+        positions = [(_flatten_positions(use.output_gradient), _flatten_positions(use.inputs)) for use in uses]
+        position_count = sum(output_gradient.shape[1] for output_gradient, _ in positions)
+        if position_count == len(uses) <= 2:
             return DenseTerms(
-                [slope.squeeze(1) for slope, _ in places], [seen.squeeze(1) for _, seen in places], False
+                [output_gradient.squeeze(1) for output_gradient, _ in positions],
+                [inputs.squeeze(1) for _, inputs in positions],
+                False,
             )
-        slopes, seen = (torch.cat(parts, 1) if len(uses) > 1 else parts[0] for parts in zip(*places, strict=True))
+        output_gradients, inputs = (
+            torch.cat(arrays, 1) if len(uses) > 1 else arrays[0] for arrays in zip(*positions, strict=True)
+        )
         return (
-            LongGradientTerms([(slopes.mT @ seen).flatten(1)])
-            if prod(shape) <= _MAX_GRADIENT_SHARE * count * sum(shape)
-            else PositionTerms(slopes, seen)
+            LongGradientTerms([(output_gradients.mT @ inputs).flatten(1)])
+            if prod(shape) <= _MAX_GRADIENT_SHARE * position_count * sum(shape)
+            else PositionTerms(output_gradients, inputs)
         )
     if all(isinstance(use.function, EmbeddingFunction) for use in uses):
-        rows = torch.cat([use.inputs.flatten(1) for use in uses], 1)
-        kept = [
+        table_rows = torch.cat([use.inputs.flatten(1) for use in uses], 1)
+        masked_gradients = [
             use.function.mask_padding(use.inputs, use.output_gradient)
             for use in uses
             if isinstance(use.function, EmbeddingFunction)
         ]
         return EmbeddingTerms.merge_rows(
-            rows, torch.cat([_flatten_positions(slope) for slope in kept], 1), shape[0]
+            table_rows,
+            torch.cat([_flatten_positions(output_gradient) for output_gradient in masked_gradients], 1),
+            shape[0],
         )
     return LongGradientTerms(
         [sum_tensors([use.function.weight_gradient(use.inputs, use.output_gradient, shape) for use in uses])]
@@ -259,61 +294,76 @@ def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> Lay
 
 
 class LongGradientTerms(GradientTerms):
-    """Gradients themselves, of more values than can be squared and added in float32 at once."""
+    """Gradients of more values than float32 can square and add at once."""
 
     def norm_bounds(self) -> NormBounds:
-        norms = [long_upper_norm(part) for part in self.gradients]
-        return vector_bounds(norms[0] if len(norms) == 1 else upper_norm(torch.stack(norms, -1)))
+        part_norms = [long_upper_norm(part) for part in self.gradients]
+        return vector_bounds(part_norms[0] if len(part_norms) == 1 else upper_norm(torch.stack(part_norms, -1)))
 
 
 def long_upper_norm(vectors: Tensor) -> Tensor:
-    """At least the norm of each row (B, n), in float64: of pieces in the rows' type, and of these in float64."""
+    """Upper bound in float64 on the norm of each row (B, n).
+
+    Each piece of `_CHUNK_LENGTH` values gets a bound in the type of the rows.  These bounds are then combined in
+    float64.
+    """
     if vectors.shape[1] <= _CHUNK_LENGTH:
         return upper_norm(vectors)
-    whole = vectors.shape[1] // _CHUNK_LENGTH * _CHUNK_LENGTH
-    pieces = upper_norm(vectors[:, :whole].reshape(len(vectors), -1, _CHUNK_LENGTH))
-    if whole < vectors.shape[1]:
-        pieces = torch.cat([pieces, upper_norm(vectors[:, whole:]).unsqueeze(1)], 1)
+    whole_length = vectors.shape[1] // _CHUNK_LENGTH * _CHUNK_LENGTH
+    pieces = upper_norm(vectors[:, :whole_length].reshape(len(vectors), -1, _CHUNK_LENGTH))
+    if whole_length < vectors.shape[1]:
+        pieces = torch.cat([pieces, upper_norm(vectors[:, whole_length:]).unsqueeze(1)], 1)
     return upper_norm(pieces)
 
 
 @dataclass(frozen=True)
 class PositionTerms:
-    """Σ_t δ_t ⊗ a_t, whose gradients are never kept: the sum over records is one product."""
+    """Gradients Σ_t δ_t ⊗ a_t of a weight, which are never stored: the sum over records is one product."""
 
     output_gradients: Tensor
-    """(B, T, outputs)"""
+    """Gradients δ at the outputs, (B, T, outputs)."""
     inputs: Tensor
-    """(B, T, inputs)"""
+    """Inputs a, (B, T, inputs)."""
 
     def to_dtype(self, dtype: torch.dtype) -> "PositionTerms":
         return PositionTerms(self.output_gradients.to(dtype), self.inputs.to(dtype))
 
     def norm_bounds(self) -> NormBounds:
-        """Rounding is relative to Σ_t ‖δ_t‖ ‖a_t‖: terms that cancel leave theirs behind."""
-        slope, values = upper_norm(self.output_gradients), upper_norm(self.inputs)
-        spread = (slope * values).sum(-1)
-        (places, outputs), inputs = self.output_gradients.shape[1:], self.inputs.shape[-1]
-        few = places * (inputs + outputs) <= _MAX_PRODUCT_SHARE * inputs * outputs
-        norm = self._norm_of_products(spread) if few else self._norm_of_gradients(spread)
-        return NormBounds(norm, spread, places + 4.0, spread + slope.sum(-1) + values.sum(-1))
+        """Bounds whose rounding error is relative to Σ_t ‖δ_t‖ ‖a_t‖.
+
+        Terms that cancel in the gradient leave their rounding errors in it.
+        """
+        gradient_norms, input_norms = upper_norm(self.output_gradients), upper_norm(self.inputs)
+        spread = (gradient_norms * input_norms).sum(-1)
+        (position_count, output_size), input_size = self.output_gradients.shape[1:], self.inputs.shape[-1]
+        is_product_faster = (
+            position_count * (input_size + output_size) <= _MAX_PRODUCT_SHARE * input_size * output_size
+        )
+        norm = self._norm_of_products(spread) if is_product_faster else self._norm_of_gradients(spread)
+        return NormBounds(
+            norm, spread, position_count + 4.0, spread + gradient_norms.sum(-1) + input_norms.sum(-1)
+        )
 
     def _norm_of_products(self, spread: Tensor) -> Tensor:
-        """From ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩ in float64: in float32 their rounding would show."""
-        slopes, seen = self.output_gradients.double(), self.inputs.double()
-        squared = ((slopes @ slopes.mT) * (seen @ seen.mT)).sum((-2, -1)).clamp_(min=0.0)
-        roundings = slopes.shape[-1] + seen.shape[-1] + slopes.shape[1] ** 2 + 8.0
+        """Norms from the products ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩, in float64 since float32 would round too coarsely."""
+        output_gradients, inputs = self.output_gradients.double(), self.inputs.double()
+        squared = ((output_gradients @ output_gradients.mT) * (inputs @ inputs.mT)).sum((-2, -1)).clamp_(min=0.0)
+        roundings = output_gradients.shape[-1] + inputs.shape[-1] + output_gradients.shape[1] ** 2 + 8.0
         return squared.add_(spread.square(), alpha=roundings * 2.0**-52).sqrt_()
 
     def _norm_of_gradients(self, spread: Tensor) -> Tensor:
-        """From the gradients, a few records' at a time, and what their rounding can be."""
-        rows = max(
+        """Norms of the gradients of a few records at a time, plus a bound on their rounding errors."""
+        chunk_size = max(
             1,
             max_values_at_once(_CHUNK_VALUES, self.output_gradients.device)
             // (self.output_gradients.shape[-1] * self.inputs.shape[-1]),
         )
-        parts = zip(torch.split(self.output_gradients, rows), torch.split(self.inputs, rows), strict=True)
-        norm = torch.cat([long_upper_norm((slopes.mT @ seen).flatten(1)) for slopes, seen in parts])
+        chunks = zip(
+            torch.split(self.output_gradients, chunk_size), torch.split(self.inputs, chunk_size), strict=True
+        )
+        norm = torch.cat(
+            [long_upper_norm((output_gradients.mT @ inputs).flatten(1)) for output_gradients, inputs in chunks]
+        )
         return norm.add_(
             spread, alpha=(self.output_gradients.shape[1] + 2.0) * torch.finfo(self.output_gradients.dtype).eps
         )
@@ -328,27 +378,42 @@ class PositionTerms:
     def per_record(self, factor: Tensor) -> list[Tensor]:
         return [((self.output_gradients * factor[:, None, None]).mT @ self.inputs).flatten(1)]
 
-    def zero_others(self, kept: Tensor) -> "PositionTerms":
+    def zero_others(self, mask: Tensor) -> "PositionTerms":
         return PositionTerms(
-            *(part.where(kept[:, None, None], 0.0) for part in (self.output_gradients, self.inputs))
+            *(part.where(mask[:, None, None], 0.0) for part in (self.output_gradients, self.inputs))
         )
 
 
 @dataclass(frozen=True)
 class EmbeddingTerms:
-    """Gradients of few rows among many: row `places` (B, T) is `values` (B, T, width), no row twice but as 0."""
+    """Gradients of an embedding, most of whose rows are zero.
+
+    No table row occurs twice in one record's rows, except with gradient 0.
+    """
 
     table_rows: Tensor
+    """Row indices of the table, (B, T)."""
     row_gradients: Tensor
+    """Gradients of these rows, (B, T, width)."""
     row_count: int
-    """Of all rows."""
+    """Number of rows of the table."""
 
     @classmethod
-    def merge_rows(cls, places: Tensor, values: Tensor, count: int) -> "EmbeddingTerms":
-        """The sums of values of the same row, at the first place that has it."""
-        same = places.unsqueeze(2) == places.unsqueeze(1)
-        again = same.tril(-1).any(-1)
-        return cls(places, (same.to(values.dtype) @ values).masked_fill(again.unsqueeze(-1), 0.0), count)
+    def merge_rows(cls, table_rows: Tensor, gradients: Tensor, row_count: int) -> "EmbeddingTerms":
+        """Add up gradients of the same row at its first position, and leave zeros at the later ones.
+
+        Args:
+            table_rows: Row indices, (B, T).
+            gradients: Gradients of these rows, (B, T, width).
+            row_count: Number of rows of the table.
+        """
+        is_same_row = table_rows.unsqueeze(2) == table_rows.unsqueeze(1)
+        is_repeated = is_same_row.tril(-1).any(-1)
+        return cls(
+            table_rows,
+            (is_same_row.to(gradients.dtype) @ gradients).masked_fill(is_repeated.unsqueeze(-1), 0.0),
+            row_count,
+        )
 
     def to_dtype(self, dtype: torch.dtype) -> "EmbeddingTerms":
         return EmbeddingTerms(self.table_rows, self.row_gradients.to(dtype), self.row_count)
@@ -357,20 +422,24 @@ class EmbeddingTerms:
         return vector_bounds(long_upper_norm(self.row_gradients.flatten(1)))
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
-        values = (self.row_gradients * factor[:, None, None]).flatten(0, 1)
+        gradients = (self.row_gradients * factor[:, None, None]).flatten(0, 1)
         return [
-            values.new_zeros(self.row_count, values.shape[-1])
-            .index_add_(0, self.table_rows.flatten(), values)
+            gradients.new_zeros(self.row_count, gradients.shape[-1])
+            .index_add_(0, self.table_rows.flatten(), gradients)
             .flatten()
         ]
 
     def per_record(self, factor: Tensor) -> list[Tensor]:
-        values = self.row_gradients * factor[:, None, None]
-        whole = values.new_zeros(len(values), self.row_count, values.shape[-1])
-        return [whole.scatter_add_(1, self.table_rows.unsqueeze(-1).expand(values.shape), values).flatten(1)]
+        gradients = self.row_gradients * factor[:, None, None]
+        table_gradients = gradients.new_zeros(len(gradients), self.row_count, gradients.shape[-1])
+        return [
+            table_gradients.scatter_add_(
+                1, self.table_rows.unsqueeze(-1).expand(gradients.shape), gradients
+            ).flatten(1)
+        ]
 
-    def zero_others(self, kept: Tensor) -> "EmbeddingTerms":
-        return EmbeddingTerms(self.table_rows, self.row_gradients.where(kept[:, None, None], 0.0), self.row_count)
+    def zero_others(self, mask: Tensor) -> "EmbeddingTerms":
+        return EmbeddingTerms(self.table_rows, self.row_gradients.where(mask[:, None, None], 0.0), self.row_count)
 
 
 def _parse_linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -429,4 +498,8 @@ LAYER_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     functional.layer_norm: _parse_layer_norm,
     functional.group_norm: _parse_group_norm,
 }
-"""From a call's arguments to (input, weight, bias, `Known`), or None for settings that are not known."""
+"""Parsers of calls of torch's functions.
+
+A parser maps a call's arguments to (inputs, weight, bias, `LayerFunction`), or to None for settings without a
+closed form.
+"""

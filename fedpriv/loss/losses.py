@@ -1,19 +1,22 @@
-"""Losses of a model's outputs, with their derivatives by the outputs.
+"""Losses of a model's outputs, their derivatives by the outputs, and measures of survival models.
 
-Discrete hazards: the time until an event, in K public bins, as a loss of K outputs, and its measures.
+Every loss implements `Loss`: value, output gradient and accuracy of a batch of records.  `LOSSES` has the losses
+by name, and `LossChoice` makes one for labels of a known shape.
 
-A label is one class of 2K + 1: (m, δ) ↦ m + (K + 1) δ, m the bins survived, δ = 1 if the event was seen in bin m
-(`TableSchema.survival` makes it of a time and an event).  With h the outputs, sigmoid(h_i) is the hazard of bin i:
+`HazardLoss` is for the time until an event, in K public bins.  A label is one of 2K + 1 classes,
+(m, δ) ↦ m + (K + 1) δ: m is the number of bins survived, and δ = 1 if the event was observed, in bin m.
+`TableSchema.survival` makes the label of a time and an event.  With outputs h (K,), sigmoid(h_i) is the hazard of
+bin i (Gensheimer & Narasimhan 2019, whose outputs are 1 - hazard):
 
     loss = Σ_{i<m} softplus(h_i) + δ softplus(-h_m)
 
-S(k) = Π_{i ≤ k} (1 - sigmoid(h_i)) is survival to the end of bin k.  Antolini's index (`concordance`) is, of pairs
-of one with an event in bin m and one who survived it, the share in which the first has the smaller S(m), ties
-counted half.  The integrated Brier score is the mean over bins k of the squared error of S(k), weighted by 1/G
-against censoring: G is Kaplan and Meier's estimate of not being censored, from the records that are scored; an
-event comes before a censoring of the same bin.
+S(k) = Π_{i ≤ k} (1 - sigmoid(h_i)) is the probability of survival to the end of bin k.  Two measures use it:
 
-Source: Gensheimer & Narasimhan 2019, whose outputs are 1 - hazard; Antolini et al. 2005; Graf et al. 1999.
+* `concordance`, Antolini's index (Antolini et al. 2005).  It is a share of pairs of a record with an event in bin
+  m and a record that survived bin m: those whose first record has the smaller S(m).  Ties count half.
+* `integrated_brier` (Graf et al. 1999), the mean over bins k of the squared error of S(k), weighted by 1/G
+  against censoring.  G is the Kaplan-Meier estimate of the probability of not being censored, from the records
+  that are scored.  An event comes before a censoring of the same bin.
 """
 
 import math
@@ -31,99 +34,135 @@ from fedpriv.data.layout import IGNORED_CLASS
 
 
 def bin_count(classes: int) -> int:
-    """K of 2K + 1 classes."""
+    """Number of bins K of 2K + 1 classes."""
     return (classes - 1) // 2
 
 
 def decode_labels(labels: Tensor, bins: int) -> tuple[Tensor, Tensor]:
-    """(m, δ) of labels, each (...): bins survived, and whether the event was seen; others are held to one."""
-    held = labels.long().clamp(0, 2 * bins)
-    return held % (bins + 1), held > bins
+    """Decode labels (...) into bins survived and whether the event was observed, (m, δ), each (...).
+
+    Labels outside of 0 … 2K are clamped to that range.
+    """
+    clamped = labels.long().clamp(0, 2 * bins)
+    return clamped % (bins + 1), clamped > bins
 
 
 class Unjudged:
-    """Base of losses whose predictions are neither right nor wrong: a number is near, a hazard is a chance."""
+    """Base of losses whose predictions are neither right nor wrong.
+
+    Examples are a regression, whose prediction is near or far, and a hazard, which is a probability.
+    """
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
-        """None: nothing is right or wrong."""
+        """Return None: no prediction is right or wrong."""
 
 
 @dataclass(frozen=True)
 class HazardLoss(Unjudged):
-    """Σ_{i<m} softplus(h_i) + δ softplus(-h_m); outputs are h, (..., B, K)."""
+    """Negative log-likelihood Σ_{i<m} softplus(h_i) + δ softplus(-h_m) of outputs h, (..., B, K)."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        survived, died = self._survived_and_event(outputs, labels)
-        return (survived * functional.softplus(outputs) + died * functional.softplus(-outputs)).sum(-1)
+        is_survived, is_event = self._survived_and_event(outputs, labels)
+        return (is_survived * functional.softplus(outputs) + is_event * functional.softplus(-outputs)).sum(-1)
 
     def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        survived, died = self._survived_and_event(outputs, labels)
-        return survived * outputs.sigmoid() - died * (-outputs).sigmoid()
+        is_survived, is_event = self._survived_and_event(outputs, labels)
+        return is_survived * outputs.sigmoid() - is_event * (-outputs).sigmoid()
 
     def _survived_and_event(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Which bins (..., B, K) a record survived, and in which it had its event, as numbers."""
+        """Indicators of the bins that a record survived, and of the bin of its event, (..., B, K) each."""
         bins = outputs.shape[-1]
-        last, seen = decode_labels(labels, bins)
-        place = torch.arange(bins, device=outputs.device)
-        survived = place < last.unsqueeze(-1)
-        return survived.to(outputs.dtype), ((place == last.unsqueeze(-1)) & seen.unsqueeze(-1)).to(outputs.dtype)
+        survived_count, is_observed = decode_labels(labels, bins)
+        bin_index = torch.arange(bins, device=outputs.device)
+        is_survived = bin_index < survived_count.unsqueeze(-1)
+        return is_survived.to(outputs.dtype), (
+            (bin_index == survived_count.unsqueeze(-1)) & is_observed.unsqueeze(-1)
+        ).to(outputs.dtype)
 
 
 def survival_curve(outputs: Tensor) -> Tensor:
-    """S(0) … S(K-1), (..., n, K)."""
+    """Survival probabilities S(0) … S(K-1), (..., n, K), of outputs (..., n, K)."""
     return functional.logsigmoid(-outputs).cumsum(-1).exp()
 
 
 def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Compute Antolini's concordance index, 1 for a perfect order and 1/2 for a random one.
+
+    Args:
+        outputs: Outputs h of all records, (..., n, K).
+        labels: Labels (n,) as of `decode_labels`.
+
+    Returns:
+        The index of each model, (...), or 0 if there are no pairs.
+    """
     bins = outputs.shape[-1]
-    (last, seen), alive = decode_labels(labels, bins), survival_curve(outputs)
-    won, pairs = torch.zeros(outputs.shape[:-2], dtype=torch.float64), 0
-    for each in range(bins):
-        died, lived = seen & (last == each), last > each
-        if not (count := int(died.sum()) * int(lived.sum())):
+    (survived_counts, is_observed), survival = decode_labels(labels, bins), survival_curve(outputs)
+    wins, pair_count = torch.zeros(outputs.shape[:-2], dtype=torch.float64), 0
+    for bin_index in range(bins):
+        has_event, survives = is_observed & (survived_counts == bin_index), survived_counts > bin_index
+        if not (bin_pairs := int(has_event.sum()) * int(survives.sum())):
             continue
-        ordered = alive[..., lived, each].sort(dim=-1).values.contiguous()
-        own = alive[..., died, each].contiguous()
-        below, upto = (torch.searchsorted(ordered, own, right=right).double() for right in (False, True))
-        won = won + (int(lived.sum()) - (below + upto) / 2.0).sum(-1)
-        pairs += count
-    return (won / max(1, pairs)).to(outputs.dtype)
+        sorted_survivors = survival[..., survives, bin_index].sort(dim=-1).values.contiguous()
+        event_survival = survival[..., has_event, bin_index].contiguous()
+        below_counts, up_to_counts = (
+            torch.searchsorted(sorted_survivors, event_survival, right=right).double() for right in (False, True)
+        )
+        wins = wins + (int(survives.sum()) - (below_counts + up_to_counts) / 2.0).sum(-1)
+        pair_count += bin_pairs
+    return (wins / max(1, pair_count)).to(outputs.dtype)
 
 
 def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Compute the integrated Brier score, the lower the better.
+
+    Args:
+        outputs: Outputs h of all records, (..., n, K).
+        labels: Labels (n,) as of `decode_labels`.
+
+    Returns:
+        The mean over the bins before G is 0, (...).
+    """
     bins = outputs.shape[-1]
-    (last, seen), alive = decode_labels(labels, bins), survival_curve(outputs)
-    kept = _censoring_survival(last, seen, bins)
-    total, count = torch.zeros(outputs.shape[:-2], dtype=outputs.dtype), 0
-    for each in range(bins):
-        if not float(kept[each + 1]):
+    (survived_counts, is_observed), survival = decode_labels(labels, bins), survival_curve(outputs)
+    uncensored = _censoring_survival(survived_counts, is_observed, bins)
+    total, scored_bins = torch.zeros(outputs.shape[:-2], dtype=outputs.dtype), 0
+    for bin_index in range(bins):
+        if not float(uncensored[bin_index + 1]):
             break
-        died, lived = seen & (last <= each), last > each
-        squared = (died * alive[..., each].square() / kept[last.clamp(max=each)].to(outputs.dtype)).sum(-1)
-        squared = squared + (lived * (1.0 - alive[..., each]).square()).sum(-1) / float(kept[each + 1])
-        total, count = total + squared / len(labels), count + 1
-    return total / max(1, count)
+        has_event, survives = is_observed & (survived_counts <= bin_index), survived_counts > bin_index
+        squared_errors = (
+            has_event
+            * survival[..., bin_index].square()
+            / uncensored[survived_counts.clamp(max=bin_index)].to(outputs.dtype)
+        ).sum(-1)
+        squared_errors = squared_errors + (survives * (1.0 - survival[..., bin_index]).square()).sum(-1) / float(
+            uncensored[bin_index + 1]
+        )
+        total, scored_bins = total + squared_errors / len(labels), scored_bins + 1
+    return total / max(1, scored_bins)
 
 
-def _censoring_survival(last: Tensor, seen: Tensor, bins: int) -> Tensor:
-    """G: kept[k] is the chance of not being censored in bins 0 … k-1, (K + 1,)."""
-    kept = torch.ones(bins + 1, dtype=torch.float64)
-    for each in range(bins):
-        here = last == each
-        at_risk = int((last >= each).sum()) - int((here & seen).sum())
-        kept[each + 1] = kept[each] * (1.0 - int((here & ~seen).sum()) / at_risk if at_risk else 0.0)
-    return kept
+def _censoring_survival(survived_counts: Tensor, is_observed: Tensor, bins: int) -> Tensor:
+    """Kaplan-Meier estimate G, (K + 1,): entry k is the probability of no censoring in bins 0 … k-1."""
+    uncensored = torch.ones(bins + 1, dtype=torch.float64)
+    for bin_index in range(bins):
+        is_in_bin = survived_counts == bin_index
+        at_risk = int((survived_counts >= bin_index).sum()) - int((is_in_bin & is_observed).sum())
+        uncensored[bin_index + 1] = uncensored[bin_index] * (
+            1.0 - int((is_in_bin & ~is_observed).sum()) / at_risk if at_risk else 0.0
+        )
+    return uncensored
 
 
 def why_no_pairs(labels: Tensor) -> str | None:
-    """Why these labels have no pairs to be ordered; None if they have."""
+    """Return the reason why labels have no pairs to order, or None if they have pairs."""
     return None if len(torch.unique(labels)) > 1 else "all alike"
 
 
 class Loss(Protocol):
-    """A loss of one record's outputs; all methods take outputs (..., B, outputs) and labels (..., B).
+    """A loss of one record's outputs, for batches of outputs (..., B, outputs) and labels (..., B).
 
-    Axes of the outputs that the labels lack are broadcast: several models may be judged on one batch.
+    Axes of the outputs that the labels lack are broadcast, so that several models can be evaluated on one batch.
     """
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -131,34 +170,39 @@ class Loss(Protocol):
         ...
 
     def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Its derivative by the outputs, (..., B, outputs)."""
+        """Derivative of each record's loss by the outputs, (..., B, outputs)."""
         ...
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
-        """The share of right predictions, (...); None where predictions are not right or wrong."""
+        """Share of right predictions, (...), or None if predictions are neither right nor wrong."""
         ...
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """-log softmax(outputs)[label], natural logarithm; labels are integers 0 … outputs-1."""
+    """Cross-entropy -log softmax(outputs)[label], with the natural logarithm.
+
+    Labels are integers 0 … outputs-1.
+    """
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        right = labels.expand(outputs.shape[:-1]).unsqueeze(-1)
-        return outputs.logsumexp(-1) - outputs.gather(-1, right).squeeze(-1)
+        label_index = labels.expand(outputs.shape[:-1]).unsqueeze(-1)
+        return outputs.logsumexp(-1) - outputs.gather(-1, label_index).squeeze(-1)
 
     def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        right = labels.expand(outputs.shape[:-1]).unsqueeze(-1)
-        return outputs.softmax(-1).scatter_add(-1, right, outputs.new_full((), -1.0).expand(right.shape))
+        label_index = labels.expand(outputs.shape[:-1]).unsqueeze(-1)
+        return outputs.softmax(-1).scatter_add(
+            -1, label_index, outputs.new_full((), -1.0).expand(label_index.shape)
+        )
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        right = outputs.max(-1).indices == labels  # argmax takes five times as long
-        return right.to(outputs.dtype).mean(-1)
+        is_right = outputs.max(-1).indices == labels  # argmax takes five times as long
+        return is_right.to(outputs.dtype).mean(-1)
 
 
 @dataclass(frozen=True)
 class SquaredError(Unjudged):
-    """(output - label)² / 2 of one output; labels are floats."""
+    """Squared error (output - label)² / 2 of one output and a float label."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.output_gradient(outputs, labels).squeeze(-1).square() / 2.0
@@ -169,7 +213,10 @@ class SquaredError(Unjudged):
 
 @dataclass(frozen=True)
 class AbsoluteError(Unjudged):
-    """|output - label| of one output; labels are floats.  Its slope is the sign, 0 where the two are equal."""
+    """Absolute error |output - label| of one output and a float label.
+
+    Its derivative is the sign of output - label, and 0 where the two are equal.
+    """
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return _residual(outputs, labels).squeeze(-1).abs()
@@ -180,7 +227,7 @@ class AbsoluteError(Unjudged):
 
 @dataclass(frozen=True)
 class LogisticLoss:
-    """log(1 + exp(output)) - label · output of one output; labels are 0.0 or 1.0."""
+    """Logistic loss log(1 + exp(output)) - label · output of one output and a label 0.0 or 1.0."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         score = outputs.squeeze(-1)
@@ -195,7 +242,10 @@ class LogisticLoss:
 
 @dataclass(frozen=True)
 class SigmoidLoss:
-    """1 / (1 + exp(m)) with the margin m = ±output of one output; labels are 0.0 or 1.0.  It is never above 1."""
+    """Sigmoid loss 1 / (1 + exp(m)) of the margin m = ±output of one output and a label 0.0 or 1.0.
+
+    The loss is never above 1.
+    """
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return (-self._signs(labels) * outputs).sigmoid().squeeze(-1)
@@ -212,7 +262,10 @@ class SigmoidLoss:
 
 @dataclass(frozen=True)
 class SizeError(Unjudged):
-    """| |output|^power - label^power | of one output; labels are sizes.  Its slope is 0 at a kink."""
+    """Error | |output|^power - label^power | of one output whose label is a size.
+
+    Its derivative is 0 at a kink.
+    """
 
     power: Literal[1, 2]
 
@@ -228,7 +281,7 @@ class SizeError(Unjudged):
 
 @dataclass(frozen=True)
 class Reward(Unjudged):
-    """-output of one output, whatever the label is."""
+    """Negative output -output of one output, for any label."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return -outputs.squeeze(-1)
@@ -238,7 +291,7 @@ class Reward(Unjudged):
 
 
 def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
-    """(..., B, 1): what the one output is above its label."""
+    """Difference of the one output and its label, (..., B, 1)."""
     if outputs.shape[-1] != 1:
         raise ValueError(f"an error of regression is of one output, not {outputs.shape[-1]}")
     return outputs - labels.unsqueeze(-1)
@@ -246,12 +299,15 @@ def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HuberLoss(Unjudged):
-    """(output - label)² / 2 of one output where the two differ by at most 1, beyond it |output - label| - 1/2."""
+    """Huber loss of one output and a float label, with the residual r = output - label.
+
+    It is r² / 2 for |r| at most 1, and |r| - 1/2 beyond.
+    """
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        apart = _residual(outputs, labels).squeeze(-1).abs()
-        near = apart.clamp(max=1.0)
-        return near.square() / 2.0 + (apart - near)
+        distance = _residual(outputs, labels).squeeze(-1).abs()
+        quadratic_part = distance.clamp(max=1.0)
+        return quadratic_part.square() / 2.0 + (distance - quadratic_part)
 
     def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return _residual(outputs, labels).clamp(-1.0, 1.0)
@@ -259,7 +315,10 @@ class HuberLoss(Unjudged):
 
 @dataclass(frozen=True)
 class PoissonLoss(Unjudged):
-    """exp(output) - label · output of one output, the logarithm of a rate; labels are counts."""
+    """Poisson loss exp(output) - label · output of one output and a count.
+
+    The output is the logarithm of the rate.
+    """
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         score = outputs.squeeze(-1)
@@ -271,7 +330,7 @@ class PoissonLoss(Unjudged):
 
 @dataclass(frozen=True)
 class LabelSmoothing:
-    """The cross-entropy with a `share` of the label spread evenly over all classes (Szegedy et al. 2016)."""
+    """Cross-entropy with a `share` of the label spread evenly over all classes (Szegedy et al. 2016)."""
 
     share: float
 
@@ -291,7 +350,10 @@ class LabelSmoothing:
 
 @dataclass(frozen=True)
 class ClassWeighting:
-    """`base` times the weight of the label's class: by public weights, so that no record's depends on others."""
+    """`base` times the weight of the label's class.
+
+    The weights are public, so that no record's loss depends on other records.
+    """
 
     base: Loss
     weights: tuple[float, ...]
@@ -311,51 +373,64 @@ class ClassWeighting:
 
 @dataclass(frozen=True)
 class MeanOverLabels:
-    """The mean of `base` over the `axes` last axes of a record's labels, (..., B, *shape).
+    """Mean of `base` over the labels of a record, (..., B, *shape).
 
-    Outputs are (..., B, *shape) where `single`, and (..., B, *shape, classes) otherwise.  Labels of classes that
-    are `IGNORED` are left out; a record all of whose are has loss 0.
+    Outputs are (..., B, *shape) if `has_single_output`, and (..., B, *shape, classes) otherwise.  If
+    `ignores_missing`, labels `IGNORED_CLASS` do not count; a record without other labels has loss 0.
     """
 
     base: Loss
     label_axes: int
+    """Number of axes of one record's labels."""
     has_single_output: bool
     ignores_missing: bool
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        given, known, there = self._flatten_labels(outputs, labels)
-        return (self.base.value(given, known) * there).sum(-1) / there.sum(-1).clamp(min=1.0)
+        flat_outputs, classes, is_counted = self._flatten_labels(outputs, labels)
+        return (self.base.value(flat_outputs, classes) * is_counted).sum(-1) / is_counted.sum(-1).clamp(min=1.0)
 
     def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        given, known, there = self._flatten_labels(outputs, labels)
-        share = there / there.sum(-1, keepdim=True).clamp(min=1.0)
-        return (self.base.output_gradient(given, known) * share.unsqueeze(-1)).reshape(outputs.shape)
+        flat_outputs, classes, is_counted = self._flatten_labels(outputs, labels)
+        label_weights = is_counted / is_counted.sum(-1, keepdim=True).clamp(min=1.0)
+        return (self.base.output_gradient(flat_outputs, classes) * label_weights.unsqueeze(-1)).reshape(
+            outputs.shape
+        )
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Of all labels that count."""
-        given, known, there = self._flatten_labels(outputs, labels)
-        right = self.base.accuracy(given.unsqueeze(-2), known.unsqueeze(-1))  # the share of one label each
-        return None if right is None else (right * there).sum((-2, -1)) / there.sum((-2, -1)).clamp(min=1.0)
+        """Share of right predictions among all labels that count, or None as of `base`."""
+        flat_outputs, classes, is_counted = self._flatten_labels(outputs, labels)
+        is_right = self.base.accuracy(flat_outputs.unsqueeze(-2), classes.unsqueeze(-1))  # share of a single label
+        return (
+            None
+            if is_right is None
+            else (is_right * is_counted).sum((-2, -1)) / is_counted.sum((-2, -1)).clamp(min=1.0)
+        )
 
     def _flatten_labels(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs (..., B, n, classes), labels (..., B, n) that are classes, and 1 where a label counts."""
-        given = outputs.unsqueeze(-1) if self.has_single_output else outputs
-        given, known = given.flatten(-1 - self.label_axes, -2), labels.flatten(-self.label_axes)
-        there = (known != IGNORED_CLASS) if self.ignores_missing else torch.ones_like(known, dtype=torch.bool)
-        return given, known.where(there, 0), there.to(outputs.dtype)
+        """Outputs (..., B, n, classes), labels (..., B, n), and 1 where a label counts, (..., B, n).
+
+        A missing label is replaced by 0.
+        """
+        flat_outputs = outputs.unsqueeze(-1) if self.has_single_output else outputs
+        flat_outputs, classes = flat_outputs.flatten(-1 - self.label_axes, -2), labels.flatten(-self.label_axes)
+        is_counted = (
+            (classes != IGNORED_CLASS) if self.ignores_missing else torch.ones_like(classes, dtype=torch.bool)
+        )
+        return flat_outputs, classes.where(is_counted, 0), is_counted.to(outputs.dtype)
 
 
 @dataclass(frozen=True)
 class FunctionLoss(Unjudged):
-    """A function of one record's output and label that gives its loss, with the slope by torch.func.
+    """Loss by a function of one record's output and label, differentiated by torch.func.
 
-    `label` is the shape of a record's labels.  The function is trusted to keep nothing between calls.
+    The function is trusted to keep no state between calls.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
     label_shape: tuple[int, ...]
+    """Shape of one record's labels."""
     output_axes: int
-    """Of one record's output."""
+    """Number of axes of one record's output."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._map_records(self.function, outputs, labels)
@@ -363,36 +438,38 @@ class FunctionLoss(Unjudged):
     def output_gradient(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._map_records(grad(self.function), outputs, labels)
 
-    def _map_records(self, of_one: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
+    def _map_records(
+        self, record_function: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor
+    ) -> Tensor:
         leading = outputs.dim() - self.output_axes
-        of_all = of_one
+        batch_function = record_function
         for _ in range(leading):
-            of_all = vmap(of_all)
-        return of_all(outputs, labels.expand(*outputs.shape[:leading], *self.label_shape))
+            batch_function = vmap(batch_function)
+        return batch_function(outputs, labels.expand(*outputs.shape[:leading], *self.label_shape))
 
 
 def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
-    """What outputs (n, *outputs) say: the class of each label, or its value, (n, *labels)."""
-    several = isinstance(loss, MeanOverLabels)
+    """Predict the class of each label, or its value, (n, *labels), from outputs (n, *outputs)."""
+    has_label_axes = isinstance(loss, MeanOverLabels)
     while isinstance(loss, MeanOverLabels | ClassWeighting):
         loss = loss.base
     if isinstance(loss, CrossEntropy | LabelSmoothing):
         return outputs.argmax(-1)
-    values = outputs if several or outputs.shape[-1] != 1 else outputs.squeeze(-1)
+    values = outputs if has_label_axes or outputs.shape[-1] != 1 else outputs.squeeze(-1)
     return (values > 0).long() if isinstance(loss, LogisticLoss | SigmoidLoss) else values
 
 
 class LossKind(NamedTuple):
-    """A loss by name."""
+    """A loss with a name, and the labels and outputs that it takes."""
 
     base: Loss
-    """Of one label."""
+    """Loss of one label."""
     takes_classes: bool | None
-    """Whether labels are classes, or numbers; None: classes 0 and 1, or numbers between them."""
+    """Labels that the loss is for: classes (True), numbers (False), or 0, 1 and numbers between (None)."""
     has_single_output: bool
-    """Whether a label has one output; otherwise as many as `outputs` gives."""
+    """Whether a label has one output instead of `output_count` outputs."""
     output_count: Callable[[int], int] = int
-    """From the number of classes."""
+    """Number of outputs for a number of classes."""
 
 
 LOSSES: Mapping[str, LossKind] = {
@@ -408,7 +485,7 @@ LOSSES: Mapping[str, LossKind] = {
 
 @dataclass(frozen=True)
 class LossChoice:
-    """A loss as it is asked for: by a name in `LOSSES`, or as a function of one record's output and label."""
+    """Loss that a caller chooses: a name in `LOSSES`, or a function of one record's output and label."""
 
     name: str
     function: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -416,7 +493,11 @@ class LossChoice:
     label_smoothing: float = 0.0
 
     def check(self) -> None:
-        """InputError unless there is such a loss, with such settings."""
+        """Check that the name is known and the settings fit the loss.
+
+        Raises:
+            InputError: The name is unknown, or a setting is invalid or of another loss.
+        """
         if self.function is None and self.name not in LOSSES:
             raise InputError(
                 f"loss = {self.name!r}: accepted are {', '.join(map(repr, LOSSES))}, or a function of one "
@@ -432,25 +513,38 @@ class LossChoice:
             raise InputError(f"class_weights = {list(self.class_weights)}: expected finite numbers, 0 or more")
 
     def make_loss(self, label: tuple[int, ...], classes: int) -> tuple[Loss, tuple[int, ...] | None]:
-        """The loss for a record's labels of this shape, and the outputs (*shape) that it needs; None: any.
+        """Make the loss for labels of a shape, and find the shape of the outputs that it needs.
 
-        InputError where the labels are others than it is for; `classes` is 0 of numbers.
+        Args:
+            label: Shape of one record's labels.
+            classes: Number of classes, or 0 if labels are numbers.
+
+        Returns:
+            The loss, and the shape of one record's outputs, or None for a function, which takes outputs of any
+            shape.
+
+        Raises:
+            InputError: The choice is invalid, or the loss is for other labels.
         """
         self.check()
         if self.function is not None:
             return FunctionLoss(self.function, label, 1), None
         kind = LOSSES[self.name]
         if kind.takes_classes is not None and kind.takes_classes != (classes > 0):
-            held = f"classes 0 … {classes - 1}" if classes else "numbers"
+            actual = f"classes 0 … {classes - 1}" if classes else "numbers"
             raise InputError(
-                f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, and they are {held}"
+                f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, and they are {actual}"
             )
         if kind.takes_classes is None and classes > 2:
             raise InputError(
                 f"loss = {self.name!r}: is for labels that are {_describe_labels(kind)}, not 0 … {classes - 1}"
             )
-        if self.class_weights and len(self.class_weights) != (each := 2 if kind.has_single_output else classes):
-            raise InputError(f"class_weights: expected {each} of them, one a class, not {len(self.class_weights)}")
+        if self.class_weights and len(self.class_weights) != (
+            weight_count := 2 if kind.has_single_output else classes
+        ):
+            raise InputError(
+                f"class_weights: expected {weight_count} of them, one a class, not {len(self.class_weights)}"
+            )
         base = LabelSmoothing(self.label_smoothing) if self.label_smoothing else kind.base
         loss = ClassWeighting(base, self.class_weights) if self.class_weights else base
         outputs = () if kind.has_single_output else (kind.output_count(classes),)

@@ -1,7 +1,8 @@
-"""DP-Adam and DP-AdamW, whose second moment is freed of the noise: Tang, Shpilevskiy & Lécuyer 2024 (DP-AdamBC).
+"""DP-Adam and DP-AdamW with bias correction: the noise variance is subtracted from the second moment.
 
-Adam (Kingma & Ba 2015) on noisy mean gradients g~_t.  The variance φ of the noise is in the mean of their squares,
-and hides there what steps are to adapt to; φ is public, and is subtracted.
+Source: Tang, Shpilevskiy & Lécuyer 2024 (DP-AdamBC).  Adam (Kingma & Ba 2015) runs on noisy mean gradients g~_t.
+The mean of their squares contains the variance φ of the noise, which hides the second moment of the gradients that
+steps should adapt to.  φ is public, and is subtracted.
 
     m_t = β₁ m_{t-1} + (1 - β₁) g~_t,     m̂_t = m_t / (1 - β₁^t)
     v_t = β₂ v_{t-1} + (1 - β₂) g~_t²,    v̂_t = v_t / (1 - β₂^t)
@@ -15,8 +16,8 @@ and hides there what steps are to adapt to; φ is public, and is subtracted.
 | `noise_std` / `scale` | √φ = σ C / B | scalar |
 | `first`, `second` | m_t, v_t | (..., d) |
 
-Guarantee: φ comes from the plan, never from a record.  It is the variance of what is averaged when nobody is away;
-a silo that is missed takes its noise with it, so that too much is subtracted and γ bounds the step.
+Guarantee: φ comes from the plan, never from a record.  φ is the variance of the noise in the mean when no silo is
+absent; an absent silo takes its noise with it, so that too much is subtracted and γ bounds the step.
 """
 
 from dataclasses import dataclass
@@ -36,22 +37,25 @@ class AdamState(NamedTuple):
 
     iterate: Tensor
     first: Tensor
+    """m_t."""
     second: Tensor
+    """v_t."""
 
 
 @dataclass(frozen=True)
 class CorrectedAdam:
-    """Steps of length `step`, divided by the root of the gradients' squares less the noise's; asks at x_t."""
+    """Adam that divides by the root of the second moment minus the noise variance, and queries at x_t."""
 
     step: Scalar
+    """η."""
     first_decay: Scalar
     """β₁."""
     second_decay: Scalar
     """β₂."""
     noise_std: Scalar
-    """√φ: of one coordinate of what is released; 0 leaves the noise's bias in, as Adam does."""
+    """√φ: standard deviation of one coordinate of a release, or 0 without bias correction, as in Adam."""
     floor: Scalar
-    """γ: the smallest root."""
+    """γ: smallest divisor of a step."""
     weight_decay: Scalar
     """λ."""
 
@@ -65,9 +69,11 @@ class CorrectedAdam:
         gradient = released / current.scale
         first = self.first_decay * state.first + (1.0 - self.first_decay) * gradient
         second = self.second_decay * state.second + (1.0 - self.second_decay) * gradient.square()
-        seen = second / (1.0 - self.second_decay**current.t) - (self.noise_std / current.scale) ** 2
-        floor = torch.as_tensor(self.floor, dtype=seen.dtype, device=seen.device)
-        direction = first / (1.0 - self.first_decay**current.t) / torch.maximum(seen.clamp(min=0.0).sqrt(), floor)
+        corrected = second / (1.0 - self.second_decay**current.t) - (self.noise_std / current.scale) ** 2
+        floor = torch.as_tensor(self.floor, dtype=corrected.dtype, device=corrected.device)
+        direction = (
+            first / (1.0 - self.first_decay**current.t) / torch.maximum(corrected.clamp(min=0.0).sqrt(), floor)
+        )
         return AdamState(
             state.iterate - self.step * (direction + self.weight_decay * state.iterate), first, second
         )
@@ -77,6 +83,8 @@ class CorrectedAdam:
 
 
 class AdamSettings(ScheduledSettings):
+    """Settings of DP-Adam."""
+
     clip: Positive = Field(description="C: norm bound on one record's gradient")
     step: Positive = Field(description="η")
     first_decay: Fraction = Field(0.9, description="β₁ of the gradients' mean")
@@ -101,20 +109,24 @@ class AdamSettings(ScheduledSettings):
 
 
 class AdamWSettings(AdamSettings):
+    """Settings of DP-AdamW."""
+
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.01, description="λ: in every round the model shrinks by η λ of itself"
     )
 
 
 _MIN_FLOOR = 1e-8
-"""γ without noise: the constant of Kingma & Ba."""
+"""Value of γ without noise, the constant of Kingma & Ba."""
 
 
 def _make_optimizer(settings: AdamSettings, problem: Problem, noise_std: float, weight_decay: float) -> Optimizer:
     floor = max(noise_std, _MIN_FLOOR) if settings.floor is None else settings.floor
-    subtracted = noise_std if settings.bias == "corrected" else 0.0
+    subtracted_std = noise_std if settings.bias == "corrected" else 0.0
     return settings.schedule_steps(
-        CorrectedAdam(settings.step, settings.first_decay, settings.second_decay, subtracted, floor, weight_decay),
+        CorrectedAdam(
+            settings.step, settings.first_decay, settings.second_decay, subtracted_std, floor, weight_decay
+        ),
         problem,
     )
 

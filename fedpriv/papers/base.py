@@ -1,31 +1,38 @@
-"""The row of the table that describes an algorithm, and what all rows share.
+"""The row of the table that describes an algorithm, and the parts that all rows share.
 
-A row (`Algorithm`) says how estimator, mechanism and optimizer follow from its `Settings`, the keys of the
-scenario's [algorithm] section, and from the `Problem`, a run's public numbers.  A server `Optimizer` asks at a
-point, consumes what is released there, and has an output.  `Prescription` holds the numbers of a theorem beside
-those of a scenario, `Bound` what the mean excess risk of a run cannot exceed at the run's own numbers.
+A row (`Algorithm`) says how estimator, mechanism and optimizer follow from two inputs: its `Settings`, which are
+the keys of the scenario's [algorithm] section, and the `Problem`, which holds the public numbers of a run.  A
+server `Optimizer` queries silos at a point, consumes the release, and has an output.
 
-Bounds are derived in the files of their papers, in the way of the papers' proofs, with every constant: a theorem
-says what happens at its own parameters, a bound says it at any.  There F is the mean of convex losses of
-smoothness M, x* its best point in the ball K of radius R around the start, every record is read once, e_t is what
-is released in round t minus what F itself would have released, and s_t its root mean square norm.
+`Prescription` holds the numbers that a theorem asks for.  `Bound` is an upper bound on the mean excess risk of a
+run at the run's own numbers.  Bounds are derived in the files of their papers, along the papers' proofs and with
+every constant.  They use these symbols:
 
-Steps that change over a run, and a fading average of its models: for every row whose optimizer has a `step`.
+| symbol | meaning |
+|---|---|
+| F | mean of convex losses of smoothness M; every record is read once |
+| K, R | ball around the start, and its radius |
+| x* | best point of K |
+| e_t | release of round t minus the value that F itself would have given |
+| s_t | root mean square norm of e_t |
 
-    η_t = η · min(1, t / W) · f_t                        W: rounds of the warm-up, T: of the run
-    f_t = 1, ½ (1 + cos(π p_t)), or drop^(times so far),  p_t = max(0, t - 1 - W) / (T - W)
+Every row whose optimizer has a `step` can change its step over the run, and can publish a fading average of its
+models (`ScheduledSettings`).  W is the number of rounds of the warm-up, T the number of rounds of the run:
+
+    η_t = η · min(1, t / W) · f_t
+    f_t = 1, ½ (1 + cos(π p_t)), or step_drop^(drops before t),  p_t = max(0, t - 1 - W) / (T - W)
     a_t = (β - β^t)/(1 - β^t) a_{t-1} + (1 - β)/(1 - β^t) x_{t+1}
 
-a_t is the mean of x_2 … x_{t+1}, of which one weighs β times the next (as De et al. 2022 publish).  Cosine:
-Loshchilov & Hutter 2017; warm-up: Goyal et al. 2017.
+a_t is the mean of x_2 … x_{t+1} in which each model has β times the weight of the next (De et al. 2022).  Cosine
+steps are from Loshchilov & Hutter 2017, the warm-up is from Goyal et al. 2017.
 
 | here | meaning | shape |
 |---|---|---|
 | `factors` | η_t / η of round 1, 2, … | (T,) |
 | `mean` | a_t | (..., d) |
 
-Guarantee: factors and β are public before round 1, and vectors are those that the inner optimizer has: whatever is
-computed here is post-processing.
+Guarantee: factors and β are public before round 1, and vectors are those that the inner optimizer has: schedules
+and averages compute post-processing only.
 """
 
 import dataclasses
@@ -55,30 +62,36 @@ from fedpriv.participation.orders import FixedOrder, Participation
 
 
 class Optimizer(Protocol):
-    """A pure state machine over vectors of shape (..., d); leading axes are replicates.
+    """Pure state machine over vectors of shape (..., d), whose leading axes are replicates.
 
-    Guarantee: it sees released (noisy) vectors only, so everything it computes is post-processing.
+    Guarantee: an optimizer sees released (noisy) vectors only, so every value that it computes is post-processing.
     """
 
     def start(self, initial: Tensor) -> Any:
-        """The state before round 1, from x_1 of shape (..., d)."""
+        """Return the state before round 1, from x_1 of shape (..., d)."""
         ...
 
     def query(self, state: Any) -> Tensor:
-        """The point x_t at which the silos are asked next, shape (..., d)."""
+        """Return the next query x_t, of shape (..., d)."""
         ...
 
     def update(self, state: Any, released: Tensor, current: Round) -> Any:
-        """The state after round `current.t`, in which `released` was the noisy mean of running sums."""
+        """Return the state after round `current.t`.
+
+        Args:
+            state: State before the round.
+            released: Noisy mean of the running sums, (..., d).
+            current: The round's public numbers.
+        """
         ...
 
     def output(self, state: Any) -> Tensor:
-        """The model a run that stopped here would publish, shape (..., d)."""
+        """Return the model that a run would publish if it stopped here, of shape (..., d)."""
         ...
 
 
 def take_step(point: Tensor, step: Scalar, direction: Tensor) -> Tensor:
-    """point - step · direction, vectors (..., d), in one pass over memory."""
+    """Compute point - step · direction for vectors (..., d), in one pass over memory."""
     return (
         torch.addcmul(point, step, direction, value=-1.0)
         if isinstance(step, Tensor)
@@ -87,9 +100,11 @@ def take_step(point: Tensor, step: Scalar, direction: Tensor) -> Tensor:
 
 
 def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
-    """The nearest point of the ball ‖x‖ ≤ radius around 0, for each leading index of `point` (..., d).
+    """Project `point` (..., d) to the ball ‖x‖ ≤ radius around 0, for each leading index.
 
-    `point` is the caller's own, and may be written into.
+    Args:
+        point: Vectors of the caller, which may be overwritten.
+        radius: Radius of the ball, positive.
     """
     norm = torch.linalg.vector_norm(point, dim=-1, keepdim=True)
     if never_above(norm, radius):
@@ -110,7 +125,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def clip_factors(self, mechanism: Mechanism, workload: Workload) -> tuple[float, ...] | None:
-        """Factors of the clips, (T,), where the columns of C leave room; None for 1 everywhere."""
+        """Factors of the clips, (T,), if the columns of C allow larger clips, or None for 1 in every round."""
         return None
 
 
@@ -120,43 +135,49 @@ class Problem:
 
     dimension: int
     lipschitz: float
-    """G: a bound on the norm of one record's gradient; inf if none is known."""
+    """G: bound on the norm of one record's gradient, or inf if none is known."""
     smoothness: float
-    """L: a bound on the Lipschitz constant of one record's gradient; inf if none is known."""
+    """L: bound on the Lipschitz constant of one record's gradient, or inf if none is known."""
     convex: bool
     """Whether the loss is known to be convex, with these constants valid everywhere."""
     batch: int
     """B: records of all silos in one round."""
     schedule: Participation
-    """Which records are read in which round."""
+    """Participation: the records that each round reads."""
     epsilon: float | None = None
-    """ε of the guarantee at `delta`; None for a run that is not private."""
+    """ε of the guarantee at `delta`, or None for a run that is not private."""
     delta: float = 1e-5
     seed: int = 0
-    """Of public random choices an optimizer makes before round 1."""
+    """Seed of the public random choices that an optimizer makes before round 1."""
     silos: int = 1
     gap: float = math.inf
-    """Φ: a bound on F(x_1) - inf F; inf if none is known.  Bounds are printed with it, nothing runs on it."""
+    """Φ: bound on F(x_1) - inf F, or inf if none is known.  It is printed with bounds; no run depends on it."""
     convex_within: float = 0.0
-    """The radius of the ball around the start in which losses are convex, with these constants; 0: unknown."""
+    """Radius of the ball around the start in which these constants hold and losses are convex.
+
+    It is 0 if no such radius is known.
+    """
     relation: Relation = "replace-one"
-    """Which data sets are neighbours: theorems ask for twice as much noise where records are exchanged."""
+    """Relation of neighbouring data sets.
+
+    Theorems ask for twice as much noise if a record is replaced by another.
+    """
     unit: Unit = RECORD
-    """What is clipped and counted, where other fields say record."""
+    """Unit of protection, which is clipped and counted.  Other fields call it a record."""
 
     @property
     def rounds(self) -> int:
-        """T."""
+        """T: number of rounds."""
         return self.schedule.rounds
 
     @property
     def records(self) -> int:
-        """n: records of all silos that are read."""
+        """n: number of records of all silos that are read."""
         return self.batch * self.schedule.batches_per_silo
 
 
 class Condition(NamedTuple):
-    """`text` as the paper writes it, `left` and `right` the two numbers of `left ≤ right`."""
+    """A condition `left ≤ right` of a theorem or bound, with its `text` as the paper writes it."""
 
     text: str
     left: float
@@ -164,21 +185,21 @@ class Condition(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Up to rounding, as equality is what many parameter choices aim at."""
+        """Whether left ≤ right up to rounding, since many choices of parameters aim at equality."""
         return self.left <= self.right * (1.0 + 1e-12)
 
 
 class Prescription(NamedTuple):
-    """The numbers of one theorem; none where it cannot be evaluated, and then `refusal` says why."""
+    """The numbers that a theorem asks for, which are empty if it cannot be evaluated."""
 
     theorem: str
     numbers: Mapping[str, float]
-    """By the names that runs use: rounds, batch, clip, noise std, and the fields of the optimizer."""
+    """Values by the names that runs use: rounds, batch, clip, noise std, and the fields of the optimizer."""
     conditions: tuple[Condition, ...] = ()
     assumption: str = ""
-    """What no number can show."""
+    """Assumption of the theorem that cannot be checked by numbers."""
     refusal: str | None = None
-    """Why a scenario cannot run with these numbers, on one line; None if it can."""
+    """Reason why a scenario cannot run with these numbers, on one line, or None if it can."""
 
 
 Arguments = ParamSpec("Arguments")
@@ -187,7 +208,10 @@ Arguments = ParamSpec("Arguments")
 def catch_refusal(
     formula: Callable[Concatenate[str, Arguments], Prescription],
 ) -> Callable[Concatenate[str, Arguments], Prescription]:
-    """Make an InputError of `formula(theorem, …)` the refusal of a prescription without numbers."""
+    """Turn an InputError of `formula(theorem, …)` into a prescription without numbers.
+
+    Its `refusal` is the text of the error.
+    """
 
     @functools.wraps(formula)
     def evaluated(theorem: str, /, *args: Arguments.args, **options: Arguments.kwargs) -> Prescription:
@@ -200,29 +224,29 @@ def catch_refusal(
 
 
 class ReleaseNumbers(NamedTuple):
-    """The public numbers of what a run releases."""
+    """The public numbers of a run's releases."""
 
     batch: int
-    """B: records of all silos in a round."""
+    """B: number of records of all silos in a round."""
     dimension: int
     clips: Floats
     """Norm bounds on one record's increment, (T,)."""
     stds: Floats
-    """Of the noise in what is released, per coordinate, in the mean over silos, (T,)."""
+    """Standard deviations of the noise in the mean over silos, per coordinate, (T,)."""
 
     @property
     def sum_errors(self) -> Floats:
-        """s_t of running sums with decay 1: the sampling of all rounds so far, and the noise of this one; (T,)."""
+        """s_t of running sums with decay 1, (T,): sampling error of rounds 1 … t, and noise of round t."""
         return np.asarray(np.sqrt(np.cumsum(self.clips**2) / self.batch + self.dimension * self.stds**2))
 
     @property
     def gradient_errors(self) -> Floats:
-        """s_t of what is released of one round's records alone; (T,)."""
+        """s_t of releases that use one round's records only, (T,)."""
         return np.asarray(np.sqrt(self.clips**2 / self.batch + self.dimension * self.stds**2))
 
 
 class Bound(NamedTuple):
-    """`value` bounds the mean excess risk if the conditions hold; infinite where they leave nothing to say."""
+    """Upper bound `value` on the mean excess risk if the conditions hold, or inf if it is vacuous."""
 
     value: float
     conditions: tuple[Condition, ...]
@@ -241,37 +265,54 @@ class Algorithm:
     settings: type[Settings]
     estimator: Callable[[Any, Problem], Estimator]
     mechanism: Callable[[Any, Problem, Workload], Mechanism]
-    """For the running sums that the estimator gives under the run's schedule."""
+    """Mechanism for the running sums of the estimator under the run's schedule."""
     optimizer: Callable[[Any, Problem, float], Optimizer]
-    """From settings, problem and the standard deviation of a fresh noise vector's coordinates in the mean."""
+    """Optimizer from settings, problem and noise_std.
+
+    noise_std is the standard deviation of one coordinate of a fresh noise vector in the mean over silos.
+    """
     objective: Callable[[Any, Problem, Objective], Objective] = lambda _settings, _problem, objective: objective
-    """How the algorithm looks at the model's loss: as it is, unless the row says otherwise."""
+    """Objective of the algorithm from the model's objective, by default the same one."""
     model: Callable[[Any, Objective], Objective] | None = None
-    """How the scenario's model becomes one whose point holds more than its parameters: what silos are asked about,
-    what is evaluated and published; the scenario's own if left out."""
+    """Model whose point holds more than the scenario's parameters, or None for the scenario's own model.
+
+    It is the one that silos are queried about, and that is evaluated and published.
+    """
     schedule: Callable[[Any, FixedOrder], Participation] = lambda _settings, declared: declared
-    """Participation of the row at the scenario's rounds and places; the declared schedule itself if left out."""
+    """Participation of the row from the declared schedule, by default the declared schedule itself."""
     trusts: tuple[str, ...] = ("untrusted", "trusted", "secure-aggregation")
-    """The trust settings under which the row's releases are all that anyone outside learns."""
+    """Trust settings under which an outsider learns nothing but the row's releases."""
     theorems: Callable[[Any, Problem], tuple[Prescription, ...]] = lambda _settings, _problem: ()
-    """Numbers that theory asks for; shown beside what a scenario uses, by `fedpriv privacy theorem`."""
+    """Numbers that theorems ask for.
+
+    `fedpriv privacy theorem` shows them beside the numbers of a scenario.
+    """
     excess_risk: Callable[[Any, Problem, ReleaseNumbers], Bound | None] = lambda *_: None
-    """Bound on the mean excess risk of a run, for convex losses of known smoothness whose records are read once
-    in a public order; None where nothing is proved for these settings."""
+    """Bound on the mean excess risk of a run, or None if nothing is proved for these settings.
+
+    It holds for convex losses of known smoothness whose records are read once in a public order.
+    """
     published: Literal["points", "rows"] | None = None
-    """Target of fitted noise: the points that the optimizer asks at and its output, which are linear in the
-    released rows while no projection is active; the rows themselves, of which theorems ask the mean noise; None:
-    nothing can be fitted, since the optimizer is neither linear nor has such a theorem, or its sums restart."""
+    """Target for which noise is fitted, or None if nothing can be fitted.
+
+    * "points": the optimizer's queries and its output, which are linear in the releases while no projection is
+      active.
+    * "rows": the releases themselves, for optimizers whose theorems depend on the mean noise.
+    * None: the optimizer is neither linear nor has such a theorem, or its sums restart.
+    """
     name_of_mu: str = "mu"
-    """Name of the GDP parameter in the paper; accepted as a key of [privacy] beside `mu`."""
+    """Name of the GDP parameter in the paper, which [privacy] accepts as a key beside `mu`."""
 
 
 SCALE_SETTINGS = ("clip", "step", "beta", "radius", "diameter")
-"""Settings that scale a run's numbers and leave its linear map alike."""
+"""Settings that scale a run's numbers and do not change its linear map."""
 
 
 class NoiseSettings(Settings, MechanismOptions):
-    """Which noise is added to the running sums; every algorithm can be run with every mechanism."""
+    """Settings of the noise that is added to the running sums.
+
+    Every algorithm can be run with every mechanism.
+    """
 
     mechanism: ChosenName = Field(
         "tree",
@@ -309,26 +350,32 @@ class NoiseSettings(Settings, MechanismOptions):
         return needs_fit(self.mechanism, self)
 
     def with_unit_scale(self) -> Self:
-        """The same with clip, step and sizes of 1, and a mechanism that stands in for one yet to be fitted."""
-        ours = type(self).model_fields.keys()
-        units: dict[str, Any] = {name: 1.0 for name in SCALE_SETTINGS if name in ours}
-        if "parameters" in ours:
-            units["parameters"] = "explicit"
-        return self.model_copy(update=units | {"mechanism": IndependentGaussian.name, "late_clip": "same"})
+        """Copy of the settings with clip, step and sizes of 1, and late_clip "same".
+
+        The mechanism is independent noise, in place of one that may have to be fitted.
+        """
+        field_names = type(self).model_fields.keys()
+        updates: dict[str, Any] = {name: 1.0 for name in SCALE_SETTINGS if name in field_names}
+        if "parameters" in field_names:
+            updates["parameters"] = "explicit"
+        return self.model_copy(update=updates | {"mechanism": IndependentGaussian.name, "late_clip": "same"})
 
 
 def choose_mechanism(settings: NoiseSettings, _problem: Problem, workload: Workload) -> Mechanism:
-    """The mechanism that a scenario names."""
+    """Make the mechanism that a scenario names."""
     return make_mechanism(settings.mechanism, workload, settings)
 
 
 def independent(_settings: Settings, _problem: Problem, _workload: Workload) -> Mechanism:
-    """Fresh noise in every round, whatever the scenario."""
+    """Make independent noise in every round, for any scenario."""
     return IndependentGaussian()
 
 
 class SteppingOptimizer(Optimizer, Protocol):
-    """An optimizer, a frozen dataclass, that moves by `step` times something; where it stands knows no step."""
+    """Optimizer, a frozen dataclass, whose moves are proportional to `step`.
+
+    Its state does not depend on the step otherwise.
+    """
 
     @property
     def step(self) -> Scalar: ...
@@ -336,7 +383,7 @@ class SteppingOptimizer(Optimizer, Protocol):
 
 @dataclass(frozen=True)
 class ScheduledSteps:
-    """`inner`, whose step in round t is its own times `factors[t - 1]`."""
+    """Optimizer `inner` whose step in round t is multiplied by `factors[t - 1]`."""
 
     inner: SteppingOptimizer
     factors: tuple[float, ...]
@@ -358,7 +405,7 @@ class ScheduledSteps:
 
 
 class FadingState(NamedTuple):
-    """The inner optimizer's state, and the mean (..., d)."""
+    """State of the inner optimizer, and the mean of its models, (..., d)."""
 
     inner: Any
     mean: Tensor
@@ -366,11 +413,14 @@ class FadingState(NamedTuple):
 
 @dataclass(frozen=True)
 class FadingAverage:
-    """`inner`, whose models so far are published in their mean: one counts `decay` times the next."""
+    """Optimizer `inner` that publishes the mean of its models so far.
+
+    Each model has `decay` times the weight of the next.
+    """
 
     inner: Optimizer
     decay: Scalar
-    """β."""
+    """β, in (0, 1)."""
 
     def start(self, initial: Tensor) -> FadingState:
         return FadingState(self.inner.start(initial), initial)
@@ -391,7 +441,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class ScheduledSettings(Settings):
-    """Keys of every row whose server steps: how its step changes, and which mean of its models is published."""
+    """Keys of every row with a server step: change of the step, and mean of the models that is published."""
 
     step_schedule: Literal["cosine", "drops"] | None = Field(
         None, description="how the step shrinks: half a cosine down to 0, or after step_drops; not if left out"
@@ -419,21 +469,28 @@ class ScheduledSettings(Settings):
 
     @property
     def has_steady_steps(self) -> bool:
-        """Whether all steps are equal and the optimizer's own output is published, as theorems presume."""
+        """Whether all steps are equal and the optimizer's own output is published, as theorems assume."""
         return self.warm_up is None and self.fading_average is None and self.step_schedule is None
 
     def step_factors(self, rounds: int) -> tuple[float, ...]:
-        """η_t / η of all rounds."""
-        warm = round((self.warm_up or 0.0) * rounds)
-        return tuple(min(1.0, t / max(1, warm)) * self._step_factor(t, rounds, warm) for t in range(1, rounds + 1))
+        """Factors η_t / η of all rounds, (T,)."""
+        warm_up_rounds = round((self.warm_up or 0.0) * rounds)
+        return tuple(
+            min(1.0, t / max(1, warm_up_rounds)) * self._step_factor(t, rounds, warm_up_rounds)
+            for t in range(1, rounds + 1)
+        )
 
-    def _step_factor(self, t: int, rounds: int, warm: int) -> float:
+    def _step_factor(self, t: int, rounds: int, warm_up_rounds: int) -> float:
         if self.step_schedule == "cosine":
-            return 0.5 + 0.5 * math.cos(math.pi * max(0, t - 1 - warm) / max(1, rounds - warm))
+            return 0.5 + 0.5 * math.cos(math.pi * max(0, t - 1 - warm_up_rounds) / max(1, rounds - warm_up_rounds))
         return float((self.step_drop or 0.1) ** sum(t > share * rounds for share in self.step_drops or ()))
 
     def schedule_steps(self, optimizer: SteppingOptimizer, problem: Problem) -> Optimizer:
-        """The optimizer with these steps and this mean; itself where the scenario gives none of the keys."""
+        """Apply the step schedule and the fading average to an optimizer.
+
+        Returns:
+            The optimizer itself if the scenario sets none of these keys.
+        """
         factors = self.step_factors(problem.rounds)
-        moved: Optimizer = optimizer if set(factors) == {1.0} else ScheduledSteps(optimizer, factors)
-        return FadingAverage(moved, self.fading_average) if self.fading_average else moved
+        scheduled: Optimizer = optimizer if set(factors) == {1.0} else ScheduledSteps(optimizer, factors)
+        return FadingAverage(scheduled, self.fading_average) if self.fading_average else scheduled
