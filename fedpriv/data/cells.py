@@ -1,8 +1,9 @@
-"""Files of tables as columns of cells: .csv (commas, one header line, UTF-8) and .parquet, read by Arrow.
+"""Read files of tables as columns of cells, with Arrow.
 
-Arrow is imported when a table is read.  A cell is a text without spaces around it; columns of a .parquet file that
-are numbers are taken as such, and have texts only where something asks for them.  A file with quotes is read by
-Python's strict reader, too, because Arrow takes `"a"b` for ab.
+A .csv file has commas, one header line and the encoding UTF-8.  A cell is a text without spaces around it.
+Columns of a .parquet file that hold numbers stay numbers, and become texts only for a function that needs texts.
+A .csv file with quotes is checked by Python's strict reader as well, because Arrow reads `"a"b` as ab.  Arrow is
+imported when a table is read.
 """
 
 import csv
@@ -21,29 +22,31 @@ from fedpriv.core.files import write_text
 
 TABLE_SUFFIXES = (".csv", ".parquet")
 MISSING_TEXTS = ("", "?", "na", "n/a", "nan", "null")
-"""What stands for a missing value, in any spelling of capitals, unless a vocabulary has the word."""
+"""Texts of a missing value, compared without regard to case, unless a vocabulary lists the text."""
 _MAX_TEXT_LENGTH = 80
 _HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK_BYTES = 1 << 23
-"""Bytes of a .csv file that are read at a time."""
+"""Bytes of a .csv file that are read in one block."""
 _BLOCKS_PER_MERGE = 8
-"""Blocks of a column whose texts are compared at a time with those before them."""
+"""Number of blocks of a column whose texts are merged with the earlier texts at once."""
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True)
 class CellColumn:
-    """A column of n cells: an Arrow array of numbers from a .parquet file, or of texts, each kept once."""
+    """Column of n cells, as an Arrow array of numbers or of texts.  Each different text is stored once."""
 
     arrow_array: Any
-    """Texts as a dictionary array, its words in the order in which they first occur."""
+    """Numbers from a .parquet file, or a dictionary array of texts in the order in which they first occur."""
 
     @staticmethod
     def from_texts(texts: Sequence[str]) -> "CellColumn":
+        """Return a column of the texts, in their order.  The texts have no spaces around them."""
+
         pa, _ = _import_arrow()
-        found = ColumnBuilder()
-        found.add(pa.array(list(texts), pa.string()).dictionary_encode())
-        return found.build()
+        builder = ColumnBuilder()
+        builder.add(pa.array(list(texts), pa.string()).dictionary_encode())
+        return builder.build()
 
     def __len__(self) -> int:
         return len(self.arrow_array)
@@ -52,22 +55,31 @@ class CellColumn:
         return _as_text(self.arrow_array[row].as_py())
 
     def encode_values(self) -> tuple[NDArray[np.signedinteger[Any]], Any]:
-        """Which of the different values each cell holds, (n,), and these as an Arrow array of texts or numbers."""
+        """Encode the cells as indices into their different values.
+
+        Returns:
+            The index of each cell's value, (n,), and the different values as an Arrow array of texts or numbers.
+            The last value of a column of numbers is null, for missing cells.
+        """
         pa, _ = _import_arrow()
         if pa.types.is_dictionary(self.arrow_array.type):
             return np.asarray(self.arrow_array.indices), self.arrow_array.dictionary
-        found = self.arrow_array.dictionary_encode().unify_dictionaries().combine_chunks()
-        values = pa.concat_arrays([found.dictionary, pa.nulls(1, found.dictionary.type)])
-        return np.asarray(found.indices.fill_null(len(found.dictionary))).astype(np.int32), values
+        encoding = self.arrow_array.dictionary_encode().unify_dictionaries().combine_chunks()
+        values = pa.concat_arrays([encoding.dictionary, pa.nulls(1, encoding.dictionary.type)])
+        return np.asarray(encoding.indices.fill_null(len(encoding.dictionary))).astype(np.int32), values
 
     def encode_texts(self) -> tuple[NDArray[np.signedinteger[Any]], Any]:
-        """Which of the different texts each cell holds, (n,), and these as an Arrow array."""
+        """Encode the cells as indices into their different texts.
+
+        Returns:
+            The index of each cell's text, (n,), and the different texts as an Arrow array.
+        """
         codes, values = self.encode_values()
         return codes, _as_texts(values)
 
     @property
     def is_missing(self) -> NDArray[np.bool_]:
-        """Where a word stands that means a missing value; (n,)."""
+        """Mask of the missing cells, (n,)."""
         pa, _ = _import_arrow()
         return (
             np.take(_missing_mask(self.arrow_array.dictionary), np.asarray(self.arrow_array.indices))
@@ -76,54 +88,61 @@ class CellColumn:
         )
 
     def to_numbers(self) -> NDArray[np.float64]:
-        """The finite number of each cell, (n,); NaN for a missing cell, and for what is none.
+        """Return the finite number of each cell, (n,), or NaN for a missing cell or another text.
 
-        A number does not depend on how the rest of the column is spelled: Arrow and Python round alike.
+        A cell's number does not depend on the spelling of the other cells, because Arrow and Python round alike.
         """
         pa, _ = _import_arrow()
         if (
             not pa.types.is_dictionary(self.arrow_array.type)
-            and (found := _cast_numbers(self.arrow_array)) is not None
+            and (numbers := _cast_numbers(self.arrow_array)) is not None
         ):
-            return found
-        codes, words = self.encode_texts()
-        known = _cast_numbers(words)
-        if known is None:
-            told = np.array(
-                [np.nan if number is None else number for number in map(parse_number, words.to_pylist())],
+            return numbers
+        codes, texts = self.encode_texts()
+        text_numbers = _cast_numbers(texts)
+        if text_numbers is None:
+            python_numbers = np.array(
+                [np.nan if number is None else number for number in map(parse_number, texts.to_pylist())],
                 np.float64,
             )
-            known = np.where(_missing_mask(words), np.nan, told)
-        return np.take(known, codes)
+            text_numbers = np.where(_missing_mask(texts), np.nan, python_numbers)
+        return np.take(text_numbers, codes)
 
     def vocabulary_indices(self, vocabulary: Sequence[str]) -> NDArray[np.int64]:
-        """Each cell's place in `vocabulary`, (n,); -1 for a word that is not there."""
+        """Return the index of each cell's text in `vocabulary`, (n,), or -1 for a text outside it."""
         pa, compute = _import_arrow()
-        codes, words = self.encode_texts()
-        places = compute.fill_null(compute.index_in(words, value_set=pa.array(vocabulary, pa.string())), -1)
-        return np.take(np.asarray(places).astype(np.int64), codes)
+        codes, texts = self.encode_texts()
+        indices = compute.fill_null(compute.index_in(texts, value_set=pa.array(vocabulary, pa.string())), -1)
+        return np.take(np.asarray(indices).astype(np.int64), codes)
 
-    def count_values(self, most: int) -> tuple[int, tuple[str, ...]]:
-        """Number of different cells, missing ones left out, and these from the most frequent on.
+    def count_values(self, max_count: int) -> tuple[int, tuple[str, ...]]:
+        """Count the different values, without missing ones.
 
-        None of them is listed where there are more than `most`.
+        Args:
+            max_count: Largest number of values that are listed.
+
+        Returns:
+            The number of different values, and their texts from the most frequent one on, or () if there are more
+            than `max_count`.
         """
         codes, values = self.encode_values()
-        known = np.flatnonzero(~_missing_mask(values))
-        if len(known) > most:
-            return len(known), ()
-        counts = np.bincount(codes, minlength=len(values))[known]
-        return len(known), tuple(_as_texts(values.take(known[np.argsort(-counts, kind="stable")])).to_pylist())
+        value_indices = np.flatnonzero(~_missing_mask(values))
+        if len(value_indices) > max_count:
+            return len(value_indices), ()
+        counts = np.bincount(codes, minlength=len(values))[value_indices]
+        return len(value_indices), tuple(
+            _as_texts(values.take(value_indices[np.argsort(-counts, kind="stable")])).to_pylist()
+        )
 
     def to_numpy(self) -> NDArray[np.str_]:
-        """The cells as a NumPy array of texts; (n,)."""
-        codes, words = self.encode_texts()
-        return np.take(np.array(words.to_pylist(), np.str_), codes)
+        """Return the cells as a NumPy array of texts, (n,)."""
+        codes, texts = self.encode_texts()
+        return np.take(np.array(texts.to_pylist(), np.str_), codes)
 
     def take_texts(self, rows: Sequence[int]) -> list[str]:
-        """The texts of some cells."""
-        codes, words = self.encode_texts()
-        return list(words.take(codes[list(rows)]).to_pylist())
+        """Return the texts of the cells in these rows."""
+        codes, texts = self.encode_texts()
+        return list(texts.take(codes[list(rows)]).to_pylist())
 
 
 def _as_texts(values: Any) -> Any:
@@ -132,33 +151,33 @@ def _as_texts(values: Any) -> Any:
 
 
 def _missing_mask(values: Any) -> NDArray[np.bool_]:
-    """Which values of an Arrow array mean a missing one."""
+    """Return the mask of the missing values of an Arrow array."""
     pa, compute = _import_arrow()
-    found = (
+    is_missing = (
         compute.is_null(values, nan_is_null=True)
         if pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
         else compute.is_in(compute.utf8_lower(_as_texts(values)), value_set=pa.array(MISSING_TEXTS, pa.string()))
     )
-    return np.asarray(found).astype(np.bool_)
+    return np.asarray(is_missing).astype(np.bool_)
 
 
 def _cast_numbers(values: Any) -> NDArray[np.float64] | None:
-    """Arrow's finite numbers of values, NaN where they are missing; None where it does not read them all."""
+    """Cast values to finite numbers, NaN for missing ones, or return None if Arrow cannot read them all."""
     pa, compute = _import_arrow()
-    kind, missing = values.type, _missing_mask(values)
-    if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+    arrow_type, is_missing = values.type, _missing_mask(values)
+    if not (pa.types.is_string(arrow_type) or pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type)):
         return None
     try:
-        found = np.asarray(
-            compute.cast(compute.if_else(pa.array(missing), None, values), pa.float64()), np.float64
+        numbers = np.asarray(
+            compute.cast(compute.if_else(pa.array(is_missing), None, values), pa.float64()), np.float64
         )
     except pa.ArrowInvalid:
-        return None  # a cell that Arrow does not read, or a whole number that a float rounds
-    return found if np.array_equal(np.isfinite(found), ~missing) else None
+        return None  # Arrow cannot read a cell, or a float would round an integer
+    return numbers if np.array_equal(np.isfinite(numbers), ~is_missing) else None
 
 
 class ColumnBuilder:
-    """A column of texts while blocks of it are read: each text once, and a small whole number a cell."""
+    """Column of texts under construction: its different texts, and a small integer code for each cell."""
 
     def __init__(self) -> None:
         pa, _ = _import_arrow()
@@ -167,25 +186,25 @@ class ColumnBuilder:
         self._blocks: list[tuple[NDArray[np.signedinteger[Any]], Any]] = []
 
     def add(self, block: Any) -> None:
-        """Take a dictionary array of texts, none of which is null."""
+        """Add a block of cells, a dictionary array of texts without nulls."""
         _, compute = _import_arrow()
-        words = compute.utf8_trim_whitespace(block.dictionary)
-        self._blocks.append((_narrow_codes(np.asarray(block.indices), len(words)), words))
+        texts = compute.utf8_trim_whitespace(block.dictionary)
+        self._blocks.append((_narrow_codes(np.asarray(block.indices), len(texts)), texts))
         if len(self._blocks) == _BLOCKS_PER_MERGE:
             self._merge()
 
     def _merge(self) -> None:
         pa, compute = _import_arrow()
-        told = pa.chunked_array([words for _, words in self._blocks], pa.string())
-        self._distinct_texts = compute.unique(pa.chunked_array([self._distinct_texts, *told.chunks]))
-        place = np.asarray(compute.index_in(told, value_set=self._distinct_texts))
-        starts = np.cumsum([0, *(len(words) for _, words in self._blocks)])
-        parts = [place[start:][codes] for start, (codes, _) in zip(starts, self._blocks, strict=False)]
-        self._codes += [_narrow_codes(part, len(self._distinct_texts)) for part in parts]
+        texts = pa.chunked_array([block_texts for _, block_texts in self._blocks], pa.string())
+        self._distinct_texts = compute.unique(pa.chunked_array([self._distinct_texts, *texts.chunks]))
+        new_codes = np.asarray(compute.index_in(texts, value_set=self._distinct_texts))
+        starts = np.cumsum([0, *(len(block_texts) for _, block_texts in self._blocks)])
+        block_codes = [new_codes[start:][codes] for start, (codes, _) in zip(starts, self._blocks, strict=False)]
+        self._codes += [_narrow_codes(cell_codes, len(self._distinct_texts)) for cell_codes in block_codes]
         self._blocks = []
 
     def build(self) -> CellColumn:
-        """All cells that were added, which are kept there alone."""
+        """Return a column of all added cells, and drop their codes here."""
         pa, _ = _import_arrow()
         self._merge()
         codes = np.concatenate(self._codes or [np.zeros(0, np.int8)])
@@ -198,7 +217,7 @@ def _narrow_codes(codes: NDArray[Any], count: int) -> NDArray[np.signedinteger[A
 
 
 def parse_number(text: str) -> float | None:
-    """A finite number, None for what is none; true and false are 1 and 0."""
+    """Return the finite number that a text spells, or None.  The texts true and false are 1 and 0."""
     lowered = text.lower()
     if lowered in ("true", "false"):
         return float(lowered == "true")
@@ -206,22 +225,23 @@ def parse_number(text: str) -> float | None:
         number = float(text)
     except ValueError:
         return None
-    return None if "_" in text or number - number != 0.0 else number  # Python reads 1_000; and what is not finite
+    return None if "_" in text or number - number != 0.0 else number  # Python reads 1_000, inf and nan as well
 
 
 @dataclass(frozen=True)
 class RawTable:
-    """Columns of cells, all of one length; `places` says at which line or row of the file records stand."""
+    """Table of cells, whose columns have one length."""
 
     source: str
     columns: Mapping[str, CellColumn]
     row_unit: str
-    """What `places` counts: "line" or "row"."""
+    """Unit of the numbers that `locate_rows` returns: "line" or "row"."""
     locate_rows: Callable[[Sequence[int]], list[int]]
+    """Function of row indices that returns the lines of the file, or the rows counted from 1."""
 
     @staticmethod
     def from_texts(source: str, columns: Mapping[str, Sequence[str]]) -> "RawTable":
-        """A table that lies in memory; rows count from 1."""
+        """Return a table of texts in memory, whose rows count from 1."""
         return RawTable(
             source, {name: CellColumn.from_texts(cells) for name, cells in columns.items()}, "row", _number_rows
         )
@@ -230,37 +250,46 @@ class RawTable:
         return len(next(iter(self.columns.values())))
 
     def column(self, name: str) -> CellColumn:
-        """InputError if there is no such column."""
+        """Return a column by its name.
+
+        Raises:
+            InputError: The table has no such column.
+        """
         if name not in self.columns:
-            known = ", ".join(map(repr, self.columns))
+            column_names = ", ".join(map(repr, self.columns))
             raise InputError(
                 f"{self.source}: has no column {name!r}, only "
-                f"{sanitize_line(known)}{suggestion(name, self.columns)}"
+                f"{sanitize_line(column_names)}{suggestion(name, self.columns)}"
             )
         return self.columns[name]
 
     def distinct_cells(self, name: str) -> tuple[NDArray[np.signedinteger[Any]], "RawTable"]:
-        """Which of its different cells each record has in a column, and a table of these alone."""
+        """Return the different cells of a column.
+
+        Returns:
+            The row of each record's cell in the second result, (n,), and a table of the column's different cells.
+            The whole table itself is the second result for a column of numbers.
+        """
         cells = self.column(name)
         pa, _ = _import_arrow()
         if not pa.types.is_dictionary(cells.arrow_array.type):
             return np.arange(len(cells)), self
-        codes, words = cells.encode_values()
-        each = pa.DictionaryArray.from_arrays(pa.array(np.arange(len(words), dtype=np.int32)), words)
-        return codes, RawTable(self.source, {name: CellColumn(each)}, self.row_unit, self.locate_rows)
+        codes, values = cells.encode_values()
+        value_cells = pa.DictionaryArray.from_arrays(pa.array(np.arange(len(values), dtype=np.int32)), values)
+        return codes, RawTable(self.source, {name: CellColumn(value_cells)}, self.row_unit, self.locate_rows)
 
     def describe_cell(self, row: int, column: str) -> str:
-        """Where a cell is and what it holds, for an error."""
-        held = sanitize_line(repr(self.columns[column][row]), _MAX_TEXT_LENGTH)
-        return f"{self.source}, {self.row_unit} {self.locate_rows([row])[0]}, column {column!r}: {held}"
+        """Describe the location and the text of a cell, for an error message."""
+        text = sanitize_line(repr(self.columns[column][row]), _MAX_TEXT_LENGTH)
+        return f"{self.source}, {self.row_unit} {self.locate_rows([row])[0]}, column {column!r}: {text}"
 
     def duplicate_count(self) -> int:
-        """Number of records that equal an earlier one in every column, by 64 bits of hash."""
-        mixed = np.zeros(len(self), np.uint64)
+        """Number of records that equal an earlier one in every column, by a hash of 64 bits."""
+        hashes = np.zeros(len(self), np.uint64)
         for cells in self.columns.values():
-            mixed = (mixed ^ cells.encode_values()[0].astype(np.uint64)) * _HASH_MULTIPLIER
-            mixed ^= mixed >> np.uint64(29)
-        return len(self) - len(np.unique(mixed))
+            hashes = (hashes ^ cells.encode_values()[0].astype(np.uint64)) * _HASH_MULTIPLIER
+            hashes ^= hashes >> np.uint64(29)
+        return len(self) - len(np.unique(hashes))
 
 
 def is_table_path(name: str) -> bool:
@@ -269,7 +298,11 @@ def is_table_path(name: str) -> bool:
 
 
 def read_table(path: Path) -> RawTable:
-    """The whole file; InputError in one line if it is no table."""
+    """Read the whole file of a table.
+
+    Raises:
+        InputError: The file is missing, is not a readable table, or has no records.
+    """
     try:
         table = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     except FileNotFoundError:
@@ -287,7 +320,7 @@ def read_table(path: Path) -> RawTable:
 
 
 def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
-    """These records of the table, in this order, as a CSV file."""
+    """Write records of the table as a CSV file, in the order of `rows`."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(table.columns)
@@ -302,8 +335,8 @@ def _read_csv(path: Path) -> RawTable:
     header = _read_header(path)
     if quoted := _has_quotes(path):
         _check_rows(path)
-    kind = pa.dictionary(pa.int32(), pa.string())
-    columns = [ColumnBuilder() for _ in header]
+    cell_type = pa.dictionary(pa.int32(), pa.string())
+    builders = [ColumnBuilder() for _ in header]
     try:
         with arrow.open_csv(
             path,
@@ -314,26 +347,26 @@ def _read_csv(path: Path) -> RawTable:
                 block_size=_BLOCK_BYTES,
             ),
             arrow.ParseOptions(newlines_in_values=quoted),
-            arrow.ConvertOptions(column_types={str(place): kind for place in range(len(header))}),
+            arrow.ConvertOptions(column_types={str(place): cell_type for place in range(len(header))}),
         ) as blocks:
             for block in blocks:
-                for words, cells in zip(columns, block.columns, strict=True):
-                    words.add(cells)
+                for builder, cells in zip(builders, block.columns, strict=True):
+                    builder.add(cells)
     except pa.ArrowInvalid as error:
         _check_rows(path)
         raise InputError(f"{path}: cannot be read as a table ({str(error).splitlines()[0]})") from None
-    named = {name: words.build() for name, words in zip(header, columns, strict=True)}
+    columns_by_name = {name: builder.build() for name, builder in zip(header, builders, strict=True)}
     pa.default_memory_pool().release_unused()
-    return RawTable(str(path), named, "line", lambda rows: _find_lines(path, rows))
+    return RawTable(str(path), columns_by_name, "line", lambda rows: _find_lines(path, rows))
 
 
 def _iterate_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The line at which each record ends, and its cells, by Python's reader; the first is the header."""
+    """Yield the line at which each record ends, and its cells, by Python's reader.  The header comes first."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
             for row in reader:
-                if row:  # and no empty line
+                if row:  # skips empty lines
                     yield reader.line_num, row
         except csv.Error as error:
             raise InputError(f"{path}, line {reader.line_num}: {error}") from None
@@ -346,19 +379,23 @@ def _read_header(path: Path) -> list[str]:
 
 
 def _check_rows(path: Path) -> None:
-    """InputError for the first record that has other than one value a column, or is no CSV."""
-    wanted = None
+    """Raise InputError at the first record that is no CSV or has another number of values than the header."""
+    column_count = None
     for line, row in _iterate_records(path):
-        wanted = len(row) if wanted is None else wanted
-        if len(row) != wanted:
-            raise InputError(f"{path}, line {line}: has {len(row)} values, and the header names {wanted}")
+        column_count = len(row) if column_count is None else column_count
+        if len(row) != column_count:
+            raise InputError(f"{path}, line {line}: has {len(row)} values, and the header names {column_count}")
 
 
 def _find_lines(path: Path, rows: Sequence[int]) -> list[int]:
-    """The lines at which these records end: read again, for messages alone."""
-    wanted = set(rows)
-    found = {number - 1: line for number, (line, _) in enumerate(_iterate_records(path)) if number - 1 in wanted}
-    return [found[row] for row in rows]
+    """Return the lines at which records end.  The file is read again, since only messages need lines."""
+    wanted_rows = set(rows)
+    lines = {
+        record_number - 1: line
+        for record_number, (line, _) in enumerate(_iterate_records(path))
+        if record_number - 1 in wanted_rows
+    }
+    return [lines[row] for row in rows]
 
 
 def _number_rows(rows: Sequence[int]) -> list[int]:
@@ -366,7 +403,7 @@ def _number_rows(rows: Sequence[int]) -> list[int]:
 
 
 def _has_quotes(path: Path) -> bool:
-    """Whether a cell below the first line has one."""
+    """Whether a quote occurs below the first line."""
     with path.open("rb") as file:
         file.readline()
         return any(b'"' in block for block in iter(lambda: file.read(1 << 20), b""))
@@ -390,31 +427,43 @@ def _read_parquet(path: Path) -> RawTable:
     return RawTable(str(path), columns, "row", _number_rows)
 
 
-def table_from_arrow(held: Any, source: str) -> RawTable:
-    """An Arrow table that lies in memory; InputError for one without columns of numbers and words."""
-    header = [name.strip() for name in held.column_names]
+def table_from_arrow(arrow_table: Any, source: str) -> RawTable:
+    """Convert an Arrow table in memory.
+
+    Args:
+        arrow_table: `pyarrow.Table` whose columns hold numbers, texts or booleans.
+        source: Name of the table in error messages.
+
+    Raises:
+        InputError: A column has another type or no unique name, or the table has no records.
+    """
+    header = [name.strip() for name in arrow_table.column_names]
     _check_header(header, source)
     columns = {
         name: _column_from_arrow(column, f"{source}, column {name!r}")
-        for name, column in zip(header, held.columns, strict=True)
+        for name, column in zip(header, arrow_table.columns, strict=True)
     }
-    if not held.num_rows:
+    if not arrow_table.num_rows:
         raise InputError(f"{source}: has no records")
     return RawTable(source, columns, "row", _number_rows)
 
 
-def _column_from_arrow(column: Any, where: str) -> CellColumn:
-    """A column of an Arrow table."""
+def _column_from_arrow(column: Any, location: str) -> CellColumn:
+    """Convert a column of an Arrow table."""
     pa, compute = _import_arrow()
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-        raise InputError(f"{where}: of type {kind}; expected numbers, words or booleans")
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        return CellColumn(column.cast(kind))
-    words = ColumnBuilder()
+    value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_nested(value_type) or pa.types.is_binary(value_type):
+        raise InputError(f"{location}: of type {value_type}; expected numbers, words or booleans")
+    if not (
+        pa.types.is_string(value_type)
+        or pa.types.is_large_string(value_type)
+        or pa.types.is_string_view(value_type)
+    ):
+        return CellColumn(column.cast(value_type))
+    builder = ColumnBuilder()
     for block in compute.fill_null(column.cast(pa.string()), "").chunks:
-        words.add(block.dictionary_encode())
-    return words.build()
+        builder.add(block.dictionary_encode())
+    return builder.build()
 
 
 def _as_text(value: Any) -> str:

@@ -1,8 +1,9 @@
-"""Encode a table: texts become features, each record by itself, by what is public about the table.
+"""Encode a table: map each record to features, by the table's public schema and the record alone.
 
-Columns of numbers may be scaled, less their mean and in units of their deviation: a public map of one record by
-itself.  Means and deviations of records are releases.  Where they come from noisy ones that were accounted for,
-the map is post-processing of those, and a constant for all that follows.
+Columns of numbers may be scaled: the column's mean is subtracted, and the difference divided by the deviation
+(`Scaling`).  The scaling is a public map of one record.  Means and deviations of records are releases.  If they
+are computed from noisy moments that were accounted for, the scaling is post-processing, and a constant for all
+later releases.
 """
 
 import math
@@ -19,21 +20,27 @@ from fedpriv.data.partition import TableSplit, split_rows
 from fedpriv.data.schema import OTHER_WORD, FeatureColumn, TableSchema
 
 MIN_DEVIATION = 1.0 / 16.0
-"""Of a deviation, where a column's public range is -1 … 1: noise must not blow a column up without end."""
+"""Smallest deviation that a scaling divides by, for a column whose public range is -1 … 1.
+
+Without it noise could scale a column up without bound.
+"""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Feature columns[j] of a record becomes (feature - means[j]) / deviations[j]; all others stay."""
+    """Public map of features, which replaces feature columns[j] by (feature - means[j]) / deviations[j]."""
 
     columns: tuple[int, ...]
     means: tuple[float, ...]
     deviations: tuple[float, ...]
 
     def apply(self, features: NDArray[Any]) -> NDArray[Any]:
-        """Of features (n, width) that are numbers; InputError for others, and for columns that are not there.
+        """Scale features (n, width), and leave the columns alone that `columns` does not list.
 
         Guarantee: row b of the result is a function of row b and of these numbers alone.
+
+        Raises:
+            InputError: Features are no floats of shape (n, width), or have too few columns.
         """
         if features.ndim != 2 or features.dtype.kind != "f" or max(self.columns) >= features.shape[1]:
             raise InputError(
@@ -41,38 +48,55 @@ class Scaling:
                 f"here a record has shape {features.shape[1:]} and type {features.dtype}"
             )
         scaled = features.astype(np.float64)
-        places = list(self.columns)
-        scaled[:, places] = (scaled[:, places] - np.array(self.means)) / np.array(self.deviations)
+        columns = list(self.columns)
+        scaled[:, columns] = (scaled[:, columns] - np.array(self.means)) / np.array(self.deviations)
         return scaled
 
 
 _BEND = (2.0 + math.sqrt(2.0)) / 4.0
 MOMENTS_DIAMETER = (2.0 - _BEND) * math.sqrt(1.0 + 4.0 * _BEND**2)
-"""Largest distance of two points (x, 2x²): d² (1 + 4s²) for s = x + y, d = x - y, where |s| + |d| ≤ 2."""
+"""Largest distance of two points (x, 2x²), both with |x| ≤ 1.
+
+The squared distance is d² (1 + 4s²) with s = x + y and d = x - y, where |s| + |d| ≤ 2.
+"""
 MOMENTS_RADIUS = 1.25
-"""Norm of (x, 2x² - 1.25) at most: its square is x² + (2x² - 1.25)², convex in x² and 1.25² at 0 and at 1."""
+"""Largest norm of (x, 2x² - 1.25).
+
+The squared norm x² + (2x² - 1.25)² is convex in x², and equals 1.25² at x² = 0 and at x² = 1.
+"""
 
 
 def bounded_moments(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Moments that a record adds to the first step: (n, k) in -1 … 1 -> (n, 2k), of norm 1 at most.
+    """Map (n, k) numbers in -1 … 1 to (n, 2k) bounded moments, which a record adds to the first step.
 
-    Column j gives x and 2x² - 1.25, so that k columns have norm 1.25 √k; they are divided by that.
+    Column j gives x and 2x² - 1.25.  Their norm over k columns is at most 1.25 √k, so that the result, divided by
+    1.25 √k, has norm 1 at most.
 
-    Guarantee: two records are at most `MOMENTS_APART` / 1.25 apart, whatever they hold; numbers beyond -1 … 1
-    count as its ends, and what is no number stays none.
+    Guarantee: two records are at most `MOMENTS_DIAMETER` / 1.25 apart, whatever they hold.  Numbers beyond -1 … 1
+    count as the ends of this range, and a value that is not a number stays not a number.
     """
-    wide = np.asarray(values, np.float64).clip(-1.0, 1.0)
-    return np.concatenate([wide, 2.0 * wide**2 - MOMENTS_RADIUS], axis=1) / (
-        MOMENTS_RADIUS * math.sqrt(wide.shape[1])
+    clipped = np.asarray(values, np.float64).clip(-1.0, 1.0)
+    return np.concatenate([clipped, 2.0 * clipped**2 - MOMENTS_RADIUS], axis=1) / (
+        MOMENTS_RADIUS * math.sqrt(clipped.shape[1])
     )
 
 
-def scaling_from_moments(columns: Sequence[int], released: NDArray[Any]) -> Scaling:
-    """The scaling that noisy means of `moments_of`, (2k,), give: post-processing, whatever they are."""
+def scaling_from_moments(columns: Sequence[int], release: NDArray[Any]) -> Scaling:
+    """Compute a scaling from a release of the noisy means of `bounded_moments`, (2k,).
+
+    The result is post-processing of the release, whatever its values.
+
+    Args:
+        columns: Indices of the k features.
+        release: Noisy means, (2k,).  Deviations are clipped to `MIN_DEVIATION` … 1.
+
+    Raises:
+        ValueError: The release has another shape, or a value is not finite.
+    """
     count = len(columns)
-    if released.shape != (2 * count,) or not np.isfinite(released).all():
-        raise ValueError(f"{2 * count} finite moments were expected, not an array of shape {released.shape}")
-    first, second = np.split(np.asarray(released, np.float64) * MOMENTS_RADIUS * math.sqrt(count), 2)
+    if release.shape != (2 * count,) or not np.isfinite(release).all():
+        raise ValueError(f"{2 * count} finite moments were expected, not an array of shape {release.shape}")
+    first, second = np.split(np.asarray(release, np.float64) * MOMENTS_RADIUS * math.sqrt(count), 2)
     means = first.clip(-1.0, 1.0)
     variances = (second + MOMENTS_RADIUS) / 2.0 - means**2
     return Scaling(
@@ -82,103 +106,136 @@ def scaling_from_moments(columns: Sequence[int], released: NDArray[Any]) -> Scal
 
 _MISSING_CODE = -1
 _CHUNK_ROWS = 2**13
-"""Rows whose features are written at a time, while they are in a cache."""
+"""Number of rows whose features are written at once, so that they fit into a cache."""
 _SPLIT_DESCRIPTION = 'the two words of a split, "train" and "test"'
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """Every row of a file, in its order; what it holds where a value is missing is read nowhere."""
+    """Labels, places, sites and persons of every row of a file, in its order.
+
+    Entries of a row with a missing value are not read.
+    """
 
     labels: NDArray[np.int64] | NDArray[np.float64]
     split: TableSplit
-    """Where the rows sit, and which of them count."""
+    """Row indices of both parts, and masks of the rows that count."""
     sites: NDArray[np.int64] | None
     persons: NDArray[np.str_] | None
 
 
 @dataclass(frozen=True)
 class EncodedTable(TableRows):
-    """Rows with all that they hold."""
+    """Rows of a file with their features and raw cells."""
 
     features: NDArray[np.floating[Any]]
-    """(n, width): every column's features, in the alphabetical order of the columns."""
+    """Features of all columns, (n, width), in the alphabetical order of the columns."""
     raw_cells: NDArray[np.float64]
-    """(n, columns): what the rows hold before it is clipped or filled, in the order of `TableSchema.raw`.
+    """Cells before they are clipped or filled, (n, columns), in the order of `TableSchema.raw_columns`.
 
-    Numbers as they are, the places of words in their vocabulary, and NaN where a value is missing.
+    A number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.
     """
 
 
 def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> EncodedTable:
-    """Add the features and the cells of all rows to `rows_of`, whose errors and guarantee it has."""
+    """Return `read_rows` of a table with the features and the raw cells of all rows.
+
+    Guarantee: that of `read_rows`.
+
+    Raises:
+        InputError: The table does not keep to the schema (`read_rows`).
+    """
     rows = read_rows(table, schema, single_site=single_site)
-    everywhere = np.arange(len(table))
-    features, cells = encode_features(table, schema, everywhere), read_raw_cells(table, schema, everywhere, rows)
-    return EncodedTable(rows.labels, rows.split, rows.sites, rows.persons, features, cells)
+    all_rows = np.arange(len(table))
+    features, raw_cells = encode_features(table, schema, all_rows), read_raw_cells(table, schema, all_rows, rows)
+    return EncodedTable(rows.labels, rows.split, rows.sites, rows.persons, features, raw_cells)
 
 
 def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> TableRows:
-    """The labels, sites and persons of a table; one `of_one_site` has no column for it.
+    """Read the labels, the split, the sites and the persons of a table.
 
-    Guarantee: a record's features and label, and whether and where it counts, depend on its own cells, on its
-    place in the file and on `schema`; never on another record.  Where it sits depends on no cell at all.
-    InputError, naming line and column, for a missing value that the schema has no remedy for, a row that is
-    nobody's, text among numbers, or a word that is in no vocabulary.
+    Guarantee: a record's features and label, and whether and where the record counts, depend on the record's own
+    cells, on its place in the file and on `schema`, and never on another record.  The place of a record depends on
+    no cell at all.
+
+    Args:
+        table: Table with all columns of the schema.
+        schema: Public schema of the table.
+        single_site: Whether the table is that of one site, without a column for the site.
+
+    Raises:
+        InputError: A value is missing for which the schema has no remedy, a row has no person, a column of numbers
+            holds a text, or a word is in no vocabulary.  The message names line and column.
     """
-    gone = np.zeros(len(table), np.bool_)
+    is_incomplete = np.zeros(len(table), np.bool_)
     for name, column in schema.sorted_columns:
-        gone |= _read_values(table, name, column)[1] & (column.missing is None)  # nothing stands in for the value
-    labels, absent, _ = _read_labels(table, schema)
-    gone |= absent
+        # A missing value counts against a row only if the schema gives no value in its place.
+        is_incomplete |= _read_values(table, name, column)[1] & (column.missing is None)
+    labels, is_missing, _ = _read_labels(table, schema)
+    is_incomplete |= is_missing
     sites = None if schema.site is None or single_site else _read_codes(table, schema.site, schema.sites, "sites")
     persons = None if schema.person is None else _read_persons(table, schema.person)
-    said = (
+    is_test = (
         None
         if schema.split is None
         else _read_codes(table, schema.split, ("train", "test"), _SPLIT_DESCRIPTION).astype(np.bool_)
     )
-    if gone.any() and schema.missing == "refuse":
-        _refuse_missing(table, schema, int(gone.argmax()))
-    if gone.all():
+    if is_incomplete.any() and schema.missing == "refuse":
+        _refuse_missing(table, schema, int(is_incomplete.argmax()))
+    if is_incomplete.all():
         raise InputError(f"{table.source}: every record has a missing value, none is left")
     names = persons.tolist() if persons is not None and schema.splits_by_content else None
-    return TableRows(labels, split_rows(~gone, said, names, schema.expected_test_share), sites, persons)
+    return TableRows(
+        labels, split_rows(~is_incomplete, is_test, names, schema.expected_test_share), sites, persons
+    )
 
 
 def encode_features(
     table: RawTable, schema: TableSchema, rows: NDArray[np.int64], dtype: str = "float64"
 ) -> NDArray[np.floating[Any]]:
-    """The features of `rows`, of a table that `rows_of` takes, rounded to `dtype`: (rows, width).
+    """Return the features of `rows`, (rows, width), rounded to `dtype`.
 
     Guarantee: a record's features depend on its own cells and on `schema` alone.
+
+    Args:
+        table: Table that `read_rows` accepts.
+        schema: Public schema of the table.
+        rows: Indices of the rows, (rows,).
+        dtype: Name of a floating-point type of NumPy.
     """
     features, end = np.zeros((len(rows), schema.width), dtype), 0
-    maps = []
+    column_maps = []
     for name, column in schema.sorted_columns:
         start, end = end, end + column.width
-        codes, once = table.distinct_cells(name)
-        maps.append((codes, _map_column(once, name, column), range(start, end)))
+        codes, distinct = table.distinct_cells(name)
+        column_maps.append((codes, _map_column(distinct, name, column), range(start, end)))
     for first in range(0, len(rows), _CHUNK_ROWS):
-        part = rows[first : first + _CHUNK_ROWS]
-        written = features[first : first + _CHUNK_ROWS]
-        for codes, values, span in maps:
-            found = values.take(codes.take(part))
+        chunk = rows[first : first + _CHUNK_ROWS]
+        output = features[first : first + _CHUNK_ROWS]
+        for codes, values, span in column_maps:
+            mapped = values.take(codes.take(chunk))
             if values.dtype == np.float64:
-                written[:, span.start] = found
+                output[:, span.start] = mapped
             else:
-                written[np.arange(len(part)), span.start + found] = 1.0
+                output[np.arange(len(chunk)), span.start + mapped] = 1.0
     return features
 
 
 def read_raw_cells(
     table: RawTable, schema: TableSchema, rows: NDArray[np.int64], of: TableRows
 ) -> NDArray[np.float64]:
-    """What `rows` hold as it is, (rows, columns): see `Encoded.cells`; a site that no column says is NaN."""
+    """Return the raw cells of `rows`, (rows, columns), as in `EncodedTable.raw_cells`.
+
+    Args:
+        table: Table that `read_rows` accepts.
+        schema: Public schema of the table.
+        rows: Indices of the rows, (rows,).
+        of: Result of `read_rows` for the table.  The site is NaN if `of` has no sites.
+    """
     cells = np.full((len(rows), len(schema.raw_columns)), np.nan)
-    for place, (name, column) in enumerate(schema.sorted_columns):
-        values, absent = _read_values(table, name, column)
-        cells[:, place] = np.where(absent, np.nan, values)[rows]
+    for index, (name, column) in enumerate(schema.sorted_columns):
+        values, is_missing = _read_values(table, name, column)
+        cells[:, index] = np.where(is_missing, np.nan, values)[rows]
     cells[:, len(schema.columns)] = _read_labels(table, schema)[2][rows]
     if of.sites is not None:
         cells[:, schema.raw_columns.index(schema.site or "")] = of.sites[rows]
@@ -186,7 +243,7 @@ def read_raw_cells(
 
 
 def _read_values(table: RawTable, name: str, column: FeatureColumn) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """A column's numbers, or the places of its words, and which of them are missing."""
+    """Return a column's numbers or the indices of its words, (n,), and the mask of the missing values."""
     if column.values is None:
         return _read_numbers(table, name)
     codes = _read_codes(table, name, column.values, "values", allow_missing=True)
@@ -194,30 +251,31 @@ def _read_values(table: RawTable, name: str, column: FeatureColumn) -> tuple[NDA
 
 
 def _map_column(table: RawTable, name: str, column: FeatureColumn) -> NDArray[Any]:
-    """A column's numbers in -1 … 1, or the places of its words among its features."""
-    values, absent = _read_values(table, name, column)
+    """Return a column's numbers in -1 … 1, or the indices of its words among the column's features."""
+    values, is_missing = _read_values(table, name, column)
     if column.range is not None:
         return _scale_numbers(
-            np.where(absent, 0.0 if column.missing is None else float(column.missing), values), column.range
+            np.where(is_missing, 0.0 if column.missing is None else float(column.missing), values), column.range
         )
     assert column.values is not None
-    return np.where(absent, 0 if column.missing is None else column.values.index(str(column.missing)), values)
+    return np.where(is_missing, 0 if column.missing is None else column.values.index(str(column.missing)), values)
 
 
 def _read_labels(
     table: RawTable, schema: TableSchema
 ) -> tuple[NDArray[np.int64] | NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64]]:
+    """Return labels, mask of the records whose label is missing, and raw cells of the target, (n,) each."""
     if schema.range is not None:
-        numbers, absent = _read_numbers(table, schema.target)
-        return _scale_numbers(numbers, schema.range), absent, np.where(absent, np.nan, numbers)
+        numbers, is_missing = _read_numbers(table, schema.target)
+        return _scale_numbers(numbers, schema.range), is_missing, np.where(is_missing, np.nan, numbers)
     assert schema.classes is not None
     codes = _read_codes(table, schema.target, schema.classes, "classes", allow_missing=True)
-    absent = codes == _MISSING_CODE
-    cells = np.where(absent, np.nan, codes)
+    is_missing = codes == _MISSING_CODE
+    cells = np.where(is_missing, np.nan, codes)
     if schema.survival is not None:
-        times, lacking = _read_numbers(table, schema.survival.time)
-        codes, absent = schema.survival.make_labels(times, codes == 1), absent | lacking
-    return codes, absent, cells
+        times, time_is_missing = _read_numbers(table, schema.survival.time)
+        codes, is_missing = schema.survival.make_labels(times, codes == 1), is_missing | time_is_missing
+    return codes, is_missing, cells
 
 
 def _scale_numbers(numbers: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
@@ -226,14 +284,14 @@ def _scale_numbers(numbers: NDArray[np.float64], bounds: tuple[float, float]) ->
 
 
 def _read_numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """A column's numbers, and where there is none (0 stands there)."""
+    """Return a column's numbers, with 0 for a missing value, and the mask of the missing values."""
     cells = table.column(name)
-    numbers, absent = cells.to_numbers(), cells.is_missing
-    if (odd := np.isnan(numbers) & ~absent).any():
+    numbers, is_missing = cells.to_numbers(), cells.is_missing
+    if (invalid := np.isnan(numbers) & ~is_missing).any():
         raise InputError(
-            f"{table.describe_cell(int(odd.argmax()), name)} is no finite number; a column with words has values"
+            f"{table.describe_cell(int(invalid.argmax()), name)} is no finite number; a column with words has values"
         )
-    return np.where(absent, 0.0, numbers), absent
+    return np.where(is_missing, 0.0, numbers), is_missing
 
 
 def _read_codes(
@@ -244,45 +302,48 @@ def _read_codes(
     *,
     allow_missing: bool = False,
 ) -> NDArray[np.int64]:
-    """Each record's place in the vocabulary; _GONE where a value is missing and `may_lack`."""
+    """Return each record's index in the vocabulary, or `_MISSING_CODE` for an allowed missing value."""
     cells = table.column(name)
-    found = cells.vocabulary_indices(vocabulary)
-    unknown = found < 0
+    codes = cells.vocabulary_indices(vocabulary)
+    is_unknown = codes < 0
     if allow_missing:
-        found[unknown & cells.is_missing] = _MISSING_CODE
-        unknown &= ~cells.is_missing
-    if unknown.any():
+        codes[is_unknown & cells.is_missing] = _MISSING_CODE
+        is_unknown &= ~cells.is_missing
+    if is_unknown.any():
         if OTHER_WORD not in vocabulary:
             remedy = f"; add it to {key}" + (
                 f', or "{OTHER_WORD}" for every other word' if key == "values" else ""
             )
             if key == _SPLIT_DESCRIPTION:
                 remedy = "; name a column of these two, or none: rows are then put aside by their place"
-            row = int(unknown.argmax())
-            near = suggestion(cells[row], vocabulary)
-            raise InputError(f"{table.describe_cell(row, name)} is not among {key}{near}{remedy}")
-        found[unknown] = vocabulary.index(OTHER_WORD)
-    return found
+            row = int(is_unknown.argmax())
+            hint = suggestion(cells[row], vocabulary)
+            raise InputError(f"{table.describe_cell(row, name)} is not among {key}{hint}{remedy}")
+        codes[is_unknown] = vocabulary.index(OTHER_WORD)
+    return codes
 
 
 def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
-    """Name of the person of each row; a row without a name would be one person more, or less."""
+    """Return the name of each row's person, and refuse a row without one.
+
+    A row without a name might be that of a person of its own, or of any other person.
+    """
     cells = table.column(name)
     if cells.is_missing.any():
-        place = table.describe_cell(int(cells.is_missing.argmax()), name)
-        raise InputError(f"{place} does not say whose the row is; every row needs a person")
+        location = table.describe_cell(int(cells.is_missing.argmax()), name)
+        raise InputError(f"{location} does not say whose the row is; every row needs a person")
     return cells.to_numpy()
 
 
 def _refuse_missing(table: RawTable, schema: TableSchema, row: int) -> None:
-    open_to_gaps = [
+    required_columns = [
         (name, column.values or ()) for name, column in schema.sorted_columns if column.missing is None
     ]
     times: list[tuple[str, Sequence[str]]] = [] if schema.survival is None else [(schema.survival.time, ())]
     name = next(
         name
-        for name, words in [*open_to_gaps, (schema.target, schema.classes or ()), *times]
-        if (cell := table.columns[name][row]).lower() in MISSING_TEXTS and cell not in words
+        for name, vocabulary in [*required_columns, (schema.target, schema.classes or ()), *times]
+        if (cell := table.columns[name][row]).lower() in MISSING_TEXTS and cell not in vocabulary
     )
     raise InputError(
         f"{table.describe_cell(row, name)} is a missing value; give the column `missing`, what stands in for it, "

