@@ -1,10 +1,14 @@
-"""The claim of a run: computed from its releases when it is written and whenever it is shown, and put into words.
+"""Privacy claim of a run: guarantee, neighbouring relation and unit, computed from its releases.
 
-A number without its neighbouring relation and its unit says nothing; they travel together in a `PrivacyClaim`.
-Tables, pages, charts and the terminal take its figures from `facts` and its words from here: `sentence` of one
-claim, `sentence_of_cells` of several that are alike, `figure_words` of a cell of results.json, which has the facts
-of its claim.  Of more than one claim are the words of several records of one person, of the test records that
-silos evaluate on, and of a first step that a run uses and has not taken, but is charged for.
+A number without its neighbouring relation and its unit says nothing.  A `PrivacyClaim` holds all three. The claim
+is computed when a run is written and again whenever it is shown.  Tables, pages, charts and the terminal take its
+numbers from `claim_figures`, and its sentences from `PrivacyClaim.format_sentence` for one claim, from
+`describe_cells` for several cells that differ in their figures only, and from `format_figures` for a cell of
+results.json.
+
+Three cases need sentences of their own: several records of one person (`describe_group_privacy`), the test records
+on which silos evaluate (`describe_evaluation`), and a first step that a run uses and is charged for without having
+taken it (`add_external_first_step`).
 """
 
 import json
@@ -37,38 +41,45 @@ if TYPE_CHECKING:
 EXACT_ASSUMPTIONS = (
     "up to 2^-60 in total variation (δ grows by (1 + e^ε) · 2^-60), if AES-256 is a pseudorandom permutation"
 )
-"""What an exact release's guarantee takes for granted; its slack is checked when the run is planned."""
+"""Assumptions of an exact release's guarantee.  Its slack is checked when the run is planned."""
 REAL_ASSUMPTIONS = "in real arithmetic"
-"""The same of one in floating point."""
+"""Assumption of the guarantee of a release in floating point."""
 GROUP_SIZES = (2, 8)
 _MU_TOLERANCE = 1e-9
-"""Relative: by less than this μ by counting and the charged one are the same."""
+"""Relative difference of μ by counting and the charged μ below which the two count as equal."""
 
 
 Style = Literal["line", "figures", "arithmetic", "counted", "several"]
-"""For whom and how much; the figures alone; for which arithmetic they hold; exact counting; several records."""
+"""Kind of sentence about a claim.
+
+"line" names the unit, the relation and the figures, "figures" the figures alone.  "arithmetic" says for which
+arithmetic they hold, "counted" gives μ by exact counting, and "several" ε for several records of one person.
+"""
 
 
 @dataclass(frozen=True)
 class PrivacyClaim(Generic[Promise]):
-    """A guarantee together with what it is a guarantee of.
+    """Guarantee with its neighbouring relation and its unit of protection.
 
-    Guarantee: it holds for neighbouring data sets under `relation` that differ in one `unit`, whatever the
-    adversary knows about all others.
+    Guarantee: `guarantee` holds for neighbouring data sets under `relation` that differ in one `unit`, whatever
+    the adversary knows about all other units.
     """
 
     guarantee: Promise
     relation: Relation
     unit: Unit = RECORD
     exact: bool = False
-    """Whether it holds for the program's own arithmetic, not for real numbers alone."""
+    """Whether the guarantee holds for the program's own arithmetic, not for real numbers alone."""
     attained: bool = False
-    """Whether μ is exact: its certificate is, and the noise is what is charged.  Otherwise it is a bound."""
+    """Whether μ is exact, not an upper bound.
+
+    The certificate of an exact μ is exact, and the noise is the noise that is charged.
+    """
     mu_by_counting: float | None = None
-    """μ by exact counting, where a paper's constants charge more than that; a bound too."""
+    """Smaller upper bound on μ by exact counting, or None unless the paper's constants charge more."""
 
     def figures(self, delta: float) -> dict[str, Any]:
-        """Every figure at δ by its name in results.json; None for what there is none of."""
+        """Return all figures at δ by their names in results.json, with None for figures that do not exist."""
         return {
             "guarantee": self.guarantee.kind,
             "holds": EXACT_ASSUMPTIONS if self.exact else REAL_ASSUMPTIONS,
@@ -81,16 +92,20 @@ class PrivacyClaim(Generic[Promise]):
         }
 
     def conversions(self, delta: float) -> dict[str, Any]:
-        """The guarantee in every form that it has, ε at `delta`, and what it is about."""
+        """Return the guarantee in each of its forms, with ε at `delta`, relation and unit."""
         return {**self.guarantee.conversions(delta), "relation": self.relation, "unit": self.unit.description}
 
     def format_sentence(self, style: Style, delta: float) -> str:
-        """One thing that the claim says at δ as a person reads it; nothing where it has nothing of the kind."""
+        """Return the sentence of this style at δ, or "" if the claim has none."""
         return _SENTENCE_FORMATS[style](self, delta)
 
 
 def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
-    """The claim of cells of results.json that differ in its figures only: for whom, against whom, and how much."""
+    """Describe the claim of cells of results.json that differ in its figures only.
+
+    The text names the unit, the trusted parties, the figures or their ranges over the cells, and the source of the
+    noise.
+    """
     first = cells[0]
     server = find_trust(first["trust"]).title
     claim = compute_claim_from_data(first["releases"])
@@ -104,80 +119,87 @@ def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 _EPSILON_TOLERANCE, _MAX_NAMED_SILOS = 1e-6, 12
-"""Relative, of two ε that a reader would call one; how many silos are named one by one."""
+"""Relative difference below which two ε count as equal, and the most silos that are listed by name."""
 
 
 def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> str:
-    """Say which ε at δ each silo's own messages have; nothing where all have the same, or where sums are released.
+    """Describe the ε at δ of each silo's messages, or return "" if all are equal or sums are released.
 
-    Guarantee: read off the releases, so that a silo's figure is of the noise that it added, whatever was asked.
+    Guarantee: every ε is computed from the stream of releases, so that a silo's figure is the one of the noise
+    that the silo added, whatever noise the scenario asked for.
     """
-    known = [(stream, stream.guarantee) for stream in streams if stream.silos]
-    each = [(stream.party_name, known.epsilon_of(delta)) for stream, known in known if known is not None]
-    epsilons = [epsilon for _, epsilon in each]
-    if not each or max(epsilons) <= min(epsilons) * (1.0 + _EPSILON_TOLERANCE):
+    guarantees = [(stream, stream.guarantee) for stream in streams if stream.silos]
+    party_epsilons = [
+        (stream.party_name, guarantees.epsilon_of(delta))
+        for stream, guarantees in guarantees
+        if guarantees is not None
+    ]
+    epsilons = [epsilon for _, epsilon in party_epsilons]
+    if not party_epsilons or max(epsilons) <= min(epsilons) * (1.0 + _EPSILON_TOLERANCE):
         return ""
-    least = "Every silo has a budget of its own, and figures without a silo's name are of the one protected least"
-    if len(each) > _MAX_NAMED_SILOS:
+    preface = (
+        "Every silo has a budget of its own, and figures without a silo's name are of the one protected least"
+    )
+    if len(party_epsilons) > _MAX_NAMED_SILOS:
         return (
-            f"{least}: from {format_epsilon_delta(min(epsilons), delta)} to "
+            f"{preface}: from {format_epsilon_delta(min(epsilons), delta)} to "
             f"{format_epsilon_delta(max(epsilons), delta)}."
         )
-    named = ", ".join(f"{owner} ε = {format_upper_epsilon(epsilon)}" for owner, epsilon in each)
-    return f"{least}: {named}, at δ = {format_upper_delta(delta)}."
+    listing = ", ".join(f"{party} ε = {format_upper_epsilon(epsilon)}" for party, epsilon in party_epsilons)
+    return f"{preface}: {listing}, at δ = {format_upper_delta(delta)}."
 
 
 def describe_silo_budgets_of_cells(cells: Sequence[Mapping[str, Any]]) -> str:
-    """The same of the cell of results.json that protects least."""
+    """Describe the ε of each silo's messages in the cell of results.json that protects least."""
     from fedpriv.claims.ledger import stream_from_data
 
-    least = max(cells, key=lambda cell: cell["epsilon"] or 0.0)
-    return describe_silo_budgets(list(map(stream_from_data, least["releases"])), least["delta"])
+    worst_cell = max(cells, key=lambda cell: cell["epsilon"] or 0.0)
+    return describe_silo_budgets(list(map(stream_from_data, worst_cell["releases"])), worst_cell["delta"])
 
 
 _FIGURES = ("mu", "zcdp", "epsilon", "epsilon_paper", "counted_mu")
 
 
 def _format_line(
-    claim: PrivacyClaim[Guarantee], told: Sequence[Mapping[str, Any]], delta: float, server: str
+    claim: PrivacyClaim[Guarantee], figure_sets: Sequence[Mapping[str, Any]], delta: float, server: str
 ) -> str:
-    """Say for whom, against which `server`, and how much of each figure, or from how much to how much."""
-    values = {name: [facts[name] for facts in told if facts.get(name) is not None] for name in _FIGURES}
-    shown = {
-        name: (format_epsilon_range if name == "epsilon" else format_upper_range)(known)
-        for name, known in values.items()
-        if known
+    """Return unit, relation, `server` and each figure, as a number or as a range over `figure_sets`."""
+    values = {name: [facts[name] for facts in figure_sets if facts.get(name) is not None] for name in _FIGURES}
+    ranges = {
+        name: (format_epsilon_range if name == "epsilon" else format_upper_range)(numbers)
+        for name, numbers in values.items()
+        if numbers
     }
-    said = claim.guarantee.format_clause(
-        {**shown, "delta": format_upper_delta(delta)}, all(facts.get("attained") for facts in told)
+    clause = claim.guarantee.format_clause(
+        {**ranges, "delta": format_upper_delta(delta)}, all(facts.get("attained") for facts in figure_sets)
     )
-    return f"{claim.unit.description}, {claim.relation} neighbours{server}: {said}"
+    return f"{claim.unit.description}, {claim.relation} neighbours{server}: {clause}"
 
 
 def format_figures(facts: Mapping[str, Any]) -> str:
-    """The figures of a claim, as facts with their δ, in one line: "μ = 4, ε = 4.378 at δ = 1e-05"."""
+    """Return the figures of a claim with their δ in one line: "μ = 4, ε = 4.378 at δ = 1e-05"."""
     pair = format_epsilon_delta(facts["epsilon"], facts["delta"])
     return pair if facts["mu"] is None else f"μ = {format_upper(facts['mu'])}, {pair}"
 
 
 PROTECTION_LEVELS = ((0.6, "strong"), (0.75, "moderate"), (0.95, "weak"), (1.0, "next to no"))
-"""Up to which probability of guessing a record rightly protection is called what."""
+"""Levels of protection, each with the largest probability that a guess about one record is right."""
 
 
 def protection_level(mu: float) -> str:
-    """A word for μ, by how often the best guess about one record is right."""
-    return next(word for most, word in PROTECTION_LEVELS if best_guess(mu) <= most)
+    """Name of the protection at μ, by the probability that the best guess about one record is right."""
+    return next(level for max_probability, level in PROTECTION_LEVELS if best_guess(mu) <= max_probability)
 
 
 def describe_guess(unit: str, mus: Sequence[float]) -> str:
-    """How often an attacker is right about `unit`, at the smallest and the largest μ."""
-    said = dict.fromkeys(
+    """Describe the probability that an attacker is right about `unit`, at the smallest and the largest μ."""
+    probabilities = dict.fromkeys(
         f"{format_upper_percent(best_guess(mu))} (μ = {format_upper(mu)}: {protection_level(mu)} protection)"
         for mu in (min(mus), max(mus))
     )
     return (
         f"An attacker who knows everything else and decides between two equally likely cases of {unit} is right "
-        f"with probability at most {' to '.join(said)}."
+        f"with probability at most {' to '.join(probabilities)}."
     )
 
 
@@ -192,18 +214,18 @@ _FLOAT_ARITHMETIC = (
 
 
 def _describe_counting(claim: PrivacyClaim[Guarantee], delta: float) -> str:
-    charged, fewer = claim.guarantee.mu, claim.mu_by_counting
-    if charged is None or fewer is None:
+    mu, counted_mu = claim.guarantee.mu, claim.mu_by_counting
+    if mu is None or counted_mu is None:
         return ""
     return (
-        f"Charged is μ = {format_upper(charged)}, by the paper's constants, which add more noise than that needs: "
-        f"by exact counting μ is at most {format_upper(fewer)}, "
-        f"{format_epsilon_delta(epsilon_of(fewer, delta), delta)}."
+        f"Charged is μ = {format_upper(mu)}, by the paper's constants, which add more noise than that needs: "
+        f"by exact counting μ is at most {format_upper(counted_mu)}, "
+        f"{format_epsilon_delta(epsilon_of(counted_mu, delta), delta)}."
     )
 
 
 def format_price(mu: float | None, epsilon: float | None) -> str:
-    """Write μ, or ε (at the cell's δ) where there is no μ."""
+    """Format μ, or ε (at the cell's δ) if there is no μ."""
     if mu is not None:
         return format_upper(mu, 6)
     return "none" if epsilon is None else f"ε = {format_upper(epsilon, 6)}"
@@ -221,37 +243,41 @@ _SENTENCE_FORMATS: dict[Style, Callable[[PrivacyClaim[Guarantee], float], str]] 
 
 
 def compute_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee] | None:
-    """The guarantee of all streams together; None if there is none (no stream, or one without noise).
+    """Compute the claim of all streams together, or None without streams or if one has no noise.
 
-    Guarantee: a unit is behind at most `unit.shared` streams: the worst ones are charged, together; of records,
-    which are in one silo each, the worst one.  Steps of a run, which read the same records, are composed:
-    μ² = Σ μ_step², each with its worst stream.  InputError if streams name different relations or units, and for
-    steps that cannot be composed so.
+    Guarantee: at most `unit.max_silos` streams contain contributions of one unit.  The streams of largest μ are
+    charged, as many as that, composed.  Records are in one silo each, so for records the worst stream is charged.
+    Steps of a run, which read the same records, are composed: μ² = Σ μ_step², each step with its worst stream.
+
+    Raises:
+        InputError: If streams have different relations or units, or steps have no μ and cannot be composed so.
     """
     by_step = {stream.step: [other for other in streams if other.step == stream.step] for stream in streams}
     return (
-        _compose_claims([_compute_step_claim(each) for each in by_step.values()])
+        _compose_claims([_compute_step_claim(step_streams) for step_streams in by_step.values()])
         if len(by_step) > 1
         else _compute_step_claim(streams)
     )
 
 
 def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[Guarantee] | None:
-    """Of all steps together; None if one of them has none."""
-    known = [claim for claim in claims if claim is not None]
-    if len(known) < len(claims):
+    """Compose the claims of all steps of a run, or return None if a step has no claim."""
+    step_claims = [claim for claim in claims if claim is not None]
+    if len(step_claims) < len(claims):
         return None
-    if len({(claim.relation, claim.unit) for claim in known}) > 1:
+    if len({(claim.relation, claim.unit) for claim in step_claims}) > 1:
         raise InputError("the steps of a run have one neighbouring relation and one unit, and these have several")
-    if (mus := mus_of(claim.guarantee for claim in known)) is None:
+    if (mus := mus_of(claim.guarantee for claim in step_claims)) is None:
         raise InputError("a first step is composed with rounds in a public order only")
-    counted = [claim.mu_by_counting or mu for claim, mu in zip(known, mus, strict=True)]
+    counted_mus = [claim.mu_by_counting or mu for claim, mu in zip(step_claims, mus, strict=True)]
     return PrivacyClaim(
         GaussianDP(compose(mus)),
-        known[0].relation,
-        known[0].unit,
-        all(claim.exact for claim in known),
-        mu_by_counting=None if all(claim.mu_by_counting is None for claim in known) else compose(counted),
+        step_claims[0].relation,
+        step_claims[0].unit,
+        all(claim.exact for claim in step_claims),
+        mu_by_counting=None
+        if all(claim.mu_by_counting is None for claim in step_claims)
+        else compose(counted_mus),
     )
 
 
@@ -264,34 +290,38 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
             f"a run protects one unit, this ledger has {', '.join(sorted(unit.name for unit in units))}"
         )
     guarantees = [stream.guarantee for stream in streams]
-    known = [each for each in guarantees if each is not None]
-    if not known or len(known) < len(guarantees):
+    noisy_guarantees = [guarantee for guarantee in guarantees if guarantee is not None]
+    if not noisy_guarantees or len(noisy_guarantees) < len(guarantees):
         return None
     exact, unit = all(stream.integer_release for stream in streams), units.pop()
     if unit.max_silos > 1:
-        return PrivacyClaim(_compose_silos(streams, known, unit.max_silos), relations.pop(), unit, exact)
-    together = weakest(known)
-    claim = PrivacyClaim(together, relations.pop(), unit, exact)
-    if exact or (mu := together.mu) is None:
+        return PrivacyClaim(
+            _compose_silos(streams, noisy_guarantees, unit.max_silos), relations.pop(), unit, exact
+        )
+    weakest_guarantee = weakest(noisy_guarantees)
+    claim = PrivacyClaim(weakest_guarantee, relations.pop(), unit, exact)
+    if exact or (mu := weakest_guarantee.mu) is None:
         return claim
-    counted = max(stream.mu_by_counting for stream in streams)
+    counted_mu = max(stream.mu_by_counting for stream in streams)
     return replace(
         claim,
         attained=any(stream.attained and stream.mu == mu for stream in streams),
-        mu_by_counting=counted if counted < mu * (1 - _MU_TOLERANCE) else None,
+        mu_by_counting=counted_mu if counted_mu < mu * (1 - _MU_TOLERANCE) else None,
     )
 
 
-def _compose_silos(streams: Sequence["ReleaseStream"], known: Sequence[Guarantee], shared: int) -> Guarantee:
-    """What units promise that are behind up to `shared` of the silos' streams: those of the largest μ together."""
-    if (mus := mus_of(known)) is None:
-        raise InputError(f"shared = {shared}: persons in several silos are accounted for in public orders only")
-    each = [mu for stream, mu in zip(streams, mus, strict=True) for _ in stream.silos[:shared] or (0,)]
-    return GaussianDP(compose(sorted(each, reverse=True)[:shared]))
+def _compose_silos(
+    streams: Sequence["ReleaseStream"], guarantees: Sequence[Guarantee], max_silos: int
+) -> Guarantee:
+    """Return the guarantee of a unit in up to `max_silos` silos: the composition of the largest μ."""
+    if (mus := mus_of(guarantees)) is None:
+        raise InputError(f"shared = {max_silos}: persons in several silos are accounted for in public orders only")
+    silo_mus = [mu for stream, mu in zip(streams, mus, strict=True) for _ in stream.silos[:max_silos] or (0,)]
+    return GaussianDP(compose(sorted(silo_mus, reverse=True)[:max_silos]))
 
 
 def compute_claim_from_data(releases: Sequence[Mapping[str, Any]]) -> PrivacyClaim[Guarantee] | None:
-    """The claim of releases as results.json has them; cells of one sweep that released alike share the answer."""
+    """Compute the claim of releases in the form of results.json, cached by their text."""
     return _compute_claim_from_text(json.dumps(releases))
 
 
@@ -303,31 +333,33 @@ def _compute_claim_from_text(text: str) -> PrivacyClaim[Guarantee] | None:
 
 
 def claim_figures(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[str, Any]:
-    """Every figure of a claim at δ by its name in results.json; None for what it has not.
+    """Return all figures of a claim at δ by their names in results.json, with None for missing ones.
 
-    Guarantee: it looks at the claim alone, so that a table cannot show what was not released.
+    Guarantee: the figures depend on the claim alone, so that a table cannot show the figure of a release that was
+    not made.
     """
     if claim is not None:
         return claim.figures(delta)
-    nothing = ("counted_mu", "several_records", "mu", "zcdp", "epsilon", "epsilon_paper")
-    return {"guarantee": "none", "holds": None, "attained": False, **dict.fromkeys(nothing)}
+    missing_names = ("counted_mu", "several_records", "mu", "zcdp", "epsilon", "epsilon_paper")
+    return {"guarantee": "none", "holds": None, "attained": False, **dict.fromkeys(missing_names)}
 
 
-@lru_cache(maxsize=64)  # the seeds of a sweep promise the same, and a chain takes its time
+@lru_cache(maxsize=64)  # Seeds of a sweep share a guarantee, and the chain is slow.
 def group_epsilons(guarantee: Guarantee, delta: float) -> Mapping[int, float]:
-    """ε at δ for k units at once, by k.
+    """Compute ε at δ for k units together, by k.
 
-    Guarantee: exact for public orders, where all k meet in one round: k·μ.  Where rounds are secret it is the
-    smallest of up to three bounds: the chain through k neighbours, k·μ of rounds that everybody knows, and the law
-    of how many of k units join.  The second always gives a number.
+    Guarantee: the value is exact for public orders, where all k units can meet in one round: k·μ.  For secret
+    rounds it is the smallest of up to three bounds: the chain through k neighbours, k·μ of rounds that are public,
+    and the distribution of the number of the k units that take part.  The second bound always exists.
     """
     return {size: guarantee.epsilon_of_group(size, delta) for size in GROUP_SIZES}
 
 
 def group_bounds(guarantee: Guarantee, delta: float) -> dict[str, dict[str, float | None]]:
-    """The same as data, by k: ε at δ, and μ where there is one.
+    """Return the bounds for k units together as data, by k: ε at δ, and μ or None.
 
-    Guarantee: k records of one person, whichever rounds they take part in, are protected by this at least.
+    Guarantee: k records of one person are protected at least as these bounds say, whichever rounds they take part
+    in.
     """
     mu = guarantee.mu
     return {
@@ -337,14 +369,14 @@ def group_bounds(guarantee: Guarantee, delta: float) -> dict[str, dict[str, floa
 
 
 def describe_group_privacy(guarantee: Guarantee, delta: float) -> str:
-    """A sentence of a report, after the one that says whom records presume; of the run that protects least."""
-    told = ", ".join(
+    """Describe ε at δ for several records of one person, in the run that protects least."""
+    listing = ", ".join(
         f"{size} records: ε = {format_upper_epsilon(epsilon)}"
         for size, epsilon in group_epsilons(guarantee, delta).items()
     )
     return (
         f"One person's records together, in the run that protects least, at δ = {format_upper_delta(delta)}: "
-        f"{told}."
+        f"{listing}."
     )
 
 
@@ -364,9 +396,10 @@ _NOISY_EVALUATION = (
 
 
 def evaluation_mu(streams: Sequence["ReleaseStream"]) -> float | None:
-    """μ of all evaluations for each test record, from the streams alone; None without noise.
+    """Compute μ of all evaluations for each test record from their streams, or None without noise.
 
-    InputError for streams of evaluations that read records in secret: there are none such.
+    Raises:
+        InputError: If the streams have no μ, because records take part in secret, which no evaluation does.
     """
     claim = compute_claim(streams)
     if claim is not None and claim.guarantee.mu is None:
@@ -377,7 +410,7 @@ def evaluation_mu(streams: Sequence["ReleaseStream"]) -> float | None:
 def evaluation_to_data(
     streams: Sequence["ReleaseStream"], trust: str, mu_of_training: float | None
 ) -> dict[str, Any] | None:
-    """What results.json says of a run's evaluations; None where the server evaluated on a public test set."""
+    """Return the entry of results.json on federated evaluation, or None without evaluations by silos."""
     from fedpriv.claims.ledger import stream_to_data
 
     if not streams:
@@ -400,11 +433,14 @@ def evaluation_to_data(
     }
 
 
-def describe_evaluation(told: Mapping[str, Any], delta: float) -> str:
-    """The same as a person reads it; figures are recomputed from the releases."""
+def describe_evaluation(evaluation: Mapping[str, Any], delta: float) -> str:
+    """Describe federated evaluation from its entry in results.json.
+
+    All figures are recomputed from the releases in the entry.
+    """
     from fedpriv.claims.ledger import stream_from_data
 
-    streams = list(map(stream_from_data, told["releases"]))
+    streams = list(map(stream_from_data, evaluation["releases"]))
     mu, count = evaluation_mu(streams), streams[0].schedule.rounds
     if mu is None:
         return _EXACT_EVALUATION.format(times=format_count(count, "time"))
@@ -421,35 +457,41 @@ def describe_evaluation(told: Mapping[str, Any], delta: float) -> str:
 
 
 EXTERNAL_PARTY = "elsewhere"
-"""The owner of a first step that is charged, and not released by the run that has it in its ledger."""
+"""Party name of a first step that is charged and that the run itself did not release."""
 EXTERNAL_STEP_NOTE = (
     "The columns of numbers were scaled by means and deviations that the scenario gives, and that no release of "
     "this run is the source of: the figures charge them as a first step elsewhere, with the whole share of the "
     "budget that data.scale sets aside. Means that were read off the records in any other way are not covered."
 )
-"""What is said of every claim with such a step in it."""
+"""Note on every claim that includes such a step."""
 
 
 def has_external_first_step(releases: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a ledger, as data, charges a step that the run did not release."""
+    """Whether releases, in the form of results.json, include a step that the run did not release."""
     return any(release["owner"] == EXTERNAL_PARTY for release in releases)
 
 
-def add_external_first_step(streams: Sequence["ReleaseStream"], beside: float) -> tuple["ReleaseStream", ...]:
-    """The ledger of a run whose promise has a first step beside the rounds, of μ = `beside` if it is above 0.
+def add_external_first_step(
+    streams: Sequence["ReleaseStream"], first_step_mu: float
+) -> tuple["ReleaseStream", ...]:
+    """Add a first step of `first_step_mu` to the streams of a run that uses one without having taken it.
 
-    Guarantee: a run that uses what a first step gave is charged for one: for the step that it took, if that is
-    in the ledger, and else for a Gaussian release elsewhere of the whole μ that was set aside for it.
+    Streams without noise, streams that include a first step, and streams of a run with `first_step_mu` = 0 are
+    returned as they are.
+
+    Guarantee: a run that uses the result of a first step is charged for one.  The charge is the step that the run
+    took if its streams include one, and otherwise a Gaussian release elsewhere of the whole μ that was set aside
+    for the step.
     """
     from fedpriv.claims.ledger import FIRST_STEP, ReleaseStream
     from fedpriv.noise.diagonal import IndependentGaussian
     from fedpriv.participation.orders import FixedOrder
 
     noisy = [stream for stream in streams if stream.std]
-    if not beside or not noisy or any(stream.step == FIRST_STEP for stream in streams):
+    if not first_step_mu or not noisy or any(stream.step == FIRST_STEP for stream in streams):
         return tuple(streams)
     relation = noisy[0].relation
-    other = ReleaseStream(
+    external_step = ReleaseStream(
         party_name=EXTERNAL_PARTY,
         mechanism=IndependentGaussian(),
         schedule=FixedOrder(1, 1),
@@ -457,8 +499,8 @@ def add_external_first_step(streams: Sequence["ReleaseStream"], beside: float) -
         clips=(1.0,),
         record_weight=1.0,
         relation=relation,
-        std=moved_by(relation, 1.0, 1.0) / beside,
+        std=moved_by(relation, 1.0, 1.0) / first_step_mu,
         unit=noisy[0].unit,
         step=FIRST_STEP,
     )
-    return (other, *streams)
+    return (external_step, *streams)

@@ -1,13 +1,13 @@
-"""Admit a server's scenario by a policy, and price it, without a look at a record.
+"""Admission of a server's scenario by a silo's policy, and its price, without access to a record.
 
-A scenario is text from a stranger: it is bounded before it is parsed, its numbers before they are used, and the
-building of its plan in memory and, where the process can, in time.
+A scenario is untrusted text.  Its length is bounded before it is parsed, and its numbers before they are used.
+Planning it is bounded in memory and, where the process can measure it, in time.
 
-A price is (μ, δ₀), what a run takes of the silo's lifetime budget by this installation's accounting.  An exact μ
-has slack δ₀ = 0; a run whose records take part in secret has a curve of (ε, δ), and is charged the μ that holds
-but for a probability of its slack, of which the policy says how much a run may use up.
+A price is (μ, δ₀), the part of the silo's lifetime budget that a run costs by this installation's accounting.  An
+exact μ has slack δ₀ = 0.  A run whose records take part in secret has a curve of (ε, δ).  It is charged the μ that
+holds except with probability δ₀, its slack, and the policy bounds the slack of a run.
 
-A guard admits and prices a scenario when it opens its run (fedpriv/silo/guard.py), and checks names, missed rounds
+A guard admits and prices a scenario when it opens the run (fedpriv/silo/guard.py).  It checks names, missed rounds
 and queries at every answer.
 """
 
@@ -57,7 +57,7 @@ from fedpriv.silo.shard import Shard
 
 
 class Charge(NamedTuple):
-    """What the ledger has of a run: its scenario as canonical JSON, and what it was charged."""
+    """Ledger entry of a run: its scenario as canonical JSON, and the price that it was charged."""
 
     cell: str
     mu: float
@@ -66,37 +66,43 @@ class Charge(NamedTuple):
 
 
 def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.name) -> list[Price]:
-    """What runs of the past cost a budget with neighbours that differ in one `unit` under `relation`.
+    """Price earlier runs for neighbours that differ in one `unit` under `relation`.
 
-    Guarantee: a run that was charged for other neighbours costs what is known of these.  Units of replace-one, and
-    a part of one, are two steps of zero-out apart, which doubles an exact μ; of a sampled run nothing is known
-    then, and nothing of a run whose unit is a part of `unit`.
+    Guarantee: a run that was charged for other neighbours has the price that its charge implies for these
+    neighbours. Neighbours under replace-one, and units of which `unit` is a part, are two steps of zero-out apart,
+    which doubles an exact μ.  For a sampled run nothing is implied in that case.  For a run whose unit is a part
+    of `unit` nothing is implied either.
     """
-    return [_price_charge(each, relation, unit) for each in charges]
+    return [_price_charge(charge, relation, unit) for charge in charges]
 
 
 def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
     if math.isinf(charge.mu):
         return None
     try:
-        asked = json.loads(charge.cell)["privacy"]
-        charged, of = relation_named(asked["relation"]), make_unit(asked.get("unit", RECORD.name))
+        privacy = json.loads(charge.cell)["privacy"]
+        charged_relation, charged_unit = (
+            relation_named(privacy["relation"]),
+            make_unit(privacy.get("unit", RECORD.name)),
+        )
     except (ValueError, KeyError, TypeError, AttributeError, InputError):
-        return None  # of whom it was is not known any more
-    if not of.covers(make_unit(unit)):
+        return None  # The stored scenario has no relation or no unit that this version knows.
+    if not charged_unit.covers(make_unit(unit)):
         return None
-    exchanged = relation_named(relation) == "replace-one" or of.name != unit
-    steps = 2 if exchanged and charged == "zero-out" else 1
+    exchanged = relation_named(relation) == "replace-one" or charged_unit.name != unit
+    steps = 2 if exchanged and charged_relation == "zero-out" else 1
     return price_at_distance(ApproximateGDP(charge.mu, charge.slack), steps)
 
 
 def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run_price: Price) -> str | None:
-    """Why a run does not fit into a budget beside those before it; None if it does."""
+    """Return why a run exceeds a budget together with the earlier runs, or None if it does not."""
     if budget.why_over_budget(earlier_prices, run_price) is None:
         return None
     total = compose_prices([*earlier_prices, run_price])
     slack = f" with slack {format_lower(budget.slack, 3)}" if budget.slack else ""
-    limit = format_lower(budget.mu) + slack  # rounds down: it has `ROUNDING` on top of what a policy says
+    limit = (
+        format_lower(budget.mu) + slack
+    )  # Rounded down, because `budget` is a policy's budget times `ROUND_UP`.
     return (
         f"the run costs {format_price(run_price)}, with all before {_format_price_value(total)}; the budget "
         f"is {limit}"
@@ -104,15 +110,17 @@ def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run
 
 
 def compose_prices(prices: Sequence[Price]) -> Price:
-    """All of them; None if one of them is more than any budget."""
-    known = [each for each in prices if each is not None]
+    """Compose prices, or return None if one of them exceeds every budget."""
+    finite_prices = [price for price in prices if price is not None]
     return (
-        compose_charges(known) if len(known) == len(prices) and sum(each.slack for each in known) < 1.0 else None
+        compose_charges(finite_prices)
+        if len(finite_prices) == len(prices) and sum(price.slack for price in finite_prices) < 1.0
+        else None
     )
 
 
 def format_price(run_price: Price) -> str:
-    """A price as a person reads it."""
+    """Format a price as text: "mu = 0.5"."""
     return f"mu = {_format_price_value(run_price)}"
 
 
@@ -125,57 +133,75 @@ _log = logging.getLogger("fedpriv.guard")
 ROUND_UP = 1 + 1e-9
 _MAX_NAME_LENGTH = 128
 _MAX_MISSED_VALUES = 2**25
-"""Values of noise of left-out rounds: some ten seconds of a processor."""
+"""Most values of noise that are drawn for missed rounds before one answer.
+
+Drawing them takes about ten seconds of a CPU core.
+"""
 _FOREIGN_MECHANISM = "is none of fedpriv's, and those alone add noise in a guard"
 MAX_SCENARIO_BYTES = 2**16
-"""Bytes of a scenario as JSON."""
-_MAX_SILOS = 100_000  # a plan holds a weight for each, and a server may claim any number
+"""Largest length of the JSON text of a scenario."""
+_MAX_SILOS = 100_000  # A plan has a weight for each silo, and a server may claim any number of silos.
 _MAX_NUMBER = 2.0**53
 _MAX_PRIVACY = 1e6
-"""Of mu, zcdp and epsilon: far beyond what protects anything, and within what their conversions can do."""
+"""Largest mu, zcdp and epsilon of a scenario.
+
+A guarantee at this value protects nothing, and its conversions are still finite.
+"""
 
 
 @dataclass(frozen=True)
 class AdmittedRun:
-    """A scenario that the policy allows, with its plan and what it costs."""
+    """Scenario that the policy allows, with its plan and its price."""
 
     cell: Cell
     plan: Plan
     price_curve: PriceCurve
-    """Of this silo's whole stream, by this installation's accounting."""
+    """Price of this silo's whole stream, by this installation's accounting."""
     scenario_digest: bytes
-    """Of the canonical scenario: what silos of one run have in common."""
+    """SHA-256 of the canonical scenario, which all silos of a run share."""
     memory_bytes: int
-    """Bytes of memory while it is answered, with what is kept for it."""
+    """Memory of the run's rounds, with the cached values for it, in bytes."""
 
 
 @dataclass(frozen=True)
 class Admission:
-    """A policy, applied to scenarios for one shard; `in_time` bounds how long a plan may take."""
+    """Policy, applied to scenarios for one shard.
+
+    `time_limit` bounds the time for planning a scenario.
+    """
 
     policy: Policy
     shard: Shard
     time_limit: TimeLimit = nullcontext
 
     def admit(self, canonical: str) -> AdmittedRun:
-        """RunError, in words that depend on scenario and policy alone, if the policy does not allow it."""
+        """Admit a canonical scenario and plan it.
+
+        Raises:
+            RunError: If the policy does not allow the scenario.  The text depends on scenario and policy alone.
+        """
         with self._refuse_errors():
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
             self._check_cell(cell)
             features, objective = self._build_objective(cell)
-            planned, plan = self._plan_run(cell, objective)
-            memory, cost = self._check_memory(cell, plan, features), self._check_price_curve(planned, plan)
+            priced_cell, plan = self._plan_run(cell, objective)
+            memory, cost = self._check_memory(cell, plan, features), self._check_price_curve(priced_cell, plan)
             return AdmittedRun(cell, plan, cost, hashlib.sha256(canonical.encode()).digest(), memory)
 
     def price(self, admitted: AdmittedRun, slack: float) -> Price:
-        """What an admitted run costs at a `slack` for runs that need one; RunError if there is no price."""
+        """Return the price of an admitted run, at `slack` if its records take part in secret.
+
+        Raises:
+            RunError: If the run has no price at this slack.
+        """
         with self._refuse_errors():
             return admitted.price_curve.price_at(slack)
 
     def min_mu(self, charge: Charge) -> float:
-        """The least μ that any policy can have charged for a run of the past; 0 where it cannot be planned here.
+        """Return the least μ that any policy can have charged for an earlier run, or 0 without a plan.
 
-        Silos that a policy trusted then may be trusted no more, so the cheaper of both counts.
+        The result is 0 if this installation cannot plan the run.  A silo may have been trusted when the run was
+        charged and may not be trusted any more, so that the smaller of both prices counts.
         """
         try:
             cell, objective = self.recall_run(charge.cell)
@@ -183,13 +209,16 @@ class Admission:
                 prices = possible_prices(self._plan_run(cell, objective)[1], self.policy.silo, charge.slack)
         except FedprivError:
             return 0.0
-        return min(math.inf if each is None else each.mu for each in prices)
+        return min(math.inf if price is None else price.mu for price in prices)
 
     def recall_run(self, canonical: str) -> tuple[Cell, Objective]:
-        """A run of the past, which was within the policy of its time; RunError if it cannot be planned now.
+        """Plan an earlier run, which was within the policy of its time, and return its cell and objective.
 
-        Guarantee: a stored scenario imports no code but fedpriv's own, of whatever add-on, and what the policy
-        permits now.
+        Guarantee: a stored scenario imports no code but fedpriv's own, including add-ons, and the code that the
+        policy permits now.
+
+        Raises:
+            RunError: If the run cannot be planned by this installation.
         """
         allow = self.policy.allow.model_copy(update={"dimension": 2**62})
         wide = replace(self, policy=self.policy.model_copy(update={"allow": allow}))
@@ -200,7 +229,11 @@ class Admission:
             return cell, wide._build_objective(cell)[1]
 
     def canonicalize(self, cell_json: str) -> str:
-        """The scenario in one spelling, whoever wrote it; RunError if it is none."""
+        """Return the scenario as canonical JSON, the same for all spellings of a scenario.
+
+        Raises:
+            RunError: If the text is no scenario, or is too long.
+        """
         if len(cell_json) > MAX_SCENARIO_BYTES:
             raise self.refusal_error(
                 f"the scenario has {len(cell_json)} characters, allowed are {MAX_SCENARIO_BYTES}"
@@ -217,7 +250,7 @@ class Admission:
             raise RunError(f"the scenario that was sent cannot be used: {error}") from None
 
     def check_name(self, run_id: str) -> None:
-        """RunError for what cannot be the name of a run."""
+        """Refuse a text that cannot be the name of a run."""
         if not 0 < len(run_id) <= _MAX_NAME_LENGTH:
             raise self.refusal_error(
                 f"the run's name has {len(run_id)} characters, allowed are 1 to {_MAX_NAME_LENGTH}"
@@ -225,37 +258,47 @@ class Admission:
         if run_id.encode(errors="replace").decode() != run_id:  # half of a pair of surrogates
             raise self.refusal_error("the run's name is no text")
 
-    def check_missed(self, plan: Plan, t: int, missed: int) -> None:
-        """RunError for a round before which more noise of left-out rounds is drawn than others are to wait for.
+    def check_missed(self, plan: Plan, t: int, absences: int) -> None:
+        """Refuse a round before which too many values of noise of missed rounds have to be drawn.
 
-        Values are counted, and no time is measured: a clock would refuse at one load of the machine what it takes
-        at another, and after the round is on record.  A run whose first question is refused is not charged.
+        The check counts values instead of measuring time.  A time limit would refuse or allow the same round
+        depending on the load of the machine, even after the ledger has stored the query.  A run whose first query
+        is refused is not charged.
+
+        Args:
+            plan: Plan of the run.
+            t: Round of the query.
+            absences: Number of rounds that this silo missed directly before round `t`.
+
+        Raises:
+            RunError: If more than `_MAX_MISSED_VALUES` values have to be drawn.
         """
-        if not missed:
+        if not absences:
             return
-        values = missed * max(plan.rounds[t - 1].stored_length, plan.objective.dimension)
+        values = absences * max(plan.rounds[t - 1].stored_length, plan.objective.dimension)
         if values > _MAX_MISSED_VALUES and plan.noise.std_of(self.policy.silo):
             raise self.refusal_error(
-                f"round {t}: {missed} rounds before it were left out, and their noise has {values} values; at "
+                f"round {t}: {absences} rounds before it were left out, and their noise has {values} values; at "
                 f"most {_MAX_MISSED_VALUES} are drawn for one answer, so this silo has no part in the run any more"
             )
 
     def _why_unknown_code(self, tree: Mapping[str, Any], *, recalled: bool = False) -> str | None:
-        """Why a scenario names code that the policy does not permit, from its text alone; None if it does not.
+        """Return why a scenario names code that the policy does not permit, or None if it names none.
 
-        `recalled` is for a run of the guard's own ledger, which may be of an add-on that is allowed no more.
+        Only the text is read.  `recalled` is set for a run of the guard's own ledger, which may use an add-on that
+        the policy no longer allows.
 
-        Guarantee: after None, resolving a scenario that is not recalled imports nothing: every row that it names
-        is in its table, and every add-on was imported when the guard started.
+        Guarantee: if the result is None, resolving a scenario that is not recalled imports nothing.  Every row
+        that the scenario names is in its table, and every add-on was imported when the guard started.
         """
         allow = self.policy.allow
-        for section, shipped, allowed in (
+        for section, shipped, permitted in (
             ("model", SHIPPED_MODELS, allow.models),
             ("algorithm", SHIPPED_ALGORITHMS, allow.algorithms),
         ):
             name = _section_value(tree, section, "name")
             path = section == "model" and isinstance(name, str) and is_import_path(name)
-            if isinstance(name, str) and not path and name not in (*shipped, *allowed):
+            if isinstance(name, str) and not path and name not in (*shipped, *permitted):
                 return (
                     f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
                 )
@@ -269,9 +312,9 @@ class Admission:
             and (self.policy.evaluation is None or not is_add_on_part_loaded("evaluation", "curves"))
         ):
             return "evaluation.curves: the policy has no section [evaluation], or its add-on is not there"
-        asked = _section_value(tree, "algorithm", "mechanism")
-        if isinstance(asked, str) and asked not in (*SHIPPED_MECHANISMS, AUTO):
-            return f"algorithm.mechanism = {asked[:100]!r} {_FOREIGN_MECHANISM}"
+        mechanism = _section_value(tree, "algorithm", "mechanism")
+        if isinstance(mechanism, str) and mechanism not in (*SHIPPED_MECHANISMS, AUTO):
+            return f"algorithm.mechanism = {mechanism[:100]!r} {_FOREIGN_MECHANISM}"
         order = _section_value(tree, "federation", "sampling")
         if isinstance(order, str) and order not in (*SHIPPED_SAMPLINGS, *ADDED_SAMPLINGS):
             return f"federation.sampling = {order[:100]!r} is none of fedpriv's, and no row of allow.extensions"
@@ -292,17 +335,17 @@ class Admission:
             raise InputError(f"{name} = {number}: more than any run that is allowed needs")
 
     def _plan_run(self, cell: Cell, objective: Objective) -> tuple[Cell, Plan]:
-        """The run that is asked for, and its plan."""
+        """Plan the run that the scenario describes."""
         return cell, make_plan(cell, objective, for_release=True)
 
     def _check_cell(self, cell: Cell) -> None:
-        """What can be seen of a scenario before anything is built for it."""
+        """Check the parts of a scenario that can be checked before a plan or a model is built."""
         allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
         if not number < federation.silos <= _MAX_SILOS:
             raise self.refusal_error(f"the scenario has {federation.silos} silos, and this is number {number}")
         if (reason := why_unaccountable(cell) or why_unguarded(self.policy, cell)) is not None:
             raise self.refusal_error(reason)
-        for rounds in (federation.total_rounds, cell.schedule.rounds):  # an algorithm may add rounds of its own
+        for rounds in (federation.total_rounds, cell.schedule.rounds):  # An algorithm may add rounds.
             if rounds > allow.rounds:
                 raise self.refusal_error(f"the scenario has {rounds} rounds, allowed are {allow.rounds}")
         self._check_participation(cell)
@@ -318,9 +361,9 @@ class Admission:
         self._check_record_count(cell)
         self._check_code(cell)
         if cell.model.is_regression != (self.policy.class_count == 0):
-            held = "real numbers" if self.policy.class_count == 0 else "classes"
+            label_kind = "real numbers" if self.policy.class_count == 0 else "classes"
             raise self.refusal_error(
-                f"model {cell.model.name!r} is not for labels that are {held}, as they are here"
+                f"model {cell.model.name!r} is not for labels that are {label_kind}, as they are here"
             )
         if self.policy.table is not None and cell.data.table_schema != self.policy.table:
             raise self.refusal_error(
@@ -352,7 +395,10 @@ class Admission:
             )
 
     def _build_objective(self, cell: Cell) -> tuple[int, Objective]:
-        """How many features a record has, and the model's loss, built once without memory to see its size."""
+        """Return the number of features of a record and the objective, if the policy allows its dimension.
+
+        The objective is built first on the meta device, without memory, to measure its dimension.
+        """
         inputs, classes = ModelInputs.from_cell(cell), self.policy.class_count
         layout = inputs.make_layout(self.shard.model_inputs(cell), self.shard.labels, classes)
         with torch.device("meta"):
@@ -364,13 +410,18 @@ class Admission:
         return math.prod(layout), inputs.make_objective(layout, classes)
 
     def _check_memory(self, cell: Cell, plan: Plan, features: int) -> int:
-        """Bytes that a round takes; RunError for more than the policy allows, or a row of the ledger holds."""
-        units, allowed = self.shard.rows_by_unit(cell.privacy.protected_unit), self.policy.allow.memory
+        """Return the memory of a round in bytes, if policy and ledger allow it.
+
+        Raises:
+            RunError: If the round takes more than `allow.memory`, or the state more than a row of the ledger
+                holds.
+        """
+        units, max_bytes = self.shard.rows_by_unit(cell.privacy.protected_unit), self.policy.allow.memory
         rows = len(self.shard.labels) if units is None else units.size
-        if (taken := round_memory(plan, self.policy.silo, rows, features)) > allowed:
+        if (needed_bytes := round_memory(plan, self.policy.silo, rows, features)) > max_bytes:
             raise self.refusal_error(
-                f"the run takes {format_mebibytes(taken)} of memory, allow.memory is "
-                f"{format_mebibytes(allowed)}: a smaller "
+                f"the run takes {format_mebibytes(needed_bytes)} of memory, allow.memory is "
+                f"{format_mebibytes(max_bytes)}: a smaller "
                 "model, smaller batches or fewer directions take less"
             )
         if (state := state_memory(plan, self.policy.silo)) > MAX_STATE_BYTES:
@@ -378,10 +429,10 @@ class Admission:
                 f"the run keeps {format_mebibytes(state)} from round to round, and a ledger "
                 f"{format_mebibytes(MAX_STATE_BYTES)}"
             )
-        return taken
+        return needed_bytes
 
     def _check_price_curve(self, cell: Cell, plan: Plan) -> PriceCurve:
-        """What it costs; RunError if the policy is exceeded."""
+        """Check noise and clips of a plan, and return the price curve of this silo's stream."""
         allow, number = self.policy.allow, self.policy.silo
         if plan.mechanism.name not in SHIPPED_MECHANISMS:
             raise self.refusal_error(
@@ -389,25 +440,25 @@ class Admission:
             )
         if (reason := why_assumption_refused(plan)) is not None:
             raise self.refusal_error(reason)
-        asked, allowed = cell.algorithm.trust_setting, find_trust(allow.trust)
-        stream = charged_stream(plan, number, asked, allowed)
+        trust_setting, trust = cell.algorithm.trust_setting, find_trust(allow.trust)
+        stream = charged_stream(plan, number, trust_setting, trust)
         if stream.std == 0.0 and not allow.noise_free:
-            what = "nobody add noise" if allowed.adds_noise(SERVER) else "this silo release its sums without noise"
-            raise self.refusal_error(f"the scenario has {what}")
+            fault = "nobody add noise" if trust.adds_noise(SERVER) else "this silo release its sums without noise"
+            raise self.refusal_error(f"the scenario has {fault}")
         if (clip := plan.max_clip) > allow.clip * ROUND_UP:
             raise self.refusal_error(f"the scenario clips at {clip:.4g}, allowed is {allow.clip:g}")
-        smallest = min(min(plan.estimator.round(t).clips) for t in range(1, plan.schedule.rounds + 1))
-        if smallest * ROUND_UP < allow.least_clip:
+        min_clip = min(min(plan.estimator.round(t).clips) for t in range(1, plan.schedule.rounds + 1))
+        if min_clip * ROUND_UP < allow.least_clip:
             raise self.refusal_error(
-                f"the scenario clips at {smallest:.4g}, allowed is {allow.least_clip:g} or more"
+                f"the scenario clips at {min_clip:.4g}, allowed is {allow.least_clip:g} or more"
             )
         return price_curve(plan, stream.guarantee, number)
 
 
 def why_unguarded(policy: Policy, cell: Cell) -> str | None:
-    """Return why a model's add-on lets a policy allow no such run, or None if it does.
+    """Return why the add-on of the model refuses a run under this policy, or None if it does not.
 
-    Guarantee: raw cells go to no model whose row names nobody to ask.
+    Guarantee: raw cells are passed to no model whose row names no guard.
     """
     row = cell.model.row
     if row.guard is None:
@@ -418,7 +469,7 @@ def why_unguarded(policy: Policy, cell: Cell) -> str | None:
 
 @dataclass(frozen=True)
 class _RefusalContext:
-    """Whatever goes wrong with a stranger's scenario is a refusal, in one line."""
+    """Context that turns every error of an untrusted scenario into a refusal of one line."""
 
     silo: int
     time_limit: AbstractContextManager[None]
@@ -441,13 +492,13 @@ class _RefusalContext:
 
 
 def _section_value(tree: Mapping[str, Any], section: str, key: str) -> object:
-    """A key of a section as it was sent; None without it, and where the section is none."""
-    found = tree.get(section)
-    return found.get(key) if isinstance(found, dict) else None
+    """Return a key of a section as it was sent, or None without the key or the section."""
+    values = tree.get(section)
+    return values.get(key) if isinstance(values, dict) else None
 
 
 def _iterate_numbers(tree: Any, section: str = "", name: str = "") -> Iterable[tuple[str, str, float]]:
-    """Every number of a scenario: its section, its dotted name, and itself."""
+    """Iterate over the numbers of a scenario as (section, dotted name, number)."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _iterate_numbers(value, section or str(key)[:40], f"{name}.{str(key)[:40]}".lstrip("."))
