@@ -1,8 +1,9 @@
-"""A silo's guards: one of the records that it trains on, one of its test records, if evaluations are answered.
+"""Guards of a silo: one for its training records, and one for its test records, if any.
 
-Evaluations are runs of their own, with a ledger and a budget of their own, and the same guard answers both.
-
-A silo's administrator asks the ledgers here: what was spent, and to end a run.
+A silo has test records here if its policy allows evaluations.  An evaluation is a run of its own, with its own
+ledger and budget, and the guards of both kinds are instances of the same class.  The functions for administrators
+read the ledgers here: they format the budget and the runs (`format_status`, `format_price_check`) and end a run
+(`end_run`).
 """
 
 import json
@@ -30,87 +31,114 @@ from fedpriv.silo.shard import Shard
 
 @dataclass(frozen=True)
 class EvaluationAdmission(Admission):
-    """The policy of `Policy.for_tests`, applied to what a scenario asks of the silo's test records."""
+    """Admission of evaluations, by the policy for the silo's test records (`Policy.test_policy`)."""
 
     def _plan_run(self, cell: Cell, objective: Objective) -> tuple[Cell, Plan]:
-        asked = make_evaluation_plan(cell, objective, for_release=True)
-        assert asked is not None  # checked with the participation
-        return evaluation_cell(cell), asked.plan
+        evaluation = make_evaluation_plan(cell, objective, for_release=True)
+        assert evaluation is not None  # `_check_participation` has refused cells without an evaluation.
+        return evaluation_cell(cell), evaluation.plan
 
     def _check_participation(self, cell: Cell) -> None:
-        """All test records take part in every evaluation, whatever the training samples."""
+        """Check the number of evaluations.
+
+        All test records take part in each evaluation, whatever participation training has.
+        """
         if cell.evaluation is None:
             raise self.refusal_error("the scenario has no [evaluation]")
         assert self.policy.evaluation is not None
-        if (count := evaluation_count(cell)) > (most := self.policy.evaluation.evaluations):
-            raise self.refusal_error(f"the scenario has {count} evaluations, allowed are {most}")
+        if (count := evaluation_count(cell)) > (max_count := self.policy.evaluation.evaluations):
+            raise self.refusal_error(f"the scenario has {count} evaluations, allowed are {max_count}")
 
     def _check_record_count(self, cell: Cell) -> None:
         assert cell.evaluation is not None
-        needed = cell.evaluation.records_per_silo(cell.federation.silos)[self.policy.silo]
-        if needed > len(self.shard.labels):
+        record_count = cell.evaluation.records_per_silo(cell.federation.silos)[self.policy.silo]
+        if record_count > len(self.shard.labels):
             raise self.refusal_error(
-                f"the scenario evaluates on {needed} test records of this silo, here are fewer"
+                f"the scenario evaluates on {record_count} test records of this silo, here are fewer"
             )
 
 
 @dataclass(frozen=True)
 class Guards:
-    """The guards of one silo."""
+    """Guards of one silo."""
 
     training: Guard
     tests: Guard | None
-    """None if no evaluation is answered."""
+    """Guard of the test records, or None if no evaluation is answered."""
 
 
 def begin_ledgers(policy: Policy) -> list[Policy]:
-    """Begin the ledgers of a policy's records, each once; the policies whose ledgers were begun.
+    """Create the missing ledgers of a policy's records, and return the policies of these ledgers.
 
-    InputError if all of them are there, or were.  A policy that gets an [evaluation] later has one to begin.
+    A policy to which a section [evaluation] is added later has one ledger to create.
+
+    Raises:
+        InputError: If no ledger is missing.
     """
-    wanted = policies_with_shards(policy)
-    missing = [(of, own) for of, own in wanted if not (of.ledger.exists() or of.mark_path.exists())]
-    for of, own in wanted:
-        if missing and of.ledger.exists():
-            with closing(SiloLedger(of.ledger, of.mark_path)) as ledger:
-                check_records(of, ledger, own)  # its key is that of the others
-    for of, own in missing or wanted:  # if none is missing it is refused there
-        begin_ledger(of, own)
-    return [of for of, _ in missing]
+    pairs = policies_with_shards(policy)
+    missing = [
+        (record_policy, shard)
+        for record_policy, shard in pairs
+        if not (record_policy.ledger.exists() or record_policy.mark_path.exists())
+    ]
+    for record_policy, shard in pairs:
+        if missing and record_policy.ledger.exists():
+            with closing(SiloLedger(record_policy.ledger, record_policy.mark_path)) as ledger:
+                check_records(record_policy, ledger, shard)  # The silo has one key for all its ledgers.
+    for record_policy, shard in missing or pairs:  # `begin_ledger` refuses a ledger that exists.
+        begin_ledger(record_policy, shard)
+    return [record_policy for record_policy, _ in missing]
 
 
 def policies_with_shards(policy: Policy) -> list[tuple[Policy, Shard]]:
-    """A policy with the records that it trains on, and that of its test records with these, if it has any."""
+    """Pair the policy with its training records, and its policy for test records with those, if any."""
     shard, tests = policy.load_shard(), policy.test_policy
     return [(policy, shard), *([] if tests is None else [(tests, held_out_shard(policy, shard))])]
 
 
 def open_guards(policy: Policy, time_limit: TimeLimit = nullcontext) -> Guards:
-    """The guards of a policy; InputError if shard or a ledger cannot be used.
+    """Open the guards of a policy.
 
-    What draws is loaded now, before the process is held to a limit: it is no part of what a run takes.
+    The sampler of the discrete Gaussian is loaded first, before the process is limited, so that its memory and
+    time do not count for a run.
+
+    Raises:
+        InputError: If shard or a ledger cannot be used.
     """
     gaussian.warm_up()
-    room = MemoryPool(policy.allow.memory)
-    training = open_guard(policy, time_limit, room)
-    return Guards(training, _open_test_guard(policy, training.shard, time_limit, room))
+    memory_pool = MemoryPool(policy.allow.memory)
+    training = open_guard(policy, time_limit, memory_pool)
+    return Guards(training, _open_test_guard(policy, training.shard, time_limit, memory_pool))
 
 
 def _open_test_guard(policy: Policy, shard: Shard, time_limit: TimeLimit, memory_pool: MemoryPool) -> Guard | None:
-    """The guard of a policy's test records; None if no evaluation is answered.
+    """Open the guard of a policy's test records, or return None if no evaluation is answered.
 
-    InputError if the policy allows evaluations that its shard or ledger cannot answer.
+    Guarantee: the guarantee of `Guard` holds for each test record and the budget of [evaluation], and this guard
+    holds no training record.
 
-    Guarantee: as `Guard`, for each test record and the budget of [evaluation]: it holds no training record.
+    Raises:
+        InputError: If the policy allows evaluations that its shard or ledger cannot answer.
     """
-    if (tests := policy.test_policy) is None:
+    if (test_policy := policy.test_policy) is None:
         return None
-    own, ledger = held_out_shard(policy, shard), SiloLedger(tests.ledger, tests.mark_path)
-    return Guard(tests, ledger, own, time_limit, EvaluationAdmission(tests, own, time_limit), memory_pool)
+    test_shard, ledger = held_out_shard(policy, shard), SiloLedger(test_policy.ledger, test_policy.mark_path)
+    return Guard(
+        test_policy,
+        ledger,
+        test_shard,
+        time_limit,
+        EvaluationAdmission(test_policy, test_shard, time_limit),
+        memory_pool,
+    )
 
 
 def held_out_shard(policy: Policy, shard: Shard) -> Shard:
-    """The silo's test records; InputError, in one line, if there are none, or units are not records."""
+    """Return the silo's test records.
+
+    Raises:
+        InputError: If there are none, or the unit of protection is not the record.
+    """
     if policy.allow.unit != RECORD.name:
         raise InputError(
             f'allow.unit = "{policy.allow.unit}": test records are protected one by one; leave [evaluation] out'
@@ -124,9 +152,13 @@ def held_out_shard(policy: Policy, shard: Shard) -> Shard:
 
 
 def format_status(path: Path) -> list[str]:
-    """The budget, what is spent and left of it, and a line a run, in the order they were opened; a policy's path.
+    """Format budget, charges and remaining budget of a policy's ledgers, and a line for each run.
 
-    Names come from servers and are shown with their control characters escaped.
+    Runs are in the order in which they were opened.  Their names come from servers, and control characters in them
+    are escaped.
+
+    Args:
+        path: File of the policy.
     """
     policy = read_policy(path)
     tests = policy.test_policy
@@ -138,32 +170,35 @@ def format_status(path: Path) -> list[str]:
 def _format_ledger_status(policy: Policy) -> list[str]:
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger:
         rows, allow = ledger.list_runs(), policy.allow
-        _, used, left, *_ = budget_status(ledger, allow)
+        _, charge, remaining, *_ = budget_status(ledger, allow)
     lines = [
         f"silo {policy.silo}: {policy.ledger}",
         f"budget mu = {format_upper(allow.budget, 6)}, spent "
-        f"{format_upper(used.mu, 6)} by {format_count(len(rows), 'run')}, "
-        f"left for one more {format_lower(left.mu, 6)}",
+        f"{format_upper(charge.mu, 6)} by {format_count(len(rows), 'run')}, "
+        f"left for one more {format_lower(remaining.mu, 6)}",
     ]
     if allow.slack or any(row.slack for row in rows):
         lines.append(
-            f"slack {format_upper(allow.slack, 6)}, spent {format_upper(used.slack, 3)}, left "
-            f"{format_lower(left.slack, 3)}"
+            f"slack {format_upper(allow.slack, 6)}, spent {format_upper(charge.slack, 3)}, left "
+            f"{format_lower(remaining.slack, 3)}"
         )
     for row in rows:
-        of = json.loads(row.cell)
+        cell = json.loads(row.cell)
         with_slack = f" with slack {format_upper(row.slack, 6)}" if row.slack else ""
         state = "under way" if row.is_open else "over"
         lines.append(
             f"{row.run_id!r}: mu = {format_upper(row.mu, 6)}{with_slack}, "
             f"{format_count(row.answered_count, 'round')} answered, {state}, "
-            f"{of['algorithm']['name']} ({of['algorithm']['trust']}), scenario {of['name']!r}"
+            f"{cell['algorithm']['name']} ({cell['algorithm']['trust']}), scenario {cell['name']!r}"
         )
     return lines
 
 
 def format_price_check(path: Path) -> list[str]:
-    """What each run of a policy's ledgers costs by its scenario, beside what it was charged."""
+    """Format the price and the charge of each run of a policy's ledgers.
+
+    The price is computed again from the run's scenario.
+    """
     guards = open_guards(read_policy(path))
     return [
         line
@@ -175,28 +210,36 @@ def format_price_check(path: Path) -> list[str]:
 
 def _format_guard_prices(guard: Guard) -> list[str]:
     prices = guard.charged_prices()
-    more = [each for each in prices if each[2] > each[1] * ROUND_UP]
-    unknown = sum(1 for *_, least in prices if not least)
+    undercharged = [price for price in prices if price[2] > price[1] * ROUND_UP]
+    unknown_count = sum(1 for *_, min_mu in prices if not min_mu)
     lines = [
         f"{sanitize_line(repr(name))}: charged {format_upper(mu, 6)}, and its scenario costs "
-        f"{format_upper(least, 6)}: that is what counts"
-        for name, mu, least in more
+        f"{format_upper(min_mu, 6)}: that is what counts"
+        for name, mu, min_mu in undercharged
     ]
-    known = len(prices) - len(more) - unknown
-    said = f"rows, chain and mark agree; prices recomputed: {format_count(known, 'run')} charged enough"
-    return [*lines, said + (f", {unknown} cannot be planned by this policy" if unknown else "")]
+    enough_count = len(prices) - len(undercharged) - unknown_count
+    summary = f"rows, chain and mark agree; prices recomputed: {format_count(enough_count, 'run')} charged enough"
+    return [*lines, summary + (f", {unknown_count} cannot be planned by this policy" if unknown_count else "")]
 
 
 def end_run(path: Path, run_id: str) -> None:
-    """Wipe key and state of a run, and of its evaluations; InputError if no ledger has one of this name."""
+    """Erase key and state of a run, and of its evaluations.
+
+    Raises:
+        InputError: If no ledger has a run of this name.
+    """
     policy = read_policy(path)
-    ended = [_end_run_in_ledger(each, run_id) for each in (policy, policy.test_policy) if each is not None]
-    if not any(ended):
+    results = [
+        _end_run_in_ledger(record_policy, run_id)
+        for record_policy in (policy, policy.test_policy)
+        if record_policy is not None
+    ]
+    if not any(results):
         raise InputError(f"{policy.ledger}: has no run {run_id!r}; `fedpriv silo status` lists them")
 
 
 def _end_run_in_ledger(policy: Policy, run_id: str) -> bool:
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger, ledger.lock(), ledger.transaction():
-        if found := ledger.find_run(run_id) is not None:
+        if is_known := ledger.find_run(run_id) is not None:
             ledger.end_run(run_id)
-    return found
+    return is_known

@@ -1,17 +1,18 @@
-"""Ledger of a silo: its own record of what it has released, in SQLite, written before a reply leaves.
+"""Ledger of a silo: SQLite file of its runs, queries and replies, written before a reply leaves.
 
-Its tables are in fedpriv/silo/rows.py.
+The tables are in fedpriv/silo/rows.py, the chain of commits and the rollback mark in fedpriv/silo/chain.py.
 
 Guarantee: a reply exists outside the silo only if its row was committed to the disk before (synchronous = FULL),
-and records are read for a round only if its query was, so that a restarted silo neither uses a record for two
-queries nor draws other noise for an old one.  What is wiped is overwritten in the file (secure_delete), and
-in SQLite's journal, which is one file for good: unlinked, its blocks would keep keys and sums on the disk.
+and records are read for a round only if its query was committed before.  So a restarted silo neither uses a record
+for two queries nor draws other noise for an old query.  Wiped values are overwritten in the file (secure_delete)
+and in SQLite's journal.  The journal stays one file for good: if it were unlinked, its blocks would keep keys and
+sums on the disk.
 
-Guarantee: nothing is charged or answered on rows that are not those that were written.  All rows give the chain of
-commits again (fedpriv/silo/chain.py), whose head the mark has (fedpriv/silo/chain.py): when a ledger is opened and
-before a run is; and each row that an answer rests on is checked when it is read.  While no run is under way the
-file has the bytes that the mark has a digest of.  An older copy of the file, or another one, is refused by the
-mark; with the mark put back too, by a server that remembers a later commit (`check_seen`).
+Guarantee: nothing is charged or answered on rows that differ from those that were written.  All rows reproduce the
+chain of commits, whose head is in the mark.  This is checked when a ledger is opened and before a run is opened.
+Each row that an answer depends on is checked when it is read.  While no run is under way, the file has the bytes
+whose digest is in the mark.  An older copy of the file, or another file, is refused by the mark.  If the mark is
+put back too, the copy is refused with the help of a server that remembers a later commit (`check_checkpoints`).
 """
 
 import fcntl
@@ -51,9 +52,9 @@ from fedpriv.silo.rows import (
 )
 
 _LOCK_SECONDS = 10.0
-"""To wait for another process that has the ledger."""
+"""Longest wait for another process that has the ledger."""
 _TRANSIENT_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
-"""What is not the ledger's fault."""
+"""SQLite errors that are not caused by a damaged ledger."""
 _REMEDY = (
     "nothing is released.  Move it away, and `fedpriv silo restore POLICY FOLDER` puts a backup in its place; "
     "`fedpriv silo backup` makes one"
@@ -61,11 +62,11 @@ _REMEDY = (
 
 
 class LedgerError(RunError):
-    """The disk refuses; nothing was released, and the same question may be asked again."""
+    """Error of the disk, after which nothing was released and the same query may be sent again."""
 
 
 class LedgerRun(NamedTuple):
-    """A run as an administrator sees it."""
+    """Run as an administrator sees it."""
 
     run_id: str
     cell: str
@@ -76,12 +77,19 @@ class LedgerRun(NamedTuple):
 
 
 class SiloLedger:
-    """One file, one silo, any number of runs."""
+    """Ledger of one silo in one file, with any number of runs."""
 
     def __init__(self, path: Path, mark: Path | None = None, *, is_backup: bool = False) -> None:
-        """InputError if there is no ledger, if others may read it (it holds keys), or if it is an older copy.
+        """Open a ledger and check all its rows.
 
-        It is checked as a whole.  A `backup` is read as one.
+        Args:
+            path: File of the ledger, which has to exist.
+            mark: File of the rollback mark, by default beside the ledger with the suffix ".mark".
+            is_backup: Whether the file is a backup, without keys, states and replies.
+
+        Raises:
+            InputError: If there is no ledger, if other users may read it (it holds keys), or if it is damaged or
+                an older copy.
         """
         self._path, self._mark = path, RollbackMark(mark or path.with_name(path.name + ".mark"))
         self._version, self._pending_entries, self._last_commit = (
@@ -102,7 +110,7 @@ class SiloLedger:
             self._lock_file = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
             self._check_version()
             self._check_file()
-            self._journal_is_wiped = False  # by a process that was killed: nobody knows
+            self._journal_is_wiped = False  # A process that was killed may have left it unwiped.
             self._tidy_if_idle()
         except (OSError, sqlite3.Error) as error:
             raise InputError(f"{path}: cannot be used as a ledger: {sanitize_line(str(error), 100)}") from None
@@ -113,7 +121,11 @@ class SiloLedger:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """No other process writes to the ledger meanwhile; LedgerError if one does for too long."""
+        """Lock the ledger against writes of other processes.
+
+        Raises:
+            LedgerError: If another process holds the lock for `_LOCK_SECONDS`.
+        """
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:
@@ -130,7 +142,13 @@ class SiloLedger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of it on the disk and on the mark, or none; LedgerError if the disk refuses.  For `alone`."""
+        """Write all changes of the block to the disk and to the mark, or none of them.
+
+        The caller holds `lock`.
+
+        Raises:
+            LedgerError: If the disk refuses.
+        """
         try:
             self._check_file_digest()
             self._database.execute("BEGIN IMMEDIATE")
@@ -158,22 +176,28 @@ class SiloLedger:
 
     @property
     def fingerprint(self) -> bytes:
-        """The fingerprint of the records that it is for."""
+        """Fingerprint of the records for which the ledger was created."""
         return self._read_header().fingerprint
 
     def is_keyed(self) -> bool:
-        """Whether that fingerprint is under a key: not in a ledger of fedpriv 0.3.0."""
+        """Whether the fingerprint is computed under a key, as in all ledgers but those of fedpriv 0.3.0."""
         self._check_version()
         return self._version % BACKUP_OFFSET != UNKEYED_VERSION
 
     def bind_records(
         self, fingerprint: bytes, key: bytes, new_mus: Mapping[str, float] = MappingProxyType({})
     ) -> None:
-        """Put a fingerprint under this key in the place of the one before; for `transaction`, before all else.
+        """Replace the fingerprint of the records by one under this key.
 
-        `prices` are μ for some of its runs, in the place of what they were charged.
+        The call is the first one of a `transaction`.
 
-        Guarantee: of the one before, and of what was made from it, nothing is left in the file (`bind_rows`).
+        Guarantee: nothing of the former fingerprint, and of values that were computed from it, is left in the file
+        (`bind_rows`).
+
+        Args:
+            fingerprint: Fingerprint of the records under `key`.
+            key: Key of the fingerprint.
+            new_mus: By run, a μ that replaces the charged one.
         """
         self.check_all_rows()
         self._last_commit = self._last_commit._replace(head=bind_rows(self._database, fingerprint, key, new_mus))
@@ -182,34 +206,38 @@ class SiloLedger:
         self._ledger_name, self._journal_is_wiped = self._read_header().ledger_name, False
 
     def charges(self, except_run: str = "") -> list[Charge]:
-        """What every run was charged, except that of one name."""
+        """Return the charges of all runs but `except_run`."""
         return [
             Charge(*row)
             for row in self._database.execute("SELECT cell, mu, slack FROM runs WHERE run_id != ?", (except_run,))
         ]
 
     def count_open_runs(self) -> int:
-        """How many runs are not over."""
+        """Return the number of runs that are not over."""
         return int(self._database.execute("SELECT COUNT(*) FROM runs WHERE over IS NULL").fetchone()[0])
 
     def list_runs(self) -> list[LedgerRun]:
-        """Every run, the first that was opened first."""
+        """List all runs in the order in which they were opened."""
         return [
-            LedgerRun(run_id, cell, mu, bool(underway), answered, slack)
-            for run_id, cell, mu, underway, answered, slack in self._database.execute(
+            LedgerRun(run_id, cell, mu, bool(is_open), answered_count, slack)
+            for run_id, cell, mu, is_open, answered_count, slack in self._database.execute(
                 "SELECT run_id, cell, mu, over IS NULL, (SELECT COUNT(*) FROM answers WHERE t > 0 "
                 "AND answered IS NOT NULL AND answers.run_id = runs.run_id), slack FROM runs ORDER BY opened"
             )
         ]
 
     def find_run(self, run_id: str) -> RunRow | None:
-        """InputError for a row that is not the one that was written."""
-        found = self._database.execute(
+        """Return the row of a run, or None without one.
+
+        Raises:
+            InputError: If the row is not the one that was written.
+        """
+        columns = self._database.execute(
             "SELECT cell, mu, key, state, slack, seal, entry FROM runs WHERE run_id = ?", (run_id,)
         ).fetchone()
-        if found is None:
+        if columns is None:
             return None
-        *row, seal, entry = found
+        *row, seal, entry = columns
         run = RunRow(*row)
         with self._convert_damage(f"the run {run_id!r}"):
             require(chain.opening_entry(run_id, run.cell, run.mu, run.slack, seal).digest == entry)
@@ -228,20 +256,24 @@ class SiloLedger:
         self._pending_entries.append(entry)
 
     def find_answer(self, run_id: str, t: int) -> AnswerRow | None:
-        """InputError for a reply that is not the one that was written."""
-        found = self._database.execute(
+        """Return the row of a round, or None without one.
+
+        Raises:
+            InputError: If the reply is not the one that was written.
+        """
+        row = self._database.execute(
             "SELECT query, reply, answered, blind, replied FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
         ).fetchone()
-        if found is None:
+        if row is None:
             return None
-        query, reply, answered, blind, replied = found
+        query, reply, answer_commit, blind, reply_digest = row
         if reply is not None:
             with self._convert_damage(f"round {t} of the run {run_id!r}"):
-                require(chain.digest_reply(blind, reply) == replied)
-        return AnswerRow(query, reply, answered is not None)
+                require(chain.digest_reply(blind, reply) == reply_digest)
+        return AnswerRow(query, reply, answer_commit is not None)
 
     def record_query(self, run_id: str, t: int, query: bytes) -> None:
-        """Note the query that round t is answered for: no other one from now on."""
+        """Store the query of round t, after which no other query is answered in this round."""
         self._database.execute(
             "INSERT INTO answers (run_id, t, query, asked) VALUES (?, ?, ?, ?)",
             (run_id, t, query, self._commit_number),
@@ -249,35 +281,44 @@ class SiloLedger:
         self._pending_entries.append(chain.query_entry(run_id, t, query))
 
     def record_reply(self, run_id: str, t: int, reply: bytes, state: bytes | None) -> None:
-        """Note the reply to a query that is on file, and the state after it, None if nobody will need one."""
+        """Store the reply to a stored query, and the state after it.
+
+        The state is None after the last round.
+
+        Raises:
+            RunError: If the round has a reply already.
+        """
         (key,) = self._database.execute("SELECT key FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-        blind, after = chain.derive_blind(key, t), chain.digest_state(key, state)
-        replied = chain.digest_reply(blind, reply)
-        entry = chain.reply_entry(run_id, t, replied, after)
+        blind, state_digest = chain.derive_blind(key, t), chain.digest_state(key, state)
+        reply_digest = chain.digest_reply(blind, reply)
+        entry = chain.reply_entry(run_id, t, reply_digest, state_digest)
         head = chain.next_head(self._last_commit.head, self._commit_number, [entry])
-        done = self._database.execute(
+        cursor = self._database.execute(
             "UPDATE answers SET answered = ?, replied = ?, after = ?, head = ?, blind = ?, reply = ? "
             "WHERE run_id = ? AND t = ? AND answered IS NULL",
-            (self._commit_number, replied, after, head, blind, reply, run_id, t),
+            (self._commit_number, reply_digest, state_digest, head, blind, reply, run_id, t),
         )
-        if done.rowcount != 1:
+        if cursor.rowcount != 1:
             raise RunError(f"round {t} has a reply already")
         if state is not None:
             self._database.execute("UPDATE runs SET state = ? WHERE run_id = ?", (state, run_id))
         self._pending_entries.append(entry)
 
     def end_run(self, run_id: str) -> None:
-        """Forget the key and the state of a run that is over."""
+        """End a run: erase its key and its state."""
         self._journal_is_wiped = False
-        done = self._database.execute(
+        cursor = self._database.execute(
             "UPDATE runs SET key = NULL, state = NULL, over = ? WHERE run_id = ? AND over IS NULL",
             (self._commit_number, run_id),
         )
-        if done.rowcount:
+        if cursor.rowcount:
             self._pending_entries.append(chain.ending_entry(run_id))
 
     def become_ledger(self, name: str, charge: tuple[str, Charge] | None) -> None:
-        """Make a copy a ledger of this name: its runs are over, and a `charge` is for what it may lack."""
+        """Turn a copy into a ledger of this name, in which all runs are over.
+
+        `charge` is a run of that name, with a charge for releases that the copy may lack.
+        """
         for row in self.list_runs():
             self.end_run(row.run_id)
         if charge is not None:
@@ -288,9 +329,12 @@ class SiloLedger:
         self._database.execute(f"PRAGMA user_version = {self._version}")
 
     def copy_without_secrets(self) -> bytes:
-        """The file of a copy without keys, states and replies; for `alone`.
+        """Return the file of a copy without keys, states and replies.
 
-        InputError for a ledger whose fingerprint of the records is under no key.
+        The caller holds `lock`.
+
+        Raises:
+            InputError: If the ledger's fingerprint of the records is not under a key.
         """
         self.check_all_rows()
         if not self.is_keyed():
@@ -301,45 +345,54 @@ class SiloLedger:
         return copy_without_secrets(self._database)
 
     def checkpoint(self, run_id: str, t: int) -> Checkpoint:
-        """What whoever gets the reply to round t may remember: the commit that it is in."""
+        """Return the checkpoint after the reply to round t, for its receiver to remember."""
         row = self._database.execute(
             "SELECT answered, head FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
         ).fetchone()
         return Checkpoint(self._ledger_name, *row)
 
     def check_checkpoints(self, checkpoints: bytes) -> None:
-        """RunError if `seen` has a commit of this ledger that it has not made; ValueError for what is no commits.
+        """Compare checkpoints, which a server remembers, with the commits of this ledger.
 
-        Guarantee: a claim is compared, and changes nothing: no row, no mark, no other request.  Of commits from
-        before the ledger's conversion the numbers are compared, since their heads can not be given again.
+        Guarantee: a claim of the server is compared and changes nothing: no row, no mark, no other request.  Of
+        commits from before the ledger's conversion only the numbers are compared, since their heads cannot be
+        computed again.
+
+        Raises:
+            RunError: If a checkpoint of this ledger names a commit that the ledger has not made.
+            ValueError: If the bytes are no checkpoints.
         """
-        for told in unpack_checkpoints(checkpoints):
-            before = chain.converted_name(told.ledger_name) == self._ledger_name
-            if told.ledger_name != self._ledger_name and not before:
+        for claim in unpack_checkpoints(checkpoints):
+            is_converted = chain.converted_name(claim.ledger_name) == self._ledger_name
+            if claim.ledger_name != self._ledger_name and not is_converted:
                 continue
-            number = min(told.number, 2**63 - 1)  # SQLite's largest
-            known = self._database.execute("SELECT head FROM answers WHERE answered = ?", (number,)).fetchone()
-            if known is None or (known != (told.head,) and not before):
+            number = min(claim.number, 2**63 - 1)  # SQLite's largest integer
+            row = self._database.execute("SELECT head FROM answers WHERE answered = ?", (number,)).fetchone()
+            if row is None or (row != (claim.head,) and not is_converted):
                 raise RunError(
-                    f"the coordinator has seen commit {told.number} of this silo's ledger, which is not in it: "
+                    f"the coordinator has seen commit {claim.number} of this silo's ledger, which is not in it: "
                     "ledger and mark are an older copy that was put back, so nothing is released.  Put the newest "
                     "ledger back, or move it away for `fedpriv silo restore`"
                 )
 
     def check_all_rows(self) -> None:
-        """InputError unless all rows are the ones that were written; for `transaction`, before it writes."""
+        """Check that all rows are the ones that were written, before a `transaction` writes.
+
+        Raises:
+            InputError: If they are not, or the mark contradicts them.
+        """
         with self._convert_damage("its file"):
             check_rows(self._database, keyless=self._version > BACKUP_OFFSET)
             self._check_mark()
 
     @property
     def _commit_number(self) -> int:
-        """Of the commit that is being made."""
+        """Number of the commit of the current transaction."""
         return self._last_commit.number + 1
 
     @property
     def _next_commit(self) -> Commit:
-        """The last commit with what is being made."""
+        """Last commit, with the entries of the current transaction."""
         if not self._pending_entries:
             return self._last_commit
         return Commit(
@@ -351,15 +404,17 @@ class SiloLedger:
         with self._convert_damage("its header"):
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if version - BACKUP_OFFSET * (self._version > BACKUP_OFFSET) not in (UNKEYED_VERSION, LEDGER_VERSION):
-            known = f"has version {version}, and this fedpriv knows {LEDGER_VERSION}"
-            what = "is a backup" if version - BACKUP_OFFSET in (UNKEYED_VERSION, LEDGER_VERSION) else known
-            raise InputError(f"{self._path}: cannot be used as a ledger: it {what}, or it is damaged; {_REMEDY}")
+            version_fault = f"has version {version}, and this fedpriv knows {LEDGER_VERSION}"
+            fault = (
+                "is a backup" if version - BACKUP_OFFSET in (UNKEYED_VERSION, LEDGER_VERSION) else version_fault
+            )
+            raise InputError(f"{self._path}: cannot be used as a ledger: it {fault}, or it is damaged; {_REMEDY}")
         self._version = version
 
     def _check_file(self) -> None:
-        """All of it, in one reading that no other process has written into."""
+        """Check the whole file in one read transaction that no other process has written into."""
         for _ in range(20):
-            before = self._mark.read()
+            content = self._mark.read()
             try:
                 self._database.execute("BEGIN")
                 try:
@@ -369,7 +424,7 @@ class SiloLedger:
                 self._check_file_digest()
                 return
             except (InputError, sqlite3.Error) as error:
-                if self._mark.read() == before:
+                if self._mark.read() == content:
                     if isinstance(error, InputError):
                         raise
                     raise self._damage_error("its file", error) from None
@@ -377,44 +432,47 @@ class SiloLedger:
         raise InputError(f"{self._path}: another process writes to this ledger all the time; try again")
 
     def _check_file_digest(self) -> None:
-        """The whole file, while no run is under way; between transactions: it ends SQLite's locks."""
-        if (whole := self._mark.read().file_digest) and self._read_header() and whole != file_digest(self._path):
+        """Compare the whole file with the digest in the mark, which exists while no run is under way.
+
+        The call has to be outside of transactions, because reading the file drops SQLite's locks.
+        """
+        if (digest := self._mark.read().file_digest) and self._read_header() and digest != file_digest(self._path):
             raise self._damage_error("its file", None)
 
     @contextmanager
-    def _convert_damage(self, what: str) -> Iterator[None]:
-        """InputError in one line for whatever damaged rows lead to."""
+    def _convert_damage(self, part: str) -> Iterator[None]:
+        """Turn errors that damaged rows cause into an InputError of one line."""
         try:
             yield
         except Exception as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if isinstance(error, InputError) or code in _TRANSIENT_CODES:
                 raise
-            raise self._damage_error(what, error) from None
+            raise self._damage_error(part, error) from None
 
-    def _damage_error(self, what: str, error: Exception | None) -> InputError:
-        found = f" ({sanitize_line(str(error), 100)})" if isinstance(error, sqlite3.Error) else ""
+    def _damage_error(self, part: str, error: Exception | None) -> InputError:
+        reason = f" ({sanitize_line(str(error), 100)})" if isinstance(error, sqlite3.Error) else ""
         return InputError(
-            f"{self._path}: cannot be used as a ledger: {what} is not what was written{found}, so {_REMEDY}"
+            f"{self._path}: cannot be used as a ledger: {part} is not what was written{reason}, so {_REMEDY}"
         )
 
     def _tidy_if_idle(self) -> None:
-        """Wipe and drop what another process has left, unless one is at work: then that one does."""
+        """Wipe and drop leftovers of a killed process, unless another process holds the lock and does so."""
         with suppress(BlockingIOError):
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
-                self._read_header()  # SQLite uses a journal that it needs when it reads
+                self._read_header()  # Reading makes SQLite apply a journal that it still needs.
                 self._wipe()
                 self.tidy()
             finally:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
     def tidy(self) -> None:
-        """Drop the replies that are not asked for again, and note the file's bytes once no run is under way.
+        """Drop replies that are not needed any more, and store the file's digest once no run is under way.
 
-        For `alone`, between transactions.  A full disk leaves this for another time.
+        The caller holds `lock`, outside of transactions.  With a full disk nothing is done until a later call.
 
-        Guarantee: all commits stay as they are; what is dropped is overwritten.
+        Guarantee: all commits stay as they are, and dropped replies are overwritten.
         """
         with suppress(OSError, sqlite3.Error):
             while drop_replies(self._database):
@@ -436,20 +494,24 @@ class SiloLedger:
             return read_header(self._database)
 
     def _check_mark(self) -> Commit:
-        """The last commit that the ledger has had; InputError if its mark has seen more, or is another's."""
-        mark, about = self._mark.read(), self._read_header()
-        self._ledger_name = about.ledger_name  # another process may have bound it
+        """Return the last commit of the ledger, if the mark agrees.
+
+        Raises:
+            InputError: If the mark has a later commit, or belongs to another ledger.
+        """
+        mark, header = self._mark.read(), self._read_header()
+        self._ledger_name = header.ledger_name  # Another process may have bound it.
         if (
-            mark.ledger_name not in (about.ledger_name, chain.converted_name(about.ledger_name))
+            mark.ledger_name not in (header.ledger_name, chain.converted_name(header.ledger_name))
             or not self._path.exists()
         ):
             raise InputError(f"{self._path}: is not the ledger that {self._mark.path} belongs to")
-        if about.commit not in (mark.last_commit, mark.pending_commit):
+        if header.commit not in (mark.last_commit, mark.pending_commit):
             raise InputError(
-                f"{self._path}: has had {about.commit.number} commits, and its mark has seen "
+                f"{self._path}: has had {header.commit.number} commits, and its mark has seen "
                 f"{mark.last_commit.number}: "
                 "one of them is an older copy that was put back.  What was released since is not on file, so "
                 "nothing more is released: put the newest ledger back, or move this one away for `fedpriv silo "
                 "restore`"
             )
-        return about.commit
+        return header.commit
