@@ -1,19 +1,18 @@
-"""Any module whose parameters go into known functions: clips from what these saw, without a gradient by record.
+"""Clipped sums for any module, without per-record gradients where these have a closed form.
 
-Every record's increment is written as in layered.py, by functions.py's closed forms; parameters that go elsewhere
-have their gradients formed record by record, in the same pass back.  Which ones do follows from the module: from a
-pass of a record of zeros.
+A parameter that goes into functions of functions.py has increments in the closed forms of layered.py, with "ghost
+norms".  Gradients of all other parameters are materialized record by record, in the same backward pass.  A plan
+(`_GhostPlan`) says which parameters those are; it follows from the module alone, by a pass of a record of zeros.
 
-What a module does with its parameters, seen while it runs: known functions of them, and slopes at outputs.
+Each record passes through the module alone, under vmap, so that no code of the module can look at another record.
+`TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is called with
+a parameter, it is computed for all records at once, as vmap would do, and stored as a `TracedCall`.  One backward
+pass of autograd then gives the gradients at the outputs of every call, and forms no gradient by a traced
+parameter.
 
-A record passes through the module alone, under vmap, so that no code of the module can look at another record.
-`Watch` stands between the module and torch's functions: a known function of a parameter is computed for all
-records at once, as vmap would do, and noted as a `Call`.  One pass of autograd then tells the slope at the outputs
-of every call, one after another as it comes to them, and forms no gradient by any parameter.
-
-Guarantee: a parameter's way into a loss is through the noted calls, or autograd finds it: `Watched.tell` names
-the parameters that have another way, and those of calls that autograd did not come to, in every pass anew.
-Changes in place after a call do not touch its slope.
+Guarantee: a parameter's way into a loss is through the traced calls, or autograd finds it:
+`Trace.compute_output_gradients` names the parameters that have another way, and those of calls that autograd did
+not come to, in every pass anew.  Changes in place after a call do not touch the call's output gradient.
 """
 
 import math
@@ -50,106 +49,143 @@ from fedpriv.loss.unrolled import UNROLLED_FUNCTIONS
 
 
 class TracedCall(NamedTuple):
-    """One call of a known function, for a batch of records."""
+    """One call of a layer function, for a batch of records."""
 
     function: LayerFunction
     parameter_names: tuple[str | None, str | None]
-    """Of its weight and its bias."""
+    """Names of its weight and its bias, or None for one that is missing."""
     inputs: Tensor
-    """Its input, (B, …)."""
+    """Inputs of the function, (B, …)."""
     input_version: int
-    """Of what it saw, to tell a change in place."""
+    """Version counter of the inputs, which reveals a change in place."""
     output_edge: GradientEdge
+    """Edge of autograd's graph at the outputs."""
     is_input_constant: bool
-    """Whether what it saw depends on no parameter, so that autograd has no reason to go beyond it."""
+    """Whether the inputs depend on no parameter, so that autograd does not go beyond them."""
 
 
 OnGradient = Callable[[int, TracedCall, Tensor], None]
-"""Is given a call's place among the calls, itself, and the slope of each record's loss at its outputs, (B, …)."""
+"""Callback for a call's index, the call, and the gradients of the losses at its outputs, (B, …)."""
 
 
 _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-"""How attention of a batch may be computed: both take heads and records one by one."""
+"""Implementations of attention that compute heads and records one by one."""
 
 
 @dataclass
 class Trace:
-    """One pass of a batch: parameters by name, which must require gradients, and the calls in their order."""
+    """Traced calls of one pass of a batch, in order.
+
+    `parameters` are the model's parameters by name, which must require gradients.
+    """
 
     parameters: Mapping[str, Tensor]
     calls: list[TracedCall] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._twins = {id(one): (name, one.detach().requires_grad_()) for name, one in self.parameters.items()}
+        self._twins = {
+            id(parameter): (name, parameter.detach().requires_grad_())
+            for name, parameter in self.parameters.items()
+        }
 
     def twin(self, parameter: Tensor | None) -> tuple[str | None, Tensor | None]:
-        """The name of a parameter and what stands for it in calls, to tell these from its other ways."""
+        """Return a parameter's name and its twin, a leaf that stands for it in traced calls.
+
+        A gradient by the parameter itself then comes from another way into the loss.
+        """
         return self._twins.get(id(parameter), (None, None))
 
     def compute_output_gradients(
         self, loss: Tensor, leaves: Sequence[Tensor], on_gradient: OnGradient
     ) -> tuple[set[str], Sequence[Tensor | None]]:
-        """Tell the slope of every call, which is kept here no longer, in no order.
+        """Pass the output gradient of every call to `on_gradient`, in any order, and drop the calls.
 
-        RuntimeError if what a call saw is changed afterwards.
+        Args:
+            loss: Sum of the losses.
+            leaves: Tensors to differentiate by in the same pass.
+            on_gradient: Callback for the output gradient of a call.
 
         Returns:
-            The parameters that the calls do not tell all of, and the slopes by `leaves`.
+            The parameters of which the calls miss a part of the gradient, and the gradients by `leaves`.
+
+        Raises:
+            RuntimeError: A tensor that was the input of a call has been changed since.
         """
         if any(call.inputs._version != call.input_version for call in self.calls):
             raise RuntimeError("a change in place of what a function of parameters saw")
-        waiting = dict(enumerate(self.calls))
+        pending = dict(enumerate(self.calls))
         self.calls.clear()
 
-        def arrived(place: int, slopes: Sequence[Tensor | None]) -> None:
-            if (slope := slopes[waiting[place].output_edge.output_nr]) is not None:
-                on_gradient(place, waiting.pop(place), slope)
+        def on_node_gradient(call_index: int, gradients: Sequence[Tensor | None]) -> None:
+            if (output_gradient := gradients[pending[call_index].output_edge.output_nr]) is not None:
+                on_gradient(call_index, pending.pop(call_index), output_gradient)
 
-        first = [place for place, call in waiting.items() if call.is_input_constant]
+        constant_calls = [call_index for call_index, call in pending.items() if call.is_input_constant]
         handles = [
-            call.output_edge.node.register_prehook(partial(arrived, place))
-            for place, call in waiting.items()
+            call.output_edge.node.register_prehook(partial(on_node_gradient, call_index))
+            for call_index, call in pending.items()
             if not call.is_input_constant
         ]
-        wanted: Any = [*(waiting[place].output_edge for place in first), *leaves, *self.parameters.values()]
+        targets: Any = [
+            *(pending[call_index].output_edge for call_index in constant_calls),
+            *leaves,
+            *self.parameters.values(),
+        ]
         try:
-            found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
-        finally:  # a node that holds what leads to itself would never be freed
+            target_gradients: Sequence[Tensor | None] = torch.autograd.grad(loss, targets, allow_unused=True)
+        finally:  # a hook that refers to its own node would keep it alive for ever
             for handle in handles:
                 handle.remove()
-        for place, slope in zip(first, found, strict=False):
-            if slope is not None:
-                on_gradient(place, waiting.pop(place), slope)
-        untold = {name for call in waiting.values() for name in call.parameter_names if name is not None}
-        past = zip(self.parameters, found[len(first) + len(leaves) :], strict=True)
-        untold |= {name for name, slope in past if slope is not None}
-        return untold, found[len(first) : len(first) + len(leaves)]
+        for call_index, output_gradient in zip(constant_calls, target_gradients, strict=False):
+            if output_gradient is not None:
+                on_gradient(call_index, pending.pop(call_index), output_gradient)
+        untraced = {name for call in pending.values() for name in call.parameter_names if name is not None}
+        direct_gradients = zip(self.parameters, target_gradients[len(constant_calls) + len(leaves) :], strict=True)
+        untraced |= {name for name, output_gradient in direct_gradients if output_gradient is not None}
+        return untraced, target_gradients[len(constant_calls) : len(constant_calls) + len(leaves)]
 
 
 class TracingMode(TorchFunctionMode):
-    """While it is entered, calls of known functions of parameters are noted in `watched`."""
+    """Mode in which calls of layer functions with parameters are added to `trace`."""
 
-    def __init__(self, watched: Trace, one: Tensor, count: int) -> None:
-        """In a vmap over `count` records, of which `one` is a part of a record."""
+    def __init__(self, trace: Trace, record_part: Tensor, count: int) -> None:
+        """Trace a vmap over `count` records.
+
+        Args:
+            trace: Trace that the calls are added to.
+            record_part: Tensor of one record inside the vmap, from which its level is read.
+            count: Number of records.
+        """
         super().__init__()
-        self.trace = watched
-        self._count, self._level = count, _functorch.maybe_get_level(one)
+        self.trace = trace
+        self._count, self._level = count, _functorch.maybe_get_level(record_part)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         settings = kwargs or {}
         if func in LAYER_FUNCTIONS and (call := LAYER_FUNCTIONS[func](*args, **settings)) is not None:
-            values, weight, bias, known = call
-            (name, own), (other, shift) = self.trace.twin(weight), self.trace.twin(bias)
-            if (name or other) and (own is None) == (weight is None) and (shift is None) == (bias is None):
-                seen = self._batch_values(values)
-                outputs = known.outputs(seen, own, shift)
-                if outputs._is_view():  # changed in place, a view would be another node of autograd's
+            values, weight, bias, function = call
+            (name, weight_twin), (bias_name, bias_twin) = self.trace.twin(weight), self.trace.twin(bias)
+            if (
+                (name or bias_name)
+                and (weight_twin is None) == (weight is None)
+                and (bias_twin is None) == (bias is None)
+            ):
+                inputs = self._batch_values(values)
+                outputs = function.outputs(inputs, weight_twin, bias_twin)
+                if outputs._is_view():  # a change in place would give a view another node of autograd
                     outputs = torch.ops.aten._unsafe_view(outputs, outputs.shape)
                 edge = get_gradient_edge(outputs)
                 self.trace.calls.append(
-                    TracedCall(known, (name, other), seen.detach(), seen._version, edge, not seen.requires_grad)
+                    TracedCall(
+                        function,
+                        (name, bias_name),
+                        inputs.detach(),
+                        inputs._version,
+                        edge,
+                        not inputs.requires_grad,
+                    )
                 )
                 return self._record_values(outputs)
         elif func in UNROLLED_FUNCTIONS:
@@ -160,25 +196,31 @@ class TracingMode(TorchFunctionMode):
                 return _attention_forward(*args, **settings)
         elif (
             func is functional.scaled_dot_product_attention
-            and (plain := _plain_attention(*args, **settings)) is not None
+            and (options := _plain_attention(*args, **settings)) is not None
         ):
-            query, key, value = (self._batch_values(part) for part in args[:3])  # torch takes a batch apart
+            query, key, value = (
+                self._batch_values(part) for part in args[:3]
+            )  # torch computes a batch record by record
             with sdpa_kernel(_ATTENTION):
-                outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **plain)
+                outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **options)
             return self._record_values(outputs.view(*query.shape[:-3], *outputs.shape[1:]))
         return func(*args, **settings)
 
     def _batch_values(self, values: Tensor) -> Tensor:
-        """One record's values as those of all records, (B, …); RuntimeError in a vmap of the module's own."""
+        """Values of all records, (B, …), from one record's values inside the vmap.
+
+        Raises:
+            RuntimeError: The module itself runs a vmap.
+        """
         if not _functorch.is_batchedtensor(values):
             return values.expand(self._count, *values.shape)
-        every = _functorch.get_unwrapped(values)
-        if _functorch.maybe_get_level(values) != self._level or _functorch.is_batchedtensor(every):
+        batched = _functorch.get_unwrapped(values)
+        if _functorch.maybe_get_level(values) != self._level or _functorch.is_batchedtensor(batched):
             raise RuntimeError("a vmap inside of another")
-        return every.movedim(_functorch.maybe_get_bdim(values), 0)
+        return batched.movedim(_functorch.maybe_get_bdim(values), 0)
 
-    def _record_values(self, every: Tensor) -> Tensor:
-        return _functorch._add_batch_dim(every, 0, self._level)
+    def _record_values(self, batched: Tensor) -> Tensor:
+        return _functorch._add_batch_dim(batched, 0, self._level)
 
 
 def _plain_attention(
@@ -191,11 +233,18 @@ def _plain_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> dict[str, Any] | None:
-    """The settings of attention of three tensors (…, heads, places, width) without a mask or a draw, else None."""
-    alike = all(
+    """Settings of attention without mask and dropout, or None for any other call.
+
+    The three tensors are (…, heads, positions, width), of equal leading axes.
+    """
+    has_equal_axes = all(
         part.dim() == query.dim() >= 3 and part.shape[:-2] == query.shape[:-2] for part in (query, key, value)
     )
-    return {"is_causal": is_causal, "scale": scale} if alike and attn_mask is None and not dropout_p else None
+    return (
+        {"is_causal": is_causal, "scale": scale}
+        if has_equal_axes and attn_mask is None and not dropout_p
+        else None
+    )
 
 
 _attention_forward = FunctionType(
@@ -203,69 +252,75 @@ _attention_forward = FunctionType(
     {**vars(functional), "has_torch_function": lambda _tensors: False},
     argdefs=functional.multi_head_attention_forward.__defaults__,
 )
-"""torch's own, without the question who stands between: the functions that it calls are watched in turn."""
+"""Copy of torch's function that does not look for a mode, so that the functions it calls are traced."""
 
 
 _CHUNK_VALUES = 2**24
-"""Values that exist at a time, about: 64 MB in float32."""
-_VALUES_PER_PARAMETER = 8  # of a chunk: adding its sum to the others' goes through all parameters once
+"""Approximate number of values that exist at a time, 64 MB in float32."""
+_VALUES_PER_PARAMETER = 8  # of a chunk, since adding its sum to the total goes through all parameters once
 
 
 class _GhostPlan(NamedTuple):
-    """How a module's records are computed."""
+    """Plan for the records of a module, made from one record of zeros."""
 
     materialized: frozenset[str]
-    """The parameters whose gradients are formed by autograd."""
+    """Parameters whose gradients are formed by autograd, record by record."""
     values_per_record: int
-    """How many values one record takes at each of several points, about."""
+    """Approximate number of values of one record at each of several points."""
     single_point_values: int
-    """The same for a single point."""
+    """Approximate number of values of one record for a query of one point."""
 
 
 class _CallGradient(NamedTuple):
-    """A call, and the slope of each record's loss at its outputs, (B, …)."""
+    """A call, and the gradients of the losses at its outputs, (B, …)."""
 
     call: TracedCall
     output_gradient: Tensor
 
 
 class _TracedPass(NamedTuple):
-    """One pass forward and back at one point."""
+    """Result of one forward and backward pass at one point."""
 
     call_gradients: list[_CallGradient]
-    """In the order of the calls."""
+    """Calls that have no terms yet, in their order."""
     terms: dict[str, LayerTerms]
-    """Of parameters whose one call is not in `told`."""
+    """Terms by parameter, for parameters whose only call is not in `call_gradients`."""
     materialized: dict[str, Tensor]
-    """(B, size) by parameter."""
+    """Gradients of the materialized parameters by name, (B, size)."""
     untraced: set[str]
-    """Parameters that the calls do not tell all of."""
+    """Parameters whose gradients are not all in the calls."""
 
 
 @dataclass(frozen=True)
 class GhostObjective(ModuleObjective):
-    """As `ModuleObjective`, whose way it takes for what this one has no closed form for.
+    """`ModuleObjective` that avoids per-record gradients where layer functions have closed forms.
+
+    Elsewhere it computes increments as `ModuleObjective` does.
 
     Guarantee: each record passes through the module alone, under vmap, whatever the module's code does with a
-    batch; functions of all records at once are torch's own, and known to take them apart.
+    batch; functions of all records at once are torch's own, and known to compute each record on its own.
     """
 
     @cached_property
     def plans(self) -> dict[torch.Size, _GhostPlan | None]:
-        """By the shape of a record; None where the way of `ModuleObjective` is taken."""
+        """Plan for each shape of a record, or None where increments are those of `ModuleObjective`."""
         return {}
 
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """See `ModuleObjective`; about `_CHUNK_VALUES` values exist at a time, or 8 d, or one record's."""
+        """Sum the clipped increments of one replicate, as `ModuleObjective` does.
+
+        The number of values that exist at a time is about the largest of `_CHUNK_VALUES`, 8 d and those of one
+        record.
+        """
         records, weights = batch
         plan = self._find_plan(query.points[0], records) if len(weights) > 1 else None
         if plan is None:
             return super()._increment_of_replicate(query, batch, clip)
         points = len(query.points)
         values = plan.single_point_values if points == 1 else points * plan.values_per_record
-        most = max_values_at_once(_CHUNK_VALUES, weights.device)
-        rows = max(1, _VALUES_PER_PARAMETER * self.dimension // (values // points), most // values)
-        rows = math.ceil(len(weights) / math.ceil(len(weights) / rows))  # as many in each
+        max_values = max_values_at_once(_CHUNK_VALUES, weights.device)
+        rows = max(1, _VALUES_PER_PARAMETER * self.dimension // (values // points), max_values // values)
+        rows = math.ceil(len(weights) / math.ceil(len(weights) / rows))  # chunks of equal size
         total = torch.zeros_like(query.points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for *parts, weight in zip(*(torch.split(part, rows) for part in (*records, weights)), strict=True):
@@ -277,42 +332,51 @@ class GhostObjective(ModuleObjective):
                 clipped += part.clipped_count
                 continue
             sizes = [shape.numel() for shape in self.shapes.values()]
-            for place, piece in zip(torch.split(total, sizes), sums[0], strict=True):
-                if piece is not None:
-                    place += piece
+            for total_part, summand in zip(torch.split(total, sizes), sums[0], strict=True):
+                if summand is not None:
+                    total_part += summand
             clipped += sums[1]
         return Increment(total, clipped)
 
     def _find_plan(self, point: Tensor, records: Records) -> _GhostPlan | None:
-        """None if a pass of zeros fails, or no parameter goes into a known function."""
-        key = records.features.shape[1:]
-        if key not in self.plans:
+        """Find the plan for a shape of records.
+
+        It is None if a pass of zeros fails, or if no parameter goes into a layer function.
+        """
+        shape = records.features.shape[1:]
+        if shape not in self.plans:
             with torch.inference_mode(False):
                 zeros = Records(*(column.new_zeros(1, *column.shape[1:]) for column in records))
             try:
-                self.plans[key] = self._make_plan(point, zeros)
+                self.plans[shape] = self._make_plan(point, zeros)
             except (RuntimeError, IndexError, ValueError):
-                self.plans[key] = None
-        return self.plans[key]
+                self.plans[shape] = None
+        return self.plans[shape]
 
     def _make_plan(self, point: Tensor, zeros: Records) -> _GhostPlan | None:
-        formed: frozenset[str] = frozenset()
-        while (one := self._run_pass(point, zeros, 1.0, formed, False)).untraced:
-            formed |= one.untraced
-        if not one.call_gradients:
+        """Make a plan from passes of a record of zeros.
+
+        Parameters are materialized until the calls miss no part of a gradient.
+        """
+        materialized: frozenset[str] = frozenset()
+        while (traced := self._run_pass(point, zeros, 1.0, materialized, False)).untraced:
+            materialized |= traced.untraced
+        if not traced.call_gradients:
             return None
-        terms = self._run_pass(point, zeros, 1.0, formed, True).terms
-        made = {name for name, term in terms.items() if isinstance(term, LongGradientTerms)}
-        record = alone = zeros.features.numel() + sum(self.shapes[name].numel() for name in formed)
-        for call, slope in one.call_gradients:
-            values = call.inputs.numel() + slope.numel()
+        terms = self._run_pass(point, zeros, 1.0, materialized, True).terms
+        stored = {name for name, term in terms.items() if isinstance(term, LongGradientTerms)}
+        values_per_record = single_point_values = zeros.features.numel() + sum(
+            self.shapes[name].numel() for name in materialized
+        )
+        for call, output_gradient in traced.call_gradients:
+            values = call.inputs.numel() + output_gradient.numel()
             weight = call.parameter_names[0]
-            working = 0 if weight is None else call.function.working_values(slope, self.shapes[weight])
-            record += 3 * values + working
-            alone += working + (
-                3 * values // 2 if made.issuperset(filter(None, call.parameter_names)) else 3 * values
+            working = 0 if weight is None else call.function.working_values(output_gradient, self.shapes[weight])
+            values_per_record += 3 * values + working
+            single_point_values += working + (
+                3 * values // 2 if stored.issuperset(filter(None, call.parameter_names)) else 3 * values
             )
-        return _GhostPlan(formed, record, alone)
+        return _GhostPlan(materialized, values_per_record, single_point_values)
 
     def _run_pass(
         self,
@@ -322,65 +386,73 @@ class GhostObjective(ModuleObjective):
         materialized: frozenset[str],
         is_only_point: bool,
     ) -> _TracedPass:
-        """The calls and the gradients of a batch, times `coefficient`.
+        """Compute the calls and the gradients of a batch, times `coefficient`.
 
-        Where it is `alone`, the only one of its records, a parameter's terms are made as soon as its only call is
-        told, so that what this saw need not be kept.
+        If `is_only_point`, the query has no other point.  The terms of a parameter with a single call are then
+        made as soon
+        as autograd comes to the call, so that its inputs need not be stored.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            named = {
+            parameters = {
                 name: aligned_copy(value).requires_grad_()
                 for name, value in unflatten_point(self.shapes, point).items()
             }
-            watched = Trace({name: value for name, value in named.items() if name not in materialized})
+            trace = Trace({name: value for name, value in parameters.items() if name not in materialized})
             count = len(records.labels)
             leaves = {
-                name: named[name].detach().expand(count, *named[name].shape).requires_grad_()
+                name: parameters[name].detach().expand(count, *parameters[name].shape).requires_grad_()
                 for name in materialized
             }
 
-            def loss(batched: dict[str, Tensor], *one: Tensor) -> Tensor:
-                with TracingMode(watched, one[0], count):
-                    return self._loss_of_one({**named, **batched}, *one)
+            def loss(batched: dict[str, Tensor], *record: Tensor) -> Tensor:
+                with TracingMode(trace, record[0], count):
+                    return self._loss_of_one({**parameters, **batched}, *record)
 
             losses = vmap(loss)(leaves, *records)
-            weights, biases = (Counter(call.parameter_names[place] for call in watched.calls) for place in (0, 1))
-            both = {name for name in weights if name is not None and name in biases}
-            kept: dict[int, _CallGradient] = {}
+            weights, biases = (Counter(call.parameter_names[index] for call in trace.calls) for index in (0, 1))
+            double_use = {name for name in weights if name is not None and name in biases}
+            call_gradients: dict[int, _CallGradient] = {}
             terms: dict[str, LayerTerms] = {}
 
-            def told(place: int, call: TracedCall, slope: Tensor) -> None:
+            def store_gradient(index: int, call: TracedCall, output_gradient: Tensor) -> None:
                 weight, bias = call.parameter_names
                 if is_only_point and all(
                     name is None or weights[name] + biases[name] == 1 for name in call.parameter_names
                 ):
                     if bias is not None:
-                        terms[bias] = LongGradientTerms([call.function.bias_gradient(slope)])
+                        terms[bias] = LongGradientTerms([call.function.bias_gradient(output_gradient)])
                     if weight is not None:
                         terms[weight] = make_weight_terms(
-                            _make_uses(call.function, [call.inputs], [slope]), self.shapes[weight]
+                            _make_uses(call.function, [call.inputs], [output_gradient]), self.shapes[weight]
                         )
                 else:
-                    kept[place] = _CallGradient(call, slope)
+                    call_gradients[index] = _CallGradient(call, output_gradient)
 
-            past, slopes = watched.compute_output_gradients(
-                coefficient * losses.sum(), list(leaves.values()), told
+            untraced, leaf_gradients = trace.compute_output_gradients(
+                coefficient * losses.sum(), list(leaves.values()), store_gradient
             )
         gradients = {
-            name: slope.flatten(1) for name, slope in zip(leaves, slopes, strict=True) if slope is not None
+            name: output_gradient.flatten(1)
+            for name, output_gradient in zip(leaves, leaf_gradients, strict=True)
+            if output_gradient is not None
         }
-        return _TracedPass([kept[place] for place in sorted(kept)], terms, gradients, past | both)
+        return _TracedPass(
+            [call_gradients[index] for index in sorted(call_gradients)], terms, gradients, untraced | double_use
+        )
 
     def _sum_increments(
         self, query: Query, batch: Batch, clip: Scalar, plan: _GhostPlan
     ) -> tuple[list[Tensor | None], Tensor] | None:
-        """The clipped sum by parameters, None for one without a gradient, and how many were clipped.
+        """Sum the clipped increments of a batch, and count the clipped records.
 
-        None if a record makes the module raise, or do otherwise than planned.
+        Returns:
+            The sum by parameters, with None for a parameter without gradient, and the count; or None if the module
+            raises on
+            a record or does not follow the plan.
         """
         weights = batch.weights
         try:
-            with torch.inference_mode(False):  # one copy for all points: what does not move is seen as such
+            with torch.inference_mode(False):  # one copy for all points, so that equal inputs share memory
                 records = Records(*(aligned_copy(column) for column in batch.records))
             passes = [
                 self._run_pass(point, records, coefficient, plan.materialized, len(query.points) == 1)
@@ -388,59 +460,68 @@ class GhostObjective(ModuleObjective):
             ]
         except (RuntimeError, IndexError, ValueError):
             return None
-        if any(one.untraced for one in passes) or not _have_same_calls(passes):
+        if any(traced.untraced for traced in passes) or not _have_same_calls(passes):
             return None
         terms = {name: term.to_dtype(weights.dtype) for name, term in self._make_terms(passes)}
         clipped = compute_clipping(combine_bounds([term.norm_bounds() for term in terms.values()]), weights, clip)
-        if (held := clipped.representable) is not None:
-            terms = {name: term.zero_others(held) for name, term in terms.items()}
+        if (mask := clipped.representable) is not None:
+            terms = {name: term.zero_others(mask) for name, term in terms.items()}
         sums = {name: term.weighted_sum(clipped.factor)[0] for name, term in terms.items()}
         return [sums.get(name) for name in self.shapes], clipped.clipped_count
 
     def _make_terms(self, passes: Sequence[_TracedPass]) -> Iterator[tuple[str, LayerTerms]]:
-        """Of every parameter that the losses depend on."""
+        """Terms of every parameter that the losses depend on."""
         uses: dict[str, list[ParameterUse]] = {}
-        shifts: dict[str, list[Tensor]] = {}
-        for told in zip(*(one.call_gradients for one in passes), strict=True):
-            calls, slopes = zip(*told, strict=True)
+        bias_gradients: dict[str, list[Tensor]] = {}
+        for call_gradients in zip(*(traced.call_gradients for traced in passes), strict=True):
+            calls, output_gradients = zip(*call_gradients, strict=True)
             weight, bias = calls[0].names
             if bias is not None:
-                shifts.setdefault(bias, []).append(calls[0].function.bias_gradient(sum_tensors(slopes)))
+                bias_gradients.setdefault(bias, []).append(
+                    calls[0].function.bias_gradient(sum_tensors(output_gradients))
+                )
             if weight is not None:
                 uses.setdefault(weight, []).extend(
-                    _make_uses(calls[0].function, [call.inputs for call in calls], slopes)
+                    _make_uses(calls[0].function, [call.inputs for call in calls], output_gradients)
                 )
         for name, shape in self.shapes.items():
-            formed = [one.materialized[name] for one in passes if name in one.materialized]
+            gradients = [traced.materialized[name] for traced in passes if name in traced.materialized]
             if name in passes[0].terms:
                 yield name, passes[0].terms[name]
             elif name in uses:
                 yield name, make_weight_terms(uses[name], shape)
-            elif formed or name in shifts:
-                yield name, LongGradientTerms([sum_tensors(formed or shifts[name])])
+            elif gradients or name in bias_gradients:
+                yield name, LongGradientTerms([sum_tensors(gradients or bias_gradients[name])])
 
 
-def _make_uses(known: LayerFunction, seen: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[ParameterUse]:
-    """Of a call at several points, in terms as small as their sum; what a record itself shows does not move."""
-    if not seen[0].is_floating_point():
+def _make_uses(
+    function: LayerFunction, inputs: Sequence[Tensor], output_gradients: Sequence[Tensor]
+) -> list[ParameterUse]:
+    """Uses of a call at several points, written as differences to the first point.
+
+    Differences are as small as the sum of the uses.  Inputs that are the same tensor at every point, such as those
+    of
+    the record itself, have none.
+    """
+    if not inputs[0].is_floating_point():
         return (
-            [ParameterUse(known, seen[0], sum_tensors(slopes))]
-            if all(torch.equal(one, seen[0]) for one in seen[1:])
-            else [ParameterUse(known, *one) for one in zip(seen, slopes, strict=True)]
+            [ParameterUse(function, inputs[0], sum_tensors(output_gradients))]
+            if all(torch.equal(operand, inputs[0]) for operand in inputs[1:])
+            else [ParameterUse(function, *operand) for operand in zip(inputs, output_gradients, strict=True)]
         )
-    first = known.linear_part(seen[0])
-    moved = [
-        ParameterUse(known, known.linear_part(one) - first, slope)
-        for one, slope in zip(seen[1:], slopes[1:], strict=True)
-        if one.data_ptr() != seen[0].data_ptr()
+    first = function.linear_part(inputs[0])
+    differences = [
+        ParameterUse(function, function.linear_part(operand) - first, output_gradient)
+        for operand, output_gradient in zip(inputs[1:], output_gradients[1:], strict=True)
+        if operand.data_ptr() != inputs[0].data_ptr()
     ]
-    return [ParameterUse(known, first, sum_tensors(slopes)), *moved]
+    return [ParameterUse(function, first, sum_tensors(output_gradients)), *differences]
 
 
 def _have_same_calls(passes: Sequence[_TracedPass]) -> bool:
     """Whether the module makes the same calls at every point."""
     shapes = [
-        [(call.function, call.parameter_names, call.inputs.shape) for call, _ in each.call_gradients]
-        for each in passes
+        [(call.function, call.parameter_names, call.inputs.shape) for call, _ in traced.call_gradients]
+        for traced in passes
     ]
-    return all(one == shapes[0] for one in shapes[1:])
+    return all(call_shapes == shapes[0] for call_shapes in shapes[1:])

@@ -1,24 +1,23 @@
-"""Goldstein stationarity, measured: the least norm of a convex combination of gradients near a point.
+"""Objectives for nonsmooth losses: random smoothing, and a measure of Goldstein stationarity.
 
-Source: Goldstein 1977; Kornowski, Liu & Talwar, section 2.  x is (r, β)-stationary for F if some convex
-combination of gradients of F at points within distance r of x has norm at most β.  The measure here samples the
-points, so it is an upper bound on that least norm.  It never grows when points are added, converges slowly in
-their number, and is comparable between models only for one number of points and one seed.
-
-The least-norm point of the convex hull is found by Wolfe's algorithm (Wolfe 1976), with a certificate: no convex
-combination has a norm below min_i ⟨g_i, x⟩/‖x‖.  `Measured` is an objective whose evaluation has the measure.
-
-Random smoothing: an objective seen through random points around the query.
-
-Source: Kornowski, Liu & Talwar, section 2 and Algorithms 3, 4 and 5, with the directions repaired: on the unit
-sphere for values, in the ball for gradients (the paper has them the wrong way round in places).
+`RandomSmoothing` is an objective whose gradients are estimated at random points around the query.  Source:
+Kornowski, Liu & Talwar, section 2 and Algorithms 3, 4 and 5.  Directions are on the unit sphere for values and in
+the ball for gradients; the paper exchanges the two in places.
 
     f_α(x) = E f(x + y), y uniform in the ball of radius α
     first order:   mean_j ∇f(x + y_j)                                        y_j in the ball
     zeroth order:  mean_j d/(2α) (f(x + α u_j) - f(x - α u_j)) u_j           u_j on the unit sphere
 
-Both estimate ∇f_α without bias.  A record's contribution is clipped after all directions and points are summed.
-However many directions there are, few are held at a time: those of some records, and of one record some.
+Both estimate ∇f_α without bias.  A record's contribution is clipped after the sum over all directions and points.
+Few directions exist at a time, however many a query has: those of some records, or some of one record's.
+
+`GoldsteinView` adds a metric to evaluations.  x is (r, β)-stationary for F if some convex combination of gradients
+of F at points within distance r of x has norm at most β (Goldstein 1977; Kornowski, Liu & Talwar, section 2).  The
+metric samples the points, so it is an upper bound on the least such norm.  It does not grow when points are added,
+and converges slowly in their number.  Models can be compared at the same number of points and the same seed only.
+
+`find_min_norm_point` finds the least-norm point x of a convex hull by Wolfe's algorithm (Wolfe 1976), with a
+certificate: no convex combination of points g_i has a norm below min_i ⟨g_i, x⟩/‖x‖.
 """
 
 import dataclasses
@@ -51,40 +50,44 @@ from fedpriv.loss.objective import (
 from fedpriv.participation.orders import OWN_FACTS, Dependence, declared_dependence
 
 _CHUNK_VALUES = 2**20
-"""Values of directions around one point that are held at a time, a replicate: 8 MiB of them in float64."""
+"""Values of directions around one point that exist at a time in a replicate, 8 MiB in float64."""
 
 
 class DirectionWindow(NamedTuple):
-    """Some of the directions of a batch: of the records at `places`, those numbered `first` … `last`-1 of each."""
+    """Some of the directions of a batch: those numbered `first` … `last`-1 of some records."""
 
     record_positions: Sequence[int]
+    """Positions of the records in the batch."""
     first: int
     last: int
 
 
 class Directions(Protocol):
-    """Random unit directions for every record of a batch, (B, count, d) or (replicates, B, count, d).
+    """Random directions for every record of a batch, (B, count, d) or (replicates, B, count, d).
 
-    With a `window` only those, (places, last - first, d), the same as among all.
+    With a `window`, they are the window's part of the same directions, (records, last - first, d).
     """
 
     def sphere(
         self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None
     ) -> Tensor:
-        """Uniform on the unit sphere; `like` (..., d) gives d, the type and the device."""
+        """Draw directions uniformly on the unit sphere.
+
+        `like` (..., d) gives d, the type and the device.
+        """
         ...
 
     def ball(self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None) -> Tensor:
-        """Uniform in the unit ball."""
+        """Draw directions uniformly in the unit ball."""
         ...
 
 
 @dataclass(frozen=True)
 class SeededDirections:
-    """Directions as a pure function of (seed, silo, round, row): the same on every engine, in any order.
+    """Directions as a pure function of (seed, silo, round, row index), in any order and on every engine.
 
-    Guarantee: they are keyed by the row index, never by what is in the row or by who else is read, so neighbouring
-    data sets see the same ones, and secret participation does not move them.
+    Guarantee: directions are keyed by the row index, never by the content of the row or by the other rows that are
+    read, so neighbouring data sets have the same directions, and secret participation does not change them.
     """
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
@@ -95,39 +98,42 @@ class SeededDirections:
         return self._draw(slots, count, like.shape[-1], like, window)
 
     def ball(self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None) -> Tensor:
-        """The first d coordinates of a point of the unit sphere in R^(d+2) are uniform in the ball of R^d."""
+        """Draw directions uniformly in the unit ball of R^d.
+
+        They are the first d coordinates of a point on the unit sphere of R^(d+2).
+        """
         size = like.shape[-1]
         return self._draw(slots, count, size + 2, like, window)[..., :size]
 
     def _draw(
         self, slots: BatchLayout, count: int, size: int, like: Tensor, window: DirectionWindow | None
     ) -> Tensor:
-        places = slice(None) if window is None else list(window.record_positions)
+        positions = slice(None) if window is None else list(window.record_positions)
         first, last = (0, count) if window is None else window[1:]
-        silos, rows = slots.silo_ids[places], slots.row_indices[..., places]
+        silos, rows = slots.silo_ids[positions], slots.row_indices[..., positions]
         by_replicate = rows if rows.ndim > 1 else [rows] * len(self.seeds)
-        by_name: dict[
+        by_key: dict[
             tuple[int, bytes], Tensor
-        ] = {}  # replicates of one seed that read the same rows share theirs
-        drawn = []
-        for seed, own in zip(self.seeds, by_replicate, strict=True):
-            name = seed, own.tobytes()
-            if name not in by_name:
-                source = self._sources[seed, "float32" if like.dtype == torch.float32 else "float64"]
+        ] = {}  # replicates of one seed that read the same rows share directions
+        by_seed = []
+        for seed, row_indices in zip(self.seeds, by_replicate, strict=True):
+            key = seed, row_indices.tobytes()
+            if key not in by_key:
+                normal_source = self._sources[seed, "float32" if like.dtype == torch.float32 else "float64"]
                 if last - first == count:
-                    normals = source.row_vectors(count * size, silos, slots.t, own)
+                    normals = normal_source.row_vectors(count * size, silos, slots.t, row_indices)
                 else:
                     ends = count * size, first * size, last * size
                     normals = np.stack(
                         [
-                            source.vector_slice(*ends, int(silo), slots.t, int(row))
-                            for silo, row in zip(silos, own, strict=True)
+                            normal_source.vector_slice(*ends, int(silo), slots.t, int(row))
+                            for silo, row in zip(silos, row_indices, strict=True)
                         ]
                     )
-                joined = torch.from_numpy(normals.reshape(len(own), last - first, size))
-                by_name[name] = joined / torch.linalg.vector_norm(joined, dim=-1, keepdim=True)
-            drawn.append(by_name[name])
-        return (drawn[0] if len(drawn) == 1 else torch.stack(drawn)).to(like.device)
+                vectors = torch.from_numpy(normals.reshape(len(row_indices), last - first, size))
+                by_key[key] = vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+            by_seed.append(by_key[key])
+        return (by_seed[0] if len(by_seed) == 1 else torch.stack(by_seed)).to(like.device)
 
     @cached_property
     def _sources(self) -> dict[tuple[int, str], KeyedNormal]:
@@ -140,20 +146,24 @@ class SeededDirections:
 
 @dataclass(frozen=True)
 class RandomSmoothing(View):
-    """`base` with every gradient replaced by its estimate from random directions; evaluation is of `base`.
+    """`base` with every gradient replaced by an estimate from random directions.
 
-    `shared` directions serve all points of an increment, so that a difference of two gradients is small when the
-    points are near; otherwise each point has its own.
+    Evaluations are those of `base`.  If `shares_directions`, all points of an increment have the same directions,
+    so
+    that a difference of two gradients is small when the points are near.  Otherwise each point has its own.
 
     Guarantee: as for any objective, a record's increment is clipped as a whole, so one record moves the sum by at
     most its weight times `clip` under zero-out, whatever the loss and however few directions there are.
     """
 
     radius: float
+    """α."""
     order: Literal["first", "zeroth"]
+    """Estimate from gradients ("first") or from values ("zeroth")."""
     direction_count: int
+    """Directions per point for increments of several points."""
     anchor_direction_count: int
-    """Where an increment has one point only."""
+    """Directions for increments of a single point."""
     shares_directions: bool
     direction_source: Directions
     batch_layout: BatchLayout | None = None
@@ -164,43 +174,47 @@ class RandomSmoothing(View):
 
     @property
     def smoothness(self) -> float:
-        """Of the smoothed loss: at most √d L/α, see docs/goldstein.md."""
+        """Smoothness of the smoothed loss, at most √d L/α (see docs/goldstein.md)."""
         return min(self.base.smoothness, math.sqrt(self.dimension) * self.base.lipschitz / self.radius)
 
     def for_batch(self, slots: BatchLayout) -> "RandomSmoothing":
         return dataclasses.replace(self, base=self.base.for_batch(slots), batch_layout=slots)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """As for `Objective`; `batch` has the rows of all slots, and directions of few of them exist at a time.
+        """Sum clipped increments as `Objective` does, of a batch that has the rows of the batch layout.
 
-        How many follows from public numbers, and not from how many replicates there are.
+        Few records' directions exist at a time.  Their number follows from public numbers, and does not depend on
+        the
+        number of replicates.
         """
         records, weights = batch
-        rows, points = weights.shape[-1], len(query.points)
-        of_record = self._directions_per_point(points) * self.dimension
-        if rows * of_record <= _CHUNK_VALUES:
+        record_count, point_count = weights.shape[-1], len(query.points)
+        values_per_record = self._directions_per_point(point_count) * self.dimension
+        if record_count * values_per_record <= _CHUNK_VALUES:
             total, clipped = self._clip_contributions(query, records, weights, [None], clip)
         else:
-            parts, together = [], max(1, _CHUNK_VALUES // of_record)
-            for first in range(0, rows, together):
-                places = range(first, min(first + together, rows))
-                some = Records(*(column.narrow(records.record_axis, first, len(places)) for column in records))
+            parts, chunk_size = [], max(1, _CHUNK_VALUES // values_per_record)
+            for first in range(0, record_count, chunk_size):
+                positions = range(first, min(first + chunk_size, record_count))
+                chunk = Records(*(column.narrow(records.record_axis, first, len(positions)) for column in records))
                 parts.append(
-                    self._clip_contributions(query, some, weights, self._make_windows(places, points), clip)
+                    self._clip_contributions(
+                        query, chunk, weights, self._make_windows(positions, point_count), clip
+                    )
                 )
             total = torch.cat([part.total for part in parts], -2)
             clipped = torch.cat([part.clipped_count for part in parts], -1)
         return Increment((weights.unsqueeze(-1) * total).sum(-2), (clipped * (weights != 0.0)).sum(-1))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """As for `Objective`; a few directions at a time."""
+        """Compute clipped increments as `Objective` does, with a few directions at a time."""
         records, weights = batch
         if not len(rows):
             return weights.new_zeros((0, self.dimension))
         assert self.batch_layout is not None
-        own = self.for_batch(self.batch_layout.with_rows(rows.cpu().numpy()))
-        windows = own._make_windows(range(len(rows)), len(query.points))
-        return weights.unsqueeze(-1) * own._clip_contributions(query, records, weights, windows, clip).total
+        row_view = self.for_batch(self.batch_layout.with_rows(rows.cpu().numpy()))
+        windows = row_view._make_windows(range(len(rows)), len(query.points))
+        return weights.unsqueeze(-1) * row_view._clip_contributions(query, records, weights, windows, clip).total
 
     def evaluations(self, points: int) -> int:
         return (
@@ -210,22 +224,28 @@ class RandomSmoothing(View):
         )
 
     def extra_values(self, points: int, rows: int = 1) -> int:
-        """Of directions, around all points."""
-        of_record = self._directions_per_point(points) * self.dimension
-        return points * min(rows * of_record, max(_CHUNK_VALUES, self.dimension)) + self.base.extra_values(
+        """Values of directions around all points, and those of `base`."""
+        values_per_record = self._directions_per_point(points) * self.dimension
+        return points * min(rows * values_per_record, max(_CHUNK_VALUES, self.dimension)) + self.base.extra_values(
             points, rows
         )
 
     def _directions_per_point(self, points: int) -> int:
         return self.anchor_direction_count if points == 1 else self.direction_count
 
-    def _make_windows(self, places: Sequence[int], points: int) -> list[DirectionWindow | None]:
-        """Windows over all directions of these records, a few directions each."""
-        count, most = self._directions_per_point(points), max(1, _CHUNK_VALUES // (len(places) * self.dimension))
-        return [DirectionWindow(places, first, min(first + most, count)) for first in range(0, count, most)]
+    def _make_windows(self, positions: Sequence[int], points: int) -> list[DirectionWindow | None]:
+        """Windows that cover all directions of these records, a few directions each."""
+        count, window_size = (
+            self._directions_per_point(points),
+            max(1, _CHUNK_VALUES // (len(positions) * self.dimension)),
+        )
+        return [
+            DirectionWindow(positions, first, min(first + window_size, count))
+            for first in range(0, count, window_size)
+        ]
 
     def _draw_directions(self, points: Sequence[Tensor], window: DirectionWindow | None) -> list[Tensor]:
-        """For each point its directions, (..., B, count, d), or those of a window."""
+        """Directions for each point, (..., B, count, d), or those of a window."""
         if self.batch_layout is None:
             raise ValueError("random smoothing draws directions for the slots of a batch: see `at`")
         count = self._directions_per_point(len(points))
@@ -233,13 +253,15 @@ class RandomSmoothing(View):
         if self.shares_directions:
             return [draw(self.batch_layout, count, points[0], window)] * len(points)
         if window is None:
-            drawn = draw(self.batch_layout, count * len(points), points[0])
-            return [drawn[..., place * count : (place + 1) * count, :] for place in range(len(points))]
-        of_points = (
-            window._replace(first=place * count + window.first, last=place * count + window.last)
-            for place in range(len(points))
+            directions = draw(self.batch_layout, count * len(points), points[0])
+            return [directions[..., index * count : (index + 1) * count, :] for index in range(len(points))]
+        point_windows = (
+            window._replace(first=index * count + window.first, last=index * count + window.last)
+            for index in range(len(points))
         )
-        return [draw(self.batch_layout, count * len(points), points[0], each) for each in of_points]
+        return [
+            draw(self.batch_layout, count * len(points), points[0], point_window) for point_window in point_windows
+        ]
 
     def _clip_contributions(
         self,
@@ -249,72 +271,86 @@ class RandomSmoothing(View):
         windows: Sequence[DirectionWindow | None],
         clip: Scalar,
     ) -> Increment:
-        """Each record's clipped contribution, (..., B, d), of weight 1, and whether it was clipped, (..., B).
+        """Clip each record's contribution at weight 1, (..., B, d), and count clips, (..., B).
 
-        `weights` gives its type.  Gradients around which all directions are there are clipped by the loss itself.
+        `weights` gives the type of the result.  If all directions exist at a time, gradients are clipped by the
+        loss itself.
         """
-        one = weights.new_ones(1)
-        of_record = clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip  # (replicates, 1, 1)
-        around = (self._draw_directions(query.points, window) for window in windows)
+        unit_weight = weights.new_ones(1)
+        record_clip = clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip  # (replicates, 1, 1)
+        directions = (self._draw_directions(query.points, window) for window in windows)
         if self.order == "first" and len(windows) == 1:
             return self.base.increment(
-                self._smooth_query(query, next(around)), Batch(_as_single_batches(records, 1), one), of_record
+                self._smooth_query(query, next(directions)),
+                Batch(_as_single_batches(records, 1), unit_weight),
+                record_clip,
             )
         if self.order == "first":
-            each = self._estimate_from_gradients(query, records, around, one)
+            estimates = self._estimate_from_gradients(query, records, directions, unit_weight)
         else:
-            each = self._estimate_from_values(query, records, around).to(one.dtype)
-        each = each.unsqueeze(-2)
-        clipped = compute_clipping(vector_bounds(upper_norm(each)), one, of_record)
+            estimates = self._estimate_from_values(query, records, directions).to(unit_weight.dtype)
+        estimates = estimates.unsqueeze(-2)
+        clipped = compute_clipping(vector_bounds(upper_norm(estimates)), unit_weight, record_clip)
         return Increment(
-            (clipped.zero_unrepresentable(each) * clipped.factor.unsqueeze(-1)).squeeze(-2), clipped.clipped_count
+            (clipped.zero_unrepresentable(estimates) * clipped.factor.unsqueeze(-1)).squeeze(-2),
+            clipped.clipped_count,
         )
 
-    def _smooth_query(self, query: Query, around: Sequence[Tensor]) -> Query:
-        """Gradients at points around those of the query, (..., B, d) each, each with its share of the mean."""
-        moved: list[Tensor] = []
-        scaled: list[float] = []
-        for point, coefficient, offsets in zip(*query, around, strict=True):
-            each = (point.unsqueeze(-2).unsqueeze(-2) + self.radius * offsets).unbind(-2)
-            moved.extend(each)
-            scaled.extend([coefficient / self._directions_per_point(len(query.points))] * len(each))
-        return Query(moved, scaled)
+    def _smooth_query(self, query: Query, directions: Sequence[Tensor]) -> Query:
+        """Query for gradients at points around those of the query, (..., B, d) each.
+
+        Coefficients are divided by the number of directions, so that the sum is the mean over directions.
+        """
+        shifted_points: list[Tensor] = []
+        coefficients: list[float] = []
+        for point, coefficient, offsets in zip(*query, directions, strict=True):
+            point_shifts = (point.unsqueeze(-2).unsqueeze(-2) + self.radius * offsets).unbind(-2)
+            shifted_points.extend(point_shifts)
+            coefficients.extend([coefficient / self._directions_per_point(len(query.points))] * len(point_shifts))
+        return Query(shifted_points, coefficients)
 
     def _estimate_from_gradients(
-        self, query: Query, records: Records, around: Iterable[Sequence[Tensor]], one: Tensor
+        self, query: Query, records: Records, windows: Iterable[Sequence[Tensor]], unit_weight: Tensor
     ) -> Tensor:
-        """Each record's estimate from its gradients, unclipped, (..., B, d); NaN where one of them is not held."""
-        total = one.new_zeros(())
-        for some in around:
+        """Estimate of each record from its gradients, unclipped, (..., B, d).
+
+        It is NaN if the sum over a window is not representable.
+        """
+        total = unit_weight.new_zeros(())
+        for directions in windows:
             part = self.base.increment(
-                self._smooth_query(query, some), Batch(_as_single_batches(records, 1), one), UNCLIPPED
+                self._smooth_query(query, directions),
+                Batch(_as_single_batches(records, 1), unit_weight),
+                UNCLIPPED,
             )
             total = total + part.total.where((part.clipped_count == 0).unsqueeze(-1), torch.nan)
         return total
 
-    def _estimate_from_values(self, query: Query, records: Records, around: Iterable[Sequence[Tensor]]) -> Tensor:
-        """Each record's estimate from differences of its values, (..., B, d)."""
+    def _estimate_from_values(self, query: Query, records: Records, windows: Iterable[Sequence[Tensor]]) -> Tensor:
+        """Estimate of each record from differences of its values, (..., B, d)."""
         total = torch.zeros((), dtype=query.points[0].dtype, device=query.points[0].device)
-        apart = _as_single_batches(records, 2)
-        for some in around:
-            for point, coefficient, units in zip(*query, some, strict=True):
-                centre, offsets = point.unsqueeze(-2).unsqueeze(-2), self.radius * units
-                rise = self.base.losses(centre + offsets, apart) - self.base.losses(centre - offsets, apart)
-                slope = (
+        single_batches = _as_single_batches(records, 2)
+        for directions in windows:
+            for point, coefficient, unit_directions in zip(*query, directions, strict=True):
+                center, offsets = point.unsqueeze(-2).unsqueeze(-2), self.radius * unit_directions
+                difference = self.base.losses(center + offsets, single_batches) - self.base.losses(
+                    center - offsets, single_batches
+                )
+                factor = (
                     coefficient
                     * self.dimension
                     / (2.0 * self.radius * self._directions_per_point(len(query.points)))
                 )
-                total = total + slope * (rise * units).sum(-2)
+                total = total + factor * (difference * unit_directions).sum(-2)
         return total
 
 
 def _as_single_batches(records: Records, axes: int) -> Records:
-    """Each record a batch of one, with so many further axes behind those of the batch."""
+    """Make each record a batch of one, by `axes` further axes behind those of the batch."""
     features, labels = records
-    axis = labels.dim()
+    batch_end = labels.dim()
     for _ in range(axes):
-        features, labels = features.unsqueeze(axis), labels.unsqueeze(-1)
+        features, labels = features.unsqueeze(batch_end), labels.unsqueeze(-1)
     return Records(features, labels)
 
 
@@ -326,7 +362,7 @@ _BLOCK_VALUES = 2**22
 
 
 class MinNormPoint(NamedTuple):
-    """A point of a convex hull, and a bound below which no point of the hull lies."""
+    """A point of a convex hull, its norm, and a certified lower bound on the norms in the hull."""
 
     point: Floats
     norm: float
@@ -334,7 +370,7 @@ class MinNormPoint(NamedTuple):
 
 
 def find_min_norm_point(points: Floats) -> MinNormPoint:
-    """The point of least norm in the convex hull of the rows of `points` (n, d), by Wolfe's algorithm."""
+    """Find the least-norm point of the convex hull of points (n, d), by Wolfe's algorithm."""
     squared_norms = np.sum(points**2, axis=1)
     largest = float(np.max(squared_norms))
     if largest == 0.0:
@@ -356,30 +392,41 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
 def _minimize_over_members(
     points: Floats, members: list[int], weights: Floats, largest: float
 ) -> tuple[list[int], Floats]:
-    """Towards the least-norm point of the members' affine hull; members that stop the way are dropped."""
+    """Move to the least-norm point of the members' affine hull, and drop members that block the way.
+
+    Returns:
+        The remaining members, and their positive weights.
+    """
     while True:
-        chosen = points[members]
-        solved = np.linalg.solve(chosen @ chosen.T + largest, np.ones(len(members)))
-        ideal = solved / solved.sum()
-        if np.all(ideal > _SMALL):
-            return members, ideal
-        blocking = ideal <= _SMALL
-        shares = np.full(len(members), np.inf)
-        shares[blocking] = weights[blocking] / np.maximum(weights[blocking] - ideal[blocking], _SMALL)
-        first = int(np.argmin(shares))
-        weights = (1.0 - shares[first]) * weights + shares[first] * ideal
-        keep = weights > _SMALL
-        keep[first] = False
-        members, weights = [member for member, kept in zip(members, keep, strict=True) if kept], weights[keep]
+        vectors = points[members]
+        solution = np.linalg.solve(vectors @ vectors.T + largest, np.ones(len(members)))
+        target = solution / solution.sum()
+        if np.all(target > _SMALL):
+            return members, target
+        blocking = target <= _SMALL
+        step_shares = np.full(len(members), np.inf)
+        step_shares[blocking] = weights[blocking] / np.maximum(weights[blocking] - target[blocking], _SMALL)
+        first = int(np.argmin(step_shares))
+        weights = (1.0 - step_shares[first]) * weights + step_shares[first] * target
+        is_kept = weights > _SMALL
+        is_kept[first] = False
+        members, weights = (
+            [member for member, is_member_kept in zip(members, is_kept, strict=True) if is_member_kept],
+            weights[is_kept],
+        )
 
 
 def goldstein_measure(
     gradients: Callable[[Floats], Floats], point: Floats, radius: float, count: int, seed: int
 ) -> float:
-    """The measure at `point` (d,) from gradients at `count` points uniform in the ball of `radius` around it.
+    """Compute the measure at `point` (d,) from gradients at `count` points, uniform in a ball around it.
 
-    `gradients` maps points (n, d) to gradients (n, d).  The points are a function of (seed, d) alone and grow with
-    `count`: those of a smaller count come first.
+    Args:
+        gradients: Function from points (n, d) to gradients (n, d).
+        point: Center of the ball, (d,).
+        radius: Radius of the ball.
+        count: Number of points.
+        seed: Seed of the points.  They are a function of (seed, d), and those of a smaller count come first.
     """
     return find_min_norm_point(gradients(point + radius * _sample_unit_ball(count, len(point), seed))).norm
 
@@ -387,19 +434,31 @@ def goldstein_measure(
 def measure_objective(
     objective: Objective, point: Tensor, records: Records, radius: float, count: int, seed: int
 ) -> float:
-    """The measure of the mean loss over `records` at `point` (d,)."""
+    """Compute the measure of the mean loss over `records` at `point` (d,).
+
+    Args:
+        objective: Loss whose gradients are combined.
+        point: Model, (d,).
+        records: Records of the mean.
+        radius: Radius of the ball around the model.
+        count: Number of points in the ball.
+        seed: Seed of the points.
+    """
 
     def gradients(points: Floats) -> Floats:
         block = max(1, _BLOCK_VALUES // (len(records.labels) * max(1, records.features[0].numel())))
         parts = torch.split(torch.from_numpy(points).to(point), block)
-        found = torch.cat([compute_mean_gradients(objective, part, records) for part in parts])
-        return np.asarray(found.double().cpu().numpy())
+        mean_gradients = torch.cat([compute_mean_gradients(objective, part, records) for part in parts])
+        return np.asarray(mean_gradients.double().cpu().numpy())
 
     return goldstein_measure(gradients, point.double().cpu().numpy(), radius, count, seed)
 
 
 def compute_mean_gradients(objective: Objective, points: Tensor, records: Records) -> Tensor:
-    """The gradient of the mean loss at each of `points` (n, d): an increment whose clip is never reached."""
+    """Compute the gradient of the mean loss at each of `points` (n, d).
+
+    The gradients are increments with a clip that is never reached.
+    """
     count = len(records.labels)
     weights = torch.full((count,), 1.0 / count, dtype=points.dtype, device=points.device)
     return objective.increment(
@@ -408,19 +467,23 @@ def compute_mean_gradients(objective: Objective, points: Tensor, records: Record
 
 
 def _sample_unit_ball(count: int, dimension: int, seed: int) -> Floats:
-    """Uniform in the ball: the first d coordinates of points of the unit sphere in R^(d+2)."""
+    """Sample points uniformly in the unit ball of R^d, (count, d).
+
+    They are the first d coordinates of points on the unit sphere of R^(d+2).
+    """
     normals = public_generator(seed, "goldstein").standard_normal((count, dimension + 2))
     return np.asarray(normals[:, :dimension] / np.linalg.norm(normals, axis=1, keepdims=True))
 
 
 @dataclass(frozen=True)
 class GoldsteinView(EvaluationView):
-    """`base`, with the metric `goldstein` at `radius`: of the mean loss over the records evaluated on.
+    """`base` with the metric `goldstein`: the measure of the mean loss over the records of an evaluation.
 
     The sampled points are the same in every evaluation (one seed), so that models can be compared.
     """
 
     radius: float
+    """Radius of the ball in which points are sampled."""
     point_count: int = 256
     seed: int = 0
 

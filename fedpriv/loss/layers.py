@@ -1,11 +1,10 @@
-"""Layers whose per-record gradients are known: what each saw, times the slope of the loss at its outputs.
+"""Layers of torch with derivatives in closed form, for several models at once.
 
-Values have shape (..., B, *shape) with any leading axes, so several models run at once; weights (..., d_layer)
-have the leading axes alone.  A gradient of one record is Σ_k slopes[k] ⊗ seen[k]: an increment's terms.
-
-Layers without parameters: they pass values on, and slopes back.
-
-Values have shape (..., B, *shape) with any leading axes, as in layered.py.
+Values have shape (..., B, *shape), where the leading axes are models; weights (..., d_layer) have the leading axes
+only.  A layer without parameters (`StatelessLayer`) maps values to outputs, and output gradients to input
+gradients.  A layer with parameters (`ParameterLayer`) makes terms (`LayerTerms`) besides: the gradient of one
+record
+by its weight is Σ_k output_gradients[k] ⊗ inputs[k], over the points k of an increment.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,27 +22,30 @@ Shape = tuple[int, ...]
 
 
 class StatelessLayer(Protocol):
-    """A layer without parameters; `forward` also gives what `back` needs."""
+    """A layer without parameters, whose `forward` also returns the tensor that `input_gradient` needs."""
 
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    def input_gradient(self, slope: Tensor, saved: Tensor) -> Tensor: ...
+    def input_gradient(self, output_gradient: Tensor, saved: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Pointwise:
-    """nn.Tanh or nn.ReLU, whose slope follows from their outputs; that of a rectifier at 0 is 0, as in torch."""
+    """nn.Tanh or nn.ReLU, whose derivatives follow from their outputs.
+
+    The derivative of ReLU at 0 is 0, as in torch.
+    """
 
     function: Callable[[Tensor], Tensor]
     gradient: Callable[[Tensor, Tensor], Tensor]
-    """From the slope at the outputs, and these."""
+    """Input gradient from the output gradient and the outputs."""
 
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self.function(values)
         return outputs, outputs
 
-    def input_gradient(self, slope: Tensor, saved: Tensor) -> Tensor:
-        return self.gradient(slope, saved)
+    def input_gradient(self, output_gradient: Tensor, saved: Tensor) -> Tensor:
+        return self.gradient(output_gradient, saved)
 
 
 @dataclass(frozen=True)
@@ -56,37 +58,47 @@ class Reshape:
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
         return values.reshape(*values.shape[: -len(self.input_shape)], *self.output_shape), values
 
-    def input_gradient(self, slope: Tensor, saved: Tensor) -> Tensor:
-        return slope.reshape(saved.shape)
+    def input_gradient(self, output_gradient: Tensor, saved: Tensor) -> Tensor:
+        return output_gradient.reshape(saved.shape)
 
 
 @dataclass(frozen=True)
 class MaxPool:
-    """nn.MaxPool2d; `saved` is where in its image each largest value was."""
+    """nn.MaxPool2d, for which `saved` holds the index of each largest value in its image."""
 
     input_shape: Shape
     layer: nn.MaxPool2d
 
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        one = self.layer
-        outputs, places = functional.max_pool2d(
-            values.flatten(0, -4), one.kernel_size, one.stride, one.padding, one.dilation, return_indices=True
+        layer = self.layer
+        outputs, indices = functional.max_pool2d(
+            values.flatten(0, -4),
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            return_indices=True,
         )
         leading = values.shape[:-3]
-        return outputs.view(*leading, *outputs.shape[1:]), places.view(*leading, *places.shape[1:])
+        return outputs.view(*leading, *outputs.shape[1:]), indices.view(*leading, *indices.shape[1:])
 
-    def input_gradient(self, slope: Tensor, saved: Tensor) -> Tensor:
-        values = slope.new_zeros(*slope.shape[:-2], prod(self.input_shape[1:]))
-        values.scatter_add_(-1, saved.flatten(-2), slope.flatten(-2))
+    def input_gradient(self, output_gradient: Tensor, saved: Tensor) -> Tensor:
+        values = output_gradient.new_zeros(*output_gradient.shape[:-2], prod(self.input_shape[1:]))
+        values.scatter_add_(-1, saved.flatten(-2), output_gradient.flatten(-2))
         return values.view(*values.shape[:-1], *self.input_shape[1:])
 
 
 def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> StatelessLayer | None:
-    """The layer's counterpart here if it is known and exactly torch's layer."""
+    """Return the counterpart of torch's layer, or None for a subclass or a layer without counterpart.
+
+    `inward` and `outward` are the shapes of one record's inputs and outputs.
+    """
     if type(layer) is nn.Tanh:
         return Pointwise(torch.tanh, torch.ops.aten.tanh_backward)
     if type(layer) is nn.ReLU:
-        return Pointwise(torch.relu, lambda slope, saved: torch.ops.aten.threshold_backward(slope, saved, 0))
+        return Pointwise(
+            torch.relu, lambda output_gradient, saved: torch.ops.aten.threshold_backward(output_gradient, saved, 0)
+        )
     if type(layer) in (nn.Flatten, nn.Unflatten):
         return Reshape(inward, outward)
     if type(layer) is nn.MaxPool2d and not layer.ceil_mode and not layer.return_indices:
@@ -95,48 +107,48 @@ def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> St
 
 
 class ParameterLayer(Protocol):
-    """A layer with parameters; `see` is all of the forward pass that does not depend on them.
+    """A layer with a weight, which is passed flattened, and a bias.
 
-    Parameters are the layer's weight, flattened, and its bias.
+    `prepare_inputs` is the part of the forward pass that does not depend on them.
     """
 
     @property
     def working_values(self) -> int:
-        """How many values one record takes at one point, about."""
+        """Approximate number of values that one record takes at one point."""
         ...
 
     def prepare_inputs(self, values: Tensor) -> Tensor: ...
 
-    def compute_outputs(self, seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+    def compute_outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
 
-    def input_gradient(self, slope: Tensor, weight: Tensor) -> Tensor:
-        """The slope at the layer's inputs."""
+    def input_gradient(self, output_gradient: Tensor, weight: Tensor) -> Tensor:
+        """Gradient of the loss at the layer's inputs."""
         ...
 
-    def make_terms(self, slopes: Sequence[Tensor], seen: Sequence[Tensor]) -> "LayerTerms": ...
+    def make_terms(self, output_gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> "LayerTerms": ...
 
 
 class LayerTerms(Protocol):
     """One layer's part of the increments of a batch."""
 
     def to_dtype(self, dtype: torch.dtype) -> "LayerTerms":
-        """The same numbers in another type."""
+        """Convert the terms to another type."""
         ...
 
     def norm_bounds(self) -> NormBounds:
-        """Of each record's increment in this layer."""
+        """Bounds on the norm of each record's increment in this layer."""
         ...
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
-        """Σ_b factor[..., b] · increment b, (..., size) for the weight and for the bias if there is one."""
+        """Sum factor[..., b] · increment b, (..., size), for the weight and for a bias if the layer has one."""
         ...
 
     def per_record(self, factor: Tensor) -> list[Tensor]:
-        """factor[..., b] · increment b, (..., B, size) for the weight and for the bias if there is one."""
+        """Compute factor[..., b] · increment b, (..., B, size), for the weight and for a bias if any."""
         ...
 
-    def zero_others(self, kept: Tensor) -> "LayerTerms":
-        """The same with zeros for the records that are not kept; `kept` is (..., B) of booleans."""
+    def zero_others(self, mask: Tensor) -> "LayerTerms":
+        """Set the increments of records outside of `mask` to zero, where `mask` is (..., B) of booleans."""
         ...
 
 
@@ -155,56 +167,78 @@ class Dense:
     def prepare_inputs(self, values: Tensor) -> Tensor:
         return values
 
-    def compute_outputs(self, seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        product = seen @ weight.mT
+    def compute_outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        product = inputs @ weight.mT
         return product if bias is None else product.add_(bias.unsqueeze(-2))
 
-    def input_gradient(self, slope: Tensor, weight: Tensor) -> Tensor:
-        return slope @ weight
+    def input_gradient(self, output_gradient: Tensor, weight: Tensor) -> Tensor:
+        return output_gradient @ weight
 
-    def make_terms(self, slopes: Sequence[Tensor], seen: Sequence[Tensor]) -> "DenseTerms":
-        return DenseTerms(slopes, seen, self.has_bias)
+    def make_terms(self, output_gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> "DenseTerms":
+        return DenseTerms(output_gradients, inputs, self.has_bias)
 
 
 @dataclass(frozen=True)
 class DenseTerms:
-    """Norms without the gradients: ⟨u ⊗ v, u' ⊗ v'⟩ = ⟨u, u'⟩⟨v, v'⟩ (Goodfellow 2015; "ghost norms")."""
+    """Terms of a linear layer, whose norms need no gradients.
+
+    They follow from ⟨u ⊗ v, u' ⊗ v'⟩ = ⟨u, u'⟩⟨v, v'⟩ (Goodfellow 2015; "ghost norms").
+    """
 
     output_gradients: Sequence[Tensor]
+    """Output gradients u_k, (..., B, outputs) each.  With a bias, the first one is the sum over all points."""
     inputs: Sequence[Tensor]
+    """Inputs v_k, (..., B, inputs) each."""
     has_bias: bool
 
     def to_dtype(self, dtype: torch.dtype) -> "DenseTerms":
-        slopes, seen = ([part.to(dtype) for part in parts] for parts in (self.output_gradients, self.inputs))
-        return DenseTerms(slopes, seen, self.has_bias)
+        output_gradients, inputs = (
+            [part.to(dtype) for part in parts] for parts in (self.output_gradients, self.inputs)
+        )
+        return DenseTerms(output_gradients, inputs, self.has_bias)
 
     def norm_bounds(self) -> NormBounds:
-        """Weight and bias are kept apart: terms of the weight may cancel, and must not take the bias with them."""
-        slopes, seen = ([upper_norm(part) for part in parts] for parts in (self.output_gradients, self.inputs))
-        terms = [slope * values for slope, values in zip(slopes, seen, strict=True)]
+        """Bounds for weight and bias separately.
+
+        Terms of the weight may cancel each other, but must not cancel the bias.
+        """
+        gradient_norms, inputs = (
+            [upper_norm(part) for part in parts] for parts in (self.output_gradients, self.inputs)
+        )
+        terms = [output_gradient * values for output_gradient, values in zip(gradient_norms, inputs, strict=True)]
         spread = sum_tensors(terms)
         squared = spread.square() if len(terms) == 1 else self._squared_weight(spread)
-        if self.has_bias:  # it sees a constant 1 in every term: the first slope here is the sum of them all
-            squared, spread = squared + slopes[0].square(), spread + slopes[0]
-        return NormBounds(squared.sqrt(), spread, len(terms) + 4.0, sum_tensors([spread, *slopes, *seen]))
+        if self.has_bias:  # its input is 1 in every term, so its gradient is the sum of all, the first one here
+            squared, spread = squared + gradient_norms[0].square(), spread + gradient_norms[0]
+        return NormBounds(
+            squared.sqrt(), spread, len(terms) + 4.0, sum_tensors([spread, *gradient_norms, *inputs])
+        )
 
     def _squared_weight(self, spread: Tensor) -> Tensor:
-        """At least ‖Σ_k u_k ⊗ v_k‖², from products in float64; `spread` is at least Σ_k ‖u_k‖ ‖v_k‖."""
-        slopes, seen = ([part.double() for part in parts] for parts in (self.output_gradients, self.inputs))
+        """Upper bound on ‖Σ_k u_k ⊗ v_k‖², from products in float64.
+
+        `spread` is an upper bound on Σ_k ‖u_k‖ ‖v_k‖.
+        """
+        output_gradients, inputs = (
+            [part.double() for part in parts] for parts in (self.output_gradients, self.inputs)
+        )
         products = [
             (1.0 if first == second else 2.0)
-            * _inner_products(slopes[first], slopes[second])
-            * _inner_products(seen[first], seen[second])
-            for first in range(len(slopes))
+            * _inner_products(output_gradients[first], output_gradients[second])
+            * _inner_products(inputs[first], inputs[second])
+            for first in range(len(output_gradients))
             for second in range(first + 1)
         ]
-        roundings = slopes[0].shape[-1] + seen[0].shape[-1] + len(products) + 8.0
+        roundings = output_gradients[0].shape[-1] + inputs[0].shape[-1] + len(products) + 8.0
         return sum_tensors(products).clamp(min=0.0) + roundings * 2.0**-52 * spread.square()
 
     def weighted_sum(self, factor: Tensor) -> list[Tensor]:
         column = factor.unsqueeze(-1)
         weight = sum_tensors(
-            [(slope * column).mT @ seen for slope, seen in zip(self.output_gradients, self.inputs, strict=True)]
+            [
+                (output_gradient * column).mT @ inputs
+                for output_gradient, inputs in zip(self.output_gradients, self.inputs, strict=True)
+            ]
         )
         return [
             weight.flatten(-2),
@@ -213,25 +247,28 @@ class DenseTerms:
 
     def per_record(self, factor: Tensor) -> list[Tensor]:
         column = factor.unsqueeze(-1)
-        slopes = [slope * column for slope in self.output_gradients]
+        output_gradients = [output_gradient * column for output_gradient in self.output_gradients]
         weight = sum_tensors(
-            [slope.unsqueeze(-1) * seen.unsqueeze(-2) for slope, seen in zip(slopes, self.inputs, strict=True)]
+            [
+                output_gradient.unsqueeze(-1) * inputs.unsqueeze(-2)
+                for output_gradient, inputs in zip(output_gradients, self.inputs, strict=True)
+            ]
         )
-        return [weight.flatten(-2), *(slopes[:1] if self.has_bias else [])]
+        return [weight.flatten(-2), *(output_gradients[:1] if self.has_bias else [])]
 
-    def zero_others(self, kept: Tensor) -> "DenseTerms":
-        column = kept.unsqueeze(-1)
-        slopes, seen = (
+    def zero_others(self, mask: Tensor) -> "DenseTerms":
+        column = mask.unsqueeze(-1)
+        output_gradients, inputs = (
             [part.where(column, 0.0) for part in parts] for parts in (self.output_gradients, self.inputs)
         )
-        return DenseTerms(slopes, seen, self.has_bias)
+        return DenseTerms(output_gradients, inputs, self.has_bias)
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """nn.Conv2d without groups: a product with the patches of its input.
+    """nn.Conv2d without groups, as a product with the patches of its input.
 
-    A record's gradient is a sum over places and smaller than the patches, so it is formed and not avoided.
+    A record's gradient is a sum over positions, and smaller than the patches.  It is therefore materialized.
     """
 
     input_shape: Shape
@@ -248,31 +285,38 @@ class Convolution:
         return 2 * prod(self.output_shape) + 2 * patch * prod(self.output_shape[1:]) + patch * self.output_shape[0]
 
     def prepare_inputs(self, values: Tensor) -> Tensor:
-        """Patches (..., B, channels · kernel, places)."""
+        """Extract patches, (..., B, channels · kernel, positions)."""
         patches = extract_patches(values.flatten(0, -4), self.kernel, self.dilation, self.padding, self.stride)
         return patches.view(*values.shape[:-3], *patches.shape[1:])
 
-    def compute_outputs(self, seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        product = weight.flatten(-3).unsqueeze(-3) @ seen
+    def compute_outputs(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        product = weight.flatten(-3).unsqueeze(-3) @ inputs
         if bias is not None:
             product.add_(bias[..., None, :, None])
         return product.view(*product.shape[:-1], *self.output_shape[1:])
 
-    def input_gradient(self, slope: Tensor, weight: Tensor) -> Tensor:
-        patches = weight.flatten(-3).mT.unsqueeze(-3) @ slope.flatten(-2)
+    def input_gradient(self, output_gradient: Tensor, weight: Tensor) -> Tensor:
+        patches = weight.flatten(-3).mT.unsqueeze(-3) @ output_gradient.flatten(-2)
         values = functional.fold(
             patches.flatten(0, -3), self.input_shape[1:], self.kernel, self.dilation, self.padding, self.stride
         )
-        return values.view(*slope.shape[:-3], *self.input_shape)
+        return values.view(*output_gradient.shape[:-3], *self.input_shape)
 
-    def make_terms(self, slopes: Sequence[Tensor], seen: Sequence[Tensor]) -> "GradientTerms":
-        weight = sum_tensors([slope.flatten(-2) @ patches.mT for slope, patches in zip(slopes, seen, strict=True)])
-        return GradientTerms([weight.flatten(-2), *([slopes[0].flatten(-2).sum(-1)] if self.has_bias else [])])
+    def make_terms(self, output_gradients: Sequence[Tensor], inputs: Sequence[Tensor]) -> "GradientTerms":
+        weight_gradient = sum_tensors(
+            [
+                output_gradient.flatten(-2) @ patches.mT
+                for output_gradient, patches in zip(output_gradients, inputs, strict=True)
+            ]
+        )
+        return GradientTerms(
+            [weight_gradient.flatten(-2), *([output_gradients[0].flatten(-2).sum(-1)] if self.has_bias else [])]
+        )
 
 
 @dataclass(frozen=True)
 class GradientTerms:
-    """The gradients themselves, each (..., B, size)."""
+    """The gradients themselves, (..., B, size) each, of the weight and of the bias if there is one."""
 
     gradients: list[Tensor]
 
@@ -288,12 +332,15 @@ class GradientTerms:
     def per_record(self, factor: Tensor) -> list[Tensor]:
         return [factor.unsqueeze(-1) * part for part in self.gradients]
 
-    def zero_others(self, kept: Tensor) -> Self:
-        return type(self)([part.where(kept.unsqueeze(-1), 0.0) for part in self.gradients])
+    def zero_others(self, mask: Tensor) -> Self:
+        return type(self)([part.where(mask.unsqueeze(-1), 0.0) for part in self.gradients])
 
 
 def match_parameter_layer(layer: nn.Module, inward: Shape, outward: Shape) -> ParameterLayer | None:
-    """The layer's counterpart here if its gradients are known in closed form and it is exactly torch's layer."""
+    """Return the counterpart of torch's layer, or None if it has no closed form or is a subclass.
+
+    `inward` and `outward` are the shapes of one record's inputs and outputs.
+    """
     if type(layer) is nn.Linear and len(inward) == 1:
         return Dense(layer.in_features, layer.out_features, layer.bias is not None)
     if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
@@ -315,9 +362,11 @@ def extract_patches(
     padding: tuple[int, int],
     stride: tuple[int, int],
 ) -> Tensor:
-    """As torch's `unfold` of pictures (N, channels, height, width): (N, channels · kernel, places).
+    """Extract patches of pictures (N, channels, height, width): (N, channels · kernel, positions).
 
-    That asks a GPU for one picture after another; there all patches are one copy of a view.
+    The patches are those of torch's `unfold`.  On a GPU `unfold` handles one picture after another, so that one
+    copy of
+    a strided view is used instead.
     """
     unfold = functional.unfold if pictures.is_cpu else extract_patches_by_view
     return unfold(pictures, kernel, dilation, padding, stride)
@@ -330,15 +379,23 @@ def extract_patches_by_view(
     padding: tuple[int, int],
     stride: tuple[int, int],
 ) -> Tensor:
-    """As `patches_of`, on any device."""
-    (down, right), (tall, wide) = padding, kernel
-    padded = functional.pad(pictures, (right, right, down, down))
-    sides = zip(padded.shape[2:], kernel, dilation, stride, strict=True)
-    places = [(side - reach * (size - 1) - 1) // step + 1 for side, size, reach, step in sides]
-    number, channel, row, column = padded.stride()
-    strides = (row * dilation[0], column * dilation[1], row * stride[0], column * stride[1])
-    view = padded.as_strided((*padded.shape[:2], tall, wide, *places), (number, channel, *strides))
-    return view.reshape(len(padded), -1, prod(places))
+    """Extract patches as `extract_patches` does, by one copy of a strided view, on any device."""
+    (vertical_padding, horizontal_padding), (kernel_height, kernel_width) = padding, kernel
+    padded = functional.pad(pictures, (horizontal_padding, horizontal_padding, vertical_padding, vertical_padding))
+    axes = zip(padded.shape[2:], kernel, dilation, stride, strict=True)
+    position_counts = [(side - spacing * (size - 1) - 1) // step + 1 for side, size, spacing, step in axes]
+    picture_stride, channel_stride, row_stride, column_stride = padded.stride()
+    strides = (
+        row_stride * dilation[0],
+        column_stride * dilation[1],
+        row_stride * stride[0],
+        column_stride * stride[1],
+    )
+    view = padded.as_strided(
+        (*padded.shape[:2], kernel_height, kernel_width, *position_counts),
+        (picture_stride, channel_stride, *strides),
+    )
+    return view.reshape(len(padded), -1, prod(position_counts))
 
 
 def _as_pair(size: object) -> tuple[int, int] | None:
@@ -346,12 +403,13 @@ def _as_pair(size: object) -> tuple[int, int] | None:
 
 
 def sum_tensors(parts: Sequence[Tensor]) -> Tensor:
+    """Add up tensors of one shape, without a copy of a single one."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
     return total
 
 
-def _inner_products(left: Tensor, right: Tensor) -> Tensor:
-    products: Tensor = torch.linalg.vecdot(left, right)
+def _inner_products(first: Tensor, second: Tensor) -> Tensor:
+    products: Tensor = torch.linalg.vecdot(first, second)
     return products
