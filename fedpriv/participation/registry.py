@@ -189,8 +189,8 @@ USER_PARTICIPATIONS: dict[str, type[Participation]] = {}
 """Those of others."""
 
 _FIXED_MEMBERS = (
-    *("guarantee", "distance", "known", "promised", "charged", "secret", "allowed"),
-    *("most", "single_pass", "first", "rows"),
+    *("guarantee", "distance", "public_order", "guarantee_for_mu", "calibrated_mu", "secret"),
+    *("allowed_dependence", "max_rounds_per_record", "single_pass", "truncate", "select_rows"),
 )
 _IMPORT_HINT = "; for one of your own, name the file that adds it in FEDPRIV_IMPORT"
 

@@ -75,7 +75,7 @@ def test_its_coefficients_never_increase_and_are_never_negative(
     data: st.DataObject, rounds: int, decay: float
 ) -> None:
     """The property that the certificates rest on."""
-    series = data.draw(mechanisms(rounds, decay)).strategy(rounds)
+    series = data.draw(mechanisms(rounds, decay)).strategy_series(rounds)
     assert series[0] == 1.0
     assert np.all(series >= 0.0)
     assert np.all(series[1:] <= series[:-1] * (1.0 + 1e-15))

@@ -33,7 +33,7 @@ def inner_of(c: Matrix) -> InnerProducts:
 MEMBERS: dict[str, tuple[Mechanism, InnerProducts, float]] = {
     "tree": (BinaryTree(), inner_of(tree_matrix(ROUNDS)), 0.70),
     "independent": (IndependentGaussian(), inner_of(np.tri(ROUNDS)), 0.75),
-    "λ-CGD": (CGD, toeplitz_inner(CGD.strategy(ROUNDS), ROUNDS), 0.85),
+    "λ-CGD": (CGD, toeplitz_inner(CGD.strategy_series(ROUNDS), ROUNDS), 0.85),
 }
 
 
