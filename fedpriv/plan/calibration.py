@@ -1,16 +1,16 @@
 """Calibration of a run before round 1: noise, lattice and grid for its privacy target.
 
-Releases are integers on a lattice (`exact_plan_of`).  Simulations in floating point have noise of
-`float_noise_of`, which protects nobody, and a `Grid` on which masked messages can be added.  A guarantee in real
-numbers needs clips, noise and sums that floating point holds: the checks at the beginning refuse others.
+Releases are integers on a lattice (`make_exact_plan`).  Simulations in floating point have noise of
+`calibrate_float_noise`, which protects nobody, and a `Grid` on which masked messages can be added.  A guarantee in
+real numbers needs clips, noise and sums that floating point holds, so that `check_clips`, `check_noise` and
+`check_sums` refuse others.
 
-Fit noise to what a cell publishes, before it is planned or sent: names and numbers take the place of "auto".
-
-Only public numbers go in: the row's optimizer, its clips up to a factor, the participation.  A program that builds
-a plan from the result, a silo's guard among them, finds numbers there, checks and certifies them, and never fits.
-
-What a run publishes is a linear map of its released rows, read off the row's own optimizer: there is no second
-formula to keep in step with it.
+Before a cell is planned or sent, its noise may be fitted to the points that the run publishes: a mechanism's name
+and numbers take the place of "auto" (`fit_cell_noise`).  A fit depends on public numbers only: the row's
+optimizer, its clips up to a factor, and the participation.  A program that builds a plan from the result, such as
+a silo's guard, finds numbers there, checks and certifies them, and never fits.  Published points are a linear map
+of the row's released sums.  The map is computed from the row's own optimizer (`compute_response`), so that no
+second formula has to agree with the optimizer.
 """
 
 import dataclasses
@@ -54,60 +54,83 @@ from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import AlgorithmSection, Cell
 
 _UNBOUNDED_RADIUS = 1e100
-"""So large that no projection bites; finite, because the gradient of a projection on an infinite ball is nan."""
+"""Radius of a ball on which no projection changes a point.
+
+The radius is finite, because the gradient of a projection on an infinite ball is nan.
+"""
 
 _LINEARITY_ROUNDS = 4
+"""Most rounds over which an optimizer's linearity is checked."""
 _ROUNDING = 1e-9
+"""Tolerance of that check, relative and absolute."""
 
 
 def compute_response(
     optimizer: Optimizer, make_round: Callable[[int], Round], rounds: int, max_points: int | None = None
 ) -> NoiseResponse:
-    """Weights in the output after `rounds` rounds, and in evenly spaced points of x_2 … x_T and the output.
+    """Compute the weights of released sums in the points that an optimizer publishes.
 
-    `round_of(t)` is the estimator's public record of round t.  `queries` bounds how many points are looked at;
-    `most_queries` if left out.  InputError for an optimizer that is not linear in what is released.
+    These are the output after `rounds` rounds, and evenly spaced points of x_2 … x_T and the output.
+
+    Args:
+        optimizer: Optimizer of the row.
+        make_round: Function of t that returns the estimator's public record of round t.
+        rounds: T.
+        max_points: Most points besides the output, or None for `max_queries(rounds)`.
+
+    Raises:
+        InputError: The optimizer is not linear in the released sums.
     """
     probe = _OptimizerStream(optimizer, make_round, (False, True))
     _check_linear(probe, rounds)
-    points = rounds
+    point_count = rounds
     if rounds > 1:
-        (asked, _), (_, output) = _probe_stream(probe, 2, 1.0).tolist()
-        points -= asked == output  # anytime SGD publishes x_T, which was asked at: it is one point, not two
-    chosen = spaced_indices(points, max_queries(rounds) if max_points is None else max_points)
-    weights = np.zeros((len(chosen) + 1, rounds))
-    weights[np.arange(len(chosen)), chosen] = 1.0
+        (query, _), (_, output) = _probe_stream(probe, 2, 1.0).tolist()
+        point_count -= (
+            query == output
+        )  # anytime SGD publishes x_T, which is also its last query: one point, not two
+    point_indices = spaced_indices(point_count, max_queries(rounds) if max_points is None else max_points)
+    weights = np.zeros((len(point_indices) + 1, rounds))
+    weights[np.arange(len(point_indices)), point_indices] = 1.0
     weights[-1, -1] = 1.0
-    # The output stands in for the query that a further round would ask at.
-    pulled = apply_adjoint(
-        _OptimizerStream(optimizer, make_round, (*(chosen == rounds - 1).tolist(), True)), weights
+    # The output takes the place of the query of a further round.
+    responses = apply_adjoint(
+        _OptimizerStream(optimizer, make_round, (*(point_indices == rounds - 1).tolist(), True)), weights
     )
-    return NoiseResponse(pulled[:-1], pulled[-1])
+    return NoiseResponse(responses[:-1], responses[-1])
 
 
 class _OptimizerStream:
-    """An optimizer as a stream: the answer of round t is the query of round t + 1, or in some rows the output."""
+    """Optimizer as a stream, from the release of a round to the next query or the output.
 
-    def __init__(self, optimizer: Any, round_of: Callable[[int], Round], outputs: tuple[bool, ...]) -> None:
+    Rows with `outputs` answer round t with the output after t, the others with the query of round t + 1.
+    """
+
+    def __init__(self, optimizer: Any, make_round: Callable[[int], Round], outputs: tuple[bool, ...]) -> None:
         bounded = any(field.name == "radius" for field in dataclasses.fields(optimizer))
         self._optimizer = replace(optimizer, radius=_UNBOUNDED_RADIUS) if bounded else optimizer
-        self._make_round = round_of
+        self._make_round = make_round
         self._is_output = torch.tensor(outputs).unsqueeze(-1)
         self._state_type = type(self._optimizer.start(torch.ones((1, 1), dtype=torch.float64)))
 
     def start(self, rows: int) -> tuple[Tensor, ...]:
-        # from anywhere but 0, where a norm has no gradient
+        # Any start but 0 will do; at 0 a norm has no gradient.
         state: tuple[Tensor, ...] = self._optimizer.start(torch.ones((rows, 1), dtype=torch.float64))
         return state
 
-    def advance(self, state: tuple[Tensor, ...], t: int, given: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        after: Any = self._optimizer.update(self._state_type(*state), given, self._make_round(t))
-        return after, torch.where(self._is_output, self._optimizer.output(after), self._optimizer.query(after))
+    def advance(self, state: tuple[Tensor, ...], t: int, increment: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        next_state: Any = self._optimizer.update(self._state_type(*state), increment, self._make_round(t))
+        return next_state, torch.where(
+            self._is_output, self._optimizer.output(next_state), self._optimizer.query(next_state)
+        )
 
 
 @torch.no_grad()
 def _probe_stream(stream: _OptimizerStream, rounds: int, factor: float) -> Floats:
-    """Query and output after each of the first rounds, for inputs that are `factor` times fixed ones; (t, 2)."""
+    """Compute query and output after each of the first rounds, (rounds, 2).
+
+    The inputs are `factor` times fixed ones.
+    """
     state, answers = stream.start(2), []
     for t in range(1, rounds + 1):
         state, answer = stream.advance(state, t, torch.full((2, 1), factor * (-1.0) ** t / t, dtype=torch.float64))
@@ -116,39 +139,42 @@ def _probe_stream(stream: _OptimizerStream, rounds: int, factor: float) -> Float
 
 
 def _check_linear(stream: _OptimizerStream, rounds: int) -> None:
-    """Whether twice the input moves every point twice as far, over the first rounds."""
-    still, once, twice = (
+    """Check over the first rounds that twice the input moves every point twice as far."""
+    zero_points, unit_points, double_points = (
         _probe_stream(stream, min(rounds, _LINEARITY_ROUNDS), factor) for factor in (0.0, 1.0, 2.0)
     )
-    if not np.allclose(twice - still, 2.0 * (once - still), rtol=_ROUNDING, atol=_ROUNDING):
+    if not np.allclose(
+        double_points - zero_points, 2.0 * (unit_points - zero_points), rtol=_ROUNDING, atol=_ROUNDING
+    ):
         raise InputError("the row's optimizer is not linear in what is released: noise cannot be fitted to it")
 
 
 _FITTED_KEYS = ("mechanism", "theta", "phi", "scale", "max_vectors", "bands", "noise_sizes")
+"""Keys of [algorithm] that a fit replaces."""
 
 
 @dataclass(frozen=True)
 class FittedNoise:
-    """What a fit found."""
+    """Result of a fit."""
 
     asked: str
-    """Everything that the fit depends on, as text."""
+    """Text of everything that the fit depends on."""
     found: Mapping[str, Any]
-    """The keys of [algorithm] that take the place of those asked for: `mechanism`, and its numbers."""
+    """Keys of [algorithm] that replace the request: `mechanism`, and its numbers."""
     label: str
-    """The mechanism as a person calls it."""
+    """Name of the mechanism for reports."""
     vectors: int
-    """What it keeps from round to round."""
+    """Number of vectors in the mechanism's state."""
     seconds: float
-    """How long the fit took."""
+    """Duration of the fit, in seconds."""
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data, from which `Fitted(**data)` makes it again."""
+        """Convert to plain data for JSON, from which `FittedNoise(**data)` rebuilds the fit."""
         return {**vars(self), "found": dict(self.found)}
 
     @property
     def summary(self) -> str:
-        """What was found, as a person reads it."""
+        """Description of the fit for reports."""
         vectors = f"{self.vectors} vector{'' if self.vectors == 1 else 's'}"
         return f"noise fitted in {self.seconds:.1f} s: {self.label}, {vectors} of state"
 
@@ -158,36 +184,54 @@ def fit_scenario_noise(
     cached_fits: Mapping[str, FittedNoise],
     on_fit: Callable[[FittedNoise], None] = lambda _: None,
 ) -> tuple[Scenario, dict[str, FittedNoise]]:
-    """The scenario with numbers in every cell, and its fits by what they were asked for.
+    """Fit the noise of every cell that leaves it to be fitted.
 
-    Those that are `known`, from a run that is resumed, are taken as they are; the others are `told` as they come.
+    Args:
+        scenario: Scenario of the run.
+        cached_fits: Fits of a run that is resumed, by `asked`, which are not repeated.
+        on_fit: Function that is called with every new fit.
+
+    Returns:
+        The scenario with numbers in every cell, and its fits by `asked`.
     """
     fits = dict[str, FittedNoise]()
     points = []
     for point in scenario.points:
         cell = point.cell
-        if (asked := _fit_request(cell)) is not None:
-            if asked not in fits:
-                fits[asked] = cached_fits.get(asked) or _fit_noise(asked, cell)
-                if asked not in cached_fits:
-                    on_fit(fits[asked])
-            cell = _apply_fit(cell, fits[asked])
+        if (request := _fit_request(cell)) is not None:
+            if request not in fits:
+                fits[request] = cached_fits.get(request) or _fit_noise(request, cell)
+                if request not in cached_fits:
+                    on_fit(fits[request])
+            cell = _apply_fit(cell, fits[request])
         points.append(replace(point, cell=cell))
     return replace(scenario, points=points), fits
 
 
 def fit_cell_noise(cell: Cell) -> Cell:
-    """The cell with numbers in the place of what is to be fitted; InputError where nothing can be."""
-    asked = _fit_request(cell)
-    return cell if asked is None else _apply_fit(cell, _fit_noise(asked, cell))
+    """Return the cell with fitted numbers where its noise is to be fitted.
+
+    Raises:
+        InputError: No noise can be fitted to the cell.
+    """
+    request = _fit_request(cell)
+    return cell if request is None else _apply_fit(cell, _fit_noise(request, cell))
 
 
 def response_and_workload(
     row: Algorithm, settings: NoiseSettings, schedule: Participation
 ) -> tuple[NoiseResponse, Workload]:
-    """What a row's published points make of its released sums, and those sums, in units of its clip and steps.
+    """Return the response of a row's published points to noise, and the workload of its running sums.
 
-    InputError for a row that nothing can be fitted to, and for rounds that nobody may know.
+    Both are in units of the row's clip and steps.
+
+    Args:
+        row: Row of the algorithms' table.
+        settings: Settings of the row.
+        schedule: Participation of the records.
+
+    Raises:
+        InputError: The row publishes no points to which noise is fitted, or participation is secret.
     """
     if row.published is None:
         raise InputError(f"algorithm.mechanism: noise cannot be fitted to what {row.name} publishes; name another")
@@ -212,51 +256,65 @@ def _fit_request(cell: Cell) -> str | None:
     settings = cell.algorithm.settings
     if not (isinstance(settings, NoiseSettings) and settings.needs_fit):
         return None
-    plain = settings.with_unit_scale().model_dump(mode="json", exclude_defaults=True)
-    wanted = {"row": cell.algorithm.name, "mechanism": settings.mechanism, "late_clip": settings.late_clip}
-    return json.dumps({**plain, **wanted, "participation": cell.schedule.to_data()}, sort_keys=True)
+    settings_data = settings.with_unit_scale().model_dump(mode="json", exclude_defaults=True)
+    fit_keys = {"row": cell.algorithm.name, "mechanism": settings.mechanism, "late_clip": settings.late_clip}
+    return json.dumps({**settings_data, **fit_keys, "participation": cell.schedule.to_data()}, sort_keys=True)
 
 
-def _fit_noise(asked: str, cell: Cell) -> FittedNoise:
-    settings, started = cell.algorithm.settings, time.perf_counter()
+def _fit_noise(request: str, cell: Cell) -> FittedNoise:
+    settings, start_seconds = cell.algorithm.settings, time.perf_counter()
     assert isinstance(settings, NoiseSettings)
-    with torch.inference_mode(False):  # in which Flower's apps ask; a response is read off by a backward pass
+    with torch.inference_mode(False):  # Flower's apps run in inference mode, and a response takes a backward pass
         cost = make_noise_cost(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
         best = fit(cost, settings.mechanism, settings, scalable=settings.late_clip == "same")
     return FittedNoise(
-        asked,
+        request,
         {"mechanism": best.mechanism.name, **best.mechanism.options()},
         best.name,
         best.vector_count,
-        time.perf_counter() - started,
+        time.perf_counter() - start_seconds,
     )
 
 
 def _apply_fit(cell: Cell, fit: FittedNoise) -> Cell:
-    given = {key: value for key, value in cell.algorithm.model_dump().items() if key not in _FITTED_KEYS}
-    algorithm = AlgorithmSection.model_validate(given | dict(fit.found))
+    other_keys = {key: value for key, value in cell.algorithm.model_dump().items() if key not in _FITTED_KEYS}
+    algorithm = AlgorithmSection.model_validate(other_keys | dict(fit.found))
     _ = algorithm.settings
     return cell.model_copy(update={"algorithm": algorithm})
 
 
 MIN_CLIP, MAX_CLIP = 2.0**-40, 2.0**40
-"""`fedpriv.loss.clipping` holds between these."""
-_MIN_RECORD_CLIP = 2.0**-70  # of a record: float32 ends at 2^-126, and factors go down by a norm of 2^50
+"""Range of clips for which the guarantees of `fedpriv.loss.clipping` hold."""
+_MIN_RECORD_CLIP = 2.0**-70
+"""Smallest clip of a record, divided by the batch.
+
+float32 ends at 2^-126, and a clipping factor is as small as the clip over a norm of 2^50.
+"""
 _MIN_STD, _MAX_STD = 2.0**-100, 2.0**100
+"""Range of standard deviations that floating point can draw and add."""
 MAX_DEVIATIONS = 2.0**30
-"""The largest sum, in standard deviations of its noise: then 22 digits of float64 lie below one of them."""
+"""Largest sum in standard deviations of its noise.
+
+Then 22 binary digits of float64 lie below one standard deviation.
+"""
 
 
 def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) -> None:
-    """InputError for a clip that increments cannot be held to; without noise it may be any large number.
+    """Check that increments can be clipped to the clips of every round.
 
-    `largest_batch` is the most records of one silo in a round.
+    Args:
+        rounds: Rounds of the run.
+        max_batch_size: Most records of one silo in a round.
+        is_private: Whether the run has noise.  Without noise a clip may be any large number.
+
+    Raises:
+        InputError: A clip is too small or too large for floating point.
     """
-    for current in rounds:
-        for clip in current.clips:
+    for round_record in rounds:
+        for clip in round_record.clips:
             if not MIN_CLIP <= clip <= (MAX_CLIP if is_private else sys.float_info.max):
                 raise InputError(
-                    f"algorithm: increments of round {current.t} would be clipped to norm {clip:.3g}; clips "
+                    f"algorithm: increments of round {round_record.t} would be clipped to norm {clip:.3g}; clips "
                     f"between {MIN_CLIP:.2g} and {MAX_CLIP:.2g} hold in floating point"
                 )
             if clip / max_batch_size < _MIN_RECORD_CLIP:
@@ -267,7 +325,11 @@ def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) 
 
 
 def check_noise(noise: Noise) -> None:
-    """InputError for noise that floating point cannot draw or add."""
+    """Check that floating point can draw and add the noise.
+
+    Raises:
+        InputError: A standard deviation is too small or too large.
+    """
     for source in noise.sources:
         std = float(source.std)
         if not _MIN_STD <= std <= _MAX_STD:
@@ -278,25 +340,37 @@ def check_noise(noise: Noise) -> None:
 
 
 def check_sums(noise: Noise, max_sum: float, fresh_std: float) -> None:
-    """InputError for noise that would be lost in the rounding of what it is added to.
+    """Check that the noise is not lost in the rounding of the sums to which it is added.
 
-    `largest_sum` bounds the norm of that; `fresh_std` is how much of the noise is fresh in every release.
+    Args:
+        noise: Noise of every party.
+        max_sum: Bound of the norm of these sums.
+        fresh_std: Part of the noise that is fresh in every release, for noise of standard deviation 1.
+
+    Raises:
+        InputError: A sum is more than 2^30 standard deviations of the fresh noise.
     """
     for source in noise.sources:
-        fresh = float(source.std) * fresh_std
-        if not max_sum <= MAX_DEVIATIONS * fresh:
+        new_std = float(source.std) * fresh_std
+        if not max_sum <= MAX_DEVIATIONS * new_std:
             raise InputError(
-                f"privacy: sums of up to {max_sum:.3g} would hide noise of standard deviation {fresh:.3g} in "
+                f"privacy: sums of up to {max_sum:.3g} would hide noise of standard deviation {new_std:.3g} in "
                 f"their rounding; at most {MAX_DEVIATIONS:.2g} standard deviations, so ask for more privacy"
             )
 
 
 MAX_SLACK = 2.0**-60
-"""Of a claim, in total variation: what reports call it."""
+"""Most slack of a claim, in total variation, which is the slack that reports name."""
 _MIN_CLIP_UNITS = 2.0**22
-"""Units in a clip for each √d at least, where records are closer than 2 clips: `plan.ALLOWANCE` rests on it."""
+"""Least number of units in a clip for each √d, where increments are closer than 2 clips.
+
+`plan.ROUNDING_ALLOWANCE` rests on this number.
+"""
 _MU_MARGIN = 1.0 - 2.0**-38
-"""Less than what rounding to the safe side adds to μ: what is recorded stays within what was asked for."""
+"""Factor below 1 that covers the increase of μ by conservative rounding.
+
+The recorded μ then stays within the target.
+"""
 
 
 def make_exact_plan(
@@ -307,44 +381,55 @@ def make_exact_plan(
     workload: Workload,
     increment_diameter: float = APART,
 ) -> ExactPlan:
-    """InputError, naming the algorithm and the reason, for a run whose releases cannot be made of integers.
+    """Plan the lattice, sums and noise of a run whose releases are integers.
 
     Guarantee: the recorded μ is not above the cell's target, and the slack not above 2^-60.
+
+    Args:
+        cell: Cell with a privacy target.
+        objective: Objective that silos take increments of.
+        estimator: Estimator of the row.
+        mechanism: Mechanism of the row.
+        workload: Running sums of the estimator.
+        increment_diameter: Largest distance of two increments, in clips.
+
+    Raises:
+        InputError: The run's releases cannot be made of integers.  The message names the algorithm and the reason.
     """
     name, schedule, trust = cell.algorithm.row.name, cell.schedule, cell.algorithm.trust_setting
     targets = cell.target_mus
-    assert targets is not None  # of a run without noise nothing is exact
+    assert targets is not None  # a run without noise has no exact plan
     sums = RunningSums(mechanism, workload, cell.privacy.relation, exact=True)
-    known = RunningSums(mechanism, replace(workload, schedule=schedule.public_order), sums.relation)
-    share = 1.0 if schedule.public_order is schedule else known.sensitivity() / schedule.distance(sums)
+    public_sums = RunningSums(mechanism, replace(workload, schedule=schedule.public_order), sums.relation)
+    share = 1.0 if schedule.public_order is schedule else public_sums.sensitivity() / schedule.distance(sums)
     unit = cell.privacy.protected_unit
 
-    def of_one_silo(target: float) -> float:
-        """What a unit's records in one silo may be charged, less what rounding adds."""
+    def silo_mu(target: float) -> float:
+        """Charge that a unit's records in one silo may have, less the increase by rounding."""
         mu = schedule.calibrated_mu(sums, target, cell.privacy.delta) * share
         return (unit.mu_per_silo(mu) if trust.publishes_sums(0) else mu / unit.max_silos) * _MU_MARGIN
 
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
-    together = sum(sizes) if trust.publishes_sums(SERVER) else max(sizes)
-    owners = trust.noise_sources_per_release(len(sizes))
+    batch_total = sum(sizes) if trust.publishes_sums(SERVER) else max(sizes)
+    party_count = trust.noise_sources_per_release(len(sizes))
     try:
-        form = integer_form(mechanism, known.workload)
-        if (estimator.round(1).split is not None) != form.has_parts:
+        factorization = integer_form(mechanism, public_sums.workload)
+        if (estimator.round(1).split is not None) != factorization.has_parts:
             raise InputError(f"{mechanism.name} noise on increments that are clipped in parts")
         exact = fitted_lattice(
             ExactRunInputs(
-                form,
-                tuple(together * schedule.max_batches(t) for t in rounds),
+                factorization,
+                tuple(batch_total * schedule.max_batches(t) for t in rounds),
                 objective.dimension,
                 cell.privacy.relation,
-                of_one_silo(min(targets)),
-                party_count=owners,
-                word_bits=cell.run.word if owners > 1 else 64,
+                silo_mu(min(targets)),
+                party_count=party_count,
+                word_bits=cell.run.word if party_count > 1 else 64,
                 increment_diameter=increment_diameter,
             )
         )
         if cell.privacy.shares:
-            exact = exact.with_budgets(list(map(of_one_silo, targets)))
+            exact = exact.with_budgets(list(map(silo_mu, targets)))
     except InputError as error:
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
     if increment_diameter < APART and math.sqrt(objective.dimension) * _MIN_CLIP_UNITS > min(exact.norms(1)):
@@ -352,7 +437,7 @@ def make_exact_plan(
             f"{name}: {objective.dimension} values of {min(exact.norms(1))} units are too coarse; ask for fewer "
             "cells, or take a longer word"
         )
-    if exact.claim.slack > MAX_SLACK / (2 if cell.budget.other_mu else 1):  # the other step has its own
+    if exact.claim.slack > MAX_SLACK / (2 if cell.budget.other_mu else 1):  # first step and rounds have half each
         raise InputError(f"{name}: {schedule.rounds} rounds of {objective.dimension} values are too many")
     return exact
 
@@ -360,7 +445,14 @@ def make_exact_plan(
 def make_exact_noise(
     exact: ExactPlan, trust: Trust, batch_sizes: tuple[int, ...], weights: tuple[float, ...]
 ) -> Noise:
-    """Every owner's noise in the units of the model; that in the mean follows from it."""
+    """Return every party's noise in units of the model.
+
+    Args:
+        exact: Exact plan of the run.
+        trust: Trust setting.
+        batch_sizes: Units in a batch of each silo.
+        weights: Weight of each silo in the mean over silos.
+    """
     unit = exact.lattice.unit
     if trust.adds_noise(SERVER):
         return Noise((NoiseSource(SERVER, unit * exact.claim.sigma / sum(batch_sizes), 1.0),))
@@ -375,30 +467,42 @@ def make_exact_noise(
 EncodedMessage = NDArray[np.uint64]
 
 _MAX_ENCODED = 2.0**62
-"""Of one encoded value, in units; beyond what plans allow and noise can reach."""
+"""Bound of one encoded value, in units, above all that plans allow and noise can reach."""
 _MAX_GRID_UNITS = 2.0**48
-"""The most units that records can contribute: then a silo's float64 holds digits of its noise below the grid."""
+"""Most units that records can contribute.
+
+Then a silo's float64 holds digits of its noise below the grid.
+"""
 
 
 @dataclass(frozen=True)
 class Grid:
     """Multiples of `unit`, a power of 2, as integers modulo 2^64.
 
-    Sums are right as long as they lie within ±2^63 units.  A sum beyond would wrap: that would make the model
-    wrong, not the noise smaller, since the residue is a function of the sum.
+    Sums are right as long as they lie within ±2^63 units.  A sum beyond wraps: the model is wrong then, but the
+    noise is not smaller, since the residue is a function of the sum.
     """
 
     unit: float
 
     def encode(self, values: NDArray[np.float64]) -> EncodedMessage:
-        """`values` (d,) rounded to the grid, (d,); RunError for values that are not finite or absurdly large."""
-        scaled = np.floor(values / self.unit + 0.5)  # halves go up: rounding and whole shifts must commute
+        """Round values to the grid, (d,).
+
+        Args:
+            values: (d,).
+
+        Raises:
+            RunError: A value is not finite, or is too large to be added.
+        """
+        scaled = np.floor(
+            values / self.unit + 0.5
+        )  # halves go up, so that rounding commutes with shifts by multiples of the unit
         if not np.all(np.abs(scaled) < _MAX_ENCODED):
             raise RunError("the release has values that are not finite, or outside of what can be added")
         return scaled.astype(np.int64).view(np.uint64)
 
     def decode_sum(self, messages: Sequence[EncodedMessage]) -> NDArray[np.float64]:
-        """The sum (d,) of all silos' encoded messages, each (d,)."""
+        """Sum all silos' encoded messages, each (d,), and decode the sum, (d,)."""
         total: EncodedMessage = np.zeros_like(messages[0])
         for message in messages:
             total += message  # unsigned: modulo 2^64
@@ -406,11 +510,18 @@ class Grid:
 
 
 def make_grid(silo_std: float, digits: int, max_sum: float) -> Grid:
-    """The grid for messages with noise of standard deviation `share` > 0 in every silo's part of the mean.
+    """Return the grid for masked messages.
 
-    Half of the `digits` binary digits in which noise is drawn lie above the unit and half below it: the rounding
-    adds less than 2^-24 to the variance.  `largest` bounds every coordinate of the sum of all silos' vectors
-    without noise; InputError where that does not fit.
+    Half of the `digits` binary digits in which noise is drawn lie above the unit and half below it, so that
+    rounding adds less than 2^-24 to the variance.
+
+    Args:
+        silo_std: Standard deviation of the noise in every silo's term of the mean, above 0.
+        digits: Binary digits of the noise.
+        max_sum: Bound of every coordinate of the sum of all silos' vectors without noise.
+
+    Raises:
+        InputError: The sums do not fit on the grid.
     """
     unit = 2.0 ** math.floor(math.log2(silo_std) - digits // 2)
     if max_sum > unit * _MAX_GRID_UNITS:
@@ -422,33 +533,46 @@ def make_grid(silo_std: float, digits: int, max_sum: float) -> Grid:
 
 
 def make_message_grid(cell: Cell, schedule: Participation, estimator: Estimator, noise: Noise) -> Grid:
-    """The lattice for sums of masked messages; InputError for sums that do not fit."""
-    share = min(source.weight * float(source.std) for source in noise.sources)
-    return make_grid(share, np.finfo(cell.run.dtype).nmant + 1, max_running_sum(schedule, estimator))
+    """Return the grid for sums of masked messages.
+
+    Args:
+        cell: Cell with the type of the run's numbers.
+        schedule: Participation of the records.
+        estimator: Estimator of the row.
+        noise: Noise of every silo.
+
+    Raises:
+        InputError: The sums do not fit on the grid.
+    """
+    silo_std = min(source.weight * float(source.std) for source in noise.sources)
+    return make_grid(silo_std, np.finfo(cell.run.dtype).nmant + 1, max_running_sum(schedule, estimator))
 
 
 def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
-    """What the running sums of an estimator are made of, for a mean over one batch."""
+    """Return the workload of an estimator's running sums, for a mean over one batch."""
     return Workload(schedule, estimator.decay, np.array(batch_clips(estimator, schedule)), estimator.period)
 
 
 def batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, ...]:
-    """The norm bound of every round's increments, for a mean over one batch: where a round reads k, 1/k of it."""
+    """Return the norm bound of every round's increments, for a mean over one batch.
+
+    A round that reads k batches has 1/k of its clip.
+    """
     return tuple(
-        float(current.clip) / max(1, schedule.expected_batches(current.t))
-        for current in make_rounds(estimator, schedule.rounds)
+        float(round_record.clip) / max(1, schedule.expected_batches(round_record.t))
+        for round_record in make_rounds(estimator, schedule.rounds)
     )
 
 
 def max_running_sum(schedule: Participation, estimator: Estimator) -> float:
-    """A bound on the norm of the silos' mean running sum in every round, whatever the records are."""
-    largest = total = 0.0
-    for current in make_rounds(estimator, schedule.rounds):
-        # a round that reads k batches divides by k
-        most = schedule.max_batches(current.t) / max(1, schedule.expected_batches(current.t))
-        total = float(current.decay) * total + most * current.max_contribution
-        largest = max(largest, total)
-    return largest
+    """Bound the norm of the silos' mean running sum in every round, whatever the records are."""
+    max_norm = norm = 0.0
+    for round_record in make_rounds(estimator, schedule.rounds):
+        # A round that reads k batches divides by k.
+        batch_ratio = schedule.max_batches(round_record.t) / max(1, schedule.expected_batches(round_record.t))
+        norm = float(round_record.decay) * norm + batch_ratio * round_record.max_contribution
+        max_norm = max(max_norm, norm)
+    return max_norm
 
 
 def calibrate_float_noise(
@@ -459,10 +583,20 @@ def calibrate_float_noise(
     weights: tuple[float, ...],
     increment_diameter: float = APART,
 ) -> Noise:
-    """The noise of every owner that reaches the cell's target; none if it has none.
+    """Compute the noise of every party that reaches the cell's target, none for a cell without one.
 
-    Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.  InputError
-    for sampling that cannot be accounted for.
+    Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.
+
+    Args:
+        cell: Cell with its privacy target.
+        schedule: Participation of the records.
+        workload: Running sums of the estimator.
+        mechanism: Mechanism of the row.
+        weights: Weight of each silo in the mean over silos.
+        increment_diameter: Largest distance of two increments, in clips.
+
+    Raises:
+        InputError: Sampling cannot be accounted for.
     """
     target, relation, delta = cell.target_mu, cell.privacy.relation, cell.privacy.delta
     if target is None:
@@ -471,7 +605,7 @@ def calibrate_float_noise(
     distance = schedule.distance(sums)
     mus = None
     if cell.privacy.shares:
-        mus = [schedule.calibrated_mu(sums, each, delta) for each in cell.target_mus or ()]
+        mus = [schedule.calibrated_mu(sums, silo_target, delta) for silo_target in cell.target_mus or ()]
     return cell.algorithm.trust_setting.calibrate_noise(
         distance,
         cell.batch_sizes,

@@ -1,17 +1,18 @@
-"""Runs beside the training, planned and accounted alike: evaluations by silos, and the first step of [data.scale].
+"""Runs besides the training: evaluations by silos, and the first step of [data.scale].
 
-Every evaluation reads all test records of every silo: a round of DP-SGD's releases, of bounded vectors of one or
-two numbers (loss/scores.py) in place of gradients.  So its plan, noise, integers, ledger entries and prices are
-those of such a run.
+Both are planned and accounted for as runs of DP-SGD, so that silos, guards, noise, integers and ledger treat them
+like every other run.
+
+An evaluation reads all test records of every silo.  It is a round of DP-SGD whose releases are bounded vectors of
+one or two numbers (loss/scores.py) in place of gradients.
 
 The first step is a run of one round, whose model is moments of columns:
 
-    first_step_of(cell) ─▶ any engine ─▶ Finished ─▶ scaled(cell, its model) ─▶ the rounds, with numbers
+    first_step_cell(cell) ─▶ any engine ─▶ Finished ─▶ apply_scaling(cell, its model) ─▶ the rounds, with numbers
 
-So silos, guards, noise, integers and ledger treat both as they treat every run of DP-SGD, and nothing is written
-twice.  The server gets the mean over silos, as it gets a mean of gradients.
+The server gets the mean of these moments over silos, like a mean of gradients.
 
-The records on which each silo of a simulation or of a demonstration trains and evaluates are assigned here, too.
+This module also assigns the records on which each silo of a simulation or demonstration trains and evaluates.
 """
 
 from collections.abc import Sequence
@@ -39,16 +40,20 @@ _ALGORITHM = "dp-sgd"
 
 
 def first_step_cell(cell: Cell) -> Cell | None:
-    """The run that is the cell's first step; None if it has none, or has taken it.
+    """Return the run that is the cell's first step, or None if no first step is left to take.
 
-    InputError if it cannot be taken.  Every silo's records of the rounds take part, once, in its one round.
+    Every silo's records of the rounds take part, once, in the only round of the first step.
 
-    Guarantee: it is √share · μ-GDP for each record under the cell's relation, where the run's target is μ.
+    Guarantee: the first step is √share · μ-GDP for each record under the cell's relation, where the run's target
+    is μ.
+
+    Raises:
+        InputError: The algorithm's trust setting has no first step.
     """
     schema = cell.data.table_schema
     if schema is None or not cell.data.needs_first_step:
         return None
-    budget, held = cell.budget, cell.schedule.batches_per_silo
+    budget, batches = cell.budget, cell.schedule.batches_per_silo
     algorithm = AlgorithmSection.model_validate(
         {"name": _ALGORITHM, "trust": cell.algorithm.trust, "clip": MOMENT_CLIP, "step": 1.0}
     )
@@ -57,16 +62,16 @@ def first_step_cell(cell: Cell) -> Cell | None:
             f"data.scale: its first step cannot be taken with algorithm.trust = {cell.algorithm.trust!r}; leave "
             "[data.scale] out"
         )
-    promised = {"mode": "none"} if budget.rounds_mu is None else {"mu": budget.other_mu}
+    privacy_keys = {"mode": "none"} if budget.rounds_mu is None else {"mu": budget.other_mu}
     return cell.derive_cell(
         PrivacySection.model_validate(
-            {"relation": cell.privacy.relation, "delta": cell.privacy.delta, **promised}
+            {"relation": cell.privacy.relation, "delta": cell.privacy.delta, **privacy_keys}
         ),
         FederationSection(
             silos=cell.federation.silos,
             rounds=1,
             epochs=1,
-            batches=tuple(held * batch for batch in cell.batch_sizes),
+            batches=tuple(batches * batch for batch in cell.batch_sizes),
         ),
         algorithm,
         other_mu=budget.rounds_mu or 0.0,
@@ -82,14 +87,20 @@ def first_step_cell(cell: Cell) -> Cell | None:
 
 
 def apply_scaling(cell: Cell, scaling: Scaling) -> Cell:
-    """The cell with what its first step gave; its budget is the one that it was given with the whole run."""
+    """Return the cell with the scaling that its first step computed.
+
+    The cell keeps the budget that it has as part of the whole run.
+    """
     assert cell.data.scale is not None
     scale = cell.data.scale.model_copy(update={"means": scaling.means, "deviations": scaling.deviations})
     return cell.model_copy(update={"data": cell.data.model_copy(update={"scale": scale})})
 
 
 def assume_scaling(cell: Cell) -> Cell:
-    """The cell as its rounds will be planned, whatever its first step gives; itself if that is known, or none."""
+    """Return the cell as its rounds will be planned, whatever the first step computes.
+
+    A cell whose scaling is known, or that has none, is returned unchanged.
+    """
     schema = cell.data.table_schema
     if schema is None or not cell.data.needs_first_step:
         return cell
@@ -98,16 +109,20 @@ def assume_scaling(cell: Cell) -> Cell:
 
 
 def partition_test_records(cell: Cell) -> list[Tensor]:
-    """Which places of `tests` each silo evaluates on: (evaluation.records,) of the task's for each.
+    """Return the row indices of the test records on which each silo evaluates.
 
-    By site, a site's first ones; otherwise no silo's twice, of labels as its training records have them.  Where
-    cells say which rows are for testing, a silo's rows are the same in both parts, in the order it reads them.
-    InputError if the scenario asks for more than there are.
+    Each silo gets `evaluation.records` rows of `Task.test_with_missing`.  With a partition by site these are the
+    site's first rows.  Otherwise no row goes to two silos, and a silo's labels are distributed as in its training
+    records.  Where cells of a table decide which rows are for testing, a silo's rows are the same in both parts,
+    in the order in which it reads them.
+
+    Raises:
+        InputError: The scenario asks for more test records than there are.
     """
     assert cell.evaluation is not None
     task, sizes = load_task(cell), cell.evaluation.records_per_silo(cell.federation.silos)
-    if (held := _fixed_test_indices(cell, task)) is not None:
-        return [torch.from_numpy(own) for own in _take_first(cell, held, sizes)]
+    if (fixed_indices := _fixed_test_indices(cell, task)) is not None:
+        return [torch.from_numpy(indices) for indices in _take_first(cell, fixed_indices, sizes)]
     labels = task.test_with_missing.labels.numpy()
     if sum(sizes) > len(labels):
         raise InputError(
@@ -123,43 +138,58 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
 
 
 def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | None:
-    """The places of `tests` that are at each silo, in the order it reads them; None where any may be anybody's."""
-    by_site, shared = (
+    """Row indices of `test_with_missing` at each silo, in reading order.
+
+    None if any row may go to any silo.
+    """
+    by_site, by_row = (
         cell.data.partition == "site",
         task.test_index_of_train is not None and task.unit_indices is None,
     )
-    if not (by_site or shared):
+    if not (by_site or by_row):
         return None
-    read = (
+    test_indices = (
         [task.test_index_of_train[share.numpy()] for share in partition_records(cell)]
-        if shared and task.test_index_of_train is not None
+        if by_row and task.test_index_of_train is not None
         else []
     )
     if not by_site:
-        return read
+        return test_indices
     assert task.test_sites is not None
     sites = [np.flatnonzero(task.test_sites == silo) for silo in range(cell.federation.silos)]
     return (
         sites
-        if not read
-        else [np.concatenate([own, np.setdiff1d(site, own)]) for own, site in zip(read, sites, strict=True)]
+        if not test_indices
+        else [
+            np.concatenate([silo_indices, np.setdiff1d(site_indices, silo_indices)])
+            for silo_indices, site_indices in zip(test_indices, sites, strict=True)
+        ]
     )
 
 
-def _take_first(cell: Cell, held: Sequence[NDArray[np.int64]], sizes: Sequence[int]) -> list[NDArray[np.int64]]:
-    """InputError, naming the silo, for one that has too few."""
+def _take_first(
+    cell: Cell, indices_by_silo: Sequence[NDArray[np.int64]], sizes: Sequence[int]
+) -> list[NDArray[np.int64]]:
+    """Return each silo's first rows, as many as the evaluation has.
+
+    Raises:
+        InputError: A silo has too few.  The message names the silo.
+    """
     schema = cell.data.table_schema
     names = schema.sites if schema is not None and cell.data.partition == "site" else ()
-    what = "rows" if schema is not None and schema.splits_by_content else "test records"
-    for silo, (own, size) in enumerate(zip(held, sizes, strict=True)):
-        if size > len(own):
+    row_noun = "rows" if schema is not None and schema.splits_by_content else "test records"
+    for silo, (indices, size) in enumerate(zip(indices_by_silo, sizes, strict=True)):
+        if size > len(indices):
             name = repr(names[silo]) if names else f"silo {silo}"
-            raise InputError(f"evaluation.records: {name} has {len(own)} {what}, and {size} are asked for")
-    return [own[:size] for own, size in zip(held, sizes, strict=True)]
+            raise InputError(f"evaluation.records: {name} has {len(indices)} {row_noun}, and {size} are asked for")
+    return [indices[:size] for indices, size in zip(indices_by_silo, sizes, strict=True)]
 
 
 def test_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
-    """The numbers, in the data set, of each silo's test records; none where silos do not evaluate."""
+    """Return the row indices, in the data set, of each silo's test records.
+
+    They are empty if silos do not evaluate.
+    """
     return (
         [np.empty(0, np.int64)] * cell.federation.silos
         if cell.evaluation is None
@@ -168,100 +198,120 @@ def test_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
 
 
 def test_records_of_silos(cell: Cell) -> list[Records]:
-    """The test records of silo 0, 1, … as the cell's model sees them."""
+    """Return the test records of silo 0, 1, … as inputs of the cell's model."""
     test = load_task(cell).test_with_missing
     return [Records(*(column[share] for column in test)) for share in partition_test_records(cell)]
 
 
 def train_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
-    """The numbers, in the data set, of each silo's training records, in the order it reads them.
+    """Return the row indices, in the data set, of each silo's training records, in reading order.
 
-    Of persons all records, whether they count or not, in the order of the data; of clients unit by unit.
+    A silo that holds persons gets all records of its persons, whether they count or not, in the order of the data.
+    A silo that holds clients gets their records unit by unit.
     """
     task, shares = load_task(cell), [share.numpy() for share in partition_records(cell)]
     if task.unit_indices is None:
         return shares
     if cell.privacy.protected_unit.name == USER.name and task.persons is not None:
-        whose = index_persons(task.persons)[1]
-        return [np.flatnonzero(np.isin(whose, share)) for share in shares]
+        person_of_row = index_persons(task.persons)[1]
+        return [np.flatnonzero(np.isin(person_of_row, share)) for share in shares]
     return [task.unit_indices[share].ravel() for share in shares]
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The plan of a cell's evaluations, and who its silos are."""
+    """Plan of a cell's evaluations, with the names of its silos."""
 
     plan: Plan
     scores: SummedScores
     silo_names: tuple[str, ...]
-    """Names of silo 0, 1, … for metrics of each; none where only all of them together are asked for."""
+    """Names of silo 0, 1, … for metrics of each silo, or empty if only metrics of all silos are reported."""
     counted_share: float = 1.0
-    """The public share of the places read that count, where cells decide: means over places are divided by it."""
+    """Public share of the rows read that count, by which means over rows are divided.
+
+    The share is 1 unless cells of a table decide which rows count.
+    """
 
     @property
     def publishes_each_silo(self) -> bool:
-        """Whether every silo's own means are published, and not those of all silos alone."""
+        """Whether every silo's own means are published, and not only those of all silos."""
         return not float(self.plan.noise.std_of(SERVER))
 
     def metrics(self, published: Tensor) -> dict[str, float]:
-        """By name, of an evaluation's published means (silos, `dimension`), or (1, `dimension`)."""
-        places, published = published.double(), published.double() / self.counted_share
+        """Compute metrics by name from an evaluation's published means.
+
+        Args:
+            published: (silos, `dimension`), or (1, `dimension`) if only the mean over silos is published.
+        """
+        row_means, published = published.double(), published.double() / self.counted_share
         shares = torch.tensor(self.plan.weights if self.publishes_each_silo else (1.0,), dtype=torch.float64)
-        found = {name: float(value) for name, value in self.scores.to_metrics(shares @ published).items()}
+        metrics = {name: float(value) for name, value in self.scores.to_metrics(shares @ published).items()}
         curves = self.scores.extra_figures(
-            shares @ places, self.plan.noise.std_in_mean, sum(self.plan.batch_sizes)
+            shares @ row_means, self.plan.noise.std_in_mean, sum(self.plan.batch_sizes)
         )
         if not self.silo_names:
-            return found | curves
+            return metrics | curves
         for name, values in self.scores.to_metrics(published).items():
-            found |= {
+            metrics |= {
                 f"{name}_at_{silo}": float(value) for silo, value in zip(self.silo_names, values, strict=True)
             }
-            found[f"{name}_{MEAN_SUFFIX}"] = float(values.mean())
-            found[f"{name}_{WORST_SUFFIX}"] = float(values.max() if name in LOWER_IS_BETTER else values.min())
+            metrics[f"{name}_{MEAN_SUFFIX}"] = float(values.mean())
+            metrics[f"{name}_{WORST_SUFFIX}"] = float(values.max() if name in LOWER_IS_BETTER else values.min())
         for number, silo in enumerate(self.silo_names):
             std, size = float(self.plan.noise.std_of(number)), self.plan.batch_sizes[number]
-            found |= {
+            metrics |= {
                 f"{name}_at_{silo}": value
-                for name, value in self.scores.extra_figures(places[number], std, size, groups=False).items()
+                for name, value in self.scores.extra_figures(row_means[number], std, size, groups=False).items()
             }
-        return found | curves
+        return metrics | curves
 
 
 def evaluation_count(cell: Cell) -> int:
-    """How many rounds are evaluated."""
+    """Number of rounds that are evaluated."""
     return min(cell.schedule.rounds, cell.run.evaluations)
 
 
 def evaluation_cell(cell: Cell) -> Cell:
-    """The run that a cell's evaluations are: a round each, of all test records, with noise of their own target.
+    """Return the run of a cell's evaluations, with a round for each evaluation of all test records.
 
-    Under secure aggregation every silo adds the whole noise: its message is private by itself.
+    The noise is calibrated to the evaluations' own target.  Under secure aggregation every silo adds the whole
+    noise, so that its message is private by itself.
     """
-    asked, silos = cell.evaluation, cell.federation.silos
-    assert asked is not None
+    section, silos = cell.evaluation, cell.federation.silos
+    assert section is not None
     count = evaluation_count(cell)
     trust = TRUSTED if cell.algorithm.trust_setting.adds_noise(SERVER) else UNTRUSTED
-    target = {"mode": "none"} if asked.mu is None else {"mu": asked.mu}
+    target = {"mode": "none"} if section.mu is None else {"mu": section.mu}
     return cell.derive_cell(
         PrivacySection.model_validate({"relation": cell.privacy.relation, "delta": cell.privacy.delta, **target}),
-        FederationSection(silos=silos, rounds=count, epochs=count, batches=asked.records_per_silo(silos)),
+        FederationSection(silos=silos, rounds=count, epochs=count, batches=section.records_per_silo(silos)),
         AlgorithmSection.model_validate(
             {
                 "name": "dp-sgd",
                 "trust": trust.name,
-                "clip": asked.increment_norm if cell.model.is_classification else 0.5,
+                "clip": section.increment_norm if cell.model.is_classification else 0.5,
                 "step": 1.0,
             }
         ),
-        run=cell.run if asked.mu is not None else cell.run.model_copy(update={"arithmetic": "float"}),
+        run=cell.run if section.mu is not None else cell.run.model_copy(update={"arithmetic": "float"}),
     )
 
 
 def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool = False) -> EvaluationPlan | None:
-    """None where silos do not evaluate; `objective` is the model's own.  InputError as for `plan_of`.
+    """Plan a cell's evaluations.
 
     Guarantee: the releases of all evaluations together are `evaluation.mu`-GDP for each test record.
+
+    Args:
+        cell: Cell of the training.
+        objective: Objective of the model, without views.
+        for_release: Whether the noise protects somebody, as in `make_plan`.
+
+    Returns:
+        The plan, or None if silos do not evaluate.
+
+    Raises:
+        InputError: See `make_plan`.
     """
     if cell.evaluation is None:
         return None

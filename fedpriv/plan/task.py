@@ -1,6 +1,7 @@
-"""Task of a cell: the records of a federation, loaded once, turned into features and spread over the silos.
+"""Task of a cell: the records of a federation as features of a model, partitioned over the silos.
 
-Records may be grouped into units, persons or clients with several records each; a unit that is not there is zeros.
+A data set is loaded once.  Records may be grouped into units, persons or clients with several records each.  A
+record that a unit lacks is a row of zeros with the label of an absent record.
 """
 
 import dataclasses
@@ -50,23 +51,39 @@ from fedpriv.scenario.schema import Cell, ModelSection
 
 
 def group_records(records: Records, units: UnitTable) -> Records:
-    """`records` (n, ...) as units: (units, most, ...), or (units, ...) where a unit is one record.
+    """Group records into units.
 
-    Units in the order of the records are a view of them.
+    Units in the order of the records are a view of the records.
+
+    Args:
+        records: Records, (n, ...).
+        units: Row indices of each unit, (units, max_records), negative for an absent record.
+
+    Returns:
+        Records (units, max_records, ...), or (units, ...) if a unit is one record.
     """
-    count, most = units.shape
+    count, max_records = units.shape
     if np.array_equal(units.ravel(), np.arange(units.size)):
-        shape = (count, most) if most > 1 else (count,)
+        shape = (count, max_records) if max_records > 1 else (count,)
         return Records(*(column[: units.size].view(*shape, *column.shape[1:]) for column in records))
-    index = torch.from_numpy(units if most > 1 else units[:, 0])
-    there = index >= 0
-    features, labels = (column[index.clamp(min=0)] for column in records)
-    features = features.where(there.view(*there.shape, *[1] * (features.dim() - there.dim())), 0)
-    return Records(features, labels.where(there, absent_label(labels)))
+    indices = torch.from_numpy(units if max_records > 1 else units[:, 0])
+    is_present = indices >= 0
+    features, labels = (column[indices.clamp(min=0)] for column in records)
+    features = features.where(is_present.view(*is_present.shape, *[1] * (features.dim() - is_present.dim())), 0)
+    return Records(features, labels.where(is_present, absent_label(labels)))
 
 
 def order_by_site(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
-    """The test records in the order of their sites, and how many each has; as they are without sites."""
+    """Sort test records by site.
+
+    Args:
+        test: Test records.
+        sites: Site of each record, or None for data without sites.
+
+    Returns:
+        The records and (name, number of records) of each site.  Without sites the records are unchanged and the
+            list is empty.
+    """
     if sites is None:
         return test, ()
     order = torch.from_numpy(np.argsort(sites.test, kind="stable"))
@@ -75,61 +92,80 @@ def order_by_site(test: Records, sites: Sites | None) -> tuple[Records, tuple[tu
 
 
 _CLIENT_SEED = 0
-"""The seed that skews records over clients: seeds of a scenario draw cohorts and noise, not other clients."""
+"""Seed that partitions records over clients.
+
+Seeds of a scenario draw cohorts and noise, but the clients are the same for all of them.
+"""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class PublicTask:
-    """A data set seen through a model, as a server needs it: without a training record."""
+    """Data set as features of a model, as a server needs it: without training records."""
 
     objective: Objective
     test: Records
-    """Silo by silo, where the data say whose records they are."""
+    """Test records, sorted by site if the data name the sites."""
     site_sizes: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
-    """The sites of the test records in that order: (name, records)."""
+    """Name and number of records of each site, in the order of `test`."""
     label_unit: float = field(default=1.0, kw_only=True)
-    """How much of a real target's own unit 1 of a label is."""
+    """Amount of a real target, in its own unit, for which a label is 1."""
     label_shape: tuple[int, ...] = field(default=(), kw_only=True)
-    """Shape of a record's labels; () of one."""
+    """Shape of a record's labels, or () for a single label."""
 
 
 @dataclass(frozen=True)
 class Task(PublicTask):
-    """With the training records, which only silos and simulations have."""
+    """Public task with the training records, which only silos and simulations have."""
 
     train: Records
     train_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
-    """Which site each training record belongs to, if the data say so."""
+    """Site of each training record, or None if the data name no sites."""
     persons: NDArray[np.str_] | None = field(default=None, kw_only=True)
-    """Whose each training record is, if the data say so."""
+    """Person of each training record, or None if the data name no persons."""
     unit_indices: UnitTable | None = field(default=None, kw_only=True)
-    """Which training records of the data make up each row of `train`; None where rows are records."""
+    """Row indices, in the data, of each unit's training records, or None if rows are records."""
     test_with_missing: Records = field(kw_only=True)
-    """Every place of a test record, as the data have them, at `test_sites`; `test` are those that count."""
+    """Test part of the data with all its rows, whether they count or not.
+
+    `test` holds the rows that count.
+    """
     test_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """Site of each row of `test_with_missing`, or None if the data name no sites."""
     test_index_of_train: NDArray[np.int64] | None = field(default=None, kw_only=True)
-    """Which of `tests` each training record is, where every row of a file has a place in both parts."""
+    """Row index in `test_with_missing` of each training record, or None.
+
+    Only files whose rows each have a row in both parts have these indices.
+    """
 
 
 def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> Records:
-    """Put labels beside features: classes as they are, numbers of a regression in `dtype`.
+    """Combine features with labels, where a regression's labels get type `dtype`.
 
-    Several labels of a record lie behind its features, and say beside them only whether the record counts.
+    Several labels of a record follow its features in the same row.  The `labels` of such records only state
+    whether each record counts.
+
+    Args:
+        features: (B, f).
+        labels: (B,) classes or numbers, or (B, …) for several labels of a record.
+        dtype: Type of real-valued labels.
     """
     counts = counted_mask(labels)
     if labels.ndim > 1:
-        behind = torch.from_numpy(np.where(counts[:, None], labels.reshape(len(labels), -1), 0))
-        features = torch.cat([features, behind.to(features.dtype)], dim=1)
+        label_columns = torch.from_numpy(np.where(counts[:, None], labels.reshape(len(labels), -1), 0))
+        features = torch.cat([features, label_columns.to(features.dtype)], dim=1)
         labels = blank_labels(np.zeros(len(labels), labels.dtype), counts)
-    of_records = torch.from_numpy(labels)
-    return Records(features, of_records.to(dtype if of_records.is_floating_point() else of_records.dtype))
+    label_tensor = torch.from_numpy(labels)
+    return Records(features, label_tensor.to(dtype if label_tensor.is_floating_point() else label_tensor.dtype))
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Inputs of a cell's model, everything that its task depends on: the data set, and the map of its records."""
+    """Inputs of a cell's model: the data set, and the map of its records.
+
+    A task depends on nothing else, so that equal inputs have equal tasks.
+    """
 
     data_name: str
     model: ModelSection
@@ -137,11 +173,14 @@ class ModelInputs:
     table: TableSchema | None = None
     scaling: Scaling | None = None
     resplit: tuple[int | None, float | None] = (None, None)
-    """`data.split` and `data.spared`: which records are tested, and how many are trained on."""
+    """Number of a new split and spared share of the training records, each None for data as published.
+
+    They are `data.split` and `data.spared`.
+    """
     algorithm: tuple[str, Settings] | None = None
-    """The row that asks records for more than a gradient, and its settings."""
+    """Name and settings of an algorithm that extends the model, or None."""
     registry_revision: int = field(default_factory=table_revision)
-    """Of the tables that get rows of somebody's own."""
+    """Revision of the tables to which extensions add rows."""
 
     @staticmethod
     def from_cell(cell: Cell) -> "ModelInputs":
@@ -157,25 +196,29 @@ class ModelInputs:
         )
 
     def compute_features(self, images: NDArray[Any]) -> Tensor:
-        """Scale columns by what a first step gave, then apply the model's own map, record by record."""
-        given = images if self.scaling is None else self.scaling.apply(images)
-        return self.model.row.features(given, DTYPES[self.dtype], self.model.settings)
+        """Scale columns by the result of a first step, then apply the model's map to each record."""
+        raw_features = images if self.scaling is None else self.scaling.apply(images)
+        return self.model.row.features(raw_features, DTYPES[self.dtype], self.model.settings)
 
     def make_records(self, images: NDArray[Any], labels: NDArray[Any]) -> Records:
-        """The records as the model sees them: see `labelled_records`."""
+        """Return the records as inputs of the model (see `make_records` of the module)."""
         return make_records(self.compute_features(images), labels, DTYPES[self.dtype])
 
     def make_layout(self, images: NDArray[Any], labels: NDArray[Any], classes: int) -> FeatureLayout:
-        """What lies where in a row of `records`; no value is looked at."""
-        one = self.make_records(
+        """Return the layout of a row of features, which no value of the data decides."""
+        record = self.make_records(
             np.zeros_like(images[:1], shape=(1, *images.shape[1:])), np.zeros((1, *labels.shape[1:]))
         )
         return FeatureLayout(
-            one.features.shape[1], describe_inputs(images), labels.shape[1:], labels_are_classes=classes > 0
+            record.features.shape[1], describe_inputs(images), labels.shape[1:], labels_are_classes=classes > 0
         )
 
     def make_objective(self, layout: FeatureLayout, classes: int) -> Objective:
-        """The model's loss over records of this layout; InputError for several labels where it takes one."""
+        """Return the model's loss over records of this layout.
+
+        Raises:
+            InputError: Records have several labels, and the model takes one.
+        """
         row = self.model.row
         if layout.label_shape and not row.several_labels:
             raise InputError(
@@ -195,22 +238,26 @@ class ModelInputs:
 
 @lru_cache(maxsize=2)
 def _load_public_task(inputs: ModelInputs) -> PublicTask:
-    """The public part of a task, loaded on first use."""
+    """Load the public part of a task on first use."""
     inputs.model.row.check_data(inputs.model.name, inputs.data_name)
-    part = load_held_out(inputs.data_name, table=inputs.table)
-    test, silos = order_by_site(inputs.make_records(part.images, part.labels), part.sites)
-    layout = inputs.make_layout(part.images, part.labels, part.class_count)
+    held_out = load_held_out(inputs.data_name, table=inputs.table)
+    test, site_sizes = order_by_site(inputs.make_records(held_out.images, held_out.labels), held_out.sites)
+    layout = inputs.make_layout(held_out.images, held_out.labels, held_out.class_count)
     return PublicTask(
-        inputs.make_objective(layout, part.class_count),
+        inputs.make_objective(layout, held_out.class_count),
         test,
-        site_sizes=silos,
-        label_unit=part.label_scale,
+        site_sizes=site_sizes,
+        label_unit=held_out.label_scale,
         label_shape=layout.label_shape,
     )
 
 
 def load_public_task(cell: Cell) -> PublicTask:
-    """InputError if the scenario holds out training records, of which a deployment's server has none."""
+    """Return the task of a deployment's server.
+
+    Raises:
+        InputError: The scenario holds out training records, of which a deployment's server has none.
+    """
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
     if cell.data.split_and_spared != (None, None):
@@ -225,21 +272,34 @@ def load_public_task(cell: Cell) -> PublicTask:
 
 
 def make_schema_task(cell: Cell, schema: TableSchema) -> PublicTask:
-    """The task of a server that has no table: silos evaluate, the rest follows from what is public about it."""
+    """Return the task of a server without a table, from the public schema.
+
+    Silos evaluate, so that no test record is needed.
+    """
     inputs = ModelInputs.from_cell(cell)
     image = np.zeros((1, len(schema.raw_columns) if cell.model.row.of_cells else schema.width))
     label = np.zeros(1, np.int64)
-    one, layout = inputs.make_records(image, label), inputs.make_layout(image, label, schema.class_count)
+    records, layout = inputs.make_records(image, label), inputs.make_layout(image, label, schema.class_count)
     return PublicTask(
         inputs.make_objective(layout, schema.class_count),
-        Records(one.features[:0], one.labels[:0]),
+        Records(records.features[:0], records.labels[:0]),
         label_unit=schema.label_scale,
     )
 
 
 @lru_cache(maxsize=2)
 def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> Task:
-    """The task, loaded on first use; the cache holds what is never written to."""
+    """Load a task on first use.
+
+    The cached task is shared, so that callers must not write to it.
+
+    Args:
+        inputs: Data set, and map of its records.
+        validation: Number of training records that are held out as test records, or None to use the test records.
+
+    Raises:
+        InputError: Data set and model do not fit, or there are too few records.
+    """
     data, model = inputs.data_name, inputs.model
     dataset = load(
         data,
@@ -247,9 +307,9 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
         with_cells=model.row.of_cells,
         dtype=inputs.dtype if inputs.scaling is None else "float64",
     )
-    split, share = inputs.resplit
+    split, spared_share = inputs.resplit
     dataset = dataset if split is None else draw_split(dataset, split)
-    dataset = dataset if share is None else blank_training_share(dataset, share)
+    dataset = dataset if spared_share is None else blank_training_share(dataset, spared_share)
     if model.is_regression != (dataset.class_count == 0):
         labels = "real numbers" if dataset.class_count == 0 else "classes"
         raise InputError(
@@ -271,34 +331,35 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
         if validation >= len(train.labels):
             raise InputError(f"data.validation = {validation}: {data} has {len(train.labels)} training records")
         train, test = (
-            Records(*(column[part] for column in train)) for part in (slice(-validation), slice(-validation, None))
+            Records(*(column[rows] for column in train)) for rows in (slice(-validation), slice(-validation, None))
         )
         if sites is not None:
             sites = Sites(sites.names, sites.train[:-validation], sites.train[-validation:])
-    counting = counted_mask(test.labels.numpy())
-    scored, silos = order_by_site(
-        Records(*(column[torch.from_numpy(counting)] for column in test)) if not counting.all() else test,
-        None if sites is None else Sites(sites.names, sites.train, sites.test[counting]),
+    counts_mask = counted_mask(test.labels.numpy())
+    scored_records, site_sizes = order_by_site(
+        Records(*(column[torch.from_numpy(counts_mask)] for column in test)) if not counts_mask.all() else test,
+        None if sites is None else Sites(sites.names, sites.train, sites.test[counts_mask]),
     )
-    both = (
+    rows_in_both = (
         (schema := find_schema(data, inputs.table)) is not None and schema.splits_by_content and validation is None
     )
     return Task(
         inputs.make_objective(layout, dataset.class_count),
-        scored,
+        scored_records,
         train,
-        site_sizes=silos,
+        site_sizes=site_sizes,
         label_unit=dataset.label_scale,
         label_shape=layout.label_shape,
         train_sites=None if sites is None else sites.train,
         persons=None if dataset.persons is None else dataset.persons[: len(train.labels)],
         test_with_missing=test,
         test_sites=None if sites is None else sites.test,
-        test_index_of_train=dataset.row_indices[0] if both and dataset.row_indices is not None else None,
+        test_index_of_train=dataset.row_indices[0] if rows_in_both and dataset.row_indices is not None else None,
     )
 
 
 def load_task(cell: Cell) -> Task:
+    """Return the cell's task, with units as rows and with the metrics of the scenario."""
     unit, inputs, validation = cell.privacy.protected_unit, ModelInputs.from_cell(cell), cell.data.validation
     if unit.name == RECORD.name:
         task = load_task_of_inputs(inputs, validation)
@@ -317,35 +378,40 @@ def load_task(cell: Cell) -> Task:
 def _load_unit_task(
     unit: Unit, inputs: ModelInputs, validation: int | None, clients: tuple[int, DataSection] | None
 ) -> Task:
-    """The task whose training rows are units: persons, or clients of so many records each.
+    """Load the task whose training rows are units: persons, or clients of `max_records` records each.
 
-    `clients`: how many a pool has and how their records are skewed; None for those in a row of the data.
+    `clients` is the size of the pool with the section that partitions records over it, or None for clients whose
+    records are consecutive in the data.
     """
     task = load_task_of_inputs(inputs, validation)
     count = len(task.train.labels)
     if unit.name == USER.name:
-        assert task.persons is not None  # a cell is checked for it
+        assert task.persons is not None  # checked with the cell
         units = group_by_person(task.persons, unit.max_records, counted_mask(task.train.labels.numpy()))
     elif clients is not None and clients[0] * unit.max_records <= count:
-        number, section = clients
+        client_count, section = clients
         units = np.stack(
-            _partition_rows(section, task.train.labels.numpy(), [unit.max_records] * number, _CLIENT_SEED)
+            _partition_rows(section, task.train.labels.numpy(), [unit.max_records] * client_count, _CLIENT_SEED)
         )
-    else:  # too many clients for the records are refused by `check_records`
+    else:  # `check_record_count` refuses too many clients for the records
         units = group_consecutive(count, unit.max_records)
-    whose = units[:, 0] if task.persons is None or unit.name != USER.name else index_persons(task.persons)[0]
+    first_rows = units[:, 0] if task.persons is None or unit.name != USER.name else index_persons(task.persons)[0]
     return dataclasses.replace(
         task,
         train=group_records(task.train, units),
         unit_indices=units,
-        train_sites=None if task.train_sites is None else task.train_sites[whose],
+        train_sites=None if task.train_sites is None else task.train_sites[first_rows],
     )
 
 
 def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
-    """The task's objective with what the scenario wants measured; InputError for what its test records lack."""
+    """Return the task's objective with the metrics of the scenario.
+
+    Raises:
+        InputError: The test records cannot be scored by these metrics.
+    """
     objective, run = task.objective, cell.run
-    if cell.evaluation is not None:  # silos send sums
+    if cell.evaluation is not None:  # silos evaluate and send sums
         return objective
     if run.metrics and task.label_shape:
         raise InputError(
@@ -369,7 +435,11 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
 
 
 def check_record_count(cell: Cell) -> None:
-    """InputError if the cell asks for more training records than its data set has."""
+    """Check that the data set has as many training records as the cell reads.
+
+    Raises:
+        InputError: It has fewer.
+    """
     task = load_task(cell)
     if cell.data.partition == "site":
         _check_site_sizes(cell, task)
@@ -389,24 +459,33 @@ def check_record_count(cell: Cell) -> None:
 
 
 def _check_site_sizes(cell: Cell, task: Task) -> None:
-    """InputError, naming the site, unless each has the training records that its silo reads."""
+    """Check that each site has the training records that its silo reads.
+
+    Raises:
+        InputError: A site has fewer.  The message names the site.
+    """
     schema, batches = cell.data.table_schema, cell.schedule.batches_per_silo
     assert schema is not None
     assert task.train_sites is not None
     counts = np.bincount(task.train_sites, minlength=len(schema.sites))
-    for name, has, batch in zip(schema.sites, counts.tolist(), cell.batch_sizes, strict=True):
-        if batches * batch > has:
+    for name, count, batch in zip(schema.sites, counts.tolist(), cell.batch_sizes, strict=True):
+        if batches * batch > count:
             raise InputError(
                 f"federation: one pass of {name!r} is {batches} batches of {batch} records, {batches * batch} in "
-                f"all, but it has {has} training records; give each silo its own number in federation.batches"
+                f"all, but it has {count} training records; give each silo its own number in federation.batches"
             )
 
 
 def partition_records(cell: Cell) -> list[Tensor]:
-    """Which training records each silo holds, in the order it reads them: (batches * its batch,) for each silo.
+    """Return the row indices of each silo's training records, in reading order.
 
-    Guarantee: no record is held twice, so one record of one silo is one record of the federation.  InputError
-    if the scenario asks for more records than there are.
+    Guarantee: no record is held twice, so one record of one silo is one record of the federation.
+
+    Returns:
+        A tensor (batches · batch size,) for each silo.
+
+    Raises:
+        InputError: The scenario asks for more records than there are.
     """
     check_record_count(cell)
     task = load_task(cell)
@@ -417,7 +496,7 @@ def partition_records(cell: Cell) -> list[Tensor]:
             f"shape {task.label_shape}; take 'iid'"
         )
     sizes = [batches * batch for batch in cell.batch_sizes]
-    if cell.federation.clients is not None:  # whose records are skewed, not they among silos
+    if cell.federation.clients is not None:  # clients are skewed in their records, not silos in their clients
         shares = partition_iid(labels, sizes, cell.seed)
     elif cell.data.partition == "site":
         assert task.train_sites is not None
@@ -428,12 +507,15 @@ def partition_records(cell: Cell) -> list[Tensor]:
 
 
 def row_labels(task: Task) -> NDArray[Any]:
-    """Of the rows of the training records; of several records, the first one's."""
+    """Return the label of each training row, (rows,).
+
+    For rows of several records this is the first record's label.
+    """
     return task.train.labels.flatten(1)[:, 0].numpy() if task.train.labels.dim() > 1 else task.train.labels.numpy()
 
 
 def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed: int) -> SiloRows:
-    """The partition that [data] names; by site it is none of labels."""
+    """Partition rows over silos as [data] says, except by site, which takes no labels."""
     if data.partition == "dirichlet":
         assert data.concentration is not None
         return partition_dirichlet(labels, sizes, seed, data.concentration)
@@ -444,9 +526,9 @@ def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[in
 
 
 def mask_absent_records(records: Records) -> tuple[Records, Tensor]:
-    """Rows of single records with labels for all of them, and which of them are there, both (..., B).
+    """Replace the labels of absent records and return a mask of the present ones, both (..., B).
 
-    Guarantee: with weight 0 where it is not there, a row adds nothing to a sum, whatever the loss is.
+    Guarantee: with weight 0 where a record is absent, its row adds nothing to a sum, whatever the loss is.
     """
     missing = is_absent(records.labels)
     return Records(records.features, records.labels.masked_fill(missing, 0)), ~missing
