@@ -1,12 +1,10 @@
-"""Fit a silo's own model: alone, recalibrated from a released one, or pulled towards it.
+"""Fit a silo's own model: the local one, a recalibrated release, or a personal model.
 
-alone minimises (1/n) Σ f(x; record) + (κ/2) ‖x‖² over the silo's training records, intercepts without the penalty,
-with κ from five folds.  personal adds (λ/2) ‖x - x̂‖² for the released x̂, with alone's κ: λ = 0 is alone and λ = ∞
-is x̂, both bit for bit, since one solver starts from zero in either case.
+The local model minimises (1/n) Σ f(x; record) + (κ/2) ‖x‖² over the silo's training records, with no penalty for
+intercepts and κ from five folds.  The personal model adds (λ/2) ‖x - x̂‖² for the released x̂, with the same κ. λ
+= 0 is the local model and λ = ∞ is x̂, both bit for bit, since one solver starts from zero in either case.
 
-Not private: everything here is a function of the records, and in a deployment nothing of it leaves a silo.
-
-A hazard regression as one convex problem, for fits at home.
+Not private: everything here is a function of the records, and in a deployment none of it leaves a silo.
 """
 
 import math
@@ -29,7 +27,7 @@ from fedpriv.loss.objective import Batch, Objective, Records, RecordView
 
 @dataclass(frozen=True)
 class LinearHazards(RecordView):
-    """A hazard regression in so many `bins`, with what a fit at home needs beside: losses record by record."""
+    """View of a hazard regression with `bins` bins as one convex problem, with losses record by record."""
 
     bins: int
 
@@ -37,16 +35,19 @@ class LinearHazards(RecordView):
         return HazardLoss().value(self.base.outputs(point, records), records.labels)
 
     def constant_loss(self, train: Tensor, tests: Tensor) -> float:
-        """The mean loss on labels `tests` of the hazards in labels `train`, half an event and a survivor added."""
-        last, seen = decode_labels(train, self.bins)
-        place = torch.arange(self.bins)
-        died = ((place == last.unsqueeze(-1)) & seen.unsqueeze(-1)).double().sum(0)
-        odds = (died + 0.5) / ((place < last.unsqueeze(-1)).double().sum(0) + 0.5)
+        """Return the mean loss on labels `tests` of constant hazards, estimated from labels `train`.
+
+        The estimate adds half an event and half a survivor to each bin.
+        """
+        last_bin, is_event = decode_labels(train, self.bins)
+        bins = torch.arange(self.bins)
+        event_counts = ((bins == last_bin.unsqueeze(-1)) & is_event.unsqueeze(-1)).double().sum(0)
+        odds = (event_counts + 0.5) / ((bins < last_bin.unsqueeze(-1)).double().sum(0) + 0.5)
         return float(HazardLoss().value(odds.log().expand(len(tests), -1), tests).mean())
 
 
 def find_linear_hazards(objective: Objective) -> LinearHazards | None:
-    """The view of a hazard regression, whose fit is one convex problem; None of any other loss."""
+    """Return the view of a linear hazard regression, or None for any other loss."""
     module = getattr(objective, "module", None)
     if isinstance(getattr(objective, "loss", None), HazardLoss) and isinstance(module, nn.Linear):
         return LinearHazards(objective, module.out_features)
@@ -56,27 +57,27 @@ def find_linear_hazards(objective: Objective) -> LinearHazards | None:
 Floats = NDArray[np.float64]
 
 PENALTIES = tuple(float(10.0 ** (-half / 2)) for half in range(9))
-"""κ: four decades in half-decades, the largest first; ties go to it."""
+"""Candidates for κ: four decades in half-decades, the largest first, which wins ties."""
 _FOLD_COUNT = 5
 _MIN_CLASS_RECORDS = 5
-"""Records of every class that folds need; a silo with fewer takes the largest κ."""
+"""Fewest records of each class for folds.  A silo with fewer takes the largest κ."""
 _MIN_SPARED = 10
-"""Spared records that λ can be judged on; of fewer, one standard error tells nothing, and folds are taken."""
+"""Fewest spared records by which λ is chosen.  With fewer, one standard error is too wide, and folds are used."""
 _MAX_FIVE_FOLD_RECORDS = 5_000
-"""Records above which one fold is held out in place of five."""
+"""Most records for which each of five folds is held out.  With more, one fold is held out."""
 _MIN_BASIS_RECORDS, _MAX_BASIS_FEATURES = 2_000, 4_000
-"""Records above which, and features up to which, a fit goes along the records' principal directions."""
+"""Records above which, and features up to which, a fit uses the records' principal directions."""
 _CURVATURE = 0.01
-"""The loss's curvature along a score, of a softmax that has learned something: a public guess, for speed alone."""
+"""Public guess of the loss's curvature along a score of a trained softmax.  It affects only speed."""
 _FIT_TOLERANCE, ROUGH_TOLERANCE = 1e-6, 1e-4
-"""Norms of the gradient, as shares of that at 0, at which a fit and a fold's fit end."""
+"""Norms of the gradient, relative to that at 0, at which a fit and a rough fit on a fold end."""
 _INTERCEPT_PENALTY = 1e-3
-"""The public penalty of an intercept that is fitted by itself: a silo with one class has a finite one."""
+"""Public penalty of an intercept in a recalibration, which keeps it finite for a silo with one class."""
 
 
 @dataclass(frozen=True)
 class SiloRecords:
-    """A silo's records as its model sees them; `units` (n,) says which training records are one unit's."""
+    """A silo's records as its model sees them.  `units` (n,) numbers the unit of each training record."""
 
     silo: int
     name: str
@@ -86,7 +87,7 @@ class SiloRecords:
 
 
 class Pull(NamedTuple):
-    """A pull of `weight` λ towards a released model (d,)."""
+    """A pull with weight λ towards a released model, (d,)."""
 
     weight: float
     released: Floats
@@ -100,44 +101,66 @@ def fit_model(
     tolerance: float,
     pull: Pull | None = None,
 ) -> Floats:
-    """Minimise (1/n) Σ f(x; record) + Σ_j penalty_j x_j² / 2 + λ ‖x - x̂‖² / 2 by L-BFGS in float64, (d,).
+    """Minimise the regularised mean loss by L-BFGS in float64.
 
-    It ends where the gradient's largest entry is `tolerance` times that at 0, or after 1,000 steps.  λ = 0 is no
-    pull, and λ = ∞ is x̂ itself.  Of many records the steps, and that gradient, are in coordinates in which the
-    curvature is about 1, and a rough fit is in float32: a fifth of the time.
+    The objective is (1/n) Σ f(x; record) + Σ_j penalty_j x_j² / 2 + λ ‖x - x̂‖² / 2.
+
+    The solver stops where the largest entry of the gradient is `tolerance` times that at 0, or after 1,000 steps.
+    With many records, the steps and this gradient are in coordinates in which the curvature is about 1, and a
+    rough fit is in float32, which takes a fifth of the time.
+
+    Args:
+        objective: Loss f of linear scores.
+        records: Training records.
+        penalty: Penalty of each parameter, (d,).
+        start: First point of the solver, (d,).
+        tolerance: Largest entry of the gradient, relative to that at 0, at which the solver stops.
+        pull: Weight λ and released model x̂. λ = 0 is no pull, and λ = ∞ returns x̂ itself.
+
+    Returns:
+        Parameters x (d,), float64.
     """
     if pull is not None and math.isinf(pull.weight):
         return pull.released.copy()
-    many = len(records.labels) > _MIN_BASIS_RECORDS
-    kind = torch.float32 if many and tolerance >= ROUGH_TOLERANCE else torch.float64
-    records = Records(*(column.to(kind) if column.is_floating_point() else column for column in records))
-    weights = torch.full((len(records.labels),), 1.0 / len(records.labels), dtype=kind)
-    basis = _find_basis(records, penalty + (pull.weight if pull is not None else 0.0)) if many else None
+    has_many_records = len(records.labels) > _MIN_BASIS_RECORDS
+    dtype = torch.float32 if has_many_records and tolerance >= ROUGH_TOLERANCE else torch.float64
+    records = Records(*(column.to(dtype) if column.is_floating_point() else column for column in records))
+    weights = torch.full((len(records.labels),), 1.0 / len(records.labels), dtype=dtype)
+    basis = (
+        _find_basis(records, penalty + (pull.weight if pull is not None else 0.0)) if has_many_records else None
+    )
 
-    def moved(x: Floats, through: Floats | None) -> Floats:
-        return x if through is None else (x.reshape(-1, len(through)) @ through).ravel()
+    def transform(x: Floats, matrix: Floats | None) -> Floats:
+        return x if matrix is None else (x.reshape(-1, len(matrix)) @ matrix).ravel()
 
     def value(u: Floats) -> tuple[float, Floats]:
-        x = moved(u, basis)
-        point = torch.from_numpy(x).to(kind)
+        x = transform(u, basis)
+        point = torch.from_numpy(x).to(dtype)
         loss = float(objective.losses(point, records).double().mean()) + 0.5 * float(penalty @ (x * x))
         gradient = objective.gradient(point, Batch(records, weights)).double().numpy() + penalty * x
         if pull is not None and pull.weight > 0.0:
-            away = x - pull.released
-            loss += 0.5 * pull.weight * float(away @ away)
-            gradient += pull.weight * away
-        return loss, moved(gradient, None if basis is None else basis.T)
+            displacement = x - pull.released
+            loss += 0.5 * pull.weight * float(displacement @ displacement)
+            gradient += pull.weight * displacement
+        return loss, transform(gradient, None if basis is None else basis.T)
 
-    ends = tolerance * float(np.abs(value(np.zeros_like(start))[1]).max())
-    begin = moved(start, None if basis is None else np.asarray(np.linalg.inv(basis), np.float64))
-    found = minimize(
-        value, begin, jac=True, method="L-BFGS-B", options={"gtol": ends, "ftol": 0.0, "maxiter": 1000}
+    gradient_tolerance = tolerance * float(np.abs(value(np.zeros_like(start))[1]).max())
+    first_point = transform(start, None if basis is None else np.asarray(np.linalg.inv(basis), np.float64))
+    result = minimize(
+        value,
+        first_point,
+        jac=True,
+        method="L-BFGS-B",
+        options={"gtol": gradient_tolerance, "ftol": 0.0, "maxiter": 1000},
     )
-    return moved(np.asarray(found.x, np.float64), basis)
+    return transform(np.asarray(result.x, np.float64), basis)
 
 
 def _find_basis(records: Records, penalty: Floats) -> Floats | None:
-    """B (features, features) so that the problem's curvature is about 1 in u, where x = u B; None if too wide."""
+    """Return B (features, features) such that the curvature is about 1 in u, where x = u B.
+
+    The result is None if there are too many features.
+    """
     width = records.features.shape[-1]
     if width > _MAX_BASIS_FEATURES:
         return None
@@ -146,17 +169,22 @@ def _find_basis(records: Records, penalty: Floats) -> Floats | None:
 
 
 def find_intercepts(objective: Objective, records: Records) -> NDArray[np.bool_]:
-    """Which parameters weigh a constant feature, the last one of every output; none where it is not constant."""
+    """Return a mask of the intercepts, (d,).
+
+    The intercept of each output is the weight of its last feature, if this feature is 1 in all records.  Otherwise
+    the mask is empty.
+    """
     width = records.features.shape[-1]
-    found = np.zeros((objective.dimension // width, width), np.bool_)
-    found[:, -1] = bool((records.features[..., -1] == 1.0).all())
-    return found.ravel()
+    mask = np.zeros((objective.dimension // width, width), np.bool_)
+    mask[:, -1] = bool((records.features[..., -1] == 1.0).all())
+    return mask.ravel()
 
 
 def make_penalties(objective: Objective, records: Records, kappa: float) -> Floats:
-    """κ for every weight; intercepts have none, but where they would grow without end.
+    """Return the penalty of each parameter, (d,): κ for weights, and 0 for intercepts.
 
-    That is where all labels are one, and of hazards, of which a small silo has bins without an event.
+    Intercepts have κ, too, where they would diverge: if all labels are the same, and for hazards, since a small
+    silo has bins without an event.
     """
     if isinstance(objective, LinearHazards):
         return np.full(objective.dimension, kappa)
@@ -170,81 +198,96 @@ def fitted(
     tolerance: float = _FIT_TOLERANCE,
     pull: Pull | None = None,
 ) -> Floats:
-    """`fit` from zero, with κ for every weight that has a penalty."""
+    """Fit the model from zero with κ for each weight that has a penalty, as `fit_model` does."""
     start = np.zeros(objective.dimension)
     return fit_model(objective, records, make_penalties(objective, records, kappa), start, tolerance, pull)
 
 
-def fit_local_model(objective: Objective, held: SiloRecords, seed: int) -> tuple[Floats, float]:
-    """(alone_i, its κ): κ by folds, then a fit to all training records."""
-    kappa = choose_penalty(objective, held, seed)
-    return fitted(objective, held.train, kappa), kappa
+def fit_local_model(objective: Objective, silo: SiloRecords, seed: int) -> tuple[Floats, float]:
+    """Choose κ by folds, fit all training records, and return the local model and κ."""
+    kappa = choose_penalty(objective, silo, seed)
+    return fitted(objective, silo.train, kappa), kappa
 
 
-def choose_penalty(objective: Objective, held: SiloRecords, seed: int) -> float:
-    """κ of the least mean loss on held-out folds, stratified by label, units whole; the largest of equals.
+def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
+    """Return the κ with the smallest mean loss on held-out folds, the largest of equals.
 
-    The largest of all where a class has fewer than five records, or there is one class; of hazards, and
-    wherever folds would be empty, where there are fewer than five units.
+    Folds are stratified by label and keep units whole.  The largest candidate is returned without folds in three
+    cases:
+
+    - There are fewer than five units.
+    - A class has fewer than five records, unless the model is of hazards.
+    - All labels are of one class, unless the model is of hazards.
     """
-    labels = held.train.labels
-    few = len(np.unique(held.units)) < _MIN_CLASS_RECORDS
-    if not few and not labels.is_floating_point() and not isinstance(objective, LinearHazards):
-        few = int(torch.bincount(labels)[labels].min()) < _MIN_CLASS_RECORDS
-    if few or (_has_one_class(held.train) and not isinstance(objective, LinearHazards)):
+    labels = silo.train.labels
+    has_few_records = len(np.unique(silo.units)) < _MIN_CLASS_RECORDS
+    if not has_few_records and not labels.is_floating_point() and not isinstance(objective, LinearHazards):
+        has_few_records = int(torch.bincount(labels)[labels].min()) < _MIN_CLASS_RECORDS
+    if has_few_records or (_has_one_class(silo.train) and not isinstance(objective, LinearHazards)):
         return PENALTIES[0]
-    folds = assign_folds(held, seed)
-    tried = range(1) if len(labels) > _MAX_FIVE_FOLD_RECORDS else range(_FOLD_COUNT)
+    folds = assign_folds(silo, seed)
+    folds_to_test = range(1) if len(labels) > _MAX_FIVE_FOLD_RECORDS else range(_FOLD_COUNT)
     losses = np.zeros(len(PENALTIES))
-    for fold in tried:
-        out = torch.from_numpy(folds == fold)
-        inside, outside = (Records(*(column[rows] for column in held.train)) for rows in (~out, out))
+    for fold in folds_to_test:
+        is_held_out = torch.from_numpy(folds == fold)
+        train_part, test_part = (
+            Records(*(column[rows] for column in silo.train)) for rows in (~is_held_out, is_held_out)
+        )
         point = np.zeros(objective.dimension)
-        for place, kappa in enumerate(PENALTIES):  # each from the one before: fewer steps
-            point = fit_model(objective, inside, make_penalties(objective, inside, kappa), point, ROUGH_TOLERANCE)
-            losses[place] += float(objective.losses(torch.from_numpy(point), outside).mean())
+        for index, kappa in enumerate(PENALTIES):  # each fit starts from the one before, which saves steps
+            point = fit_model(
+                objective, train_part, make_penalties(objective, train_part, kappa), point, ROUGH_TOLERANCE
+            )
+            losses[index] += float(objective.losses(torch.from_numpy(point), test_part).mean())
     return PENALTIES[int(np.argmin(losses))]
 
 
-def assign_folds(held: SiloRecords, seed: int) -> NDArray[np.int64]:
-    """The fold of every training record, (n,): units whole, dealt class by class in a public random order."""
-    first = np.unique(held.units, return_index=True)[1]
-    labels = held.train.labels.numpy()[first]
-    order = public_generator(seed, "folds alone", str(held.silo)).permutation(len(first))
+def assign_folds(silo: SiloRecords, seed: int) -> NDArray[np.int64]:
+    """Assign each training record to a fold, (n,), with the records of a unit in the same fold.
+
+    Units are dealt to the folds class by class, in a public random order.
+    """
+    first = np.unique(silo.units, return_index=True)[1]
+    labels = silo.train.labels.numpy()[first]
+    order = public_generator(seed, "folds alone", str(silo.silo)).permutation(len(first))
     if labels.dtype.kind == "i":
         order = order[np.argsort(labels[order], kind="stable")]
     fold = np.empty(len(first), np.int64)
     fold[order] = np.arange(len(first)) % _FOLD_COUNT
-    return fold[np.searchsorted(held.units[first], held.units)]
+    return fold[np.searchsorted(silo.units[first], silo.units)]
 
 
 def _has_one_class(records: Records) -> bool:
     return not records.labels.is_floating_point() and len(torch.unique(records.labels)) < 2
 
 
-def recalibrate(objective: Objective, held: SiloRecords, released: Floats) -> Floats:
-    """x̂ with intercepts and one scale of all other weights fitted to the silo's training records (Platt 1999).
+def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Floats:
+    """Fit the intercepts of x̂ and one scale of its other weights to the silo's training records.
 
-    Without the scale a model whose weights are small, as a ball of radius .1 keeps them, would be drowned by its
-    intercepts.  Both have the public penalty of 1e-3, so that a silo of one class has finite ones.
+    Source: Platt 1999.
+
+    Without the scale, intercepts would dominate a model with small weights, such as one in a ball of radius .1.
+    Both have the public penalty of 1e-3, which keeps them finite for a silo with one class.
     """
-    mask = find_intercepts(objective, held.train)
-    weights = torch.full((len(held.train.labels),), 1.0 / len(held.train.labels), dtype=torch.float64)
+    mask = find_intercepts(objective, silo.train)
+    weights = torch.full((len(silo.train.labels),), 1.0 / len(silo.train.labels), dtype=torch.float64)
     size = float(np.linalg.norm(released[~mask]))
     if not (mask.any() and size > 0.0):
         return released.copy()
     direction = np.where(mask, 0.0, released) / size
 
-    def model(own: Floats) -> Floats:
-        x: Floats = own[0] * direction
-        x[mask] = own[1:]
+    def model(parameters: Floats) -> Floats:
+        x: Floats = parameters[0] * direction
+        x[mask] = parameters[1:]
         return x
 
-    def value(own: Floats) -> tuple[float, Floats]:
-        point = torch.from_numpy(model(own))
-        loss = float(objective.losses(point, held.train).mean()) + 0.5 * _INTERCEPT_PENALTY * float(own @ own)
-        gradient = objective.gradient(point, Batch(held.train, weights)).numpy()
-        return loss, np.concatenate([[gradient @ direction], gradient[mask]]) + _INTERCEPT_PENALTY * own
+    def value(parameters: Floats) -> tuple[float, Floats]:
+        point = torch.from_numpy(model(parameters))
+        loss = float(objective.losses(point, silo.train).mean()) + 0.5 * _INTERCEPT_PENALTY * float(
+            parameters @ parameters
+        )
+        gradient = objective.gradient(point, Batch(silo.train, weights)).numpy()
+        return loss, np.concatenate([[gradient @ direction], gradient[mask]]) + _INTERCEPT_PENALTY * parameters
 
     start = np.concatenate([[size], released[mask]])
     return model(
@@ -256,7 +299,7 @@ def recalibrate(objective: Objective, held: SiloRecords, released: Floats) -> Fl
 
 _MAX_LOSS = 1e100
 PULL_WEIGHTS = (0.0, *(float(10.0 ** (half / 2)) for half in range(-6, 1)), math.inf)
-"""λ, from alone to the released model."""
+"""Candidates for λ, from the local model to the released one."""
 
 
 class PersonalModel(NamedTuple):
@@ -269,54 +312,76 @@ class PersonalModel(NamedTuple):
 
 def fit_personal_model(
     objective: Objective,
-    held: SiloRecords,
+    silo: SiloRecords,
     released: Floats,
     seed: int,
     kappa: float,
-    seen: NDArray[np.bool_] | None = None,
+    is_seen: NDArray[np.bool_] | None = None,
 ) -> PersonalModel:
-    """The personal model with alone's `kappa`: the least λ within one standard error of the best.
+    """Fit the personal model with the smallest λ within one standard error of the best.
 
-    λ is judged on the training records that the release has not `seen`, where there are ten or more of them; else
-    on folds, which it has seen, and that favours large λ.
+    λ is judged on the training records that the release has not read, if there are ten or more and the release has
+    read any of the silo's records.  Otherwise it is judged on folds of the training records, which favours large λ
+    if the release has read them.  A silo with one unit gets its local model, with λ = 0.
+
+    Args:
+        objective: Loss of linear scores.
+        silo: The silo's records.
+        released: Released model x̂, (d,).
+        seed: Public seed of the folds.
+        kappa: κ of the local model.
+        is_seen: Mask of the training records that the release has read, (n,), or None if it has read all.
     """
-    spared = seen is not None and int((~seen).sum()) >= _MIN_SPARED and bool(seen.any())
-    if len(np.unique(held.units)) < 2:  # nothing to hold out
-        return PersonalModel(fit_local_model(objective, held, seed)[0], 0.0, "folds")
-    tested = [~seen] if spared and seen is not None else _held_out_masks(held, seed)
-    losses = np.concatenate([_held_out_losses(objective, held, released, kappa, out) for out in tested], axis=1)
+    spared = is_seen is not None and int((~is_seen).sum()) >= _MIN_SPARED and bool(is_seen.any())
+    if len(np.unique(silo.units)) < 2:  # nothing to hold out
+        return PersonalModel(fit_local_model(objective, silo, seed)[0], 0.0, "folds")
+    held_out_masks = [~is_seen] if spared and is_seen is not None else _held_out_masks(silo, seed)
+    losses = np.concatenate(
+        [_held_out_losses(objective, silo, released, kappa, mask) for mask in held_out_masks], axis=1
+    )
     losses = np.where(
         losses < _MAX_LOSS, losses, _MAX_LOSS
-    )  # NaN too: a released model that diverged is never the best
+    )  # includes NaN, so that a released model that diverged is never the best
     best = int(np.argmin(losses.mean(axis=1)))
-    worse = losses - losses[best]
-    errors = worse.std(axis=1, ddof=1 if losses.shape[1] > 1 else 0) / math.sqrt(losses.shape[1])
-    within = np.flatnonzero(worse.mean(axis=1) <= errors)
-    weight = PULL_WEIGHTS[int(within[0]) if len(within) else best]
+    excess = losses - losses[best]
+    standard_errors = excess.std(axis=1, ddof=1 if losses.shape[1] > 1 else 0) / math.sqrt(losses.shape[1])
+    candidates = np.flatnonzero(excess.mean(axis=1) <= standard_errors)
+    weight = PULL_WEIGHTS[int(candidates[0]) if len(candidates) else best]
     return PersonalModel(
-        fitted(objective, held.train, kappa, pull=Pull(weight, released)), weight, "spared" if spared else "folds"
+        fitted(objective, silo.train, kappa, pull=Pull(weight, released)), weight, "spared" if spared else "folds"
     )
 
 
-def _held_out_masks(held: SiloRecords, seed: int) -> list[NDArray[np.bool_]]:
-    folds = assign_folds(held, seed)
+def _held_out_masks(silo: SiloRecords, seed: int) -> list[NDArray[np.bool_]]:
+    folds = assign_folds(silo, seed)
     return [folds == fold for fold in range(_FOLD_COUNT) if 0 < int((folds == fold).sum()) < len(folds)]
 
 
 def _held_out_losses(
-    objective: Objective, held: SiloRecords, released: Floats, kappa: float, out: NDArray[np.bool_]
+    objective: Objective, silo: SiloRecords, released: Floats, kappa: float, is_held_out: NDArray[np.bool_]
 ) -> Floats:
-    """The losses on records `out` of models fitted to the others, (λ, records)."""
-    rows = torch.from_numpy(out)
-    inside, outside = (Records(*(column[chosen] for column in held.train)) for chosen in (~rows, rows))
-    points = [fitted(objective, inside, kappa, ROUGH_TOLERANCE, Pull(weight, released)) for weight in PULL_WEIGHTS]
-    return np.stack([objective.losses(torch.from_numpy(point), outside).numpy() for point in points])
+    """Return the losses on held-out records of models fitted to the others, (λ, held-out records)."""
+    rows = torch.from_numpy(is_held_out)
+    train_part, test_part = (Records(*(column[mask] for column in silo.train)) for mask in (~rows, rows))
+    points = [
+        fitted(objective, train_part, kappa, ROUGH_TOLERANCE, Pull(weight, released)) for weight in PULL_WEIGHTS
+    ]
+    return np.stack([objective.losses(torch.from_numpy(point), test_part).numpy() for point in points])
 
 
-def score_best_learner(objective: Objective, held: SiloRecords, seed: int, own: Floats) -> tuple[float, str]:
-    """(score on the test records, name) of the best by folds: the model itself, kernel ridge, boosted trees.
+def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local: Floats) -> tuple[float, str]:
+    """Return the test score and the name of the learner that is best by folds.
 
-    InputError where scikit-learn is not installed.
+    The learners are the model itself, kernel ridge and boosted trees.
+
+    Args:
+        objective: Loss of linear scores.
+        silo: The silo's records.
+        seed: Public seed of the folds.
+        local: Parameters of the local model, (d,).
+
+    Raises:
+        InputError: scikit-learn is not installed, or the model is of hazards.
     """
     if isinstance(objective, LinearHazards):
         raise InputError("--any-learner: scikit-learn has no learner of hazards; leave it out")
@@ -329,71 +394,85 @@ def score_best_learner(objective: Objective, held: SiloRecords, seed: int, own: 
             "--any-learner: kernel ridge and boosted trees are of scikit-learn, which is not installed; "
             "pip install 'fedpriv[learners]', or leave it out"
         ) from None
-    real = held.train.labels.is_floating_point()
-    if _has_one_class(held.train) or len(held.train.labels) < 2 * _FOLD_COUNT:
-        return score_model(objective, own, held.test), "the model"
+    is_regression = silo.train.labels.is_floating_point()
+    if _has_one_class(silo.train) or len(silo.train.labels) < 2 * _FOLD_COUNT:
+        return score_model(objective, local, silo.test), "the model"
     (features, labels), (tests, targets) = (
-        (part.features.numpy(), part.labels.numpy()) for part in (held.train, held.test)
+        (fold_records.features.numpy(), fold_records.labels.numpy()) for fold_records in (silo.train, silo.test)
     )
     classes = np.unique(labels)
-    picks = np.random.default_rng(0).permutation(len(features))[:500]
-    away = ((features[picks][:, None] - features[picks][None]) ** 2).sum(-1)
-    gamma = 1.0 / max(float(np.median(away[away > 0.0])) if (away > 0.0).any() else 1.0, 1e-12)
+    sample = np.random.default_rng(0).permutation(len(features))[:500]
+    squared_distances = ((features[sample][:, None] - features[sample][None]) ** 2).sum(-1)
+    gamma = 1.0 / max(
+        float(np.median(squared_distances[squared_distances > 0.0])) if (squared_distances > 0.0).any() else 1.0,
+        1e-12,
+    )
 
     def ridge(width: float, alpha: float) -> Callable[[Floats, NDArray[Any], Floats], NDArray[Any]]:
-        def predict(train: Floats, given: NDArray[Any], asked: Floats) -> NDArray[Any]:
-            found = kernels.KernelRidge(alpha=alpha, kernel="rbf", gamma=width * gamma)
-            wanted = given if real else (given[:, None] == classes[None]) * 2.0 - 1.0
-            answer = found.fit(train, wanted).predict(asked)
-            return np.asarray(answer if real else classes[answer.argmax(1)])
+        def predict(train: Floats, train_labels: NDArray[Any], queries: Floats) -> NDArray[Any]:
+            learner = kernels.KernelRidge(alpha=alpha, kernel="rbf", gamma=width * gamma)
+            targets_of_fit = (
+                train_labels if is_regression else (train_labels[:, None] == classes[None]) * 2.0 - 1.0
+            )
+            prediction = learner.fit(train, targets_of_fit).predict(queries)
+            return np.asarray(prediction if is_regression else classes[prediction.argmax(1)])
 
         return predict
 
-    def trees(train: Floats, given: NDArray[Any], asked: Floats) -> NDArray[Any]:
-        name = f"HistGradientBoosting{'Regressor' if real else 'Classifier'}"
-        return np.asarray(getattr(ensemble, name)(max_iter=100, random_state=0).fit(train, given).predict(asked))
+    def trees(train: Floats, train_labels: NDArray[Any], queries: Floats) -> NDArray[Any]:
+        name = f"HistGradientBoosting{'Regressor' if is_regression else 'Classifier'}"
+        return np.asarray(
+            getattr(ensemble, name)(max_iter=100, random_state=0).fit(train, train_labels).predict(queries)
+        )
 
-    def right(answer: NDArray[Any], truth: NDArray[Any]) -> float:
-        return -float(((answer - truth) ** 2).mean()) / 2.0 if real else float((answer == truth).mean())
+    def score(prediction: NDArray[Any], truth: NDArray[Any]) -> float:
+        return (
+            -float(((prediction - truth) ** 2).mean()) / 2.0
+            if is_regression
+            else float((prediction == truth).mean())
+        )
 
     learners = {
         f"kernel ridge, width {w:g}, ridge {a:g}": ridge(w, a) for w in (0.5, 2.0) for a in (0.01, 0.1, 1.0)
     }
-    tried = {**learners, "boosted trees": trees}
-    scores = dict.fromkeys(["the model", *tried], 0.0)
-    with pools.threadpool_limits(1):  # theirs, not torch's
-        for out in _held_out_masks(held, seed):
-            inside = Records(*(column[torch.from_numpy(~out)] for column in held.train))
-            outside = Records(*(column[torch.from_numpy(out)] for column in held.train))
-            part = SiloRecords(held.silo, held.name, inside, held.units[~out], outside)
-            point, _ = fit_local_model(objective, part, seed)
-            scores["the model"] += score_model(objective, point, outside)
-            for name, predict in tried.items():
-                scores[name] += right(predict(features[~out], labels[~out], features[out]), labels[out])
+    candidates = {**learners, "boosted trees": trees}
+    scores = dict.fromkeys(["the model", *candidates], 0.0)
+    with pools.threadpool_limits(1):  # limits the threads of the learners, not of torch
+        for is_held_out in _held_out_masks(silo, seed):
+            train_part = Records(*(column[torch.from_numpy(~is_held_out)] for column in silo.train))
+            test_part = Records(*(column[torch.from_numpy(is_held_out)] for column in silo.train))
+            fold_records = SiloRecords(silo.silo, silo.name, train_part, silo.units[~is_held_out], test_part)
+            point, _ = fit_local_model(objective, fold_records, seed)
+            scores["the model"] += score_model(objective, point, test_part)
+            for name, predict in candidates.items():
+                scores[name] += score(
+                    predict(features[~is_held_out], labels[~is_held_out], features[is_held_out]),
+                    labels[is_held_out],
+                )
         best = max(scores, key=lambda name: scores[name])
         if best == "the model":
-            return score_model(objective, own, held.test), best
-        return right(tried[best](features, labels, tests), targets), best
+            return score_model(objective, local, silo.test), best
+        return score(candidates[best](features, labels, tests), targets), best
 
 
 def score_balanced(objective: Objective, point: Floats, records: Records) -> float:
-    """The mean of the accuracies in every class that there is; the score itself for a regression."""
+    """Return the mean over classes of the accuracy, or the score itself for a regression."""
     if records.labels.is_floating_point() or isinstance(objective, LinearHazards):
         return score_model(objective, point, records)
-    kinds = [records.labels == kind for kind in torch.unique(records.labels)]
-    parts = [Records(*(column[chosen] for column in records)) for chosen in kinds]
-    return float(np.mean([score_model(objective, point, part) for part in parts]))
+    masks = [records.labels == label for label in torch.unique(records.labels)]
+    records_by_class = [Records(*(column[mask] for column in records)) for mask in masks]
+    return float(np.mean([score_model(objective, point, class_records) for class_records in records_by_class]))
 
 
 def score_model(objective: Objective, point: Floats, records: Records) -> float:
-    """The accuracy in [0, 1], or the negated mean loss of a regression or of hazards: more is better."""
-    found = objective.evaluate(torch.from_numpy(point), records)
-    return float(found.loss.neg() if found.accuracy is None else found.accuracy)
+    """Return the accuracy in [0, 1], or the negative mean loss of a regression or of hazards."""
+    evaluation = objective.evaluate(torch.from_numpy(point), records)
+    return float(evaluation.loss.neg() if evaluation.accuracy is None else evaluation.accuracy)
 
 
-def score_constant(objective: Objective, held: SiloRecords) -> float:
-    """The score of the training records' largest class, mean or hazards on the test records."""
-    labels, tests = held.train.labels, held.test.labels
+def score_constant(objective: Objective, silo: SiloRecords) -> float:
+    """Return the score on the test records of the training records' largest class, mean or hazards."""
+    labels, tests = silo.train.labels, silo.test.labels
     if isinstance(objective, LinearHazards):
         return -objective.constant_loss(labels, tests)
     if labels.is_floating_point():

@@ -86,7 +86,7 @@ def refine(
         typer.Option("--alone", help="Only the learning curve of this silo alone; no released model is needed."),
     ] = False,
 ) -> None:
-    """Compare at home: this silo alone, the released model, and one's own pulled towards it. Opens no socket.
+    """Compare this silo's local model, the released one, and a personal model pulled towards it.  Opens no socket.
 
     What it prints and writes is a function of this silo's records without noise: it is for nobody else.
 

@@ -1,19 +1,19 @@
-"""References for the question whether joining is worth it: each silo alone, and what the released model gains.
+"""References that tell whether joining is worth it: local models, and the gains over them.
 
-| here | meaning |
+| term | meaning |
 |---|---|
 | D_i, T_i | training and test records of silo i |
-| alone_i | the scenario's model and features, fitted to D_i alone without noise: nothing is released |
-| pooled | the same fit to the records of all silos: simulations and public data only |
+| local_i | the scenario's model and features, fitted to D_i without noise and without a release |
+| pooled | the same fit to the records of all silos, for simulations and public data only |
 | released | x̂, the model that a run published |
-| recalibrated | x̂ with its intercepts and its scale fitted to D_i at home |
-| gain_i | m(x̂, T_i) - m(alone_i, T_i) for a metric m of which more is better |
+| recalibrated | x̂ with its intercepts and its scale fitted to D_i by the silo |
+| gain_i | m(x̂, T_i) - m(local_i, T_i) for a metric m of which larger values are better |
 
-alone_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over D_i, intercepts without the penalty, with κ from five
-folds.  A partition by labels has test records of the silo's own label shares (`partition.alike`): on a common test
-set each silo alone would be judged on classes that it never sees.
+local_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over D_i, with no penalty for intercepts and κ from five
+folds.  A partition by labels gives a silo test records with its own label shares (`partition_alike`).  On a common
+test set, a local model would be judged on classes that are missing from its training records.
 
-Not private: every number here is a function of the records.  In a deployment nothing of it leaves a silo.
+Not private: every number here is a function of the records.  In a deployment none of them leaves a silo.
 """
 
 import hashlib
@@ -72,28 +72,38 @@ _MAX_FOLDED_RECORDS = 20_000
 
 @dataclass(frozen=True)
 class Gains:
-    """What a published model gains over each silo alone, silo by silo in the order of the references."""
+    """Gains of a published model over the local models, silo by silo in the order of the references."""
 
     released: tuple[float, ...]
     recalibrated: tuple[float, ...]
     gains: tuple[float, ...]
     balanced: tuple[float, ...]
-    """The released model's mean accuracy over classes."""
+    """Mean over classes of the released model's accuracy."""
     personal: tuple[float, ...] = ()
-    """Empty where nobody asked."""
+    """Scores of the personal models, empty if they were not requested."""
     pulls: tuple[float, ...] = ()
     judged: str = ""
-    """The records by which the λ of the personal models were chosen: "spared", or "folds" at a silo or more."""
+    """Records by which the personal λ were chosen: "spared", or "folds" if any silo used folds."""
 
     @property
     def gain(self) -> float:
+        """Mean gain over silos."""
         return float(np.mean(self.gains))
 
 
-def load_silo_records(cell: Cell, most: int = MAX_REFERENCE_SILOS) -> tuple[int, list[SiloRecords]]:
-    """(number of silos, the records of at most `most` of them, of those that have records of both kinds).
+def load_silo_records(cell: Cell, max_silos: int = MAX_REFERENCE_SILOS) -> tuple[int, list[SiloRecords]]:
+    """Load the records of silos that have both training and test records.
 
-    InputError for units that are clients: one client's records are too few to train on.
+    Args:
+        cell: A cell of a scenario.
+        max_silos: Most silos to return.  A public seed draws them if more silos have records.
+
+    Returns:
+        The number of all silos, and the records of the chosen ones.
+
+    Raises:
+        InputError: Units are clients, whose records are too few to train on.  Or a record has several labels, or
+            no silo has records of both kinds.
     """
     if cell.privacy.protected_unit.name == CLIENT.name:
         raise InputError("privacy.unit = client: a client alone has too few records; worth is for silos")
@@ -112,18 +122,18 @@ def load_silo_records(cell: Cell, most: int = MAX_REFERENCE_SILOS) -> tuple[int,
         raise InputError(
             f"worth: no silo of {cell.data.name} has records to train on and test records to be judged on"
         )
-    if len(usable) > most:
-        drawn = public_generator(cell.seed, "silos alone").permutation(len(usable))[:most]
-        usable = sorted(usable[place] for place in drawn)
+    if len(usable) > max_silos:
+        sample = public_generator(cell.seed, "silos alone").permutation(len(usable))[:max_silos]
+        usable = sorted(usable[index] for index in sample)
     names = _silo_names(cell, len(shares))
     common = _test_records(task, tests[0]) if cell.data.partition == "iid" else None
-    held = [
+    silo_records = [
         SiloRecords(
             silo, names[silo], *_training_records(task, shares[silo]), common or _test_records(task, tests[silo])
         )
         for silo in usable
     ]
-    return len(shares), held
+    return len(shares), silo_records
 
 
 def _silo_names(cell: Cell, silos: int) -> Sequence[str]:
@@ -132,13 +142,19 @@ def _silo_names(cell: Cell, silos: int) -> Sequence[str]:
 
 
 def budget_shares(cell: Cell) -> Mapping[str, float]:
-    """The share of the target that each silo's records spend, by silo's name; empty where all spend it whole."""
+    """Return the share of the target that the records of each silo spend, by the silo's name.
+
+    The mapping is empty if all silos spend the whole target.
+    """
     shares = cell.privacy.shares or ()
     return dict(zip(_silo_names(cell, len(shares)), shares, strict=True)) if shares else {}
 
 
 def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-    """The numbers of each silo's test records among `task.tests`: its site's, of its label shares, or all."""
+    """Return the row indices of each silo's test records among the task's test records.
+
+    They are the rows of its site, rows with its label shares, or all rows, by the kind of partition.
+    """
     labels = task.test_with_missing.labels.numpy()
     counts = np.flatnonzero(counted_mask(labels))
     if cell.data.partition == "site":
@@ -147,20 +163,20 @@ def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]
     if cell.data.partition == "iid":
         return [counts for _ in shares]
     sizes = [len(counts) // len(shares)] * len(shares)
-    own = partition_alike(labels[counts], sizes, cell.seed, [row_labels(task)[share] for share in shares])
-    return [counts[share] for share in own]
+    partition = partition_alike(labels[counts], sizes, cell.seed, [row_labels(task)[share] for share in shares])
+    return [counts[share] for share in partition]
 
 
 def _training_records(task: Task, share: Tensor) -> tuple[Records, NDArray[np.int64]]:
-    """A silo's training records that count, and which unit each is of."""
+    """Return a silo's training records that count, and the number of each record's unit."""
     rows = _to_float64(Records(*(column[share] for column in task.train)))
     if rows.labels.dim() > 1:  # units of several records each
         units = torch.arange(len(rows.labels)).unsqueeze(-1).expand(rows.labels.shape).flatten()
         rows = Records(rows.features.flatten(0, 1), rows.labels.flatten())
     else:
         units = torch.arange(len(rows.labels))
-    rows, there = mask_absent_records(rows)
-    return Records(rows.features[there], rows.labels[there]), units[there].numpy()
+    rows, is_present = mask_absent_records(rows)
+    return Records(rows.features[is_present], rows.labels[is_present]), units[is_present].numpy()
 
 
 def _test_records(task: Task, tests: NDArray[np.int64]) -> Records:
@@ -168,14 +184,15 @@ def _test_records(task: Task, tests: NDArray[np.int64]) -> Records:
 
 
 def _to_float64(records: Records) -> Records:
-    """In float64, classes as they are."""
+    """Convert floating-point columns to float64, and leave classes unchanged."""
     return Records(*(column.double() if column.is_floating_point() else column for column in records))
 
 
 def find_linear_objective(cell: Cell) -> Objective:
-    """The cell's loss without what it measures.
+    """Return the cell's loss without the views that only add metrics.
 
-    InputError unless it is a function of linear scores, whose fit is one convex problem.
+    Raises:
+        InputError: The loss is not a function of linear scores, so that its fit is not one convex problem.
     """
     objective = load_task(cell).objective
     while isinstance(objective, View):
@@ -194,72 +211,82 @@ def find_linear_objective(cell: Cell) -> Objective:
 def compute_references(
     cell: Cell, *, with_any_learner: bool = False, report_progress: Callable[[str], None] = lambda _: None
 ) -> References:
-    """Each silo alone; from the user's cache where the same records, partition, seed and model were fitted before.
+    """Fit and judge the local model of each silo, or read the scores from the user's cache.
 
-    `with_any_learner` also tries learners of scikit-learn.  InputError for a model that is not of linear scores,
-    for clients, and where no silo has test records.
+    The cache is used if the same records, partition, seed and model were fitted before.
+
+    Args:
+        cell: A cell of a scenario.
+        with_any_learner: Also try learners of scikit-learn.
+        report_progress: Receives a line of text for each silo.
+
+    Raises:
+        InputError: The model is not one of linear scores, units are clients, or no silo has test records.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
-    of, silos = load_silo_records(cell)
+    silo_count, silos = load_silo_records(cell)
     records = digest_silos(silos)
     key = cache_key(cell) or records
-    kept = _verify_references(key, records, silos)
-    if kept is not None and (not with_any_learner or kept.silos[0].any_learner is not None):
-        return kept
+    cached = _verify_references(key, records, silos)
+    if cached is not None and (not with_any_learner or cached.silos[0].any_learner is not None):
+        return cached
     rows = []
-    for place, held in enumerate(silos, 1):
-        report_progress(f"{held.name} alone: {place} of {len(silos)}")
-        point, kappa = fit_local_model(objective, held, cell.seed)
-        labels = held.train.labels
+    for number, silo in enumerate(silos, 1):
+        report_progress(f"{silo.name} alone: {number} of {len(silos)}")
+        point, kappa = fit_local_model(objective, silo, cell.seed)
+        labels = silo.train.labels
         classes = not labels.is_floating_point() and not isinstance(objective, LinearHazards)
         share = float(torch.bincount(labels).max()) / len(labels) if classes else 0.0
-        score, constant = score_model(objective, point, held.test), score_constant(objective, held)
-        balanced = score_balanced(objective, point, held.test) if share > ONE_CLASS_SHARE else score
+        score, constant = score_model(objective, point, silo.test), score_constant(objective, silo)
+        balanced = score_balanced(objective, point, silo.test) if share > ONE_CLASS_SHARE else score
         row = LocalModelScores(
-            held.silo, held.name, len(labels), len(held.test.labels), score, constant, kappa, share, balanced
+            silo.silo, silo.name, len(labels), len(silo.test.labels), score, constant, kappa, share, balanced
         )
         if with_any_learner:
-            best, learner = score_best_learner(objective, held, cell.seed, point)
+            best, learner = score_best_learner(objective, silo, cell.seed, point)
             row = replace(row, any_learner=best, learner=learner)
         rows.append(row)
-    found = References("accuracy" if classes else "-loss", of, tuple(rows))
-    write_cached("alone", key, records, asdict(found))
-    return found
+    references = References("accuracy" if classes else "-loss", silo_count, tuple(rows))
+    write_cached("alone", key, records, asdict(references))
+    return references
 
 
 def _without_spared(cell: Cell) -> Cell:
-    """The cell with the training records that it may have spared: references are of all that a silo has."""
+    """Return the cell with its spared training records, because references use all records of a silo."""
     return cell if cell.data.spared is None else resolve_cell(replace_data_keys(cell, spared=None), "spared")
 
 
 def replace_data_keys(cell: Cell, **keys: Any) -> dict[str, Any]:
-    """A cell's tree with keys of [data]; None takes one away."""
+    """Return a cell's tree with the given keys of [data] replaced, or removed if the value is None."""
     tree = cell.canonical_data()
     return {**tree, "data": {key: value for key, value in {**tree["data"], **keys}.items() if value is not None}}
 
 
 def _verify_references(key: str, records: str, silos: Sequence[SiloRecords]) -> References | None:
-    """What is kept, if it is of these records and of these silos."""
-    known = read_references(key, records)
-    sizes = [(held.silo, held.name, len(held.train.labels), len(held.test.labels)) for held in silos]
-    same = known is not None and [(each.silo, each.name, each.train, each.test) for each in known.silos] == sizes
-    return known if same else None
+    """Return the cached references if they belong to these records and silos."""
+    cached = read_references(key, records)
+    sizes = [(silo.silo, silo.name, len(silo.train.labels), len(silo.test.labels)) for silo in silos]
+    same = (
+        cached is not None
+        and [(scores.silo, scores.name, scores.train, scores.test) for scores in cached.silos] == sizes
+    )
+    return cached if same else None
 
 
 def digest_silos(silos: Sequence[SiloRecords]) -> str:
-    """SHA-256 of the records as the model sees them."""
+    """Return SHA-256 of the records as the model sees them."""
     digest = hashlib.sha256(json.dumps(PENALTIES).encode())
-    for held in silos:
-        digest.update(f"{held.silo} {held.name} {len(held.train.labels)}".encode())
-        for column in (*held.train, *held.test):
+    for silo in silos:
+        digest.update(f"{silo.silo} {silo.name} {len(silo.train.labels)}".encode())
+        for column in (*silo.train, *silo.test):
             digest.update(column.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class GainEvaluator:
-    """The silos that references are of, ready to judge one model after another."""
+    """Silos of the references, ready to judge any number of models."""
 
     cell: Cell
     objective: Objective
@@ -268,144 +295,164 @@ class GainEvaluator:
 
     @limit_to_one_thread()
     def evaluate(self, released: Floats) -> Gains:
-        """The gain of a published model (d,) over each silo alone.
+        """Compute the gain of a published model over each local model.
 
-        InputError for a model of another scenario, or with a number that is not finite.
+        Args:
+            released: Parameters of the model, (d,).
+
+        Raises:
+            InputError: The model belongs to another scenario, or has a number that is not finite.
         """
         if released.shape != (self.objective.dimension,) or not np.isfinite(released).all():
             raise InputError(
                 f"worth: a model of shape {released.shape}, or one with a number that is not finite; this "
                 f"scenario's have ({self.objective.dimension},) finite ones"
             )
-        scores = [score_model(self.objective, released, each.test) for each in self.silos]
-        fitted = [
-            score_model(self.objective, recalibrate(self.objective, each, released), each.test)
-            for each in self.silos
+        scores = [score_model(self.objective, released, records.test) for records in self.silos]
+        recalibrated_scores = [
+            score_model(self.objective, recalibrate(self.objective, records, released), records.test)
+            for records in self.silos
         ]
         balanced = [
-            score_balanced(self.objective, released, each.test) if silo.majority > ONE_CLASS_SHARE else score
-            for each, silo, score in zip(self.silos, self.references.silos, scores, strict=True)
+            score_balanced(self.objective, released, records.test) if local.majority > ONE_CLASS_SHARE else score
+            for records, local, score in zip(self.silos, self.references.silos, scores, strict=True)
         ]
-        gains = np.subtract(scores, [silo.score for silo in self.references.silos]).tolist()
-        return Gains(tuple(scores), tuple(fitted), tuple(gains), tuple(balanced))
+        gains = np.subtract(scores, [local.score for local in self.references.silos]).tolist()
+        return Gains(tuple(scores), tuple(recalibrated_scores), tuple(gains), tuple(balanced))
 
     @limit_to_one_thread()
     def evaluate_personal(self, released: Floats, cell: Cell) -> tuple[list[float], list[float], str]:
-        """(scores, λ, the records by which λ was chosen) of each silo's personal model of `cell`'s release."""
+        """Fit and judge each silo's personal model of the release of `cell`.
+
+        Returns:
+            The scores, the λ of the models, and the kind of records by which λ was chosen.
+        """
         models = [
-            fit_personal_model(self.objective, each, released, self.cell.seed, silo.penalty, saw)
-            for each, silo, saw in zip(
+            fit_personal_model(self.objective, records, released, self.cell.seed, local.penalty, is_seen)
+            for records, local, is_seen in zip(
                 self.silos, self.references.silos, find_seen_rows(cell, self.silos), strict=True
             )
         ]
         scores = [
-            score_model(self.objective, one.point, each.test) for one, each in zip(models, self.silos, strict=True)
+            score_model(self.objective, model.point, records.test)
+            for model, records in zip(models, self.silos, strict=True)
         ]
-        judged = "spared" if all(one.judged == "spared" for one in models) else "folds"
-        return scores, [one.pull_weight for one in models], judged
+        judged = "spared" if all(model.judged == "spared" for model in models) else "folds"
+        return scores, [model.pull_weight for model in models], judged
 
 
 @limit_to_one_thread()
-def make_evaluator(cell: Cell, known: References) -> GainEvaluator:
+def make_evaluator(cell: Cell, references: References) -> GainEvaluator:
+    """Load the silos of the references, to judge released models."""
     cell = _without_spared(cell)
-    held = {each.silo: each for each in load_silo_records(cell)[1]}
-    return GainEvaluator(cell, find_linear_objective(cell), known, tuple(held[silo.silo] for silo in known.silos))
+    records_by_silo = {records.silo: records for records in load_silo_records(cell)[1]}
+    return GainEvaluator(
+        cell,
+        find_linear_objective(cell),
+        references,
+        tuple(records_by_silo[local.silo] for local in references.silos),
+    )
 
 
-def evaluate_gains(cell: Cell, known: References, released: Floats, *, with_personal: bool = False) -> Gains:
-    """`GainEvaluator.evaluate`; with `own` the silos' personal models, too."""
-    return _evaluate_gains(make_evaluator(cell, known), cell, released, with_personal=with_personal)
+def evaluate_gains(cell: Cell, references: References, released: Floats, *, with_personal: bool = False) -> Gains:
+    """Compute the gains of one released model, as `GainEvaluator.evaluate` does.
+
+    With `with_personal` the silos' personal models are judged, too.
+    """
+    return _evaluate_gains(make_evaluator(cell, references), cell, released, with_personal=with_personal)
 
 
-def _evaluate_gains(bench: GainEvaluator, cell: Cell, released: Floats, *, with_personal: bool) -> Gains:
-    found = bench.evaluate(released)
+def _evaluate_gains(evaluator: GainEvaluator, cell: Cell, released: Floats, *, with_personal: bool) -> Gains:
+    gains = evaluator.evaluate(released)
     if not with_personal:
-        return found
-    scores, pulls, judged = bench.evaluate_personal(released, cell)
-    return replace(found, personal=tuple(scores), pulls=tuple(pulls), judged=judged)
+        return gains
+    scores, pulls, judged = evaluator.evaluate_personal(released, cell)
+    return replace(gains, personal=tuple(scores), pulls=tuple(pulls), judged=judged)
 
 
 def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.bool_] | None]:
-    """Which of each silo's training records the release has seen; None where it has seen all."""
+    """Return masks of each silo's training records that the release has read, or None if it has read all."""
     if cell.data.spared is None:
         return [None for _ in silos]
     task, shares = load_task(cell), partition_records(cell)
-    whole = load_task(_without_spared(cell))
+    full_task = load_task(_without_spared(cell))
 
-    def there(held: SiloRecords, task: Task) -> NDArray[np.bool_]:
+    def present_rows(silo: SiloRecords, task: Task) -> NDArray[np.bool_]:
         return (
-            mask_absent_records(Records(*(column[shares[held.silo]] for column in task.train)))[1]
+            mask_absent_records(Records(*(column[shares[silo.silo]] for column in task.train)))[1]
             .flatten()
             .numpy()
         )
 
-    return [there(held, task)[there(held, whole)] for held in silos]
+    return [present_rows(silo, task)[present_rows(silo, full_task)] for silo in silos]
 
 
 @limit_to_one_thread()
 def fit_pooled_model(cell: Cell) -> Floats:
-    """The model fitted to the training records of all silos without noise, κ by one fold or five.
+    """Fit the model to the training records of all silos without noise.
 
-    More than 20,000 records take the smallest κ and end at a gradient of 1e-4: there it decides nothing.
+    κ is chosen by one fold or five.  For more than 20,000 records κ is the smallest one, and the fit ends at a
+    relative gradient of 1e-4, because neither matters at that size.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
     _, silos = load_silo_records(cell, cell.federation.silos)
-    columns = (torch.cat([getattr(held.train, name) for held in silos]) for name in Records._fields)
-    starts = np.cumsum([0, *(int(held.units.max(initial=-1)) + 1 for held in silos)])[:-1]
-    units = np.concatenate([held.units + start for held, start in zip(silos, starts, strict=True)])
-    whole = SiloRecords(-1, "pooled", Records(*columns), units, silos[0].test)
-    if len(whole.train.labels) > _MAX_FOLDED_RECORDS:
-        return fitted(objective, whole.train, PENALTIES[-1], ROUGH_TOLERANCE)
-    return fit_local_model(objective, whole, cell.seed)[0]
+    columns = (torch.cat([getattr(silo.train, name) for silo in silos]) for name in Records._fields)
+    starts = np.cumsum([0, *(int(silo.units.max(initial=-1)) + 1 for silo in silos)])[:-1]
+    units = np.concatenate([silo.units + start for silo, start in zip(silos, starts, strict=True)])
+    pooled = SiloRecords(-1, "pooled", Records(*columns), units, silos[0].test)
+    if len(pooled.train.labels) > _MAX_FOLDED_RECORDS:
+        return fitted(objective, pooled.train, PENALTIES[-1], ROUGH_TOLERANCE)
+    return fit_local_model(objective, pooled, cell.seed)[0]
 
 
 @dataclass(frozen=True)
 class PointGains:
-    """A point of a run's sweep: references and gains of every seed, in the order of the seeds."""
+    """A point of a run's sweep, with references and gains for each seed in the order of the seeds."""
 
     point: Mapping[str, Any]
     seeds: tuple[int, ...]
     references: tuple[References, ...]
     gains: tuple[Gains, ...]
     budget_shares: Mapping[str, float]
-    """`budget_shares` the point."""
+    """Result of the function `budget_shares` for the point."""
 
     @property
     def gain(self) -> float:
-        """The mean over silos and seeds."""
-        return float(np.mean([each.gain for each in self.gains]))
+        """Mean gain over silos and seeds."""
+        return float(np.mean([gains.gain for gains in self.gains]))
 
     @property
     def standard_error(self) -> float | None:
-        """Of `gain` over seeds, which draw noise and partition anew but no other records.
+        """Standard error of `gain` over seeds, or None for one seed.
 
-        None for one seed, and where all seeds have the same gain: that is no error of 0.
+        Seeds draw noise and partition anew, but use the same records.  It is also None if all seeds have the same
+        gain, which is not an error of 0.
         """
-        if len({each.gain for each in self.gains}) < 2:
+        if len({gains.gain for gains in self.gains}) < 2:
             return None
-        return float(np.std([each.gain for each in self.gains], ddof=1)) / math.sqrt(len(self.gains))
+        return float(np.std([gains.gain for gains in self.gains], ddof=1)) / math.sqrt(len(self.gains))
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The gain's 95 % interval over seeds, by Student's t; None without a standard error."""
+        """95 % interval of the gain over seeds, by Student's t, or None without a standard error."""
         if self.standard_error is None:
             return None
-        wide = float(stdtrit(len(self.gains) - 1, 0.975)) * self.standard_error
-        return self.gain - wide, self.gain + wide
+        half_length = float(stdtrit(len(self.gains) - 1, 0.975)) * self.standard_error
+        return self.gain - half_length, self.gain + half_length
 
     def mean_figure(self, name: str) -> float:
-        """The mean over silos and seeds of a figure of `Gains`."""
-        return float(np.mean([np.mean(getattr(each, name)) for each in self.gains]))
+        """Return the mean over silos and seeds of a field of `Gains`."""
+        return float(np.mean([np.mean(getattr(gains, name)) for gains in self.gains]))
 
     @property
     def by_silo(self) -> dict[str, float]:
-        """Each silo's gain, the mean over the seeds in which it is one of the references."""
-        found: dict[str, list[float]] = {}
-        for known, gains in zip(self.references, self.gains, strict=True):
-            for silo, gain in zip(known.silos, gains.gains, strict=True):
-                found.setdefault(silo.name, []).append(gain)
-        return {name: float(np.mean(values)) for name, values in found.items()}
+        """Gain of each silo, the mean over the seeds in which the silo is one of the references."""
+        gains_by_name: dict[str, list[float]] = {}
+        for references, gains in zip(self.references, self.gains, strict=True):
+            for silo, gain in zip(references.silos, gains.gains, strict=True):
+                gains_by_name.setdefault(silo.name, []).append(gain)
+        return {name: float(np.mean(values)) for name, values in gains_by_name.items()}
 
 
 def compare_run(
@@ -416,35 +463,39 @@ def compare_run(
     with_any_learner: bool = False,
     with_personal: bool = False,
 ) -> list[PointGains]:
-    """Every point of a run with its gains; InputError for a run without finished cells, and as `references`."""
+    """Compute the gains at every point of a run.
+
+    Raises:
+        InputError: The run has no finished cells, or references cannot be computed, as for `compute_references`.
+    """
     if not results.cells:
         raise InputError(f"{folder}: no cell is finished yet, so no model is there to be compared")
     cells = [resolve_cell(dict(record["scenario"]), str(folder / "results.json")) for record in results.cells]
-    keys = [cache_key(cell) or f"cell {place}" for place, cell in enumerate(cells)]
-    found = dict[int, tuple[References, Gains]]()
+    keys = [cache_key(cell) or f"cell {index}" for index, cell in enumerate(cells)]
+    results_by_cell = dict[int, tuple[References, Gains]]()
     for key in dict.fromkeys(keys):  # one seed's records at a time
-        places = [place for place, its in enumerate(keys) if its == key]
-        first = cells[places[0]]
-        bench = make_evaluator(
+        indices = [index for index, other in enumerate(keys) if other == key]
+        first = cells[indices[0]]
+        evaluator = make_evaluator(
             first, compute_references(first, with_any_learner=with_any_learner, report_progress=report_progress)
         )
-        for place in places:
-            released = np.load(folder / results.cells[place]["model"], allow_pickle=False).astype(np.float64)
-            report_progress(f"model {place + 1} of {len(cells)}")
-            found[place] = (
-                bench.references,
-                _evaluate_gains(bench, cells[place], released, with_personal=with_personal),
+        for index in indices:
+            released = np.load(folder / results.cells[index]["model"], allow_pickle=False).astype(np.float64)
+            report_progress(f"model {index + 1} of {len(cells)}")
+            results_by_cell[index] = (
+                evaluator.references,
+                _evaluate_gains(evaluator, cells[index], released, with_personal=with_personal),
             )
     by_point: dict[str, list[int]] = {}
-    for place, record in enumerate(results.cells):
-        by_point.setdefault(json.dumps(record["point"]), []).append(place)
+    for index, record in enumerate(results.cells):
+        by_point.setdefault(json.dumps(record["point"]), []).append(index)
     return [
         PointGains(
-            results.cells[places[0]]["point"],
-            tuple(results.cells[place]["seed"] for place in places),
-            tuple(found[place][0] for place in places),
-            tuple(found[place][1] for place in places),
-            budget_shares(cells[places[0]]),
+            results.cells[indices[0]]["point"],
+            tuple(results.cells[index]["seed"] for index in indices),
+            tuple(results_by_cell[index][0] for index in indices),
+            tuple(results_by_cell[index][1] for index in indices),
+            budget_shares(cells[indices[0]]),
         )
-        for places in by_point.values()
+        for indices in by_point.values()
     ]
