@@ -1,7 +1,7 @@
 """Data sets: fetched, described, encoded and spread over silos.
 
-`TableSchema` describes a table in public.  `load` loads a data set, and `Layout` says how a record lies in
-one row.
+`TableSchema` describes a table in public.  `load` loads a data set, and `FeatureLayout` describes the features of
+one record in a flat row.
 
 Imports: rooms from `participation` down.
 """

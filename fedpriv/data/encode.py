@@ -287,9 +287,9 @@ def _read_numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDAr
     """Return a column's numbers, with 0 for a missing value, and the mask of the missing values."""
     cells = table.column(name)
     numbers, is_missing = cells.to_numbers(), cells.is_missing
-    if (invalid := np.isnan(numbers) & ~is_missing).any():
+    if (bad := np.isnan(numbers) & ~is_missing).any():
         raise InputError(
-            f"{table.describe_cell(int(invalid.argmax()), name)} is no finite number; a column with words has values"
+            f"{table.describe_cell(int(bad.argmax()), name)} is no finite number; a column with words has values"
         )
     return np.where(is_missing, 0.0, numbers), is_missing
 

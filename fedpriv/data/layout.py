@@ -1,16 +1,16 @@
-"""Describe one record by public shapes and types: its inputs, its labels, and how they lie in one flat row.
+"""Describe the features of one record by public shapes and types, and its place in a flat row.
 
-| records | a module gets |
+| records | input of a module |
 |---|---|
 | bytes (uint8) | pixels / 255 |
 | floats | numbers |
-| other whole numbers | tokens: int64 |
-| booleans, of several inputs | a mask: bool |
+| other integers | tokens: int64 |
+| booleans, among several inputs | a mask: bool |
 
-Several inputs of a record are the fields of one structured array, in the order in which a module takes them.  One
-label a record is what `Records.labels` holds; several, (n, …), lie behind the inputs in the row of features, and
-`Records.labels` says then only whether the record counts.  Whole numbers lie among floats exactly, since none is
-beyond 2^24 (`check_records`).
+Several inputs of a record are the fields of one structured array, in the order in which a module takes them.  A
+single label of a record is in `Records.labels`.  Several labels, (n, …), stand behind the inputs in the row of
+features, and `Records.labels` says only whether the record counts.  Integers are exact among floats, since none
+exceeds 2^24 (`check_records`).
 """
 
 import math
@@ -21,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_INTEGER = 2**24
-"""The largest whole number of a record: float32 holds all up to it."""
+"""Largest integer of a record, since float32 represents all integers up to it."""
 IGNORED_CLASS = -100
-"""A class among several labels of a record that is left out of its loss."""
+"""Class that is left out of the loss of a record with several labels."""
 
 InputKind = Literal["numbers", "tokens", "mask"]
 
 
 class InputLayout(NamedTuple):
-    """One input of a module, of one record."""
+    """Shape and kind of one input of a module, for one record."""
 
     shape: tuple[int, ...]
     kind: InputKind
@@ -40,14 +40,14 @@ class InputLayout(NamedTuple):
 
 
 class FeatureLayout(tuple[int, ...]):
-    """Shape (width,) of one record's features as a model gets them, and what lies there."""
+    """Shape (width,) of one record's features in a model, and the layout of inputs and labels in them."""
 
     inputs: tuple[InputLayout, ...]
-    """One behind the other, from the first place on."""
+    """Layouts of the inputs, one after another from index 0 on."""
     label_shape: tuple[int, ...]
-    """Shape of a record's labels, which lie behind the inputs; () of one label, which does not."""
+    """Shape of a record's labels behind the inputs, or () for one label, which is not in the row."""
     labels_are_classes: bool
-    """Whether labels are classes; numbers otherwise."""
+    """Whether labels are classes, and not numbers."""
 
     def __new__(
         cls,
@@ -57,18 +57,18 @@ class FeatureLayout(tuple[int, ...]):
         *,
         labels_are_classes: bool = True,
     ) -> Self:
-        made = super().__new__(cls, (width,))
-        made.inputs, made.label_shape, made.labels_are_classes = inputs, label_shape, labels_are_classes
-        return made
+        layout = super().__new__(cls, (width,))
+        layout.inputs, layout.label_shape, layout.labels_are_classes = inputs, label_shape, labels_are_classes
+        return layout
 
     @property
     def input_width(self) -> int:
-        """How many values the inputs have."""
+        """Number of values of all inputs."""
         return self[0] - (math.prod(self.label_shape) if self.label_shape else 0)
 
 
 def as_layout(shape: tuple[int, ...]) -> FeatureLayout:
-    """`shape`, or if it says no more, that of so many numbers with one label."""
+    """Return `shape` itself if it is a layout, else the layout of one input of numbers with one label."""
     return (
         shape
         if isinstance(shape, FeatureLayout)
@@ -77,30 +77,32 @@ def as_layout(shape: tuple[int, ...]) -> FeatureLayout:
 
 
 def describe_inputs(records: NDArray[Any]) -> tuple[InputLayout, ...]:
-    """The inputs of records (n, …), or of a structured array (n,) of several inputs."""
-    return tuple(InputLayout(part.shape[1:], _input_kind(part.dtype)) for part in split_inputs(records).values())
+    """Return the layouts of the inputs of records (n, …), or of a structured array (n,) of several inputs."""
+    return tuple(
+        InputLayout(values.shape[1:], _input_kind(values.dtype)) for values in split_inputs(records).values()
+    )
 
 
 def split_inputs(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """The inputs by name, (n, …) each; one that has no name is ''."""
+    """Split records into inputs by name, (n, …) each, with the name '' for a single input."""
     names = records.dtype.names
     return {"": records} if names is None else {name: records[name] for name in names}
 
 
 def combine_inputs(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Several inputs, (n, …) each, as one structured array (n,)."""
-    made = np.zeros(
+    """Combine several inputs, (n, …) each, to one structured array (n,)."""
+    combined = np.zeros(
         len(next(iter(inputs.values()))),
-        np.dtype([(name, each.dtype, each.shape[1:]) for name, each in inputs.items()]),
+        np.dtype([(name, values.dtype, values.shape[1:]) for name, values in inputs.items()]),
     )
-    for name, each in inputs.items():
-        made[name] = each
-    return made
+    for name, values in inputs.items():
+        combined[name] = values
+    return combined
 
 
 def combine_unnamed_inputs(inputs: Iterable[NDArray[Any]]) -> NDArray[Any]:
-    """Several inputs without names, in the order in which a module takes them."""
-    return combine_inputs({f"input{place}": each for place, each in enumerate(inputs)})
+    """Combine several inputs without names, in the order in which a module takes them."""
+    return combine_inputs({f"input{index}": values for index, values in enumerate(inputs)})
 
 
 def _input_kind(dtype: np.dtype[Any]) -> InputKind:

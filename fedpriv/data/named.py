@@ -1,4 +1,4 @@
-"""Data sets by name, as arrays: those of fedpriv, and those that a program or an imported file adds."""
+"""Load data sets by name, as arrays: those of fedpriv, and those that a program or an extension adds."""
 
 import gzip
 import re
@@ -48,19 +48,26 @@ from fedpriv.data.synthetic import (
 from fedpriv.data.tables import IN_MEMORY_PREFIX, load_table, load_table_held_out
 
 SplitArrays = tuple[ArrayLike, ArrayLike]
-"""Records (n, ...), bytes, numbers or tokens (`layout`), and labels (n,), or (n, ...) of several a record."""
+"""Pair of records and labels.
+
+Records (n, ...) are bytes, numbers or tokens (`layout`).  Labels are (n,), or (n, ...) if a record has several.
+"""
 _Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 _USER_DATA: dict[str, tuple[Callable[[], tuple[SplitArrays, SplitArrays]], int | None]] = {}
 
 
 def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], classes: int | None = None) -> None:
-    """Make `data.name = name` mean what `load()` returns: (records, labels) for training, and for the test.
+    """Register `load` under a name for `data.name`, or replace the registered data set of this name.
 
-    `classes` is 0 for a regression.  Left out, it is one more than the largest label where labels are whole
-    numbers, which is public from then on, and 0 where they are not.  One's own data set of that name is replaced.
+    Args:
+        name: Name of the data set, of lower-case letters, digits and dashes.
+        load: Function that returns the training pair and the test pair of (records, labels).
+        classes: Number of classes, or 0 for a regression.  With None, integer labels have one class more than the
+            largest label, which is public from then on, and other labels are a regression.
 
-    InputError for a name that fedpriv has already, or that is not made of lower-case letters, digits and dashes.
+    Raises:
+        InputError: The name is one of fedpriv's own, or has other characters.
     """
     if name in (*ORIGINS, *COMPUTED_DATA_SETS):
         raise InputError(f"add_data: {name!r} is a data set of fedpriv; give yours another name")
@@ -71,59 +78,73 @@ def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], cla
 
 
 def list_user_data() -> list[str]:
-    """The names that were added."""
+    """Return the names that `add_data` registered."""
     return list(_USER_DATA)
 
 
 def is_user_data(name: str) -> bool:
-    """Whether a data set of this name was added; imports extensions if it is not known here."""
+    """Whether a data set of this name was added, after loading extensions if the name is unknown."""
     if name not in _USER_DATA and name not in (*ORIGINS, *COMPUTED_DATA_SETS):
         load_extensions()
     return name in _USER_DATA
 
 
 def load_user_data(name: str) -> Dataset:
-    """The data set, checked; InputError if something in it cannot be used."""
+    """Load and check a data set that was added.
+
+    Raises:
+        InputError: An array cannot be used.
+    """
     load, classes = _USER_DATA[name]
     train, test = load()
     return make_dataset(name, train, test, classes)
 
 
 def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int | None) -> Dataset:
-    """Arrays as a data set; see `add_data` for `classes`.  InputError if they cannot be used."""
+    """Return checked arrays as a data set.
+
+    Args:
+        name: Name of the data set, or `ARGUMENT_NAMES` for the arguments of a program.
+        train: Training records and labels.
+        test: Test records and labels.
+        classes: Number of classes, 0 for a regression, or None to infer it as `add_data` does.
+
+    Raises:
+        InputError: An array cannot be used, or the parts differ in shape or type.
+    """
     (records, labels), (test_records, test_labels) = (
-        (_as_records(part[0]), np.asarray(part[1])) for part in (train, test)
+        (_as_records(split[0]), np.asarray(split[1])) for split in (train, test)
     )
     if classes is None:
         classes = _count_classes(labels, test_labels)
     key = name if name == ARGUMENT_NAMES else f"data.name = {name!r}"
-    for part, images, targets in (("train", records, labels), ("test", test_records, test_labels)):
-        check_records(images, targets, classes, part if name == ARGUMENT_NAMES else f"{key}, {part} part")
+    for split, images, targets in (("train", records, labels), ("test", test_records, test_labels)):
+        check_records(images, targets, classes, split if name == ARGUMENT_NAMES else f"{key}, {split} part")
     check_same_shapes((records, labels), (test_records, test_labels), key)
-    kind = np.int64 if classes else np.float64
-    return Dataset(name, records, labels.astype(kind), test_records, test_labels.astype(kind), classes)
+    label_type = np.int64 if classes else np.float64
+    return Dataset(name, records, labels.astype(label_type), test_records, test_labels.astype(label_type), classes)
 
 
 ARGUMENT_NAMES = "train, test"
-"""The name of such arrays while they are checked."""
+"""Name of a data set whose arrays are arguments of a program, in error messages."""
 
 
 def display_name(name: str) -> str:
-    """Name a data set for an error: by its name, or by the argument that it was given as."""
+    """Return the name of a data set for an error message, which is "train" for records in memory."""
     return "train" if name.startswith(IN_MEMORY_PREFIX) else name
 
 
 def _as_records(values: ArrayLike) -> NDArray[Any]:
-    """Truth values are numbers like any other; a tuple of arrays are several inputs."""
-    if isinstance(values, tuple) and all(isinstance(each, np.ndarray) for each in values):
+    """Return records as an array, booleans as floats, and a tuple of arrays as several inputs."""
+    if isinstance(values, tuple) and all(isinstance(column, np.ndarray) for column in values):
         return combine_unnamed_inputs(values)
     array = np.asarray(values)
     return array.astype(np.float32) if array.dtype == np.bool_ else array
 
 
 def _count_classes(*labels: NDArray[Any]) -> int:
-    whole = all(np.issubdtype(each.dtype, np.integer) or each.dtype == np.bool_ for each in labels)
-    return max((int(each.max(initial=0)) for each in labels), default=0) + 1 if whole else 0
+    are_integers = all(np.issubdtype(column.dtype, np.integer) or column.dtype == np.bool_ for column in labels)
+    return max((int(column.max(initial=0)) for column in labels), default=0) + 1 if are_integers else 0
 
 
 _NAMED_TABLES = {VISITS: VISITS_SCHEMA, **{name: table.schema for name, table in PUBLIC_TABLES.items()}}
@@ -132,9 +153,14 @@ __all__ = ["Dataset", "HeldOutData", "fetch", "load", "load_held_out"]
 
 
 def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
-    """Public schema of the table called `name`, None for a data set that is no table.
+    """Return the public schema of a table, or None for a data set that is not a table.
 
-    InputError for a file without a description, and for a description of what is no file.
+    Args:
+        name: Name of the data set, or path of its file.
+        table: Schema from a scenario, or None.
+
+    Raises:
+        InputError: The file of a table has no schema, or a schema is given for another data set.
     """
     if name in _NAMED_TABLES or not is_table_path(name):
         if table is not None:
@@ -149,7 +175,7 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
 
 
 def table_path(name: str, root: Path | None = None) -> Path:
-    """The file of a table by name or path, fetched and verified if it has a name."""
+    """Return the path of a table's file, after fetching and verifying a table that has a name."""
     return fetch(name, root) / ORIGINS[name].folder / TABLE_FILE if name in _NAMED_TABLES else Path(name)
 
 
@@ -161,16 +187,27 @@ def load(
     with_cells: bool = False,
     dtype: str = "float64",
 ) -> Dataset:
-    """The data set `name`, fetched on first use and verified on every use; see `fetch` for `root` and errors.
+    """Load a data set by its name or path, fetched on first use and verified on every use.
 
-    Names: mnist, fashion-mnist, emnist (its split "balanced", 47 classes, images transposed as it is published),
-    cifar10, and four that need no file: synthetic, sentences (made up, of words), phase-retrieval (8 dimensions,
-    10 % outliers) and linear-regression (256 dimensions of falling curvature, a known minimizer of norm 1, noise
-    0.1).  A name that ends in .npz is the path of a file of one's own, see `own`; one that ends in .csv or
-    .parquet the path of a table, which `table` describes.  heart-hospitals, dialysis, dialysis-survival,
-    dialysis-times, adult and visits (made up) are tables whose description is known.
-    Others may have been added, see `add_data`.  Features of a table are rounded to `dtype`, and with `cells` the
-    raw cells are there, too.
+    Args:
+        name: One of the following names or paths.
+
+            * mnist, fashion-mnist, cifar10, and emnist (its split "balanced", 47 classes, images transposed as
+              published).
+            * Computed, without a file: synthetic, sentences (made up, of words), phase-retrieval (8 dimensions, 10
+              % outliers) and linear-regression (256 dimensions of decreasing curvature, a known minimizer of norm
+              1, noise 0.1).  * The path of an .npz file (`own`), or of a .csv or .parquet table that `table`
+              describes.
+            * Tables with a known schema: heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult and
+              visits (made up).
+            * A name that was added (`add_data`).
+        root: Folder of the data, see `fetch`.
+        table: Public schema of the table, for a path.
+        with_cells: Whether the result has the raw cells of a table's training records.
+        dtype: Floating-point type that the features of a table are rounded to.
+
+    Raises:
+        InputError: The name is unknown, or its data cannot be fetched or used.
     """
     if is_npz_path(name) and table is None:
         return load_npz(name)
@@ -197,12 +234,15 @@ def load(
 
 
 def load_held_out(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOutData:
-    """The test records only: for a server, which has no training record; otherwise as `load`."""
+    """Load the test records only, for a server, which holds no training record.
+
+    Arguments and errors are those of `load`.
+    """
     if is_npz_path(name) and table is None:
         return load_npz_held_out(name)
     if is_user_data(name) or name in COMPUTED_DATA_SETS:
-        whole = load(name, root, table)
-        return HeldOutData(whole.test_images, whole.test_labels, whole.class_count)
+        data = load(name, root, table)
+        return HeldOutData(data.test_images, data.test_labels, data.class_count)
     if (schema := find_schema(name, table)) is not None:
         return load_table_held_out(name, table_path(name, root), schema)
     check_data_name(name)
@@ -211,7 +251,7 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
 
 
 def _read_emnist(folder: Path, part: str) -> _Images:
-    """Out of the archive as it is published: the only thing that there is a hash of."""
+    """Read images and labels out of the published archive, the only file that a hash is published for."""
     path = folder / EMNIST_ARCHIVE
 
     def member(kind: str) -> NDArray[np.uint8]:
@@ -241,7 +281,7 @@ def _read_cifar(folder: Path, part: str) -> _Images:
 
 
 def _read_cifar_batch(path: Path) -> _Images:
-    """A batch keeps an image as a row of 3,072 bytes: channel, then row, then column."""
+    """Read a batch file, which stores an image as a row of 3,072 bytes: channel, then row, then column."""
     batch = unpickle_arrays(path.read_bytes())
     return (
         np.ascontiguousarray(batch["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)),
@@ -255,4 +295,4 @@ _READERS: dict[str, tuple[Callable[[Path, str], _Images], int]] = {
     "emnist": (_read_emnist, 47),
     "cifar10": (_read_cifar, 10),
 }
-"""How "train" and "test" are read from a data set's folder, and how many classes there are."""
+"""Reader of the parts "train" and "test" of each data set's folder, and its number of classes."""

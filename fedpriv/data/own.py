@@ -1,12 +1,12 @@
-"""Data sets in memory, and a data set of one's own: one .npz file, named by its path in `data.name`.
+"""Hold data sets in memory, and read a user's own from the .npz file that `data.name` names.
 
 | array | shape and type |
 |---|---|
-| `train_images`, `test_images` | (n, ...): bytes; finite floats for numbers; other whole numbers are tokens |
-| `train_labels`, `test_labels` | (n, ...): whole numbers 0 … classes - 1 or booleans, floats for a regression |
-| `train_features`, `test_features` | the same by another name |
-| `train_features.NAME`, `test_features.NAME` | inputs of records that have several, in the order of the file |
-| `classes` | one whole number; 0 for a regression |
+| `train_images`, `test_images` | (n, ...): bytes, floats (finite) for numbers, or other integers for tokens |
+| `train_labels`, `test_labels` | (n, ...): integers 0 … classes - 1 or booleans, floats for a regression |
+| `train_features`, `test_features` | other names of the images |
+| `train_features.NAME`, `test_features.NAME` | inputs of a record with several ones, in the order of the file |
+| `classes` | one integer, 0 for a regression |
 
 The server of a deployment needs the test arrays and `classes` only.
 """
@@ -35,11 +35,12 @@ class Sites:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images as bytes, (n, height, width) or (n, height, width, channels), and labels 0 … classes-1 (n,).
+    """Training and test records with their labels.
 
-    Features that are numbers are vectors of floats (n, features) instead, and `layout` describes tokens, several
-    inputs and several labels of a record.  A regression has classes = 0 and floats for labels.  A row of a table
-    that does not count where it has a place is zeros, with a label that is no class (-1) or no number: `placing`.
+    Images are bytes, (n, height, width) or (n, height, width, channels), and labels are 0 … classes - 1, (n,).
+    Numeric features are vectors of floats (n, features) instead.  `fedpriv.data.layout` describes tokens, several
+    inputs, and several labels of a record.  A regression has 0 classes and floats for labels.  A row of a table
+    that has a place and does not count is zeros, and its label is no class (-1) or not a number (`partition`).
     """
 
     name: str
@@ -49,20 +50,20 @@ class Dataset:
     test_labels: NDArray[Any]
     class_count: int
     sites: Sites | None = None
-    """Where the records come from, if the data say so."""
+    """Site of each record, or None if the data name no sites."""
     persons: NDArray[np.str_] | None = None
-    """Whose each training record is, if the data say so."""
+    """Name of each training record's person, (n,), or None if the data name no persons."""
     label_scale: float = 1.0
-    """How much of a real target's own unit 1 of a label is."""
+    """Size of 1 of a label in the unit of a real target."""
     row_indices: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    """Which row of its file each training and each test record is, from 0, for a table."""
+    """Row numbers of the training and the test records in a table's file, from 0, or None."""
     raw_cells: NDArray[np.float64] | None = None
-    """The training records' raw cells (n, columns), for a table of which they were asked: see `Encoded.cells`."""
+    """Raw cells of the training records (`EncodedTable.raw_cells`), (n, columns), if they were requested."""
 
 
 @dataclass(frozen=True)
 class HeldOutData:
-    """The test images and labels of a data set, shaped as in `Dataset`."""
+    """Test images and labels of a data set, shaped as in `Dataset`."""
 
     images: NDArray[Any]
     labels: NDArray[Any]
@@ -75,12 +76,16 @@ NPZ_SUFFIX = ".npz"
 
 
 def is_npz_path(name: str) -> bool:
-    """Whether a data set's name is the path of a file."""
+    """Whether a data set's name is the path of an .npz file."""
     return name.endswith(NPZ_SUFFIX)
 
 
 def load_npz(name: str) -> Dataset:
-    """The whole data set in a file; InputError, naming the array, if something in it cannot be used."""
+    """Load the whole data set of an .npz file.
+
+    Raises:
+        InputError: The file or an array in it cannot be used.  The message names the array.
+    """
     arrays = _read_arrays(name)
     classes = _read_class_count(arrays, name)
     (train, train_labels), (test, test_labels) = (
@@ -91,65 +96,88 @@ def load_npz(name: str) -> Dataset:
 
 
 def load_npz_held_out(name: str) -> HeldOutData:
-    """The test part, which is all that a server reads."""
+    """Load the test part of an .npz file, the only one that a server reads.
+
+    Raises:
+        InputError: The file or an array in it cannot be used.
+    """
     arrays = _read_arrays(name)
     classes = _read_class_count(arrays, name)
     return HeldOutData(*_read_split(arrays, "test", classes, name), classes)
 
 
 def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, source: str) -> None:
-    """InputError, naming `source`, unless these are records with labels for `classes` classes (0: numbers)."""
-    parts, several = split_inputs(images), images.dtype.names is not None
-    for part in parts.values():
-        if part.dtype.kind not in ("fiub" if several else "fiu"):
+    """Check records and their labels.
+
+    Args:
+        images: Records, (n, ...), or a structured array (n,) of several inputs.
+        labels: Labels, (n,) or (n, ...).
+        classes: Number of classes, or 0 if labels are numbers.
+        source: Name of the data in error messages.
+
+    Raises:
+        InputError: A shape or type is another, a value is not finite, an integer is beyond 2^24, or a label is no
+            class.
+    """
+    inputs, has_inputs = split_inputs(images), images.dtype.names is not None
+    for column in inputs.values():
+        if column.dtype.kind not in ("fiub" if has_inputs else "fiu"):
             raise InputError(
-                f"{source}: records are bytes (0 … 255), other whole numbers or floats, not {part.dtype}"
+                f"{source}: records are bytes (0 … 255), other whole numbers or floats, not {column.dtype}"
             )
-    if images.ndim < (1 if several else 2) or not labels.ndim or len(images) != len(labels) or not labels.size:
+    if images.ndim < (1 if has_inputs else 2) or not labels.ndim or len(images) != len(labels) or not labels.size:
         raise InputError(
             f"{source}: expected records (n, ...) and as many labels (n,), or (n, ...), found {images.shape} and "
             f"{labels.shape}"
         )
-    whole = labels.dtype.kind in "iub"
-    if not whole and labels.dtype.kind != "f":
+    are_integers = labels.dtype.kind in "iub"
+    if not are_integers and labels.dtype.kind != "f":
         raise InputError(
             f"{source}: labels are numbers, not {labels.dtype}; np.unique(labels, return_inverse=True)[1] numbers "
             "classes that have names"
         )
-    if not all(np.isfinite(part).all() for part in (*parts.values(), labels)):
+    if not all(np.isfinite(column).all() for column in (*inputs.values(), labels)):
         raise InputError(f"{source}: a value is not finite; every one must be a number")
-    for part in (*parts.values(), labels):
+    for column in (*inputs.values(), labels):
         if (
-            part.dtype.kind in "iu"
-            and part.size
-            and not -MAX_INTEGER <= int(part.min()) <= int(part.max()) <= MAX_INTEGER
+            column.dtype.kind in "iu"
+            and column.size
+            and not -MAX_INTEGER <= int(column.min()) <= int(column.max()) <= MAX_INTEGER
         ):
             raise InputError(
                 f"{source}: whole numbers are at most 2^24 = {MAX_INTEGER:,} in size; give others as floats"
             )
     if classes:
-        known = labels[labels != IGNORED_CLASS] if labels.ndim > 1 else labels
-        if not whole or (known.size and (known.min() < 0 or known.max() >= classes)):
-            found = f"found {labels.min()} … {labels.max()}" if whole else f"not {labels.dtype}"
+        class_labels = labels[labels != IGNORED_CLASS] if labels.ndim > 1 else labels
+        if not are_integers or (class_labels.size and (class_labels.min() < 0 or class_labels.max() >= classes)):
+            problem = f"found {labels.min()} … {labels.max()}" if are_integers else f"not {labels.dtype}"
             raise InputError(
-                f"{source}: labels are whole numbers from 0 to {classes - 1}, {found}; "
-                + ("classes that begin with 1 are labels - 1" if whole else "classes are labels.astype(int)")
+                f"{source}: labels are whole numbers from 0 to {classes - 1}, {problem}; "
+                + (
+                    "classes that begin with 1 are labels - 1"
+                    if are_integers
+                    else "classes are labels.astype(int)"
+                )
             )
 
 
 def check_same_shapes(
     train: tuple[NDArray[Any], NDArray[Any]], test: tuple[NDArray[Any], NDArray[Any]], source: str
 ) -> None:
-    """InputError, naming `source`, unless records and labels of both parts have the same shapes and kinds."""
-    for what, one, other in zip(("records", "labels"), train, test, strict=True):
-        kinds = [
-            (describe_inputs(part), [each.dtype == np.uint8 for each in split_inputs(part).values()])
-            for part in (one, other)
+    """Check that records and labels of both parts have the same shapes and types.
+
+    Raises:
+        InputError: They differ.  The message names `source`.
+    """
+    for subject, first, second in zip(("records", "labels"), train, test, strict=True):
+        signatures = [
+            (describe_inputs(values), [column.dtype == np.uint8 for column in split_inputs(values).values()])
+            for values in (first, second)
         ]
-        if not (kinds[0] == kinds[1] if what == "records" else one.shape[1:] == other.shape[1:]):
+        if not (signatures[0] == signatures[1] if subject == "records" else first.shape[1:] == second.shape[1:]):
             raise InputError(
-                f"{source}: training and test {what} must be alike, found {one.dtype} {one.shape} and "
-                f"{other.dtype} {other.shape}"
+                f"{source}: training and test {subject} must be alike, found {first.dtype} {first.shape} and "
+                f"{second.dtype} {second.shape}"
             )
 
 
@@ -164,9 +192,13 @@ def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
 
 
 def combine_named_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: str) -> dict[str, NDArray[Any]]:
-    """`arrays`, with those called `name`.INPUT as one array `name` of several inputs."""
-    inputs = {key.removeprefix(f"{name}."): each for key, each in arrays.items() if key.startswith(f"{name}.")}
-    if len({len(each) if each.ndim else None for each in inputs.values()}) > 1:
+    """Return `arrays` with the arrays `name`.INPUT combined to one structured array `name`.
+
+    Raises:
+        InputError: Inputs differ in their number of records.
+    """
+    inputs = {key.removeprefix(f"{name}."): column for key, column in arrays.items() if key.startswith(f"{name}.")}
+    if len({len(column) if column.ndim else None for column in inputs.values()}) > 1:
         raise InputError(f"{source}: the inputs {', '.join(inputs)} must have as many records each")
     return {**arrays, **({name: combine_inputs(inputs)} if inputs else {})}
 
@@ -179,13 +211,13 @@ def _read_class_count(arrays: dict[str, NDArray[Any]], name: str) -> int:
 
 
 def _read_split(
-    arrays: dict[str, NDArray[Any]], part: str, classes: int, name: str
+    arrays: dict[str, NDArray[Any]], split: str, classes: int, name: str
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    arrays = combine_named_inputs(arrays, f"{part}_features", f"data.name = {name!r}")
-    spelled = f"{part}_features" if f"{part}_features" in arrays else f"{part}_images"
-    for array in (spelled, f"{part}_labels"):
-        if array not in arrays:
-            raise InputError(f"data.name = {name!r}: has no array `{array}`, only {', '.join(sorted(arrays))}")
-    images, labels = arrays[spelled], arrays[f"{part}_labels"]
-    check_records(images, labels, classes, f"data.name = {name!r}, {part} part")
+    arrays = combine_named_inputs(arrays, f"{split}_features", f"data.name = {name!r}")
+    records_key = f"{split}_features" if f"{split}_features" in arrays else f"{split}_images"
+    for key in (records_key, f"{split}_labels"):
+        if key not in arrays:
+            raise InputError(f"data.name = {name!r}: has no array `{key}`, only {', '.join(sorted(arrays))}")
+    images, labels = arrays[records_key], arrays[f"{split}_labels"]
+    check_records(images, labels, classes, f"data.name = {name!r}, {split} part")
     return images, labels.astype(np.int64 if classes else np.float64)

@@ -1,7 +1,7 @@
-"""Schema of a table: which columns are read, their public ranges and vocabularies, and what the target is.
+"""Describe a table in public: the columns that are read, their ranges and vocabularies, and the target.
 
-Every record is mapped to its features by this and by nothing else, so the map looks at one record alone and
-releases nothing.  Means, deviations, quantiles or vocabularies that were taken from the records would be releases.
+The schema alone maps every record to its features.  So the map reads one record at a time, and releases nothing.
+Means, deviations, quantiles or vocabularies that were computed from the records would be releases.
 """
 
 import json
@@ -19,15 +19,17 @@ NumberRange = Annotated[tuple[float, float], Field(strict=False)]
 Vocabulary = Annotated[tuple[str, ...], Field(strict=False)]
 _TEST_SHARE = 0.2
 OTHER_WORD = "*"
-"""In a vocabulary: every word that is not listed."""
+"""Entry of a vocabulary that stands for every word outside it."""
 
 
 class TableSection(BaseModel):
+    """Section of a scenario or a policy, immutable and without unknown keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class FeatureColumn(TableSection):
-    """A column that becomes features: numbers scaled by `range` to -1 … 1, or words one-hot by `values`.
+    """Column that becomes features: numbers scaled by `range` to -1 … 1, or words one-hot by `values`.
 
     Guarantee: whatever a cell holds, a column's features have norm at most 1.
     """
@@ -60,12 +62,12 @@ class FeatureColumn(TableSection):
 
     @property
     def width(self) -> int:
-        """Number of features that it becomes."""
+        """Number of features of the column."""
         return 1 if self.values is None else len(self.values)
 
 
 class Survival(TableSection):
-    """[data.table.survival]: the target is whether an event was seen by the end of a time, in public bins."""
+    """Section [data.table.survival]: the target is an event with a time, in public bins of time."""
 
     time: str = Field(description="the column with the time until the event, or until the record was last seen")
     edges: Annotated[tuple[float, ...], Field(strict=False, min_length=2, max_length=257)] = Field(
@@ -85,32 +87,46 @@ class Survival(TableSection):
 
     @property
     def bin_count(self) -> int:
-        """K."""
+        """Number K of bins."""
         return len(self.edges) - 1
 
     @property
     def class_count(self) -> int:
-        """Of labels m + (K + 1) δ: m of K bins survived, δ = 1 if the event was seen in the next."""
+        """Number of classes 2K + 1, of labels m + (K + 1) δ (`make_labels`)."""
         return 2 * self.bin_count + 1
 
-    def make_labels(self, times: NDArray[np.float64], seen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Of times (n,) and whether the event was seen then, each a function of its own record.
+    def make_labels(self, times: NDArray[np.float64], was_seen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Compute the labels m + (K + 1) δ of records, each from its own time and event.
 
-        A time before the first edge says nothing of any bin: no bin survived, no event.
+        m of the K bins were survived, and δ is 1 if the event was seen in the next bin.  A time before the first
+        edge
+        says nothing of any bin: no bin survived, no event.
+
+        Args:
+            times: Time of the event, or of the last sight of the record, (n,).
+            was_seen: Whether the event was seen at that time, (n,).
+
+        Returns:
+            Labels, (n,).
         """
         edges = np.array(self.edges)
-        place = np.searchsorted(edges, times, side="right") - 1  # -1 … K
-        inside = (place >= 0) & (place < self.bin_count)
-        held = place.clip(0, self.bin_count)
-        middle = (edges[:-1] + edges[1:])[held.clip(max=self.bin_count - 1)] / 2.0
-        more = {"midpoint": times >= middle, "through": inside, "before": np.zeros_like(inside)}[self.censored]
-        return np.asarray(held + (inside & ~seen & more) + (self.bin_count + 1) * (inside & seen), np.int64)
+        bin_index = np.searchsorted(edges, times, side="right") - 1  # -1 … K
+        in_bin = (bin_index >= 0) & (bin_index < self.bin_count)
+        survived_bins = bin_index.clip(0, self.bin_count)
+        middle = (edges[:-1] + edges[1:])[survived_bins.clip(max=self.bin_count - 1)] / 2.0
+        survives_last_bin = {"midpoint": times >= middle, "through": in_bin, "before": np.zeros_like(in_bin)}[
+            self.censored
+        ]
+        return np.asarray(
+            survived_bins + (in_bin & ~was_seen & survives_last_bin) + (self.bin_count + 1) * (in_bin & was_seen),
+            np.int64,
+        )
 
 
 class TableSchema(TableSection):
-    """[data.table] of a scenario, [table] of a policy: the public description of a table.
+    """Public description of a table, [data.table] of a scenario and [table] of a policy.
 
-    Features come in the alphabetical order of their columns.
+    Features stand in the alphabetical order of their columns.
     """
 
     public: bool = Field(
@@ -171,23 +187,29 @@ class TableSchema(TableSection):
 
     @property
     def expected_test_share(self) -> float:
-        """The expected share of rows, or persons, that are for testing."""
+        """Expected share of the rows, or of the persons, that are for testing."""
         return _TEST_SHARE if self.test_share is None else self.test_share
 
     @property
     def splits_by_content(self) -> bool:
-        """Whether cells say if a row is for testing, so that every row has a place in both parts."""
+        """Whether cells decide if a row is for testing, so that every row has a place in both parts."""
         return self.split is not None or (self.person is not None and self.expected_test_share > 0.0)
 
     @property
     def may_zero_rows(self) -> bool:
-        """Whether what a row holds can make a zero of it where it has a place."""
+        """Whether the content of a row can make it a row of zeros in a place that it has."""
         return self.splits_by_content or self.missing == "drop"
 
     def counted_share(self, *, for_testing: bool) -> float:
-        """The public share of the places of a part that count, missing values apart; published means divide by it.
+        """Public share of the places of a part whose rows count, apart from missing values.
 
-        InputError for a column `split` of which no share is said.
+        Published means are divided by this share.
+
+        Args:
+            for_testing: Whether the part is the test part.
+
+        Raises:
+            InputError: The schema has a column `split` and no share for it.
         """
         if not self.splits_by_content:
             return 1.0
@@ -200,12 +222,12 @@ class TableSchema(TableSection):
 
     @property
     def sorted_columns(self) -> list[tuple[str, FeatureColumn]]:
-        """The columns in the order of their features."""
+        """Columns with their names, in the order of their features."""
         return sorted(self.columns.items())
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
-        """The columns whose cells a record has as they are: features, target, and site where there is one."""
+        """Columns of a record's raw cells: features, target, and site if the schema names a column for it."""
         return (*sorted(self.columns), self.target, *(() if self.site is None else (self.site,)))
 
     @property
@@ -215,19 +237,19 @@ class TableSchema(TableSection):
 
     @property
     def number_features(self) -> tuple[int, ...]:
-        """Features that are columns of numbers, each in -1 … 1."""
+        """Indices of the features that are columns of numbers, each in -1 … 1."""
         columns = [column for _, column in self.sorted_columns]
         starts = accumulate((column.width for column in columns), initial=0)
         return tuple(start for start, column in zip(starts, columns, strict=False) if column.range is not None)
 
     @property
     def max_norm(self) -> float:
-        """A bound on the norm of a record's features: √(number of columns)."""
+        """Bound on the norm of a record's features, √(number of columns)."""
         return math.sqrt(len(self.columns))
 
     @property
     def class_count(self) -> int:
-        """Of labels; 0 for a real target."""
+        """Number of classes of the labels, or 0 for a real target."""
         if self.survival is not None:
             return self.survival.class_count
         return 0 if self.classes is None else len(self.classes)
@@ -239,13 +261,23 @@ class TableSchema(TableSection):
 
 
 def check_range(bounds: tuple[float, float]) -> None:
+    """Check that a range is finite and increasing.
+
+    Raises:
+        ValueError: It is not.
+    """
     low, high = bounds
     if not low < high or not math.isfinite(high - low):
         raise ValueError(f"range = {list(bounds)}: expected [low, high] with low below high")
 
 
-def check_vocabulary(words: tuple[str, ...]) -> None:
-    if len(words) < 2 or len(set(words)) != len(words):
-        raise ValueError(f"{list(words)}: expected at least two words, each once")
-    if any(word != word.strip() for word in words):
-        raise ValueError(f"{list(words)}: a word has no spaces around it")
+def check_vocabulary(vocabulary: tuple[str, ...]) -> None:
+    """Check that a vocabulary has at least two different words, without spaces around them.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if len(vocabulary) < 2 or len(set(vocabulary)) != len(vocabulary):
+        raise ValueError(f"{list(vocabulary)}: expected at least two words, each once")
+    if any(word != word.strip() for word in vocabulary):
+        raise ValueError(f"{list(vocabulary)}: a word has no spaces around it")

@@ -1,4 +1,7 @@
-"""Data that needs no network: Gaussian blobs, sentences, and problems whose population optimum is known."""
+"""Synthetic data without a network: Gaussian blobs, sentences, and problems with a known optimum.
+
+The optimum is that of the population: the minimizer of the expected loss over the distribution of records.
+"""
 
 from dataclasses import dataclass
 
@@ -14,10 +17,14 @@ _COARSE_SIDE = 7
 def make_blobs(
     train: int, test: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
-    """Training images and labels, test images and labels; always the same ones.
+    """Return training images and labels, test images and labels of ten classes, always the same.
 
-    A class is a coarse 7 x 7 pattern enlarged to 28 x 28; a record is its class's pattern plus Gaussian noise on
-    every pixel, cut to 0 … 255.  The classes are far apart: the nearest class mean labels every test image right.
+    A class is a coarse 7 x 7 pattern enlarged to 28 x 28.  A record is its class's pattern plus Gaussian noise on
+    every pixel, clipped to 0 … 255.  The nearest class mean classifies every test image correctly.
+
+    Args:
+        train: Number of training records.
+        test: Number of test records.
     """
     generator = public_generator(0, "synthetic data")
     coarse = generator.uniform(0.0, 160.0, (_CLASS_COUNT, _COARSE_SIDE, _COARSE_SIDE))
@@ -31,18 +38,28 @@ def make_blobs(
 def make_phase_retrieval(
     train: int, test: int, dimension: int, outliers: float, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Training measurements and sizes, test measurements and sizes of a hidden vector x* of norm √dimension.
+    """Return training and test pairs of measurements and sizes, for a secret vector x*.
 
-    A measurement z is uniform on the unit sphere of R^dimension, its size |⟨x*, z⟩|; the share `outliers` of the
-    sizes is replaced by uniform numbers between 0 and 5.  The same seed gives the same records.
+    The vector x* has norm √dimension.  A measurement z is uniform on the unit sphere of R^dimension, and its size
+    is |⟨x*, z⟩|.  A share of the sizes is replaced by uniform numbers between 0 and 5.
+
+    Args:
+        train: Number of training records.
+        test: Number of test records.
+        dimension: Length of x*.
+        outliers: Probability that a size is replaced.
+        seed: Public seed, which determines all records.
+
+    Returns:
+        Training measurements (train, dimension), training sizes (train,), test measurements and test sizes.
     """
     generator = public_generator(seed, "phase retrieval")
-    hidden = generator.standard_normal(dimension)
-    hidden *= np.sqrt(dimension) / np.linalg.norm(hidden)
+    target = generator.standard_normal(dimension)
+    target *= np.sqrt(dimension) / np.linalg.norm(target)
     measurements = generator.standard_normal((train + test, dimension))
     measurements /= np.linalg.norm(measurements, axis=1, keepdims=True)
-    wrong = generator.random(train + test) < outliers
-    sizes = np.where(wrong, generator.uniform(0.0, 5.0, train + test), np.abs(measurements @ hidden))
+    is_outlier = generator.random(train + test) < outliers
+    sizes = np.where(is_outlier, generator.uniform(0.0, 5.0, train + test), np.abs(measurements @ target))
     return measurements[:train], sizes[:train], measurements[train:], sizes[train:]
 
 
@@ -50,30 +67,40 @@ def make_phase_retrieval(
 class KnownProblem:
     """Records drawn from a distribution whose risk has a known minimizer x*.
 
-    A feature vector z has independent coordinates ±√curvature, so E[z zᵀ] = diag(curvature) and every norm is
-    `feature_norm` = √Σ curvature.
+    A feature vector z has independent coordinates ±√curvature.  So E[z zᵀ] = diag(curvature), and every feature
+    vector has norm `feature_norm` = √Σ curvature.
     """
 
     features: NDArray[np.float64]
+    """(n, dimension)."""
     labels: NDArray[np.float64]
+    """(n,)."""
     curvature: NDArray[np.float64]
     minimizer: NDArray[np.float64]
     feature_norm: float
     label_bound: float
-    """The largest |label| that can occur."""
+    """Largest absolute value of a label that can occur."""
 
 
 def geometric_curvature(dimension: int, condition: float) -> NDArray[np.float64]:
-    """Eigenvalues from 1 down to 1 / `condition` in equal ratios, (dimension,)."""
+    """Return eigenvalues from 1 down to 1 / `condition` in equal ratios, (dimension,)."""
     if dimension < 1 or condition < 1.0:
         raise ValueError(f"dimension {dimension} and condition number {condition} must be at least 1")
     return np.geomspace(1.0, 1.0 / condition, dimension)
 
 
 def make_linear_regression(n: int, dimension: int, condition: float, noise: float, seed: int) -> KnownProblem:
-    """y = ⟨x*, z⟩ + noise · u with ‖x*‖ = 1 and u uniform in ±√3, of variance 1: labels are bounded.
+    """Draw a regression y = ⟨x*, z⟩ + noise · u with ‖x*‖ = 1 and u uniform in ±√3.
 
-    The risk of x under (⟨x, z⟩ - y)² / 2 is (x - x*)ᵀ diag(curvature) (x - x*) / 2 + noise² / 2, exactly.
+    The noise u has variance 1 and is bounded, so that labels are bounded.  The risk of x under the loss
+    (⟨x, z⟩ - y)² / 2 is (x - x*)ᵀ diag(curvature) (x - x*) / 2 + noise² / 2, exactly.
+
+    Args:
+        n: Number of records.
+        dimension: Number of features.
+        condition: Condition number of the curvature (`geometric_curvature`).
+        noise: Standard deviation of a label's noise.
+        seed: Public seed.
     """
     generator = public_generator(seed, "linear regression")
     features, curvature, minimizer = _draw_design(generator, n, dimension, condition)
@@ -81,17 +108,18 @@ def make_linear_regression(n: int, dimension: int, condition: float, noise: floa
 
 
 def power_law(dimension: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Curvature i^-2 and a minimizer of norm 1 proportional to i^-1/2, i = 1 … dimension.
+    """Return the curvature i^-2 and a minimizer of norm 1 proportional to i^-1/2, for i = 1 … dimension.
 
-    As hard as smooth convex problems get up to constants: while T is well below `dimension`, gradient descent is
-    left with an excess risk of order 1/T, accelerated descent with 1/T².
+    The problem is as hard as smooth convex problems are, up to constants.  While the number of steps T is well
+    below `dimension`, the excess risk of gradient descent is of order 1/T, and that of accelerated descent of
+    order 1/T².
     """
     index = np.arange(1.0, dimension + 1.0)
     return index**-2.0, index**-0.5 / np.linalg.norm(index**-0.5)
 
 
 def make_power_law_regression(n: int, dimension: int, noise: float, seed: int) -> KnownProblem:
-    """As `linear_regression`, with the curvature and the minimizer of `power_law`."""
+    """Draw a regression as `make_linear_regression` does, with curvature and minimizer of `power_law`."""
     generator = public_generator(seed, "power-law regression")
     curvature, minimizer = power_law(dimension)
     return _add_labels(
@@ -106,16 +134,16 @@ def _add_labels(
     minimizer: NDArray[np.float64],
     noise: float,
 ) -> KnownProblem:
-    largest = float(np.sqrt(3.0)) * noise
-    labels = features @ minimizer + generator.uniform(-largest, largest, len(features))
+    max_noise = float(np.sqrt(3.0)) * noise
+    labels = features @ minimizer + generator.uniform(-max_noise, max_noise, len(features))
     norm = float(np.sqrt(curvature.sum()))
-    return KnownProblem(features, labels, curvature, minimizer, norm, norm + largest)
+    return KnownProblem(features, labels, curvature, minimizer, norm, norm + max_noise)
 
 
 def _draw_design(
     generator: np.random.Generator, n: int, dimension: int, condition: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Features (n, dimension), curvature and a unit vector, both (dimension,)."""
+    """Draw features (n, dimension), and return them with curvature and a unit vector, (dimension,) both."""
     curvature = geometric_curvature(dimension, condition)
     direction = generator.standard_normal(dimension)
     return (
@@ -127,29 +155,35 @@ def _draw_design(
 
 VOCABULARY_SIZE, SENTENCE_LENGTH, TOPIC_COUNT = 64, 16, 4
 _MARKER_WORD, _COMMON_WORD_COUNT = 0, 12
-"""Word 0 is the marker, 1 … 11 are common words, and every topic has 13 of the others."""
+"""Word 0 is the marker, words 1 … 11 are common, and each topic has 13 of the other words."""
 _TOPIC_SHARE = 0.25
-"""How often a word is of the topic of its part; the others are common ones."""
+"""Probability that a word is of the topic of its part, and not a common word."""
 
 Tokens = NDArray[np.int64]
 
 
 def make_sentences(train: int, test: int) -> tuple[Tokens, Tokens, Tokens, Tokens]:
-    """Training tokens (n, 16) and labels, test tokens and labels; always the same ones.
+    """Return training tokens (n, 16) and labels, test tokens and labels, always the same.
 
-    A sentence has two parts about two different topics, and the marker between them, at a place of its own; the
-    topic of the second part is its label.  Which words there are tells the two topics, and only their order which
-    of them is asked for.
+    A sentence has two parts about two different topics, with the marker at a random position between them.  The
+    topic of the second part is the label.  The set of words in a sentence reveals both topics, and only the order
+    of the words reveals the topic of the second part.
+
+    Args:
+        train: Number of training sentences.
+        test: Number of test sentences.
     """
     generator, count = public_generator(0, "sentences"), train + test
     labels = generator.integers(0, TOPIC_COUNT, count)
-    before = (labels + generator.integers(1, TOPIC_COUNT, count)) % TOPIC_COUNT
+    first_topic = (labels + generator.integers(1, TOPIC_COUNT, count)) % TOPIC_COUNT
     marker = generator.integers(2, SENTENCE_LENGTH // 2, count)[:, None]
-    places = np.arange(SENTENCE_LENGTH)[None]
-    topic = np.where(places < marker, before[:, None], labels[:, None])
-    each = (VOCABULARY_SIZE - _COMMON_WORD_COUNT) // TOPIC_COUNT
-    of_topic = _COMMON_WORD_COUNT + topic * each + generator.integers(0, each, (count, SENTENCE_LENGTH))
-    common = generator.integers(_MARKER_WORD + 1, _COMMON_WORD_COUNT, (count, SENTENCE_LENGTH))
-    tokens = np.where(generator.random((count, SENTENCE_LENGTH)) < _TOPIC_SHARE, of_topic, common)
-    tokens = np.where(places == marker, _MARKER_WORD, tokens).astype(np.int64)
+    positions = np.arange(SENTENCE_LENGTH)[None]
+    topic = np.where(positions < marker, first_topic[:, None], labels[:, None])
+    topic_size = (VOCABULARY_SIZE - _COMMON_WORD_COUNT) // TOPIC_COUNT
+    topic_words = (
+        _COMMON_WORD_COUNT + topic * topic_size + generator.integers(0, topic_size, (count, SENTENCE_LENGTH))
+    )
+    common_words = generator.integers(_MARKER_WORD + 1, _COMMON_WORD_COUNT, (count, SENTENCE_LENGTH))
+    tokens = np.where(generator.random((count, SENTENCE_LENGTH)) < _TOPIC_SHARE, topic_words, common_words)
+    tokens = np.where(positions == marker, _MARKER_WORD, tokens).astype(np.int64)
     return tokens[:train], labels[:train], tokens[train:], labels[train:]

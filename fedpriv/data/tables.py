@@ -1,8 +1,7 @@
-"""Tables as data sets: one file with everybody's records for a simulation, a silo's own records for a guard.
+"""Load tables as data sets: a file of all records for a simulation, or a silo's own file for a guard.
 
-Scenarios and policies hold a table's public description as TOML, which is written here.
-
-DataFrames as tables: what a program holds, by pandas, polars or Arrow, in place of a file.
+A program may pass a DataFrame of pandas, polars or Arrow in place of a file (`register_frame`).  Scenarios and
+policies hold a table's public schema as TOML, which `format_schema_toml` writes.
 """
 
 import hashlib
@@ -31,36 +30,40 @@ from fedpriv.data.partition import blank_labels
 from fedpriv.data.schema import TableSchema
 
 IN_MEMORY_PREFIX = "given-"
+"""Prefix of the names of records in a program's memory, which no user types."""
 _KEY_BYTES = 32
-"""How names of what a program gave begin; nobody typed such a name."""
+"""Length of the user's key that hides records behind their name in memory (`in_memory_name`)."""
 _FRAMES: dict[Path, RawTable] = {}
 
 
 class DataFrame(Protocol):
-    """A DataFrame of any library that hands its columns over as Arrow's."""
+    """DataFrame of any library that exports its columns to Arrow."""
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
 
 def is_data_frame(value: object) -> TypeGuard[DataFrame]:
-    """Whether it is a DataFrame, and no single column of one."""
+    """Check that a value is a DataFrame, and not a single column of one."""
     return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns")
 
 
 def register_frame(frame: DataFrame) -> str:
-    """Keep a DataFrame as the table of a name that follows from its content; InputError if it is none.
+    """Copy a DataFrame, and return the table name under which it can be loaded.
 
-    Later changes of the program's own change no run.
+    The name follows from the content and the user's key.  Later changes of the DataFrame change no run.
+
+    Raises:
+        InputError: The value is no table of numbers and words.
     """
     import pyarrow
 
     try:
-        held = pyarrow.table(frame)
+        arrow_table = pyarrow.table(frame)
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise InputError(
             f"train: not a table of numbers and words ({str(error).splitlines()[0]}); a column holds one of them"
         ) from None
-    table, digest = table_from_arrow(held, "train"), hashlib.sha256()
+    table, digest = table_from_arrow(arrow_table, "train"), hashlib.sha256()
     for name, cells in table.columns.items():
         codes, values = cells.encode_values()
         digest.update(f"{name!r} {codes.dtype} {len(codes)}".encode())
@@ -72,11 +75,16 @@ def register_frame(frame: DataFrame) -> str:
 
 
 def in_memory_name(digest: bytes) -> str:
-    """Name records that a program gives by their digest, under a key of the user that lies beside the data folder.
+    """Return a name for records in a program's memory, a digest under a key of the user.
 
-    Guarantee: results and certificates have the name, and without the key nobody can try on it what a record is.
-    Without a folder that can be written the key is the process's own, and so is the name; so too where another
-    user has put a key there, or others can read it.
+    The key lies beside the data folder.
+
+    Guarantee: results and certificates hold the name, and without the key nobody can test a guess of a record
+    against the name.  Without a writable folder the key belongs to the process, and the name holds for the process
+    only.  The same applies if the key file belongs to another user, or other users may access it.
+
+    Args:
+        digest: Digest of the records.
     """
     key = _read_or_create_key(default_data_root().parent)
     return f"{IN_MEMORY_PREFIX}{hmac.digest(key, digest, 'sha256').hex()[:16]}"
@@ -89,31 +97,38 @@ def _read_or_create_key(folder: Path) -> bytes:
         if not path.exists():
             create_secret_file(path, _KEY_BYTES)
         with path.open("rb") as file:
-            key, about = file.read(_KEY_BYTES + 1), os.fstat(file.fileno())
-        others = stat.S_IMODE(about.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
-        if len(key) == _KEY_BYTES and about.st_uid == os.geteuid() and not others:
+            key, status = file.read(_KEY_BYTES + 1), os.fstat(file.fileno())
+        shared_bits = stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
+        if len(key) == _KEY_BYTES and status.st_uid == os.geteuid() and not shared_bits:
             return key
     return secrets.token_bytes(_KEY_BYTES)
 
 
 def find_frame(path: Path) -> RawTable | None:
-    """The DataFrame that was added under a name, None for a file."""
+    """Return the DataFrame that was registered under a path, or None for a file."""
     return _FRAMES.get(path)
 
 
 def load_table(
     name: str, path: Path, schema: TableSchema, *, with_cells: bool = False, dtype: str = "float64"
 ) -> Dataset:
-    """A table as a data set called `name`; training records in an order that is public and mixed.
+    """Load a table as a data set, with the training records in a public random order.
 
-    Features are rounded to `dtype`; with `cells` it has the raw cells of training records, too.  InputError, in
-    one line, for a table that does not keep to `schema`.
+    Args:
+        name: Name of the data set.
+        path: Path of the file, or of a registered DataFrame.
+        schema: Public schema of the table.
+        with_cells: Whether the result has the raw cells of the training records.
+        dtype: Floating-point type that features are rounded to.
+
+    Raises:
+        InputError: The table does not keep to the schema, or a part has no records.
     """
     table = read_raw_table(path)
     rows = read_rows(table, schema)
-    for name_of, part in (("training", rows.split.train), ("test", rows.split.test)):
-        if not part.is_counted.any() and not (name_of == "test" and schema.test_share == 0.0):
-            raise InputError(f"{table.source}: has no {name_of} records; look at `split` and `test_share`")
+    for part_name, part in (("training", rows.split.train), ("test", rows.split.test)):
+        if not part.is_counted.any() and not (part_name == "test" and schema.test_share == 0.0):
+            raise InputError(f"{table.source}: has no {part_name} records; look at `split` and `test_share`")
     order = public_generator(0, "table order").permutation(len(rows.split.train.row_indices))
     train, test = rows.split.train.reorder(order), rows.split.test
     sites = None
@@ -143,22 +158,33 @@ def load_table(
 
 
 def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutData:
-    """The test records, all that a server reads: its file may hold no others, and no column for their sites."""
+    """Load the test records, all that a server reads.
+
+    The file may hold no other records, and no column for their sites.
+
+    Raises:
+        InputError: The table does not keep to the schema, or has no test records.
+    """
     table = read_raw_table(path)
     rows = read_rows(table, schema, single_site=schema.site is not None and schema.site not in table.columns)
-    part, nothing = rows.split.test, np.zeros(0, np.int64)
-    if not (test := part.row_indices[part.is_counted]).size:
+    test_part, no_rows = rows.split.test, np.zeros(0, np.int64)
+    if not (test_rows := test_part.row_indices[test_part.is_counted]).size:
         raise InputError(f"{path}: has no test records; look at `split` and `test_share`")
-    sites = None if rows.sites is None else Sites(schema.sites, nothing, rows.sites[test])
+    sites = None if rows.sites is None else Sites(schema.sites, no_rows, rows.sites[test_rows])
     return HeldOutData(
-        encode_features(table, schema, test), rows.labels[test], schema.class_count, sites, schema.label_scale
+        encode_features(table, schema, test_rows),
+        rows.labels[test_rows],
+        schema.class_count,
+        sites,
+        schema.label_scale,
     )
 
 
 def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
-    """One silo's own table, in the order of its file; a column that says whose site it is may be there.
+    """Load a silo's own table, in the order of its file, with or without a column for the site.
 
-    InputError, in one line, for a table that does not keep to `schema`, or holds another site's records.
+    Raises:
+        InputError: The table does not keep to the schema, or holds a record of another site.
     """
     table = read_table(path)
     if schema.site is not None and schema.site not in table.columns:
@@ -171,8 +197,8 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
             raise InputError(f"{path}: silo = {silo}, and table.sites names {len(schema.sites)} sites, from 0")
         if (foreign := np.flatnonzero(encoded.sites != silo)).size:
             assert schema.site is not None
-            where = table.describe_cell(int(foreign[0]), schema.site)
-            raise InputError(f"{where} is another site than silo {silo}, {schema.sites[silo]!r}")
+            description = table.describe_cell(int(foreign[0]), schema.site)
+            raise InputError(f"{description} is another site than silo {silo}, {schema.sites[silo]!r}")
     return encoded
 
 
@@ -182,35 +208,39 @@ def _read_cached(path: Path, size: int, changed: int) -> RawTable:
 
 
 def read_raw_table(path: Path) -> RawTable:
-    """The file's cells, or those of a DataFrame; a file that has not changed is not read twice."""
-    if (given := find_frame(path)) is not None:
-        return given
+    """Return the cells of a file or of a registered DataFrame, and read an unchanged file once."""
+    if (frame := find_frame(path)) is not None:
+        return frame
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
-        return read_table(path)  # says what is wrong
-    return _read_cached(path, found.st_size, found.st_mtime_ns)
+        return read_table(path)  # raises InputError with the reason
+    return _read_cached(path, status.st_size, status.st_mtime_ns)
 
 
 def check_persons(encoded: TableRows, schema: TableSchema, path: Path) -> None:
-    """InputError if a person has records at two sites: then no site's budget would bound what they give away."""
+    """Refuse a person with records at two sites, since no site's budget would bound that person's loss.
+
+    Raises:
+        InputError: A person has records at two sites.
+    """
     if encoded.persons is None or encoded.sites is None:
         return
     names, numbers = np.unique(encoded.persons, return_inverse=True)
     low, high = _group_extremes(numbers, encoded.sites, len(names))
-    if (twice := np.flatnonzero(low != high)).size:
-        place = int(twice[0])
-        two = " and ".join(repr(schema.sites[site]) for site in (low[place], high[place]))
+    if (doubled := np.flatnonzero(low != high)).size:
+        person = int(doubled[0])
+        site_names = " and ".join(repr(schema.sites[site]) for site in (low[person], high[person]))
         raise InputError(
-            f"{path}, column {schema.person!r}: {str(names[place])!r} has records at {two} (and so have "
-            f"{len(twice) - 1} others); a person belongs to one silo: give them one site, or a name at each"
+            f"{path}, column {schema.person!r}: {str(names[person])!r} has records at {site_names} (and so have "
+            f"{len(doubled) - 1} others); a person belongs to one silo: give them one site, or a name at each"
         )
 
 
 def _group_extremes(
     groups: NDArray[np.int64], values: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The smallest and the largest value of each group."""
+    """Return the smallest and the largest value of each group, (count,) each."""
     low, high = np.full(count, values.max()), np.full(count, values.min())
     np.minimum.at(low, groups, values)
     np.maximum.at(high, groups, values)
@@ -218,12 +248,12 @@ def _group_extremes(
 
 
 def format_schema_toml(schema: TableSchema, header: str) -> str:
-    """[header] and [header.columns], a line a column; defaults are left out."""
-    tree = schema.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    columns: Mapping[str, Mapping[str, Any]] = tree.pop("columns")
+    """Return a schema as TOML, [header] and [header.columns], with a line for each column and no defaults."""
+    values = schema.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    columns: Mapping[str, Mapping[str, Any]] = values.pop("columns")
     lines = [
         f"[{header}]",
-        *(f"{key} = {_format_value(value)}" for key, value in tree.items()),
+        *(f"{key} = {_format_value(value)}" for key, value in values.items()),
         "",
         f"[{header}.columns]",
     ]
@@ -232,9 +262,12 @@ def format_schema_toml(schema: TableSchema, header: str) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """JSON's spelling of numbers, texts, booleans and lists is TOML's too, but for characters beyond 16 bits."""
+    """Format a value as TOML, which for numbers, texts, booleans and lists agrees with JSON.
+
+    JSON escapes characters beyond 16 bits in another way, so they are written as they are.
+    """
     return (
-        "{" + ", ".join(f"{key} = {_format_value(each)}" for key, each in value.items()) + "}"
+        "{" + ", ".join(f"{key} = {_format_value(item)}" for key, item in value.items()) + "}"
         if isinstance(value, Mapping)
         else json.dumps(value, ensure_ascii=False)
     )
