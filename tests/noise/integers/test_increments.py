@@ -165,7 +165,7 @@ def test_the_last_check_stands_alone(monkeypatch: pytest.MonkeyPatch, factor: fl
     """Whatever happened before it, here a scale that is too large: rows are in the ball, or zeros."""
     ordinary = increments.row_scales
     for module in (increments, rank_one):
-        monkeypatch.setattr(module, "scale_of", lambda *arguments: ordinary(*arguments) * factor)
+        monkeypatch.setattr(module, "row_scales", lambda *arguments: ordinary(*arguments) * factor)
     generator = np.random.default_rng(8)
     for size in (1, 2, 50):
         for k in truncate_increments(generator.normal(size=(40, size)) * 100, 2**36, 2.0**36):

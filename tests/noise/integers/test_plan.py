@@ -44,7 +44,7 @@ def test_the_published_setting() -> None:
     assert log2(plan.claim.sigma) == pytest.approx(36 + log2(2 * math.sqrt(600) / 4), abs=0.01)
     assert 4.0 <= plan.claim.mu <= 4.0 * (1 + 2.0**-39)
     kappas = {
-        word: fit_lattice(run_of(IndependentGaussian(), workload, word=word, owners=100)) for word in (40, 48)
+        word: fit_lattice(run_of(IndependentGaussian(), workload, word_bits=word, party_count=100)) for word in (40, 48)
     }
     assert [-kappas[word].lattice.exponent for word in (40, 48)] == [23, 31]
     assert kappas[40].claim.sigma >= 2.0**16
@@ -55,7 +55,7 @@ def test_the_published_setting() -> None:
 def test_nothing_can_overflow(name: str, word: int) -> None:
     """All records at their bound in every round, in both directions, with noise at 16 σ: in Python integers."""
     rounds, records, decay = 50, 10_000, 0.9
-    run = run_of(simple(name, decay), workload_of(rounds, decay), records, word=word, owners=100, mu=0.1)
+    run = run_of(simple(name, decay), workload_of(rounds, decay), records, word_bits=word, party_count=100, mu=0.1)
     plan = fit_lattice(run)
     state, largest = run.factorization.strategy.initial_state(), 0
     for t in range(1, rounds + 1):
@@ -120,9 +120,9 @@ def test_what_has_no_room_is_refused() -> None:
     with pytest.raises(InputError, match="bits"):
         fit_lattice(run_of(IndependentGaussian(), workload, records=10**13))
     with pytest.raises(InputError, match="2\\^16 to 2\\^48"):
-        fit_lattice(run_of(IndependentGaussian(), workload_of(60, 1.0), word=40, records=10**4, mu=3000.0))
+        fit_lattice(run_of(IndependentGaussian(), workload_of(60, 1.0), word_bits=40, records=10**4, mu=3000.0))
     with pytest.raises(InputError, match="accepted are"):
-        fit_lattice(run_of(IndependentGaussian(), workload, word=32))
+        fit_lattice(run_of(IndependentGaussian(), workload, word_bits=32))
     with pytest.raises(InputError, match="60 rounds"):
         fit_lattice(ExactRunInputs(IndependentGaussian().integer(workload), (1,) * 59, 10, "zero-out", 1.0))
     for clip in (2.0**-41, 2.0**41):
