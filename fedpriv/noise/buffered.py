@@ -1,16 +1,20 @@
-"""Buffered linear Toeplitz noise: nearly optimal for a stream with a handful of vectors.
+"""Buffered linear Toeplitz (BLT) noise: nearly optimal for a stream, with few vectors of state.
 
-C is the Toeplitz matrix of interlacing roots (see `series`), B = A C^-1.  Members: no roots at all are noise on
-the increments (C = I); θ = (λ,), φ = (0,) is λ-CGD, C^-1 = I - λ · shift, with one vector of state; θ = (decay,),
-φ = (0,) is independent noise (C = A), with none.
+C is the Toeplitz matrix with interlacing poles θ and zeros φ (see `series`), and B = A C^-1.  Special cases:
 
-`column_scale` holds D_1 … D_T: the noise of increment t is divided by D_t, so that C diag(D) takes the place of C.
-Late columns of C are short, and a D that lengthens them costs no record more than the worst one costs anyway.
+| θ | φ | noise | vectors of state |
+|---|---|---|---|
+| () | () | on the increments, C = I | 1, or 0 for decay 0 |
+| (λ,) | (0,) | λ-CGD, C^-1 = I - λ · shift | 1 |
+| (decay,) | (0,) | independent, C = A | 0 |
 
-On integers a few decaying buffers take the place of all past increments: θ and the residues ω are multiples of
-2^-31 by definition, and φ, which B needs, follows from them.
+`column_scale` holds D_1 … D_T: the noise of increment t is divided by D_t, so that C diag(D) replaces C.  Late
+columns of C are short.  A D that lengthens them costs no record more than the worst record costs without it.
 
-Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham et al. 2024; Choquette-Choo et al. 2023 for λ-CGD.
+On integers a few decaying buffers replace all past increments.  θ and the residues ω are multiples of 2^-31 by
+definition, and φ, which B needs, follows from them.
+
+Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham et al. 2024 for BLT, Choquette-Choo et al. 2023 for λ-CGD.
 """
 
 import math
@@ -60,7 +64,10 @@ _Roots = Annotated[tuple[_Root, ...], Field(max_length=16, strict=False)]  # TOM
 
 
 class BufferedOptions(BaseModel):
-    """Keys of a scenario for it; without roots they are fitted before the run, and sent as numbers."""
+    """Scenario keys of buffered noise.
+
+    Without roots they are fitted before the run, and sent as numbers.
+    """
 
     theta: _Roots = Field(
         (), description='poles of C, falling, for "blt", or λ alone for "lambda-cgd"; fitted if left out'
@@ -75,11 +82,10 @@ class BufferedOptions(BaseModel):
 
 @dataclass(frozen=True)
 class BufferedToeplitz(Toeplitz):
-    """Noise C^-1 z on the increments, summed like them, for the C of interlacing roots.
+    """Noise C^-1 z on the increments, added to the running sum with them, for the C of interlacing roots.
 
-    Guarantee: the roots are checked to interlace, so C ≥ 0 with nonincreasing coefficients, whoever fitted
-    them: the
-    worst record of a fixed order, and of separated participations with equal clips, is charged exactly; of
+    Guarantee: the roots are checked to interlace, so C ≥ 0 with nonincreasing coefficients, whoever fitted them.
+    The worst record of a fixed order, and of separated participations with equal clips, is charged exactly.  For
     separated participations with unequal clips it is bounded.
     """
 
@@ -89,11 +95,11 @@ class BufferedToeplitz(Toeplitz):
 
     decay: float = field(default=1.0, metadata=SHARED)
     theta: series.Roots = field(default=(), metadata=SHARED)
-    """Poles of C, in falling order; each at most `decay`, or at most 1 for decay = 0."""
+    """Poles of C, in falling order, each at most `decay`, or at most 1 for decay 0."""
     phi: series.Roots = field(default=(), metadata=SHARED)
     """Zeros of C, one below each pole."""
     column_scale: tuple[float, ...] = field(default=(), metadata=SHARED)
-    """D_t of every planned round; none is 1 everywhere."""
+    """D_t of every planned round, or empty for 1 everywhere."""
     period: None = None
     """Always None, as in every ledger."""
 
@@ -106,7 +112,11 @@ class BufferedToeplitz(Toeplitz):
 
     @classmethod
     def of(cls, workload: Workload, options: BufferedOptions) -> Self:
-        """The mechanism of given roots; InputError for none: a plan never fits."""
+        """Return the mechanism of the roots in `options`.
+
+        Raises:
+            InputError: There are no roots.  A plan never fits them.
+        """
         if not options.theta:
             raise InputError(
                 f"mechanism = {cls.name!r}: its roots are fitted before a run starts and sent as numbers, and "
@@ -117,7 +127,7 @@ class BufferedToeplitz(Toeplitz):
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BufferedOptions) -> dict[str, Self]:
-        """None: a comparison fits them first."""
+        """Return no comparisons, because their roots have to be fitted first."""
         return {}
 
     def options(self) -> dict[str, Any]:
@@ -128,9 +138,13 @@ class BufferedToeplitz(Toeplitz):
         return f"{self.name} ({len(self.theta)}{', scaled' if self.column_scale else ''})"
 
     def with_equal_columns(self, workload: Workload) -> Self:
-        """Set the `column_scale` that makes every column as long as the first; one pass with equal clips.
+        """Set the `column_scale` that makes every column of C as long as the first.
 
-        Guarantee: the sensitivity stays what it was; InputError for participations of which that is not known.
+        Guarantee: the sensitivity is the same as without this scale.
+
+        Raises:
+            InputError: Participation is no single pass, or clips differ.  Then the sensitivity is not known to
+                stay.
         """
         if not (workload.public_order.single_pass and workload.equal_clips):
             raise InputError("scale: noise is scaled in a single pass with the same clip in every round only")
@@ -147,12 +161,13 @@ class BufferedToeplitz(Toeplitz):
     def columns(self, workload: Workload) -> Columns:
         plain, scale = super().columns(workload), self._column_scale(workload.rounds)
         return Columns(
-            plain.squared_norms * scale**2, lambda held: plain.inner(held) * np.outer(scale[held], scale[held])
+            plain.squared_norms * scale**2,
+            lambda rounds: plain.inner(rounds) * np.outer(scale[rounds], scale[rounds]),
         )
 
     @property
     def fresh_std(self) -> float:
-        """B has ones on its diagonal, divided by D."""
+        """Smallest entry of B's diagonal: 1, or 1 / max(D) with `column_scale`."""
         return 1.0 / max(self.column_scale, default=1.0)
 
     def variance(self, workload: Workload) -> Floats:
@@ -168,7 +183,11 @@ class BufferedToeplitz(Toeplitz):
         return len(self.phi) + (self.decay > 0.0) if self.column_scale else len(self._modes)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """The state holds a vector for each mode of B; with column_scale the last noise and one for each φ."""
+        """Return (B z)_t and the next state.
+
+        The state holds a vector for each mode of B.  With `column_scale` it holds the last noise, unless decay is
+        0, and a vector for each φ.
+        """
         if self.column_scale:
             return self._scaled_noise(state, t, fresh)
         if not self._modes:
@@ -176,25 +195,31 @@ class BufferedToeplitz(Toeplitz):
         if t == 1:
             return fresh, (fresh,) * len(self._modes)
         noise = fresh.add(state[0], alpha=self._modes[0].gain)
-        for mode, kept in zip(self._modes[1:], state[1:], strict=True):
-            noise.add_(kept, alpha=mode.gain)
+        for mode, buffer in zip(self._modes[1:], state[1:], strict=True):
+            noise.add_(buffer, alpha=mode.gain)
         return noise, tuple(
-            _advance_buffer(kept, mode.pole, fresh) for mode, kept in zip(self._modes, state, strict=True)
+            _advance_buffer(buffer, mode.pole, fresh) for mode, buffer in zip(self._modes, state, strict=True)
         )
 
     def strategy_series(self, count: int) -> Floats:
-        """The coefficients of C that are not 0, at most `count`; without `column_scale`."""
+        """Return the leading coefficients of C without `column_scale`, (count,), or (1,) for C = I."""
         return series.series_from_roots(self.theta, self.phi, count if self.theta else 1)
 
     def noise_row(self, count: int) -> Floats:
-        """The coefficients of B: every row of B z adds the same weights of the last fresh vectors."""
+        """Return the leading coefficients of B without `column_scale`, (count,).
+
+        Row t of B z weights the fresh vectors of rounds t, t - 1, … with them.
+        """
         row: Floats = np.eye(1, count)[0]
         for mode in self._modes:
             row[1:] += mode.gain * powers(mode.pole, count - 1)
         return row
 
     def integer(self, workload: Workload) -> Factorization:
-        """C of the rounded poles and residues; φ follows from them, so that B is the inverse of that C."""
+        """Return the factorization on integers, with the C of rounded poles and residues.
+
+        φ follows from them, so that B is the inverse of that C, times A.
+        """
         strategy = make_integer_buffered(self.theta, self.phi)
         strategy = replace(strategy, digits=min(_DIGITS, strategy.max_roundings(workload.rounds).bit_length()))
         theta = tuple(root / COEFFICIENT_ONE for root in strategy.theta)
@@ -215,29 +240,32 @@ class BufferedToeplitz(Toeplitz):
     def _scaled_noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         if t > len(self.column_scale):
             raise InputError(f"round {t}: column_scale is planned for {len(self.column_scale)} rounds")
-        share = 1.0 / self.column_scale[t - 1]
-        last, increment, after = int(self.decay > 0.0), fresh * share, list["Tensor"]()
+        inverse_scale = 1.0 / self.column_scale[t - 1]
+        has_last_noise, increment, buffers = int(self.decay > 0.0), fresh * inverse_scale, list["Tensor"]()
         if t == 1:
-            return increment, ((increment,) * last) + (fresh,) * len(self.phi)
-        for weight, pole, kept in zip(self._inverse_residues, self.phi, state[last:], strict=True):
-            increment.add_(kept, alpha=weight * share)
-            after.append(_advance_buffer(kept, pole, fresh))
-        if not last:
-            return increment, tuple(after)
+            return increment, ((increment,) * has_last_noise) + (fresh,) * len(self.phi)
+        for weight, pole, buffer in zip(self._inverse_residues, self.phi, state[has_last_noise:], strict=True):
+            increment.add_(buffer, alpha=weight * inverse_scale)
+            buffers.append(_advance_buffer(buffer, pole, fresh))
+        if not has_last_noise:
+            return increment, tuple(buffers)
         noise = increment.add_(state[0], alpha=self.decay)
-        return noise, (noise, *after)
+        return noise, (noise, *buffers)
 
     def _scaled_variance(self, rounds: int) -> Floats:
-        """By the covariance of what streaming holds, one fresh vector of variance 1 a round."""
+        """Return the variance of the noise of every round, (rounds,), for fresh vectors of variance 1.
+
+        It is computed from the covariance of the state, (φ + 1, φ + 1), round by round.
+        """
         size = len(self.phi) + 1  # the last noise, and U of each φ
-        spread, variances = np.zeros((size, size)), np.empty(rounds)
-        advance, added = np.diag([self.decay, *self.phi]), np.ones(size)
+        covariance, variances = np.zeros((size, size)), np.empty(rounds)
+        transition, input_weights = np.diag([self.decay, *self.phi]), np.ones(size)
         weights, factors = np.array(self._inverse_residues), self._column_scale(rounds)
         for t in range(1, rounds + 1):
-            advance[0, 1:] = weights / factors[t - 1]
-            added[0] = 1.0 / factors[t - 1]
-            spread = advance @ spread @ advance.T + np.outer(added, added)
-            variances[t - 1] = spread[0, 0]
+            transition[0, 1:] = weights / factors[t - 1]
+            input_weights[0] = 1.0 / factors[t - 1]
+            covariance = transition @ covariance @ transition.T + np.outer(input_weights, input_weights)
+            variances[t - 1] = covariance[0, 0]
         return variances
 
     def check_workload(self, workload: Workload) -> None:
@@ -261,7 +289,7 @@ class BufferedToeplitz(Toeplitz):
 
 @dataclass(frozen=True)
 class LambdaCgd(BufferedToeplitz):
-    """λ-CGD: one buffer with φ = 0; a round's noise takes back λ of the one before.
+    """λ-CGD: one buffer with φ = 0, so that each round's noise takes back λ of the round before.
 
     Guarantee: that of `BufferedToeplitz`.
     """
@@ -285,17 +313,19 @@ class LambdaCgd(BufferedToeplitz):
         return options.phi or (0.0,)
 
 
-def _advance_buffer(kept: "Tensor", pole: float, fresh: "Tensor") -> "Tensor":
-    return fresh.add(kept, alpha=pole) if pole else fresh
+def _advance_buffer(buffer: "Tensor", pole: float, fresh: "Tensor") -> "Tensor":
+    return fresh.add(buffer, alpha=pole) if pole else fresh
 
 
 _DIGITS, _MAX_DIGITS = 10, 24
-_ZERO_TOLERANCE = 2.0**-20  # φ_m = 0 comes out of rounded residues a little beside it
+_ZERO_TOLERANCE = 2.0**-20  # rounded residues give a φ_m near 0, on either side, for φ_m = 0
 
 
 @dataclass(frozen=True)
 class ScaledFactorization(Factorization):
-    """Noise that shrinks where columns of C are short: increments D_t s_t of norm D_t S_t, and B divides by D_t.
+    """Factorization with a `column_scale`: increments are D_t s_t, and B divides by D_t.
+
+    The clip of an increment is D_t S_t.  The noise of a round is smaller where the column of C is short.
 
     Guarantee: C is charged for the longer increments, as if they were the records'.
     """
@@ -316,10 +346,10 @@ class ScaledFactorization(Factorization):
 
 @dataclass(frozen=True)
 class IntegerBuffered(IntegerStrategy):
-    """b_i ← ⌊θ_i b_i⌉ + 2^g s_t, after s_t + Σ ⌊ω_i b_i / 2^g⌉ was given; θ, ω count multiples of 2^-31.
+    """C on integers: returns s_t + Σ_i ⌊ω_i b_i / 2^g⌉, and then b_i ← ⌊θ_i b_i⌉ + 2^g s_t.
 
-    `digits` is g: binary digits of a unit that the buffers hold.  They make the buffers' roundings, which add up
-    to 1 / (1 - θ_i), small beside the one of each product.
+    θ and ω count multiples of 2^-31.  `digits` is g, the number of binary digits of a unit that the buffers hold.
+    The roundings of a buffer add up to 1 / (1 - θ_i), and g makes them small beside the rounding of each product.
     """
 
     theta: tuple[int, ...]
@@ -341,7 +371,7 @@ class IntegerBuffered(IntegerStrategy):
         return (NoiseGroup(rounds, 1.0, len(self.theta) + self._exact_roundings(rounds) / 2**self.digits),)
 
     def max_roundings(self, rounds: int) -> int:
-        """Number of roundings of a buffer that one output can have in it after so many rounds, rounded up."""
+        """Return the largest number of a buffer's roundings that one output can contain, rounded up."""
         return math.ceil(self._exact_roundings(rounds))
 
     def _exact_roundings(self, rounds: int) -> Fraction:
@@ -354,18 +384,20 @@ class IntegerBuffered(IntegerStrategy):
         )
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
-        largest, inside, buffers = 0, 0, [0] * len(self.theta)
+        largest, max_state, buffers = 0, 0, [0] * len(self.theta)
         for (load,) in loads:
-            read = sum(scale_bound(b, omega, self.digits) for b, omega in zip(buffers, self.omega, strict=True))
-            largest = max(largest, load + read)
+            output_share = sum(
+                scale_bound(b, omega, self.digits) for b, omega in zip(buffers, self.omega, strict=True)
+            )
+            largest = max(largest, load + output_share)
             buffers = [
                 scale_bound(b, theta) + (load << self.digits) for b, theta in zip(buffers, self.theta, strict=True)
             ]
-            inside = max(inside, largest, *buffers)
-        return IntegerBounds(largest, inside)
+            max_state = max(max_state, largest, *buffers)
+        return IntegerBounds(largest, max_state)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """The state holds the buffers."""
+        """Return (C s)_t and the next state, which holds the buffers."""
         fresh = sums << self.digits
         if not state:
             return sums, (fresh,) * len(self.theta)
@@ -377,11 +409,19 @@ class IntegerBuffered(IntegerStrategy):
 
 
 def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: int = 0) -> IntegerBuffered:
-    """The strategy of the roots θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0, θ_1 ≤ 1; InputError if they do not interlace."""
+    """Return the integer strategy of the roots 1 ≥ θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0.
+
+    Raises:
+        InputError: The roots do not interlace in this way.
+    """
     exact = [[Fraction(root) for root in roots] for roots in (theta, phi)]
-    mixed = [root for pair in zip(*exact, strict=False) for root in pair]
-    falling = all(before > after for before, after in pairwise(mixed))
-    if len(theta) != len(phi) or not falling or (mixed and not (mixed[0] <= 1 and mixed[-1] >= 0)):
+    interlaced = [root for pair in zip(*exact, strict=False) for root in pair]
+    is_falling = all(before > after for before, after in pairwise(interlaced))
+    if (
+        len(theta) != len(phi)
+        or not is_falling
+        or (interlaced and not (interlaced[0] <= 1 and interlaced[-1] >= 0))
+    ):
         raise InputError("roots of a buffered strategy interlace: 1 ≥ θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0")
     return IntegerBuffered(
         tuple(to_coefficient(root) for root in theta),
@@ -391,7 +431,7 @@ def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: 
 
 
 def rounded_zeros(strategy: IntegerBuffered) -> NDArray[np.float64]:
-    """φ_1 > φ_2 > …: the roots of C's numerator that belong to the rounded θ and ω; shape (buffers,).
+    """Return the zeros φ_1 > φ_2 > … of C for the rounded θ and ω, (buffers,).
 
     They are the eigenvalues of diag(θ) - √ω √ωᵀ (the matrix determinant lemma), which is symmetric.
     """
@@ -400,7 +440,7 @@ def rounded_zeros(strategy: IntegerBuffered) -> NDArray[np.float64]:
 
 
 def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64]:
-    """c_0, c_1, …: the first column of C, (rounds,)."""
+    """Return c_0, c_1, …, the first column of C, (rounds,)."""
     lags = np.arange(rounds - 1, dtype=np.float64)
     column = np.zeros(rounds - 1)
     for theta, omega in zip(strategy.theta, strategy.omega, strict=True):
@@ -408,22 +448,23 @@ def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64
     return np.concatenate([[1.0], column])
 
 
-def _residue(theta: list[Fraction], phi: list[Fraction], place: int) -> Fraction:
+def _residue(theta: list[Fraction], phi: list[Fraction], index: int) -> Fraction:
     """ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j)."""
-    own, result = theta[place], Fraction(1)
+    pole, result = theta[index], Fraction(1)
     for root in phi:
-        result *= own - root
+        result *= pole - root
     for other, root in enumerate(theta):
-        if other != place:
-            result /= own - root
+        if other != index:
+            result /= pole - root
     return result
 
 
 def _series_spread(strategy: IntegerBuffered, mechanism: BufferedToeplitz, workload: Workload) -> Fraction:
-    """1 + participations · ‖c - c'‖, for the series c of the integers and c' of the roots, rounded up.
+    """Return 1 + participations · ‖c - c'‖, rounded up.
 
-    A column of C moves by that much at most, and the sensitivity is at least the record's largest norm.
+    c is the series of the integer strategy, and c' that of the roots.  A column of C differs by at most ‖c - c'‖,
+    and the sensitivity is at least the largest norm of an increment.
     """
-    apart = integer_series(strategy, workload.rounds) - mechanism.strategy_series(workload.rounds)
+    difference = integer_series(strategy, workload.rounds) - mechanism.strategy_series(workload.rounds)
     rounding = 2.0**-44 * math.sqrt(workload.rounds)  # of either series, whose terms are at most 1
-    return 1 + Fraction(participations_per_record(workload) * (float(np.linalg.norm(apart)) + rounding))
+    return 1 + Fraction(participations_per_record(workload) * (float(np.linalg.norm(difference)) + rounding))

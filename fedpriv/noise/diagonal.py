@@ -1,4 +1,4 @@
-"""Mechanisms whose B or C is diagonal: fresh noise on every sum, or on every increment.
+"""Mechanisms with a diagonal B or C: fresh noise on every sum, on every increment, or at phase ends.
 
 | mechanism | B | C | source |
 |---|---|---|---|
@@ -6,13 +6,12 @@
 | scheduled | diag(d) | diag(1/d) A | Reshef & Levy 2024, any schedule σ_t: ρ = 2S √(Σ_t 1/σ_t²) |
 | leaf | A C^-1 | diag(1/noise) | Kornowski, Liu & Talwar, Algorithm 4 |
 
-Independent and scheduled noise keep nothing from round to round; where an output weighs early sums more than late
-ones, less noise in those is less noise in the output.  Of "leaf" every increment gets its own noise, and the noisy
-increment is what is added to the running sum, so the noise accumulates over a period.
+Independent and scheduled noise have no state.  Where an output weighs early sums more than late ones, less noise
+in early sums is less noise in the output.  Leaf noise is added to every increment, and the noisy increments are
+added to the running sum, so that the noise accumulates over a period.
 
-Noise at the ends of phases, by contraction: only the end of a phase leaves the curator.
-
-Source: Feldman, Koren & Talwar 2020, section 4; the contraction is Hardt, Recht & Singer 2016, Lemma 3.7: for a
+Noise at phase ends (`PhaseEnds`) relies on contraction, since only the end of a phase is released.  Sources:
+Feldman, Koren & Talwar 2020, section 4, and for the contraction Hardt, Recht & Singer 2016, Lemma 3.7: for a
 convex loss of smoothness L, the gradient step w ↦ Π_K(w - η ∇f(w)) with η ≤ 2/L moves no two points apart.
 """
 
@@ -68,12 +67,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IndependentGaussian(Mechanism):
-    """Fresh noise in every round, whatever was released before.
+    """Fresh noise of equal size in every round.
 
-    Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … of its period by
-    decay^(t-τ) times its increment; all its increments are added up, and the worst record is charged.
-    For a single pass with clip S and decay 1 this is S√T: σ = 2S√T/ρ under replace-one, the paper's
-    σ² = 4S²T/ρ².
+    Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … of its period by decay^(t-τ)
+    times its increment.  All increments of the record are added up, and the worst record is charged.  For a single
+    pass with clip S and decay 1 this is S√T: σ = 2S√T/ρ under replace-one, the paper's σ² = 4S²T/ρ².
     """
 
     name: ClassVar[str] = "independent"
@@ -84,13 +82,15 @@ class IndependentGaussian(Mechanism):
         return cls()
 
     def certified(self, workload: Workload) -> Sensitivity:
-        def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+        def squared_norms_in_period(clips: Floats, rounds_per_epoch: int) -> Floats:
             return _record_squared_norms(clips, rounds_per_epoch, workload.decay)
 
         def coefficients() -> Floats:
             return powers(workload.decay, workload.rounds)
 
-        return nonincreasing.certify_toeplitz(workload, coefficients, self.columns(workload), within)
+        return nonincreasing.certify_toeplitz(
+            workload, coefficients, self.columns(workload), squared_norms_in_period
+        )
 
     def columns(self, workload: Workload) -> Columns:
         inner = toeplitz_inner(
@@ -103,7 +103,10 @@ class IndependentGaussian(Mechanism):
         return 1.0
 
     def blocks(self, workload: Workload) -> ColumnBlocks | None:
-        """C = A, which is the identity for decay 0; with any other an increment stays in all later sums."""
+        """Return blocks of one band for decay 0, where C is the identity, else None.
+
+        With another decay an increment stays in all later sums.
+        """
         return ColumnBlocks(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
 
     def variance(self, workload: Workload) -> Floats:
@@ -124,7 +127,7 @@ class IndependentGaussian(Mechanism):
 
 
 def _column_squared_norms(workload: Workload) -> Floats:
-    """Σ_{t≥τ} decay^{2(t-τ)} up to the end of τ's period, for every τ."""
+    """Return Σ_{t≥τ} decay^{2(t-τ)} up to the end of τ's period, for every τ, (rounds,)."""
     if workload.period is None:
         return geometric_sums(workload.decay**2, np.arange(workload.rounds, 0.0, -1.0))
     rounds = np.arange(workload.rounds, dtype=np.float64)
@@ -133,32 +136,43 @@ def _column_squared_norms(workload: Workload) -> Floats:
 
 
 def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
-    """Squared norms of the records of a fixed order within one period, without a T × T matrix: O(T log T).
+    """Return the squared norm of C s for each record of a fixed order within one period, in O(T log T).
 
-    Between two rounds of a record what it moved only decays, so it is enough to know it in those rounds:
-    y_k = clip_k + decay^rounds_per_epoch y_{k-1}.
+    Between two rounds of a record its displacement only decays, so that its values in those rounds are enough: y_k
+    = clip_k + decay^rounds_per_epoch y_{k-1}.  No T × T matrix is formed.
+
+    Args:
+        clips: Clip of every round of the period, (rounds,).
+        rounds_per_epoch: Rounds between two participations of a record.
+        decay: Decay of the running sum.
+
+    Returns:
+        (min(rounds_per_epoch, rounds),), one value for each record of an epoch.
     """
     rounds = len(clips)
     rounds_per_epoch = min(rounds_per_epoch, rounds)
     epochs = -(-rounds // rounds_per_epoch)
-    moved = np.zeros((epochs, rounds_per_epoch))
-    moved.ravel()[:rounds] = clips
-    shift, over_epoch = 1, decay**rounds_per_epoch
-    while shift < epochs:  # after each pass a row holds the last 2·shift terms of the recursion
-        moved[shift:] += over_epoch * moved[:-shift]
-        shift, over_epoch = 2 * shift, over_epoch**2
-    until_next = np.minimum(
+    displacements = np.zeros((epochs, rounds_per_epoch))
+    displacements.ravel()[:rounds] = clips
+    row_shift, shift_factor = 1, decay**rounds_per_epoch
+    while row_shift < epochs:  # after each pass a row holds the last 2·row_shift terms of the recursion
+        displacements[row_shift:] += shift_factor * displacements[:-row_shift]
+        row_shift, shift_factor = 2 * row_shift, shift_factor**2
+    remaining_rounds = np.minimum(
         rounds_per_epoch,
         rounds - np.arange(epochs * rounds_per_epoch, dtype=np.float64).reshape(epochs, rounds_per_epoch),
     )
-    return np.asarray(np.sum(moved**2 * geometric_sums(decay**2, np.maximum(until_next, 0.0)), axis=0))
+    return np.asarray(
+        np.sum(displacements**2 * geometric_sums(decay**2, np.maximum(remaining_rounds, 0.0)), axis=0)
+    )
 
 
 @dataclass(frozen=True)
 class IntegerPrefix(IntegerStrategy):
-    """q_t = ⌊decay · q_{t-1}⌉ + s_t; `decay` counts multiples of 2^-31, sums restart every `period` rounds.
+    """C = A on integers: q_t = ⌊decay · q_{t-1}⌉ + s_t, restarted every `period` rounds.
 
-    Roundings of neighbours differ by 1 a round at most, and decay like the sums: by 1 / (1 - decay) in all.
+    `decay` counts multiples of 2^-31.  Roundings of neighbours differ by at most 1 a round, and decay like the
+    sums: by 1 / (1 - decay) in all.
     """
 
     decay: int
@@ -178,7 +192,7 @@ class IntegerPrefix(IntegerStrategy):
         return IntegerBounds(largest, largest)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """The state holds the last sum; none for decay 0."""
+        """Return q_t and the next state, which holds q_t, or nothing for decay 0."""
         if self.decay == 0:
             return sums, ()
         if not state or (self.period is not None and (t - 1) % self.period == 0):
@@ -193,13 +207,19 @@ class IntegerPrefix(IntegerStrategy):
 
 
 _MAX_SIZE_RATIO = 1e6
-"""Largest ratio of two sizes: beyond, one round's noise is lost in the rounding of another's."""
+"""Largest ratio of two sizes.
+
+Beyond it, one round's noise is lost in the rounding of another's.
+"""
 
 _Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ScheduledOptions(BaseModel):
-    """Keys of a scenario for it; without sizes they are fitted before the run, and sent as numbers."""
+    """Scenario keys of scheduled noise.
+
+    Without sizes they are fitted before the run, and sent as numbers.
+    """
 
     noise_sizes: Annotated[tuple[_Size, ...], Field(max_length=1_000_000, strict=False)] = Field(
         (),
@@ -213,8 +233,8 @@ class ScheduledGaussian(Mechanism):
     """Fresh noise in every round, `sizes[t-1]` times as large in round t.
 
     Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … by decay^(t-τ) times its
-    increment; the squares of what it moved, over the squared sizes, add up.  The worst record of a fixed order is
-    charged, exactly, for any clips: with one pass, decay 1 and clip S that is S √(Σ_t 1/d_t²).  Separated
+    increment.  The squares of its displacements, each over the squared size, add up.  The worst record of a fixed
+    order is charged, exactly, for any clips: with one pass, decay 1 and clip S that is S √(Σ_t 1/d_t²).  Separated
     participations are bounded.  Sums that restart are refused.
     """
 
@@ -222,7 +242,7 @@ class ScheduledGaussian(Mechanism):
     words: ClassVar[str] = "independent Gaussian noise in every round, of sizes that are fixed before the first"
 
     sizes: tuple[float, ...] = field(metadata=SHARED)
-    """d_1 … d_T of every planned round."""
+    """Sizes d_1 … d_T of the noise of every planned round, as factors of the fresh noise."""
     decay: float = field(default=1.0, metadata=SHARED)
 
     def __post_init__(self) -> None:
@@ -233,7 +253,11 @@ class ScheduledGaussian(Mechanism):
 
     @classmethod
     def of(cls, workload: Workload, options: ScheduledOptions) -> Self:
-        """The mechanism of given sizes; InputError for none: a plan never fits."""
+        """Return the mechanism of the sizes in `options`.
+
+        Raises:
+            InputError: There are no sizes, or not one for every round.  A plan never fits them.
+        """
         if not options.noise_sizes:
             raise InputError(
                 f"mechanism = {cls.name!r}: its sizes are fitted before a run starts and sent as numbers, and "
@@ -248,7 +272,7 @@ class ScheduledGaussian(Mechanism):
 
     @classmethod
     def comparisons(cls, workload: Workload, options: Any) -> dict[str, Self]:
-        """None: a comparison fits the sizes first."""
+        """Return no comparisons, because their sizes have to be fitted first."""
         return {}
 
     def options(self) -> dict[str, Any]:
@@ -262,25 +286,27 @@ class ScheduledGaussian(Mechanism):
             return Sensitivity(math.sqrt(float(np.max(squares))), True, "one participation: largest column norm")
         if isinstance(order, MinSeparation):
             columns = self.columns(workload)
-            triangle = heaviest_pattern(workload.clips * np.sqrt(columns.squared_norms), order)
-            found = Sensitivity(triangle, False, "triangle inequality over the heaviest pattern")
-            return tighten_sensitivity(found, columns.inner, workload)
-        places = range(min(order.rounds_per_epoch, workload.rounds))
-        worst = max(self._squared_norm(workload, slice(place, None, order.rounds_per_epoch)) for place in places)
-        return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
+            bound = heaviest_pattern(workload.clips * np.sqrt(columns.squared_norms), order)
+            sensitivity = Sensitivity(bound, False, "triangle inequality over the heaviest pattern")
+            return tighten_sensitivity(sensitivity, columns.inner, workload)
+        first_rounds = range(min(order.rounds_per_epoch, workload.rounds))
+        max_squared_norm = max(
+            self._squared_norm(workload, slice(place, None, order.rounds_per_epoch)) for place in first_rounds
+        )
+        return Sensitivity(math.sqrt(max_squared_norm), True, "every record of the fixed order")
 
     def columns(self, workload: Workload) -> Columns:
-        """⟨C_i, C_j⟩ = decay^|i-j| Σ_{t ≥ max(i, j)} decay^{2 (t - max(i, j))} / d_t²."""
+        """Return ⟨C_i, C_j⟩ = decay^|i-j| Σ_{t ≥ max(i, j)} decay^{2 (t - max(i, j))} / d_t²."""
         self._check_workload(workload)
-        inverse = self._inverse_squares(workload.rounds)
+        inverse_squares = self._inverse_squares(workload.rounds)
         squares = np.empty(workload.rounds)
-        total = 0.0
-        for place in range(workload.rounds - 1, -1, -1):
-            total = squares[place] = inverse[place] + self.decay**2 * total
+        squared_norm = 0.0
+        for index in range(workload.rounds - 1, -1, -1):
+            squared_norm = squares[index] = inverse_squares[index] + self.decay**2 * squared_norm
 
-        def inner(held: NDArray[np.int64]) -> Floats:
-            apart = np.abs(np.subtract.outer(held, held)).astype(np.float64)
-            return np.asarray(self.decay**apart * squares[np.maximum.outer(held, held)])
+        def inner(rounds: NDArray[np.int64]) -> Floats:
+            lags = np.abs(np.subtract.outer(rounds, rounds)).astype(np.float64)
+            return np.asarray(self.decay**lags * squares[np.maximum.outer(rounds, rounds)])
 
         return Columns(squares, inner)
 
@@ -289,7 +315,10 @@ class ScheduledGaussian(Mechanism):
         return min(self.sizes)
 
     def blocks(self, workload: Workload) -> ColumnBlocks | None:
-        """C is diagonal for decay 0; with any other an increment stays in all later sums."""
+        """Return blocks of one band for decay 0, where C is diagonal, else None.
+
+        With another decay an increment stays in all later sums.
+        """
         self._check_workload(workload)
         return ColumnBlocks(1, 1.0 / np.array(self.sizes[: workload.rounds])) if self.decay == 0.0 else None
 
@@ -310,15 +339,20 @@ class ScheduledGaussian(Mechanism):
         strategy = IntegerScheduled(to_coefficient(decay), workload.period, self.sizes)
         return Factorization(strategy, replace(self, decay=decay), replace(workload, decay=decay))
 
-    def _squared_norm(self, workload: Workload, held: slice) -> float:
-        """Of the record of the rounds `held`: what it moved so far only decays between them."""
-        own = np.zeros(workload.rounds)
-        own[held] = workload.clips[held]
+    def _squared_norm(self, workload: Workload, rounds: slice) -> float:
+        """Return the squared norm of C s for a record that takes part in `rounds`.
+
+        Between these rounds its displacement only decays.
+        """
+        increments = np.zeros(workload.rounds)
+        increments[rounds] = workload.clips[rounds]
         if self.decay == 1.0:
-            moved = np.cumsum(own)
+            displacements = np.cumsum(increments)
         else:
-            moved = np.array(list(accumulate(own.tolist(), lambda total, value: self.decay * total + value)))
-        return float(np.sum(moved**2 * self._inverse_squares(workload.rounds)))
+            displacements = np.array(
+                list(accumulate(increments.tolist(), lambda total, value: self.decay * total + value))
+            )
+        return float(np.sum(displacements**2 * self._inverse_squares(workload.rounds)))
 
     def _inverse_squares(self, rounds: int) -> Floats:
         return np.asarray(1.0 / np.array(self.sizes[:rounds]) ** 2)
@@ -333,7 +367,7 @@ class ScheduledGaussian(Mechanism):
 
 @dataclass(frozen=True)
 class IntegerScheduled(IntegerPrefix):
-    """The same sums, with noise of a size of its own in every round."""
+    """C = A on integers, with noise of a separate size in every round."""
 
     sizes: tuple[float, ...] = ()
 
@@ -347,9 +381,9 @@ class IntegerScheduled(IntegerPrefix):
 
 @dataclass(frozen=True)
 class LeafGaussian(Mechanism):
-    """Fresh noise on every increment, `first` times as large in the first round of a period as in the others.
+    """Fresh noise on every increment, `first` times as large in the first round of a period.
 
-    Guarantee: a record moves the increments of its own rounds only; their squared clips over squared noises add
+    Guarantee: a record moves the increments of its own rounds only.  Their squared clips over squared noises add
     up, exactly, for any participation.
     """
 
@@ -368,37 +402,37 @@ class LeafGaussian(Mechanism):
         check_matches(workload, self.decay, self.period)
         squared_norms = (workload.clips / self._noise_scales(workload)) ** 2
         if isinstance(workload.public_order, MinSeparation):
-            worst = heaviest_pattern(squared_norms, workload.public_order)
+            max_squared_norm = heaviest_pattern(squared_norms, workload.public_order)
         else:
             epoch = min(workload.public_order.rounds_per_epoch, workload.rounds)
-            worst = float(np.max(np.bincount(np.arange(workload.rounds) % epoch, squared_norms, epoch)))
-        return Sensitivity(math.sqrt(worst), True, "increments are independent: squares add up")
+            max_squared_norm = float(np.max(np.bincount(np.arange(workload.rounds) % epoch, squared_norms, epoch)))
+        return Sensitivity(math.sqrt(max_squared_norm), True, "increments are independent: squares add up")
 
     @property
     def fresh_std(self) -> float:
         return min(1.0, self.first)
 
     def blocks(self, workload: Workload) -> ColumnBlocks:
-        """C is diagonal: the inverse noises."""
+        """Return blocks of one band, since C is diagonal with the inverse noises."""
         check_matches(workload, self.decay, self.period)
         return ColumnBlocks(1, 1.0 / self._noise_scales(workload))
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, self.decay, self.period)
         variances = np.empty(workload.rounds)
-        total = 0.0
-        for place, scale in enumerate(self._noise_scales(workload)):
-            total = scale**2 + (0.0 if place % workload.rounds_per_period == 0 else self.decay**2 * total)
-            variances[place] = total
+        variance = 0.0
+        for index, scale in enumerate(self._noise_scales(workload)):
+            variance = scale**2 + (0.0 if index % workload.rounds_per_period == 0 else self.decay**2 * variance)
+            variances[index] = variance
         return variances
 
     def memory_vectors(self, workload: Workload) -> int:
         return 1
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """The state holds the noise of the last sum."""
-        anew = not state or (self.period is not None and (t - 1) % self.period == 0)
-        noise = fresh * self.first if anew else fresh.add(state[0], alpha=self.decay)
+        """Return the noise of the sum of round t, and the next state, which holds this noise."""
+        is_first_round = not state or (self.period is not None and (t - 1) % self.period == 0)
+        noise = fresh * self.first if is_first_round else fresh.add(state[0], alpha=self.decay)
         return noise, (noise,)
 
     def integer(self, workload: Workload) -> Factorization:
@@ -415,7 +449,10 @@ _NO_ROUNDING = Fraction(0)
 
 @dataclass(frozen=True)
 class IntegerLeaf(IntegerStrategy):
-    """s_t itself, with noise `first` times as large in the first of every `period` rounds as in the others."""
+    """C on integers that returns s_t itself, for noise on every increment.
+
+    The noise is `first` times as large in the first of every `period` rounds as in the others.
+    """
 
     first: float = 1.0
     period: int | None = None
@@ -424,9 +461,13 @@ class IntegerLeaf(IntegerStrategy):
         return (self.first if is_restart(t, self.period) else 1.0,)
 
     def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
-        starts = 1 if self.period is None else -(-rounds // self.period)
-        firsts = NoiseGroup(starts, self.first, _NO_ROUNDING)
-        return (firsts, NoiseGroup(rounds - starts, 1.0, _NO_ROUNDING)) if rounds > starts else (firsts,)
+        restart_count = 1 if self.period is None else -(-rounds // self.period)
+        restarts = NoiseGroup(restart_count, self.first, _NO_ROUNDING)
+        return (
+            (restarts, NoiseGroup(rounds - restart_count, 1.0, _NO_ROUNDING))
+            if rounds > restart_count
+            else (restarts,)
+        )
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
         largest = max(load for (load,) in loads)
@@ -440,13 +481,13 @@ class IntegerLeaf(IntegerStrategy):
 class PhaseEnds(Mechanism):
     """Fresh noise in the empty round that ends a phase, none in its gradient rounds.
 
-    `largest_step` is the step of the first phase, `smoothness` and `lipschitz` are those of every record's loss.
+    `largest_step` is the step of the first phase.  `smoothness` and `lipschitz` are those of every record's loss.
 
-    Guarantee: records are behind one phase each.  A record with gradient at most C in a batch of B moves the
-    iterate after its round by step · C/B under zero-out (twice that under replace-one), later rounds of the
-    phase do not move the two trajectories apart, so the phase's average iterate moves by at most step · C/B: in
-    units of the step, by the record's weight times its clip, which is what noise in those units is charged with.
-    This holds for convex, smooth losses whose gradients the clip never touches (a clipped gradient step is no
+    Guarantee: every record belongs to one phase.  A record with gradient at most C in a batch of B moves the
+    iterate after its round by step · C/B under zero-out (twice that under replace-one).  Later rounds of the phase
+    do not move the two trajectories apart, so the phase's average iterate moves by at most step · C/B.  In units
+    of the step, this is the record's weight times its clip, and noise in these units is charged with it.  The
+    bound holds for convex, smooth losses whose gradients the clip never changes (a clipped gradient step is no
     contraction), and for the phase starts and the output only: the queries inside a phase are not private.
     """
 
@@ -470,7 +511,11 @@ class PhaseEnds(Mechanism):
         return cls(**{**data, "phases": Phases(tuple(data["phases"]["lengths"]))})
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """InputError unless the contraction argument applies to this workload, step and clip."""
+        """Return the clip as the sensitivity.
+
+        Raises:
+            InputError: The contraction argument does not apply to this workload, step or clip.
+        """
         if workload.public_order != self.phases:
             raise InputError("noise at the ends of phases: the schedule must be the mechanism's own phases")
         if workload.decay != 0.0:
