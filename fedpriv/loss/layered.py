@@ -1,14 +1,16 @@
-"""Sequential modules of known layers: every record's increment from one pass forward and one back at each point.
+"""Sequential modules of layers with closed forms: one forward and backward pass at each point.
 
-With δ_k the slope of the loss at a layer's outputs and a_k what the layer saw, both at point k, an increment's
-part in that layer is Σ_k c_k δ_k ⊗ a_k.  It is kept as
+With δ_k the gradient of the loss at a layer's outputs and a_k the layer's inputs, both at point k, an increment's
+part in that layer is Σ_k c_k δ_k ⊗ a_k.  It is represented as
 
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 
-whose terms are as small as the increment itself: with c = (t, -(t-1)) a norm from the products of c_k δ_k ⊗ a_k
-would lose all digits to cancellation in float32, and a norm that is too small breaks the clip.
+whose terms are as small as the increment itself.  A norm from the products of c_k δ_k ⊗ a_k would lose all digits
+to
+cancellation in float32, with c = (t, -(t-1)) for instance.  A norm that is too small would break the clip.
 
-`objective_of` chooses a module's route: this one where every layer has a closed form, that of ghost.py otherwise.
+`make_module_objective` chooses the objective of a module: `LayeredObjective` if every layer has a closed form, and
+`GhostObjective` (ghost.py) otherwise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,77 +38,88 @@ from fedpriv.loss.module import BaseModuleObjective, ModuleObjective, check_modu
 from fedpriv.loss.objective import Batch, Increment, Query, Records
 
 _CHUNK_VALUES = 2**21
-_VALUES_PER_PARAMETER = 8  # of a chunk: adding its sum to the others' goes through all parameters once
+_VALUES_PER_PARAMETER = 8  # of a chunk, since adding its sum to the total goes through all parameters once
 
 
 class LayerBlock(NamedTuple):
-    """A layer with parameters, the names of its weight and bias, and the layers without parameters after it."""
+    """A layer with parameters, and the layers without parameters after it."""
 
     layer: ParameterLayer
     weight: str
+    """Name of the weight."""
     bias: str | None
+    """Name of the bias, or None without bias."""
     stateless_layers: tuple[StatelessLayer, ...]
 
 
 class _ForwardPass(NamedTuple):
-    """One pass at one point: what each layer saw, what the layers after it saved, and the outputs."""
+    """Result of a forward pass at one point."""
 
     inputs: list[Tensor]
+    """Prepared inputs of each layer with parameters."""
     saved: list[list[Tensor]]
+    """Tensors saved by the layers without parameters, block by block."""
     outputs: Tensor
 
 
 @dataclass(frozen=True)
 class LayeredObjective(BaseModuleObjective):
-    """The loss of a sequential module's outputs; made by `of`."""
+    """Loss of a sequential module's outputs, made by `from_module`."""
 
     module: nn.Sequential
     leading_layers: tuple[StatelessLayer, ...]
+    """Layers before the first layer with parameters."""
     blocks: tuple[LayerBlock, ...]
     values_per_record: int
-    """How many values one record takes at one point, about."""
+    """Approximate number of values that one record takes at one point."""
 
     @classmethod
     def from_module(
         cls, module: nn.Module, features: int, loss: Loss, seed: int, dtype: torch.dtype
     ) -> Self | None:
-        """The objective, or None if the module has a layer that is not known here or used twice."""
+        """Make the objective, or return None if a layer has no closed form or occurs twice."""
         check_module(module)
         if type(module) is not nn.Sequential:
             return None
-        before: list[StatelessLayer] = []
+        leading_layers: list[StatelessLayer] = []
         blocks: list[LayerBlock] = []
         values, probe = features, torch.zeros(1, features)
         for name, layer in _leaves(module, ""):
-            shape, probe = tuple(probe.shape[1:]), _run_layer(layer, probe)
+            input_shape, probe = tuple(probe.shape[1:]), _run_layer(layer, probe)
             if probe.shape[0] != 1:
                 return None
-            outward = tuple(probe.shape[1:])
-            linked, stateless = (
-                match_parameter_layer(layer, shape, outward),
-                match_stateless_layer(layer, shape, outward),
+            output_shape = tuple(probe.shape[1:])
+            parameter_layer, stateless = (
+                match_parameter_layer(layer, input_shape, output_shape),
+                match_stateless_layer(layer, input_shape, output_shape),
             )
-            values += prod(outward)
-            if linked is not None:
-                values += linked.working_values
+            values += prod(output_shape)
+            if parameter_layer is not None:
+                values += parameter_layer.working_values
                 blocks.append(
-                    LayerBlock(linked, f"{name}.weight", f"{name}.bias" if layer.bias is not None else None, ())
+                    LayerBlock(
+                        parameter_layer, f"{name}.weight", f"{name}.bias" if layer.bias is not None else None, ()
+                    )
                 )
             elif stateless is None:
                 return None
             elif blocks:
                 blocks[-1] = blocks[-1]._replace(stateless_layers=(*blocks[-1].stateless_layers, stateless))
             else:
-                before.append(stateless)
-        used = [name for block in blocks for name in (block.weight, block.bias) if name is not None]
-        if used != list(trainable_parameters(module)):
+                leading_layers.append(stateless)
+        parameter_names = [name for block in blocks for name in (block.weight, block.bias) if name is not None]
+        if parameter_names != list(trainable_parameters(module)):
             return None
-        return cls(module, loss, seed, dtype, tuple(before), tuple(blocks), values)
+        return cls(module, loss, seed, dtype, tuple(leading_layers), tuple(blocks), values)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """See `Objective`; about `_CHUNK_VALUES` values, 8 d, or one record's exist at a time, if that is more."""
+        """Sum clipped increments as `Objective` does, in chunks of records.
+
+        The number of values that exist at a time is about the largest of `_CHUNK_VALUES`, 8 d and those of one
+        record.
+        """
         records, weights = batch
-        rows = max(
+        chunk_size = max(
             self._records_per_chunk(
                 query.points[0].shape[:-1].numel() * len(query.points), records.features.device
             ),
@@ -116,14 +129,14 @@ class LayeredObjective(BaseModuleObjective):
         total: Tensor | None = None
         clipped: Tensor | None = None
         for features, labels, weight in zip(
-            torch.split(records.features, rows, axis),
-            torch.split(records.labels, rows, axis),
-            torch.split(weights, rows, -1),
+            torch.split(records.features, chunk_size, axis),
+            torch.split(records.labels, chunk_size, axis),
+            torch.split(weights, chunk_size, -1),
             strict=True,
         ):
             terms, chunk = self._clip_increments(query, Batch(Records(features, labels), weight), clip)
-            parts = [piece for term in terms for piece in term.weighted_sum(chunk.factor)]
-            total = torch.cat(parts, dim=-1) if total is None else _add_parts(total, parts)
+            sums = [part_sum for term in terms for part_sum in term.weighted_sum(chunk.factor)]
+            total = torch.cat(sums, dim=-1) if total is None else _add_parts(total, sums)
             clipped = chunk.clipped_count if clipped is None else clipped + chunk.clipped_count
         assert total is not None
         assert clipped is not None
@@ -134,58 +147,65 @@ class LayeredObjective(BaseModuleObjective):
         return torch.cat([part for term in terms for part in term.per_record(clipped.factor)], dim=-1)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        """See `Objective`; models side by side are taken a few at a time, each with all of its records."""
+        """Sum gradients as `Objective` does, for a few models at a time, each with all of its records."""
         if point.dim() == 1:
             return self._sum_gradients(point, batch)
         records, weights = batch
         axis = point.dim() - 2  # the last of the leading axes
         values = self.values_per_record * records.features.shape[-2] * point.shape[:axis].numel()
-        several = max(1, max_values_at_once(_CHUNK_VALUES, point.device) // values)
+        chunk_size = max(1, max_values_at_once(_CHUNK_VALUES, point.device) // values)
         parts = (
-            torch.split(part, several, axis)
+            torch.split(part, chunk_size, axis)
             for part in (point, *records, weights.expand(records.features.shape[:-1]))
         )
         return torch.cat(
             [
-                self._sum_gradients(own, Batch(Records(*some), weight))
-                for own, *some, weight in zip(*parts, strict=True)
+                self._sum_gradients(model, Batch(Records(*columns), weight))
+                for model, *columns, weight in zip(*parts, strict=True)
             ],
             axis,
         )
 
     def _sum_gradients(self, point: Tensor, batch: Batch) -> Tensor:
         terms = self._make_terms(Query((point,)), batch.records)
-        return torch.cat([piece for term in terms for piece in term.weighted_sum(batch.weights)], dim=-1)
+        return torch.cat([part_sum for term in terms for part_sum in term.weighted_sum(batch.weights)], dim=-1)
 
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[LayerTerms], Clipping]:
-        """The increments of a batch by layers, zeros for records that are not held, and what clips them."""
+        """Terms of a batch's increments by layers, and their clipping.
+
+        Increments that are not representable are zero.
+        """
         records, weights = batch
         terms = [term.to_dtype(weights.dtype) for term in self._make_terms(query, records)]
         clipped = compute_clipping(combine_bounds([term.norm_bounds() for term in terms]), weights, clip)
-        held = clipped.representable
-        return terms if held is None else [term.zero_others(held) for term in terms], clipped
+        mask = clipped.representable
+        return terms if mask is None else [term.zero_others(mask) for term in terms], clipped
 
-    def _records_per_chunk(self, models: int, where: torch.device) -> int:
-        return max(1, max_values_at_once(_CHUNK_VALUES, where) // (self.values_per_record * models))
+    def _records_per_chunk(self, models: int, device: torch.device) -> int:
+        return max(1, max_values_at_once(_CHUNK_VALUES, device) // (self.values_per_record * models))
 
     def _make_terms(self, query: Query, records: Records) -> list[LayerTerms]:
+        """Terms of each layer with parameters, as differences to the first point."""
         points = [unflatten_point(self.shapes, point) for point in query.points]
-        first = self._first_inputs(records.features)
-        passes = [self._forward(point, first) for point in points]
-        slopes = [
-            self._backward(point, one, coefficient * self.loss.output_gradient(one.outputs, records.labels))
-            for point, one, coefficient in zip(points, passes, query.coefficients, strict=True)
+        first_inputs = self._first_inputs(records.features)
+        passes = [self._forward(point, first_inputs) for point in points]
+        output_gradients = [
+            self._backward(
+                point, forward_pass, coefficient * self.loss.output_gradient(forward_pass.outputs, records.labels)
+            )
+            for point, forward_pass, coefficient in zip(points, passes, query.coefficients, strict=True)
         ]
         terms = []
-        for place, block in enumerate(self.blocks):
-            own = [slope[place] for slope in slopes]
-            seen = [one.inputs[place] for one in passes]
-            if place == 0:  # the first layer sees the record itself at every point
-                terms.append(block.layer.make_terms([sum_tensors(own)], seen[:1]))
+        for index, block in enumerate(self.blocks):
+            layer_gradients = [point_gradients[index] for point_gradients in output_gradients]
+            inputs = [forward_pass.inputs[index] for forward_pass in passes]
+            if index == 0:  # the first layer's input is the record itself at every point
+                terms.append(block.layer.make_terms([sum_tensors(layer_gradients)], inputs[:1]))
             else:
                 terms.append(
                     block.layer.make_terms(
-                        [sum_tensors(own), *own[1:]], [seen[0], *[later - seen[0] for later in seen[1:]]]
+                        [sum_tensors(layer_gradients), *layer_gradients[1:]],
+                        [inputs[0], *[point_inputs - inputs[0] for point_inputs in inputs[1:]]],
                     )
                 )
         return terms
@@ -195,54 +215,63 @@ class LayeredObjective(BaseModuleObjective):
             features, _ = layer.forward(features)
         return self.blocks[0].layer.prepare_inputs(features)
 
-    def _forward(self, point: dict[str, Tensor], first: Tensor) -> _ForwardPass:
-        seen, saved, values = [first], [], first
-        for place, block in enumerate(self.blocks):
-            if place:
-                seen.append(block.layer.prepare_inputs(values))
+    def _forward(self, point: dict[str, Tensor], first_inputs: Tensor) -> _ForwardPass:
+        """Run the module from the prepared inputs of its first layer with parameters."""
+        inputs, saved, values = [first_inputs], [], first_inputs
+        for index, block in enumerate(self.blocks):
+            if index:
+                inputs.append(block.layer.prepare_inputs(values))
             values = block.layer.compute_outputs(
-                seen[-1], point[block.weight], None if block.bias is None else point[block.bias]
+                inputs[-1], point[block.weight], None if block.bias is None else point[block.bias]
             )
-            kept = []
+            block_saved = []
             for layer in block.stateless_layers:
-                values, keep = layer.forward(values)
-                kept.append(keep)
-            saved.append(kept)
-        return _ForwardPass(seen, saved, values)
+                values, layer_saved = layer.forward(values)
+                block_saved.append(layer_saved)
+            saved.append(block_saved)
+        return _ForwardPass(inputs, saved, values)
 
-    def _backward(self, point: dict[str, Tensor], one: _ForwardPass, slope: Tensor) -> list[Tensor]:
-        """The slope at each block's layer's outputs, first block first."""
-        slopes: list[Tensor] = []
-        for place in reversed(range(len(self.blocks))):
-            block = self.blocks[place]
-            for layer, saved in zip(reversed(block.stateless_layers), reversed(one.saved[place]), strict=True):
-                slope = layer.input_gradient(slope, saved)
-            slopes.append(slope)
-            if place:
-                slope = block.layer.input_gradient(slope, point[block.weight])
-        return slopes[::-1]
+    def _backward(self, point: dict[str, Tensor], forward_pass: _ForwardPass, gradient: Tensor) -> list[Tensor]:
+        """Output gradients of the layers with parameters, first layer first."""
+        output_gradients: list[Tensor] = []
+        for index in reversed(range(len(self.blocks))):
+            block = self.blocks[index]
+            for layer, saved in zip(
+                reversed(block.stateless_layers), reversed(forward_pass.saved[index]), strict=True
+            ):
+                gradient = layer.input_gradient(gradient, saved)
+            output_gradients.append(gradient)
+            if index:
+                gradient = block.layer.input_gradient(gradient, point[block.weight])
+        return output_gradients[::-1]
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        if records.record_axis == 0:  # as many as may be evaluated on, in blocks
+        if records.record_axis == 0:  # there may be many records without leading axes, so in chunks
             return self.loss.value(self.outputs(point, records), records.labels)
-        named = unflatten_point(self.shapes, point)
-        return self.loss.value(self._forward(named, self._first_inputs(records.features)).outputs, records.labels)
+        parameters = unflatten_point(self.shapes, point)
+        return self.loss.value(
+            self._forward(parameters, self._first_inputs(records.features)).outputs, records.labels
+        )
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        named = unflatten_point(self.shapes, point)
+        parameters = unflatten_point(self.shapes, point)
         chunks = torch.split(records.features, self._records_per_chunk(point.shape[:-1].numel(), point.device))
-        return torch.cat([self._forward(named, self._first_inputs(chunk)).outputs for chunk in chunks], dim=-2)
+        return torch.cat(
+            [self._forward(parameters, self._first_inputs(chunk)).outputs for chunk in chunks], dim=-2
+        )
 
 
 def _add_parts(total: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """`total` (..., d) with the parts (..., size) added to it where they lie in a row."""
-    for own, part in zip(torch.split(total, [part.shape[-1] for part in parts], dim=-1), parts, strict=True):
-        own.add_(part)
+    """Add parts (..., size), which lie one after another, to `total` (..., d) in place."""
+    for total_part, part in zip(
+        torch.split(total, [part.shape[-1] for part in parts], dim=-1), parts, strict=True
+    ):
+        total_part.add_(part)
     return total
 
 
 def _leaves(module: nn.Sequential, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, layer in module._modules.items():  # named_children leaves out what occurs twice
+    for name, layer in module._modules.items():  # named_children leaves out layers that occur twice
         assert layer is not None
         if type(layer) is nn.Sequential:
             yield from _leaves(layer, f"{prefix}{name}.")
@@ -259,11 +288,21 @@ def _run_layer(layer: nn.Module, values: Tensor) -> Tensor:
 def make_module_objective(
     module: nn.Module, features: int, loss: Loss, seed: int, dtype: torch.dtype = torch.float32
 ) -> LayeredObjective | ModuleObjective:
-    """The objective of a module that maps (records, features) to (records, outputs); x_1 follows from `seed`.
+    """Make the objective of a module that maps (records, features) to (records, outputs).
 
-    Sequential modules of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten take the route here, others
-    that of ghost.py.  Both compute the same numbers.  InputError if a layer mixes records, draws random numbers
-    or keeps buffers.
+    Sequential modules of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten get a `LayeredObjective`,
+    others
+    a `GhostObjective`.  Both compute the same numbers.
+
+    Args:
+        module: Module whose trainable parameters are the point.
+        features: Number of features of a record.
+        loss: Loss of the module's outputs.
+        seed: Seed of x_1.
+        dtype: Type of the parameters.
+
+    Raises:
+        InputError: A layer mixes records, draws random numbers or has buffers.
     """
     layered = LayeredObjective.from_module(module, features, loss, seed, dtype)
     return GhostObjective(module, loss, seed, dtype) if layered is None else layered

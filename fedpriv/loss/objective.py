@@ -1,18 +1,21 @@
-"""What an objective is: clipped sums of what records answer to a query, and an evaluation.
+"""The protocol of an objective: clipped sums of records' answers to a query, and evaluations.
 
 | | |
 |---|---|
-| `Query`, `Batch` | which gradients are combined; which records are asked, and what each weighs |
+| `Query`, `Batch` | gradients to combine; records to sum over, with their weights |
 | `Objective` | the protocol: a loss over flat parameters |
 | `Deterministic` | base class of losses without public coins |
 | `View` | base class of wrappers that delegate to another objective |
-| `EvaluationView` | base class of those that change evaluations alone |
+| `EvaluationView` | base class of views that change evaluations only |
 | `fast_paths` | the shortcuts that a loss may have as attributes |
+| `Bfloat16View` | passes through a model in bfloat16 |
 
-Passes through a model in bfloat16, with everything that a guarantee rests on in the run's own type.
+Public coins are public random numbers that an increment depends on, such as directions or shifts of pictures.
 
-The model, its noise, norms, clips and sums stay as they are; what a record's gradient is computed from has 8 bits.
-Micikevicius et al. 2018, "Mixed precision training", have the same division: master weights and sums are wide.
+`Bfloat16View` computes gradients at models and from features that are rounded to 8 significant bits.  The model,
+its noise, norms, clips and sums stay in the run's own type, since a guarantee depends on them.  Micikevicius et
+al.
+2018, "Mixed precision training", divide the types alike: master weights and sums are wide.
 """
 
 import math
@@ -33,38 +36,45 @@ from fedpriv.loss.alone import Floats, IntegerScores
 from fedpriv.participation.orders import UNDECLARED, Dependence, declared_dependence
 
 UNCLIPPED = 1e30
-"""A norm bound that no gradient reaches, and that floating-point numbers of 32 bits can hold."""
+"""Norm bound that no gradient reaches, representable in float32."""
 
 
 class BatchLayout(NamedTuple):
-    """Names of a batch's records, without a look at any of them: all that public coins may be keyed by."""
+    """Silos and row indices of a batch's records, without their content.
+
+    Public coins may be keyed by these values only.
+    """
 
     t: int
-    """The round."""
+    """Round."""
     silo_sizes: tuple[tuple[int, int], ...]
-    """Silos in the order of their records: (number, records)."""
+    """Silos in the order of their records, as pairs (number, records)."""
     row_indices: NDArray[np.int64]
-    """Row index of each record in its silo, (B,), or (replicates, B) where replicates read different rows.
+    """Row index of each record in its silo, (B,) or (replicates, B).
 
-    A record keeps its row index in every round, whoever else is read.
+    There is an axis of replicates if they read different rows.  A record keeps its row index in every round,
+    whichever
+    other records are read.
     """
 
     @property
     def silo_ids(self) -> NDArray[np.int64]:
-        """The silo of each record, (B,)."""
+        """Silo of each record, (B,)."""
         numbers, counts = zip(*self.silo_sizes, strict=True) if self.silo_sizes else ((), ())
         return np.repeat(np.array(numbers, np.int64), counts)
 
     def with_rows(self, rows: NDArray[np.int64]) -> "BatchLayout":
-        """The same round for other rows (B,) of the same silo; for a batch of one silo."""
+        """Replace the rows of a batch of one silo by other rows (B,), in the same round."""
         ((silo, _),) = self.silo_sizes
         return BatchLayout(self.t, ((silo, len(rows)),), rows)
 
 
 class Records(NamedTuple):
-    """A batch: features (..., B, features) and labels (..., B), integers of classes or floats of a regression.
+    """Features (..., B, features) and labels (..., B) of a batch.
 
-    Several labels of a record lie behind its features (`Layout`); `Labelled` alone makes them (..., B, *shape).
+    Labels are integers for classes, and floats for a regression.  Several labels of a record lie behind its
+    features
+    (`FeatureLayout`).  Only `LabelledView` makes labels (..., B, *shape) of them.
     """
 
     features: Tensor
@@ -72,73 +82,82 @@ class Records(NamedTuple):
 
     @property
     def record_axis(self) -> int:
-        """Axis of the records, of both."""
+        """Axis of the records, in features and labels."""
         return self.features.dim() - 2
 
 
 class Query(NamedTuple):
-    """A combination of gradients that every record is asked for: Σ_k coefficients[k] ∇f(points[k]; record)."""
+    """Combination of gradients that every record is asked for.
+
+    It is Σ_k coefficients[k] ∇f(points[k]; record).
+    """
 
     points: Sequence[Tensor]
-    """Each (..., d); the leading axes are replicates, or units, side by side."""
+    """Points (..., d), whose leading axes are replicates or units."""
     coefficients: Sequence[float] = (1.0,)
-    """One a point; left out, the query is for the gradient at one point."""
+    """Coefficient of each point, by default for the gradient at one point."""
 
 
 class Batch(NamedTuple):
-    """The records that an increment is summed over, and what each of them weighs in the sum."""
+    """Records that an increment is summed over, with their weights in the sum."""
 
     records: Records
-    """With an axis B of records behind the leading axes of the query's points."""
+    """Records with an axis B behind the leading axes of the query's points."""
     weights: Tensor
-    """(B,) or (..., B), in the type that norms, factors and sums are to have: it may be wider than the points'.
+    """Weights, (B,) or (..., B), in the type of norms, factors and sums.
 
-    A record of weight 0 is not there: it does not count as clipped either.
+    The type may be wider than that of the points.  A record of weight 0 is absent: it does not count as clipped
+    either.
     """
 
 
 class Increment(NamedTuple):
-    """A weighted sum of clipped increments (..., d) and how many of the records were clipped (...)."""
+    """A weighted sum of clipped increments, (..., d), and the number of clipped records, (...)."""
 
     total: Tensor
     clipped_count: Tensor
 
 
 class ModelEvaluation(NamedTuple):
-    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...).
-
-    `accuracy` is None for a regression; `metrics` holds what else the objective knows, by name, each (...).
-    """
+    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...)."""
 
     loss: Tensor
     accuracy: Tensor | None
+    """Share of right predictions, or None for a regression."""
     metrics: Mapping[str, Tensor] = MappingProxyType({})
+    """Other metrics of the objective by name, (...) each."""
 
     def to_metrics(self) -> dict[str, Tensor]:
-        """Everything by name, as results keep it."""
+        """Return all metrics by the names that results have."""
         accuracy = {} if self.accuracy is None else {"test_accuracy": self.accuracy}
         return {"test_loss": self.loss, **accuracy, **self.metrics}
 
 
 class OuterProduct(NamedTuple):
-    """How increments of linear scores factor: residual (classes,) ⊗ features, in whole multiples of 1/`levels`."""
+    """Factors of the increments of linear scores: residual (classes,) ⊗ features.
+
+    Features are integer multiples of 1/`denominator`.
+    """
 
     residuals: Callable[[IntegerScores, NDArray[np.int64]], Floats]
-    """(scores, labels (B,)) → the loss's derivative by the scores, (B, classes), in written order (`Scores`)."""
+    """Derivative of the loss by the scores, (B, classes), from scores and labels (B,).
+
+    It is computed in the written order (`IntegerScores`).
+    """
     classes: int
     denominator: int
-    """Features times this are rounded to integers."""
+    """Factor of the features before they are rounded to integers."""
     max_feature_norm: int
-    """A public bound on the norm of a record's integer features."""
+    """Public upper bound on the norm of a record's integer features."""
 
 
 class LinearScores(NamedTuple):
-    """A loss of linear scores: a gradient is slopes (outputs,) ⊗ features."""
+    """A loss of linear scores, whose gradient is an output gradient (outputs,) ⊗ features."""
 
     compute_scores: Callable[[Tensor, Tensor], Tensor]
-    """(point (..., d), features (..., B, f)) → scores (..., B, outputs), linear in the point."""
+    """Scores (..., B, outputs), linear in the point, from point (..., d) and features (..., B, f)."""
     output_gradient: Callable[[Tensor, Tensor], Tensor]
-    """(scores (..., B, outputs), labels (..., B)) → the loss's derivative by the scores, (..., B, outputs)."""
+    """Derivative of the loss by the scores, (..., B, outputs), from scores and labels (..., B)."""
 
 
 class Objective(Protocol):
@@ -149,104 +168,139 @@ class Objective(Protocol):
 
     @property
     def lipschitz(self) -> float:
-        """G: a bound on the norm of one record's gradient; inf if none is known."""
+        """G: bound on the norm of one record's gradient, or inf if none is known."""
         ...
 
     @property
     def smoothness(self) -> float:
-        """L: a bound on the Lipschitz constant of one record's gradient; inf if none is known."""
+        """L: bound on the Lipschitz constant of one record's gradient, or inf if none is known."""
         ...
 
     @property
     def convex(self) -> bool:
         """Whether every record's loss is convex, with `lipschitz` and `smoothness` valid at every point.
 
-        A guarantee by contraction rests on it; False where it is not known.
+        It is False if convexity is not known.  Guarantees by contraction depend on it.
         """
         ...
 
     @property
     def convex_within(self) -> float:
-        """The radius of the ball around 0 in which every record's loss is convex, with `lipschitz` and
-        `smoothness` valid, if a run starts in its centre: inf where that is everywhere, 0 where it is not known.
+        """Radius of a ball around 0 in which every record's loss is convex and the constants are valid.
 
-        Bounds on the excess risk rest on it, no guarantee does.
+        The run has to start in its center.  It is inf if losses are convex everywhere, and 0 if convexity is not
+        known.
+        Bounds on the excess risk depend on it; guarantees do not.
         """
         ...
 
     def initial(self) -> Tensor:
-        """x_1, shape (d,)."""
+        """Return x_1, of shape (d,)."""
         ...
 
     @property
     def dependence(self) -> Dependence:
-        """Facts on which a record's increment depends; a class that does not say depends on anything."""
+        """Facts on which a record's increment depends.
+
+        A class that does not declare them may depend on anything.
+        """
         ...
 
     def for_batch(self, slots: BatchLayout) -> "Objective":
-        """The objective of the batch in these slots: another one only where it has public coins of its own."""
+        """Return the objective for a batch layout, which is another one only if it has public coins."""
         ...
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Σ_b weights[b] · clip(the query of record b, norm `clip`), `clip` a number or (..., 1).
+        """Sum weights[b] · clip(query of record b, norm `clip`) over the records b of a batch.
 
-        Gradients are taken in the type of the points; the total has that of the weights: in what is really
-        released it is float64.
+        Gradients are computed in the type of the points.  The total has the type of the weights, which is float64
+        in
+        releases.
+
+        Args:
+            query: Combination of gradients.
+            batch: Records and their weights.
+            clip: Norm bound, a number or (..., 1).
+
+        Returns:
+            The sum, and the number of clipped records.  A record whose increment is not finite adds nothing and
+            counts as
+            clipped.
 
         Guarantee: one record moves the sum by at most weights[b] · clip under zero-out and twice that under
         replace-one, for any points, records and loss, rounding included but for that of the other records' sum.
-        A record whose increment is not finite adds nothing and counts as clipped.
         """
         ...
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """weights[b] · clip(the query of record b, norm `clip`) of every record: (B, d), of the weights' type.
+        """Compute the weighted clipped increment of every record, (B, d), in the weights' type.
 
-        There are no leading axes here.  `rows[b]` is the row index of record b in the silo of `at`.  A record
-        whose increment is not finite is a row of zeros.
+        Row b is weights[b] · clip(query of record b, norm `clip`).
+
+        Args:
+            query: Combination of gradients, at points without leading axes.
+            batch: Records (B, …) and their weights.
+            rows: Row index of each record in the silo of the batch layout, (B,).
+            clip: Norm bound.
+
+        Returns:
+            The increments, with zeros for a record whose increment is not finite.
 
         Guarantee: row b depends on what `dependence` declares and on public values alone, but for rounding.  Exact
-        releases ask for one record at a time (`loss.alone`), where nothing of the others is at hand.
+        releases ask for one record at a time (`loss.alone`), where no value of the other records is at hand.
         """
         ...
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        """Σ_b weights[b] · ∇f(point; record b), (..., d), clipped nowhere: for training inside of a unit.
+        """Sum weighted gradients without clipping, (..., d), for training inside of a unit.
 
-        A record may spoil the sum, of its own leading axes only.
+        The sum is Σ_b weights[b] · ∇f(point; record b).  A record may make the sum invalid, for its own leading
+        axes only.
         """
         ...
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        """f(point; record) of every record, shape (..., B), for `point` and `records` as in `increment`.
+        """Compute the loss of every record, (..., B), for `point` and `records` as in `increment`.
 
-        InputError where a model gives gradients only.
+        Raises:
+            InputError: The model has gradients only.
         """
         ...
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        """What the model says of every record, (..., B, outputs), for `point` (..., d) and unbatched records.
+        """Compute the model's outputs for every record, (..., B, outputs).
 
-        Logits of classes, one logit of class 1 against 0, or a regression's prediction.  InputError where a model
-        predicts nothing.
+        They are logits of classes, one logit of class 1 against 0, or a regression's prediction.
+
+        Args:
+            point: Models, (..., d).
+            records: Records without leading axes.
+
+        Raises:
+            InputError: The model makes no predictions.
         """
         ...
 
     def evaluations(self, points: int) -> int:
-        """Gradients (or values) of one record that an increment over so many points takes."""
+        """Number of gradients (or values) of one record that an increment at `points` points takes."""
         ...
 
     def extra_values(self, points: int, rows: int = 1) -> int:
-        """Values that exist at a time beside increments of so many rows, of one replicate: directions, copies."""
+        """Number of values, such as directions or copies, that exist beside the increments of one replicate.
+
+        Args:
+            points: Number of points of the query.
+            rows: Number of records whose increments exist at a time.
+        """
         ...
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """Loss and accuracy of `point` (..., d) on records without leading axes."""
+        """Compute loss and accuracy of `point` (..., d) on records without leading axes."""
         ...
 
 
 class Deterministic(ABC):
-    """What objectives without public coins have in common."""
+    """Base class of objectives without public coins."""
 
     convex: bool = False
 
@@ -254,7 +308,7 @@ class Deterministic(ABC):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment: ...
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        """By increments that nothing clips."""
+        """Sum gradients as increments with a clip that is never reached."""
         return self.increment(Query((point,)), batch, UNCLIPPED).total
 
     @property
@@ -283,29 +337,32 @@ class Deterministic(ABC):
 
 
 PROVED_DIAMETERS: set[type] = set()
-"""Classes whose `diameter` is proved; no subclass of one is believed."""
+"""Classes with a proof of their `diameter`.  It does not hold for subclasses."""
 SUMMED_BY_CELL: set[type] = set()
 """Classes whose increments are added cell by cell, by their own `whole`."""
 
 
 def is_shipped(kind: type) -> bool:
-    """Whether a class is fedpriv's own: proofs are of these alone, whoever adds to the sets above."""
+    """Whether a class is part of fedpriv.
+
+    Proofs hold for these classes only, even if other classes are added to the sets above.
+    """
     return kind.__module__.startswith("fedpriv.")
 
 
 class FastPaths(NamedTuple):
-    """Faster ways to a loss's increments; None where it has none."""
+    """Faster computations of a loss's increments, each None if the loss lacks it."""
 
     outer: OuterProduct | None
-    """Increments that factor, with features that are whole numbers."""
+    """Increments that factor, with integer features."""
     linear: LinearScores | None
-    """Linear scores that the loss is a function of, and of nothing else."""
+    """Linear scores, if the loss is a function of linear scores only."""
 
 
 def fast_paths(objective: Objective) -> FastPaths:
-    """Find the attributes `outer` and `linear` that a loss may have, behind views that only evaluate.
+    """Find the attributes `outer` and `linear` of a loss, behind views that change evaluations only.
 
-    Any other view has none, even of a loss that does: its increments may be others.
+    Any other view has none, even if its base does, since its increments may be others.
     """
     while isinstance(objective, EvaluationView):
         objective = objective.base
@@ -314,9 +371,9 @@ def fast_paths(objective: Objective) -> FastPaths:
 
 @dataclass(frozen=True)
 class View:
-    """A loss whose every part is that of `base`, but for what a subclass changes.
+    """A loss that delegates every method to `base`, except for those that a subclass overrides.
 
-    A subclass declares on what its increments depend: one that says nothing depends on anything.
+    A subclass declares on what its increments depend.  One that does not may depend on anything.
     """
 
     base: Objective
@@ -378,7 +435,7 @@ class View:
 
 @dataclass(frozen=True)
 class RecordView(View):
-    """A view in which a record's increment depends on the facts on which that of `base` does."""
+    """View in which a record's increment depends on the same facts as that of `base`."""
 
     @property
     def dependence(self) -> Dependence:
@@ -387,16 +444,16 @@ class RecordView(View):
 
 @dataclass(frozen=True)
 class EvaluationView(RecordView):
-    """`base`, but for `evaluate`: increments are computed as `base` computes them, bit for bit."""
+    """View that overrides evaluations only: increments are those of `base`, bit for bit."""
 
 
 _MAX_BFLOAT16_INTEGER = 256
-"""Up to here bfloat16 holds every whole number."""
+"""Largest integer up to which bfloat16 represents every integer."""
 
 
 @dataclass(frozen=True)
 class Bfloat16View(RecordView):
-    """`base`, whose gradients are taken at models and of features that are rounded to bfloat16.
+    """`base` with gradients at models and from features that are rounded to bfloat16.
 
     Evaluations are in the type of the model.
 
@@ -419,7 +476,11 @@ class Bfloat16View(RecordView):
 
 
 def _query_in_bfloat16(query: Query) -> Query:
-    """InputError for a difference of gradients: models of two rounds are often equal in 8 bits."""
+    """Round the point of a query to bfloat16.
+
+    Raises:
+        InputError: The query is a difference of gradients.  Models of two rounds are often equal in 8 bits.
+    """
     if len(query.points) > 1:
         raise InputError(
             'run.passes = "bfloat16": this algorithm adds differences of gradients at two models, which differ by '
@@ -434,30 +495,34 @@ def _batch_in_bfloat16(batch: Batch) -> Batch:
 
 
 def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
-    """`objective` with passes in bfloat16.
+    """Make the view of `objective` with passes in bfloat16.
+
+    Args:
+        objective: Objective of the run.
+        records: Records of the run, to look for integers that bfloat16 cannot represent.
 
     Raises:
-        InputError: a column of whole numbers beyond 256, such as the words of a sentence, which would become
-            others; or a model that cannot compute in bfloat16.
+        InputError: A column has integers beyond 256 only, such as tokens, which would be rounded to others; or the
+            model cannot compute in bfloat16.
     """
     features = records.features.flatten(0, -2)
-    whole = (features == features.round()).all(0) & (features.abs().amax(0) > _MAX_BFLOAT16_INTEGER)
-    if whole.any():
-        place = int(whole.nonzero()[0])
+    has_large_integers = (features == features.round()).all(0) & (features.abs().amax(0) > _MAX_BFLOAT16_INTEGER)
+    if has_large_integers.any():
+        place = int(has_large_integers.nonzero()[0])
         raise InputError(
             f'run.passes = "bfloat16": feature {place} has whole numbers beyond {_MAX_BFLOAT16_INTEGER}, which '
             "would become "
             "others in 8 bits; leave it out, or scale the feature"
         )
-    short, point = Bfloat16View(objective), objective.initial()
-    one = Records(features[:1], torch.zeros_like(records.labels.flatten()[:1]))
+    view, point = Bfloat16View(objective), objective.initial()
+    probe = Records(features[:1], torch.zeros_like(records.labels.flatten()[:1]))
     try:
-        short.for_batch(BatchLayout(1, ((0, 1),), np.zeros(1, np.int64))).increment(
-            Query((point,)), Batch(one, point.new_ones(1)), 1.0
+        view.for_batch(BatchLayout(1, ((0, 1),), np.zeros(1, np.int64))).increment(
+            Query((point,)), Batch(probe, point.new_ones(1)), 1.0
         )
     except RuntimeError as error:
         reason = str(error).split("\n")[0]
         raise InputError(
             f'run.passes = "bfloat16": the model cannot compute in it ({reason}); leave it out'
         ) from None
-    return short
+    return view

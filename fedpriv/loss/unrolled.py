@@ -1,13 +1,14 @@
-"""Layers that torch.func.vmap has no rule for, or a wrong one, in operations that it has: of the same parameters.
+"""Recurrent layers and embeddings in operations that torch.func.vmap can batch.
 
-vmap raises in GRU, RNN and their cells (their gates are written into a tensor of one record), runs an LSTM and an
-EmbeddingBag one record after another, and has no gradients of sparse tables.
+vmap raises in GRU, RNN and their cells, which write gates into a tensor of one record.  It runs an LSTM and an
+EmbeddingBag one record after another, and has no gradients of sparse tables.  `make_vmap_module` replaces the
+forward pass of such layers, and keeps their parameters.
 
-torch's recurrent layers, step by step, from functions that functional knows.
-
-torch runs a recurrent layer as one function, of which neither vmap nor a watcher of its parameters knows the
-inside.  Each function here takes the arguments of torch's own and gives what that gives, but for rounding; the
-part of a gate that its input decides is one product for all steps.
+torch runs a recurrent layer as one function, inside of which neither vmap nor a trace of parameters can look.
+`UNROLLED_FUNCTIONS` computes the same step by step, from functions of functional.  Each of them takes the
+arguments
+of torch's function, and its results differ by rounding only.  The input's part of all gates is one product for all
+steps.
 """
 
 import copy
@@ -23,28 +24,34 @@ from torch.nn.utils.rnn import PackedSequence
 from fedpriv.core.errors import InputError
 
 RecurrentState = tuple[Tensor, ...]
-"""Hidden values, and for an LSTM its cells; each (records, width)."""
+"""Hidden values, and the cells for an LSTM, (records, width) each."""
 CellFunction = Callable[[Tensor, Tensor, RecurrentState], RecurrentState]
-"""From what the input and the state say of the gates, (records, gates · width) each, and the state."""
+"""Next state from the input's part of the gates, the state's part, and the state.
+
+Both parts are (records, gates · width).
+"""
 
 
-def _lstm_step(seen: Tensor, told: Tensor, state: RecurrentState) -> RecurrentState:
-    given, kept, new, shown = (seen + told).chunk(4, -1)
-    cells = kept.sigmoid() * state[1] + given.sigmoid() * new.tanh()
-    return shown.sigmoid() * cells.tanh(), cells
+def _lstm_step(input_part: Tensor, state_part: Tensor, state: RecurrentState) -> RecurrentState:
+    input_gate, forget_gate, candidate, output_gate = (input_part + state_part).chunk(4, -1)
+    cells = forget_gate.sigmoid() * state[1] + input_gate.sigmoid() * candidate.tanh()
+    return output_gate.sigmoid() * cells.tanh(), cells
 
 
-def _gru_step(seen: Tensor, told: Tensor, state: RecurrentState) -> RecurrentState:
-    (reset, kept, new), (resets, keeps, news) = seen.chunk(3, -1), told.chunk(3, -1)
-    share = (kept + keeps).sigmoid()
-    candidate = (new + (reset + resets).sigmoid() * news).tanh()
-    return (candidate + share * (state[0] - candidate),)
+def _gru_step(input_part: Tensor, state_part: Tensor, state: RecurrentState) -> RecurrentState:
+    (input_reset, input_update, input_new), (state_reset, state_update, state_new) = (
+        input_part.chunk(3, -1),
+        state_part.chunk(3, -1),
+    )
+    update_gate = (input_update + state_update).sigmoid()
+    candidate = (input_new + (input_reset + state_reset).sigmoid() * state_new).tanh()
+    return (candidate + update_gate * (state[0] - candidate),)
 
 
 def _rnn_step(
-    activation: Callable[[Tensor], Tensor], seen: Tensor, told: Tensor, _: RecurrentState
+    activation: Callable[[Tensor], Tensor], input_part: Tensor, state_part: Tensor, _: RecurrentState
 ) -> RecurrentState:
-    return (activation(seen + told),)
+    return (activation(input_part + state_part),)
 
 
 def _run_layer(
@@ -56,45 +63,56 @@ def _run_layer(
     layers: int,
     dropout: float,
     train: bool,
-    both_ways: bool,
+    bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """As torch.lstm, gru, rnn_tanh and rnn_relu: the outputs of all steps, then the last states, layers first."""
+    """Run all steps as torch.lstm, gru, rnn_tanh and rnn_relu do.
+
+    Returns:
+        The outputs of all steps, then the last states, by layers and directions.
+    """
     states = state if isinstance(state, tuple | list) else (state,)
     if not states[0].is_floating_point():
         raise RuntimeError("a packed sequence, whose records have a number of steps each")
     steps = values.transpose(0, 1) if batch_first else values
-    own = [weights[start : start + 2 + 2 * biases] for start in range(0, len(weights), 2 + 2 * biases)]
-    last: list[RecurrentState] = []
+    layer_weights = [weights[start : start + 2 + 2 * biases] for start in range(0, len(weights), 2 + 2 * biases)]
+    last_states: list[RecurrentState] = []
     for layer in range(layers):
-        ways = [
+        direction_runs = [
             _run_direction(
-                cell, steps, tuple(part[len(last) + way] for part in states), own[len(last) + way], bool(way)
+                cell,
+                steps,
+                tuple(part[len(last_states) + direction] for part in states),
+                layer_weights[len(last_states) + direction],
+                bool(direction),
             )
-            for way in range(1 + both_ways)
+            for direction in range(1 + bidirectional)
         ]
-        steps = torch.cat([outputs for outputs, _ in ways], -1)
+        steps = torch.cat([outputs for outputs, _ in direction_runs], -1)
         if dropout and train and layer < layers - 1:
             steps = functional.dropout(steps, dropout)
-        last += [final for _, final in ways]
+        last_states += [last_state for _, last_state in direction_runs]
     outputs = steps.transpose(0, 1) if batch_first else steps
-    return outputs, *(torch.stack(parts) for parts in zip(*last, strict=True))
+    return outputs, *(torch.stack(parts) for parts in zip(*last_states, strict=True))
 
 
 def _run_direction(
     cell: CellFunction,
     steps: Tensor,
     state: RecurrentState,
-    own: Sequence[Tensor],
+    parameters: Sequence[Tensor],
     backward: bool,
     projection: Tensor | None = None,
 ) -> tuple[Tensor, RecurrentState]:
-    """The outputs of all steps, and the last state; `own` are weights, and biases where there are any."""
-    (inward, onward), (shift, shifts) = own[:2], own[2:] or (None, None)
-    seen = functional.linear(steps, inward, shift).unbind(0)
+    """Run all steps in one direction, and return their outputs and the last state.
+
+    `parameters` are the weights of input and state, and their biases if there are any.
+    """
+    (input_weight, state_weight), (input_bias, state_bias) = parameters[:2], parameters[2:] or (None, None)
+    input_parts = functional.linear(steps, input_weight, input_bias).unbind(0)
     outputs = []
-    for one in reversed(seen) if backward else seen:
-        state = cell(one, functional.linear(state[0], onward, shifts), state)
+    for input_part in reversed(input_parts) if backward else input_parts:
+        state = cell(input_part, functional.linear(state[0], state_weight, state_bias), state)
         if projection is not None:
             state = (functional.linear(state[0], projection), *state[1:])
         outputs.append(state[0])
@@ -105,15 +123,19 @@ def _run_cell(
     cell: CellFunction,
     values: Tensor,
     state: Any,
-    inward: Tensor,
-    onward: Tensor,
-    shift: Any = None,
-    shifts: Any = None,
+    input_weight: Tensor,
+    state_weight: Tensor,
+    input_bias: Any = None,
+    state_bias: Any = None,
 ) -> Any:
-    """As torch.lstm_cell, gru_cell, rnn_tanh_cell and rnn_relu_cell."""
+    """Run one step as torch.lstm_cell, gru_cell, rnn_tanh_cell and rnn_relu_cell do."""
     states = tuple(state) if isinstance(state, tuple | list) else (state,)
-    after = cell(functional.linear(values, inward, shift), functional.linear(states[0], onward, shifts), states)
-    return after if isinstance(state, tuple | list) else after[0]
+    next_state = cell(
+        functional.linear(values, input_weight, input_bias),
+        functional.linear(states[0], state_weight, state_bias),
+        states,
+    )
+    return next_state if isinstance(state, tuple | list) else next_state[0]
 
 
 _CELL_FUNCTIONS: dict[str, CellFunction] = {
@@ -126,13 +148,13 @@ UNROLLED_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **{getattr(torch, name): partial(_run_layer, cell) for name, cell in _CELL_FUNCTIONS.items()},
     **{getattr(torch, f"{name}_cell"): partial(_run_cell, cell) for name, cell in _CELL_FUNCTIONS.items()},
 }
-"""By torch's own function."""
+"""Unrolled functions by torch's own function."""
 
 
 def make_vmap_module(module: nn.Module) -> nn.Module:
-    """The module, or a copy of the same parameters and buffers in which such layers have another forward pass.
+    """Return the module, or a copy with another forward pass in layers that vmap cannot batch.
 
-    The numbers are those of the module's own up to rounding.
+    The copy shares parameters and buffers with the module.  Its outputs are the module's up to rounding.
     """
     if not any(type(layer) in _REPLACEMENTS or isinstance(layer, _ATTENTION) for layer in module.modules()):
         return module
@@ -141,7 +163,7 @@ def make_vmap_module(module: nn.Module) -> nn.Module:
         if type(layer) in _REPLACEMENTS:
             layer.__class__ = _REPLACEMENTS[type(layer)]
         elif isinstance(layer, _ATTENTION):
-            layer.training = True  # torch's fast path is for evaluation, and has no rule
+            layer.training = True  # torch's fast path runs in evaluation mode, and vmap has no rule for it
     return copied
 
 
@@ -152,46 +174,51 @@ def _find_step(layer: nn.RNNBase | nn.RNNCellBase) -> CellFunction:
 
 
 class _Unrolled(nn.RNNBase):
-    """A recurrent layer, its steps one after another."""
+    """Recurrent layer that runs its steps one after another."""
 
     def forward(
         self, values: Tensor | PackedSequence, start: Tensor | RecurrentState | None = None
     ) -> tuple[Tensor, Tensor | RecurrentState]:
         if isinstance(values, PackedSequence):
             raise InputError("a packed sequence cannot be used; give the layer the padded one")
-        alone = values.dim() == 2
-        if alone:
+        is_unbatched = values.dim() == 2
+        if is_unbatched:
             values = values.unsqueeze(0 if self.batch_first else 1)
         steps = values.transpose(0, 1) if self.batch_first else values
-        several = 2 if isinstance(self, nn.LSTM) else 1
-        given = None if start is None else start if isinstance(start, tuple) else (start,)
-        last: list[RecurrentState] = []
+        state_size = 2 if isinstance(self, nn.LSTM) else 1
+        start_state = None if start is None else start if isinstance(start, tuple) else (start,)
+        last_states: list[RecurrentState] = []
         for layer in range(self.num_layers):
             outputs = []
             for reverse in (False, True)[: 1 + self.bidirectional]:
-                if given is None:
-                    widths = (self.proj_size or self.hidden_size, self.hidden_size)[:several]
+                if start_state is None:
+                    widths = (self.proj_size or self.hidden_size, self.hidden_size)[:state_size]
                     state: RecurrentState = tuple(steps.new_zeros(steps.shape[1], width) for width in widths)
                 else:
-                    state = tuple(each[len(last)] for each in given)
-                    state = tuple(each.unsqueeze(0) for each in state) if alone else state
-                found, state = self._run_steps(steps, state, f"_l{layer}{'_reverse' if reverse else ''}", reverse)
-                outputs.append(found)
-                last.append(state)
+                    state = tuple(part[len(last_states)] for part in start_state)
+                    state = tuple(part.unsqueeze(0) for part in state) if is_unbatched else state
+                direction_outputs, state = self._run_steps(
+                    steps, state, f"_l{layer}{'_reverse' if reverse else ''}", reverse
+                )
+                outputs.append(direction_outputs)
+                last_states.append(state)
             steps = torch.cat(outputs, -1)
-        ends = tuple(torch.stack(each) for each in zip(*last, strict=True))
+        end_states = tuple(torch.stack(part) for part in zip(*last_states, strict=True))
         result = steps.transpose(0, 1) if self.batch_first else steps
-        if alone:
-            result, ends = result.squeeze(0 if self.batch_first else 1), tuple(each.squeeze(1) for each in ends)
-        return result, ends if several == 2 else ends[0]
+        if is_unbatched:
+            result, end_states = (
+                result.squeeze(0 if self.batch_first else 1),
+                tuple(part.squeeze(1) for part in end_states),
+            )
+        return result, end_states if state_size == 2 else end_states[0]
 
     def _run_steps(
         self, steps: Tensor, state: RecurrentState, suffix: str, reverse: bool
     ) -> tuple[Tensor, RecurrentState]:
         names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
-        own = [getattr(self, f"{name}{suffix}") for name in names]
+        parameters = [getattr(self, f"{name}{suffix}") for name in names]
         projection = getattr(self, f"weight_hr{suffix}") if self.proj_size else None
-        return _run_direction(_find_step(self), steps, state, own, reverse, projection)
+        return _run_direction(_find_step(self), steps, state, parameters, reverse, projection)
 
 
 class _UnrolledGRU(_Unrolled, nn.GRU): ...  # type: ignore[misc]
@@ -207,14 +234,14 @@ class _UnrolledCell(nn.RNNCellBase):
     """One step of a recurrent layer."""
 
     def forward(self, values: Tensor, start: Tensor | RecurrentState | None = None) -> Tensor | RecurrentState:
-        several = 2 if isinstance(self, nn.LSTMCell) else 1
+        state_size = 2 if isinstance(self, nn.LSTMCell) else 1
         if start is None:
-            state: RecurrentState = (values.new_zeros(*values.shape[:-1], self.hidden_size),) * several
+            state: RecurrentState = (values.new_zeros(*values.shape[:-1], self.hidden_size),) * state_size
         else:
             state = start if isinstance(start, tuple) else (start,)
-        inner = functional.linear(values, self.weight_ih, self.bias_ih)
-        found = _find_step(self)(inner, functional.linear(state[0], self.weight_hh, self.bias_hh), state)
-        return found if several == 2 else found[0]
+        input_part = functional.linear(values, self.weight_ih, self.bias_ih)
+        next_state = _find_step(self)(input_part, functional.linear(state[0], self.weight_hh, self.bias_hh), state)
+        return next_state if state_size == 2 else next_state[0]
 
 
 class _GRUCell(_UnrolledCell, nn.GRUCell): ...  # type: ignore[misc]
@@ -227,28 +254,32 @@ class _LSTMCell(_UnrolledCell, nn.LSTMCell): ...  # type: ignore[misc]
 
 
 class _DenseEmbedding(nn.Embedding):
-    """A table of words whose gradient is not sparse."""
+    """Table of embeddings whose gradient is not sparse."""
 
-    def forward(self, words: Tensor) -> Tensor:
-        return functional.embedding(words, self.weight, self.padding_idx)
+    def forward(self, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, self.weight, self.padding_idx)
 
 
 class _GatherEmbeddingBag(nn.EmbeddingBag):
-    """The rows of (B, words) looked up and added up."""
+    """Table of embeddings that reduces the rows of tokens (B, tokens) by sum, mean or maximum."""
 
     def forward(
-        self, words: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+        self, tokens: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        if offsets is not None or words.dim() != 2:
+        if offsets is not None or tokens.dim() != 2:
             raise InputError("an EmbeddingBag with offsets cannot be used; give it (records, words)")
-        rows = functional.embedding(words, self.weight, self.padding_idx)
-        there = torch.ones_like(words, dtype=torch.bool) if self.padding_idx is None else words != self.padding_idx
+        rows = functional.embedding(tokens, self.weight, self.padding_idx)
+        is_counted = (
+            torch.ones_like(tokens, dtype=torch.bool) if self.padding_idx is None else tokens != self.padding_idx
+        )
         if self.mode == "max":
-            largest = rows.masked_fill(~there.unsqueeze(-1), -torch.inf).max(1).values
-            return largest.where(there.any(1, keepdim=True), 0.0)
-        shares = there.to(rows.dtype) if per_sample_weights is None else per_sample_weights * there
-        total = (rows * shares.unsqueeze(-1)).sum(1)
-        return total / there.sum(1, keepdim=True).clamp(min=1) if self.mode == "mean" else total
+            largest = rows.masked_fill(~is_counted.unsqueeze(-1), -torch.inf).max(1).values
+            return largest.where(is_counted.any(1, keepdim=True), 0.0)
+        token_weights = (
+            is_counted.to(rows.dtype) if per_sample_weights is None else per_sample_weights * is_counted
+        )
+        total = (rows * token_weights.unsqueeze(-1)).sum(1)
+        return total / is_counted.sum(1, keepdim=True).clamp(min=1) if self.mode == "mean" else total
 
 
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
