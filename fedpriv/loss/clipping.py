@@ -1,11 +1,13 @@
-"""Norms that are never too small, and the factors that clip with them.
+"""Norm bounds that are never too small, and clipping factors computed from them.
 
-A clip holds in exact arithmetic; a silo computes in floating point, at queries that its server may choose.  So
-every norm here is an upper bound of the exact norm of what is added up, rounding of the sum included:
+A clip holds in exact arithmetic, but a silo computes in floating point, at queries that its server may choose.  So
+every norm here is an upper bound of the exact norm of the vector that is added up, rounding of the sum included:
 
-* relative rounding enlarges a norm by what it can be;
-* squares that underflow and sums that overflow are kept out of reach: numbers above `largest_held` are not held;
-* what is not finite, or not held, is set to zero by `where`: a product with 0 would keep a NaN.
+* A norm is enlarged by its largest relative rounding.
+* Squares that underflow and sums that overflow are excluded: increments computed from numbers above
+  `_MAX_REPRESENTABLE` are not representable.
+* Increments that are not finite, or not representable, are set to zero by `where`, since a product with 0 would
+  keep a NaN.
 """
 
 import math
@@ -18,79 +20,102 @@ from torch import Tensor
 from fedpriv.core.replicates import Scalar, is_known_true
 
 _MAX_FLOAT32_SQUARES = 1024
-_FACTOR_ROUNDINGS = 4.0  # of a factor, and of its products with an increment's numbers
+"""Most squares that are added in float32."""
+_FACTOR_ROUNDINGS = 4.0
+"""Relative roundings of a factor and of its products with an increment's numbers."""
 _MAX_REPRESENTABLE = {torch.float32: 2.0**50, torch.float64: 2.0**400}
+"""Largest operand norm of a representable increment, by the type of the sum."""
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in _MAX_REPRESENTABLE}
 _FACTOR_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+"""Relative amount by which a factor must be below 1 for a record to count as clipped."""
 
 
 class NormBounds(NamedTuple):
-    """How large the increments of a batch can be, each (..., B) in float64."""
+    """Bounds on the size of each increment of a batch, each (..., B) in float64."""
 
     norm: Tensor
-    """At least the norm of each increment."""
+    """Upper bound of the norm of each increment."""
     rounding_scale: Tensor
-    """Times `roundings`, in relative roundings of the type they are summed in: what rounding adds at most."""
+    """Norm to which roundings are relative.
+
+    Times `rounding_count` and the relative rounding of the sum's type, this bounds the norm that rounding adds.
+    """
     rounding_count: float
     operand_norm: Tensor
-    """At least the norm of everything that an increment is computed from."""
+    """Upper bound of the norm of all numbers from which an increment is computed."""
 
 
 class Clipping(NamedTuple):
-    """What each record's increment is multiplied by, (..., B) of the sum's type, and whether it is there."""
+    """Clipping factor of each record's increment, and a mask of representable increments."""
 
     factor: Tensor
+    """(..., B), in the sum's type."""
     representable: Tensor | None
-    """None where all records are known to be held, as they are in any honest run."""
+    """Mask of representable increments, (..., B), or None if all are known to be representable.
+
+    In any honest run all are.
+    """
     clipped_count: Tensor
-    """How many records of weight above 0 were clipped, or not held: (...)."""
+    """Number of records of weight above 0 that were clipped or not representable, (...)."""
     is_clipped: Tensor | None
-    """Which ones, (..., B); None where none is known to be."""
+    """Mask of these records, (..., B), or None if no record is known to be one."""
 
     def zero_unrepresentable(self, part: Tensor, axis: int = -1) -> Tensor:
-        """`part`, whose axis `axis` goes through one record's values, with zeros for the records not held."""
+        """Set the values of unrepresentable increments to zero.
+
+        Args:
+            part: Values of the increments.
+            axis: Axis of `part` that goes through one record's values.
+        """
         return part if self.representable is None else part.where(self.representable.unsqueeze(axis), 0.0)
 
 
 def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
-    """At least the norm along an axis, without it in float64; inf or NaN where it is not known.
+    """Bound the norm along an axis from above, in float64, and drop the axis.
 
-    Too large by about n/2 + 4 roundings of the type that n squares are added in, float32 for up to 1,024 of them.
+    The bound is inf or NaN where the norm is not known.  It is too large by about n/2 + 4 roundings of the type in
+    which the n squares are added: float32 for up to 1,024 of them.
     """
     size = vectors.shape[axis]
-    factor, lost = _norm_correction(size, vectors.dtype)
+    factor, summand = _norm_correction(size, vectors.dtype)
     if _sums_in_float32(size, vectors.dtype):
         norm = _norm(vectors, axis)
     elif axis == -1:
         norm = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
     else:
         norm = _norm(vectors.double(), axis)
-    return norm.mul_(factor).add_(lost)
+    return norm.mul_(factor).add_(summand)
 
 
 def joint_upper_norm(vectors: Tensor) -> float:
-    """At least the norm of all `vectors` in a row, and so of each of them; as `upper_norm`, in fewer calls."""
+    """Bound the norm of all vectors joined to one from above, and so the norm of each of them.
+
+    The bound is computed like `upper_norm`, in fewer calls.
+    """
     size = vectors.numel()
-    factor, lost = _norm_correction(size, vectors.dtype)
-    wide = None if _sums_in_float32(size, vectors.dtype) else torch.float64
-    length: float = torch.linalg.vector_norm(vectors, dtype=wide).item() * factor + lost
-    return length
+    factor, summand = _norm_correction(size, vectors.dtype)
+    dtype = None if _sums_in_float32(size, vectors.dtype) else torch.float64
+    norm: float = torch.linalg.vector_norm(vectors, dtype=dtype).item() * factor + summand
+    return norm
 
 
 def _sums_in_float32(size: int, dtype: torch.dtype) -> bool:
-    """Whether so many squares are added in float32."""
+    """Whether that many squares are added in float32."""
     return dtype == torch.float32 and size <= _MAX_FLOAT32_SQUARES
 
 
 def _norm_correction(size: int, dtype: torch.dtype) -> tuple[float, float]:
-    """A factor of a norm of `size` squares and what is added to it, so that it is at least the exact one."""
+    """Factor and summand of a computed norm of `size` squares that give an upper bound of the exact norm."""
     if _sums_in_float32(size, dtype):  # squares below 2^-126 may be lost: less than (2^-63)² of each
         return 1.0 + (0.51 * size + 4.0) * 2.0**-24, math.sqrt(size) * 2.0**-63
     return 1.0 + (0.51 * size + 4.0) * 2.0**-53, math.sqrt(size) * 2.0**-511
 
 
 def _norm(vectors: Tensor, axis: int) -> Tensor:
-    """In float64, of squares in the vectors' type; torch's own is slow along any axis but the last."""
+    """Compute norms in float64 from squares in the vectors' type.
+
+    torch's own norm is slow along any axis but the last.
+    """
     if axis == -1:
         norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
         return norm.double()
@@ -98,38 +123,47 @@ def _norm(vectors: Tensor, axis: int) -> Tensor:
 
 
 def rank_one_bounds(gradient_norm: Tensor, input_norm: Tensor) -> NormBounds:
-    """Of an outer product of two vectors with these upper norms (..., B)."""
+    """Bound outer products of two vectors, given upper norms (..., B) of both vectors."""
     norm = gradient_norm * input_norm
     return NormBounds(norm, norm, _FACTOR_ROUNDINGS, torch.add(norm, gradient_norm).add_(input_norm))
 
 
 def vector_bounds(norm: Tensor) -> NormBounds:
-    """Of a vector that is there as such, with this upper norm (..., B)."""
+    """Bound vectors that are computed as such, given their upper norms (..., B)."""
     return NormBounds(norm, norm, _FACTOR_ROUNDINGS, norm)
 
 
-def combine_bounds(sizes: Sequence[NormBounds]) -> NormBounds:
-    """Of increments that have several parts, each of its own size."""
-    norms = torch.stack([size.norm for size in sizes])
-    spread = torch.stack([size.rounding_count * size.rounding_scale for size in sizes]).sum(0)
+def combine_bounds(bounds: Sequence[NormBounds]) -> NormBounds:
+    """Bound increments that consist of several parts, given the bounds of each part."""
+    norms = torch.stack([part.norm for part in bounds])
+    rounding = torch.stack([part.rounding_count * part.rounding_scale for part in bounds]).sum(0)
     return NormBounds(
         torch.linalg.vector_norm(norms, dim=0),
-        spread,
+        rounding,
         1.0,
-        torch.stack([size.operand_norm for size in sizes]).sum(0),
+        torch.stack([part.operand_norm for part in bounds]).sum(0),
     )
 
 
 def clipping_if_certain(
     output_gradients: Tensor, max_input_norm: Callable[[], float], weights: Tensor, clip: Scalar
 ) -> Clipping | None:
-    """What `clipping` gives where it clips none of the outer products of `slopes` and vectors of one batch.
+    """Compute the clipping of outer products if a cheap bound shows that no product is clipped.
 
-    `slopes` are one below the other, (..., n, B), and `longest` gives at least the norm of each vector, as
-    `upper_norm` does.  None if the common norm of the slopes does not tell: it is at least that of each, and for a
-    handful of records it takes a fraction of the time of all norms.
+    The outer products are those of `output_gradients` and the vectors of one batch.  The cheap bound is the joint
+    norm of all output gradients, which is at least the norm of each.  For a handful of records the joint norm
+    takes a fraction of the time of all norms.
 
-    Guarantee: what is given is what `clipping` gives, bit for bit, so that its own guarantee holds.
+    Guarantee: the result is that of `compute_clipping`, bit for bit, so that its own guarantee holds.
+
+    Args:
+        output_gradients: One below the other, (..., n, B).
+        max_input_norm: Function that returns a number at least the norm of each vector, as `upper_norm` does.
+        weights: (..., B) or (B,), in the sum's type.
+        clip: Clip norm.
+
+    Returns:
+        The clipping, or None if the cheap bound does not decide.
     """
     if (
         not isinstance(clip, float)
@@ -137,9 +171,9 @@ def clipping_if_certain(
         or not 0 < output_gradients.numel() <= _MAX_FLOAT32_SQUARES
     ):
         return None
-    slope, seen = joint_upper_norm(output_gradients), max_input_norm()
-    norm = slope * seen * (1.0 + 2.0 * _FACTOR_ROUNDINGS * _EPS[weights.dtype])
-    if not (norm <= clip and norm + slope + seen <= _MAX_REPRESENTABLE[weights.dtype]):
+    gradient_norm, input_norm = joint_upper_norm(output_gradients), max_input_norm()
+    norm = gradient_norm * input_norm * (1.0 + 2.0 * _FACTOR_ROUNDINGS * _EPS[weights.dtype])
+    if not (norm <= clip and norm + gradient_norm + input_norm <= _MAX_REPRESENTABLE[weights.dtype]):
         return None
     shape = *output_gradients.shape[:-2], output_gradients.shape[-1]
     factor = weights if weights.shape == shape else weights.expand(shape)
@@ -147,29 +181,39 @@ def clipping_if_certain(
 
 
 def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipping:
-    """weights · min(1, clip / norm) for increments of this size, `weights` (..., B) or (B,) in the sum's type.
+    """Compute the factors weights · min(1, clip / norm) of increments with these bounds.
 
     Guarantee: a factor times its increment, summed in the type of `weights`, has norm at most weight · `clip`
     whatever the increment is, for clips of 2^-40 to 2^40.  Records that are not finite, or too large for the type
-    to hold, are not held and have factor 0.
+    to represent, are not representable and have factor 0.
+
+    Args:
+        bounds: Bounds of the increments.
+        weights: (..., B) or (B,), in the sum's type.
+        clip: Clip norm.
     """
-    bound, eps = _MAX_REPRESENTABLE[weights.dtype], _EPS[weights.dtype]
-    held = None if never_above(bounds.operand_norm, bound) else bounds.operand_norm <= bound  # false for NaN
+    max_norm, eps = _MAX_REPRESENTABLE[weights.dtype], _EPS[weights.dtype]
+    representable = (
+        None if never_above(bounds.operand_norm, max_norm) else bounds.operand_norm <= max_norm
+    )  # False for NaN
     norm = bounds.norm.add(bounds.rounding_scale, alpha=bounds.rounding_count * eps)
-    if held is None and never_above(norm, clip):
+    if representable is None and never_above(norm, clip):
         return Clipping(weights.expand(norm.shape), None, norm.new_zeros(norm.shape[:-1], dtype=torch.int64), None)
-    # A true quotient: exactly 1 up to the clip, so that a record's factor is the same whatever stands beside it.
+    # The quotient clamped at 1 is exactly 1 up to the clip, so that a factor does not depend on the other records.
     factor = torch.div(norm, clip).clamp_(min=1.0).reciprocal_() * weights
-    if held is not None:
-        factor = factor.where(held, 0.0)
-    beyond = factor * (1.0 + _FACTOR_TOLERANCE[weights.dtype]) < weights
-    return Clipping(factor.to(weights.dtype), held, beyond.sum(-1), beyond)
+    if representable is not None:
+        factor = factor.where(representable, 0.0)
+    is_clipped = factor * (1.0 + _FACTOR_TOLERANCE[weights.dtype]) < weights
+    return Clipping(factor.to(weights.dtype), representable, is_clipped.sum(-1), is_clipped)
 
 
 def never_above(values: Tensor, bound: Scalar) -> bool:
-    """Whether no value is above its bound, or NaN, as far as `certain` knows; a tensor's bounds broadcast."""
+    """Whether no value is above its bound, or NaN, as far as `is_known_true` decides.
+
+    A tensor of bounds is broadcast.
+    """
     if not values.numel():
         return True
-    if isinstance(bound, float):  # a third of the time of tensors of booleans
+    if isinstance(bound, float):  # takes a third of the time of a tensor of booleans
         return values.is_cpu and (values.max() if values.numel() > 1 else values).item() <= bound
     return is_known_true((values <= bound).all())

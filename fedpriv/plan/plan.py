@@ -1,8 +1,9 @@
-"""From a scenario's cell to everything that is fixed and public before round 1.
+"""Plan of a run: everything that is public and fixed before round 1.
 
-Silo, server, accountant and every engine build the same plan from the same cell; no number is sent around.  A plan
-says how long its messages are and, by `survives_gaps` and
-`excess_risk_bound`, what can be said of the run beforehand.
+Silo, server, accountant and every engine build the same plan from the same scenario cell (`make_plan`), so that no
+number has to be sent.  A plan contains the calibrated parts of the run, the types and lengths of its messages, and
+a table of its rounds (`PlannedRound`).  `allows_absences` and `excess_risk_bound` state two properties of a run in
+advance.
 """
 
 import math
@@ -48,7 +49,11 @@ from fedpriv.scenario.schema import Cell
 
 
 def check_absences(cell: Cell, estimator: Estimator, mechanism: Mechanism) -> None:
-    """InputError for a run that is to go on without a silo, and cannot: see `survives_gaps`."""
+    """Check that a run which is to continue without a silo can do so (`allows_absences`).
+
+    Raises:
+        InputError: The run cannot continue without a silo.
+    """
     if (key := cell.absence_key) is not None and not allows_absences(estimator, mechanism):
         raise InputError(
             f"{key}: {cell.algorithm.row.name} cannot go on without a silo: its sums restart, or are taken apart, "
@@ -57,14 +62,17 @@ def check_absences(cell: Cell, estimator: Estimator, mechanism: Mechanism) -> No
 
 
 def allows_absences(estimator: Estimator, mechanism: Mechanism) -> bool:
-    """Whether a silo may skip rounds: its next increment then starts at the query that it answered last."""
+    """Whether a silo may skip rounds.
+
+    After an absence its next increment starts at the query that it answered last.
+    """
     first = estimator.round(1)
-    plain = estimator.period is None and first.split is None and first.local is None
-    return plain and mechanism.movement is None and mechanism.draws(1) is None
+    is_plain = estimator.period is None and first.split is None and first.local is None
+    return is_plain and mechanism.movement is None and mechanism.draws(1) is None
 
 
 def make_problem(cell: Cell, objective: Objective) -> Problem:
-    """The public numbers of a cell, from which its parameters follow."""
+    """Return the public numbers of a cell, from which its parameters follow."""
     return Problem(
         dimension=objective.dimension,
         lipschitz=objective.lipschitz,
@@ -112,16 +120,19 @@ class Plan:
 
     schedule: Participation
     batch_sizes: tuple[int, ...]
-    """Records of each silo in a round, expected if sampled; means have these fixed denominators."""
+    """Records of each silo in a round, expected if sampled.
+
+    Means have these fixed denominators.
+    """
     weights: tuple[float, ...]
-    """p_i: the weight of each silo's mean in the server's; they sum to 1."""
+    """Weight p_i of each silo's mean in the server's mean.  The weights sum to 1."""
     estimator: Estimator
     mechanism: Mechanism
     noise: Noise
     optimizer: Optimizer
     relation: Relation
     objective: Objective
-    """Loss that silos take increments of; evaluations are of the model's own loss."""
+    """Loss whose increments silos compute.  Evaluations are of the model's own loss."""
     trust: Trust
     dtype: torch.dtype
     """Type of queries and models."""
@@ -130,38 +141,47 @@ class Plan:
     grid: Grid | None = None
     """Grid on which masked messages in floating point are added, or None without masks."""
     unit: Unit = RECORD
-    """Row of a batch: what is clipped, and what batches and weights count."""
+    """Unit of protection, which fills a row of a batch.
+
+    A unit is clipped as a whole, and batches and weights count units.
+    """
     increment_diameter: float = APART
-    """Largest distance of two increments, in clips (`apart_of`)."""
+    """Largest distance of two increments, in clips (`find_increment_diameter`)."""
     model_length: int | None = None
-    """Length of the model that an evaluation is of, or None in training."""
+    """Length of the evaluated model, or None in training."""
 
     query_length: int = field(init=False)
     """Length of a query: that of a release, or of the model that is evaluated."""
     masked: bool = field(init=False)
-    """Whether the server gets the silos' messages in their sum alone."""
+    """Whether the server learns only the sum of the silos' messages."""
     needs_batch_layout: bool = field(init=False)
-    """Whether the objective has to be told the silos and rows of a round (`Objective.at`)."""
+    """Whether the objective needs the silos and rows of a round (`Objective.for_batch`)."""
     max_batches: int = field(init=False)
     """Most batches that a silo reads in a round."""
     integers_at_server: bool = field(init=False)
     """Whether the server adds up integers, and not released vectors."""
     sends_round_sums: bool = field(init=False)
-    """Whether a silo's message has this round's sums alone, which the server adds to earlier ones."""
+    """Whether a silo's message has the sums of its round only.
+
+    The server then adds them to those of earlier rounds.
+    """
     message_dtype: torch.dtype = field(init=False)
     """Type of a silo's message: bytes or words if masked, sums if the server adds the noise."""
     stored_dtype: torch.dtype = field(init=False)
-    """Type of what a server stores of a round: noisy integers, or its release."""
+    """Type of the vector that a server stores of a round: noisy integers, or its release."""
     rounds: tuple[PlannedRound, ...] = field(init=False, repr=False, compare=False)
     """Rounds 1, 2, …"""
 
     def __post_init__(self) -> None:
-        exact, trust = self.exact_plan is not None, self.trust
-        masked, at_server = trust.masked and bool(self.noise.sources), exact and trust.publishes_sums(SERVER)
+        is_exact, trust = self.exact_plan is not None, self.trust
+        masked, integers_at_server = (
+            trust.masked and bool(self.noise.sources),
+            is_exact and trust.publishes_sums(SERVER),
+        )
         if masked:
-            message_dtype = torch.uint8 if exact else torch.uint64
+            message_dtype = torch.uint8 if is_exact else torch.uint64
         elif float(self.noise.std_of(SERVER)):
-            message_dtype = torch.int64 if exact else torch.float64
+            message_dtype = torch.int64 if is_exact else torch.float64
         else:
             message_dtype = self.dtype
         derived = {
@@ -169,10 +189,10 @@ class Plan:
             "masked": masked,
             "max_batches": max(map(self.schedule.max_batches, range(1, self.schedule.rounds + 1))),
             "needs_batch_layout": getattr(type(self.objective), "for_batch", None) is not Deterministic.for_batch,
-            "integers_at_server": at_server,
-            "sends_round_sums": exact and trust.adds_noise(SERVER),
+            "integers_at_server": integers_at_server,
+            "sends_round_sums": is_exact and trust.adds_noise(SERVER),
             "message_dtype": message_dtype,
-            "stored_dtype": torch.int64 if at_server else self.dtype,
+            "stored_dtype": torch.int64 if integers_at_server else self.dtype,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -182,41 +202,54 @@ class Plan:
         schedule, exact, length = self.schedule, self.exact_plan, self.objective.dimension
         steps = make_rounds(self.estimator, schedule.rounds)
         for step, next_decay in zip(steps, [*(step.decay for step in steps[1:]), 0.0], strict=True):
-            t, batches = step.t, max(1, schedule.expected_batches(step.t))
-            on_lattice = None if exact is None else exact.plan_round(t, batches)
-            vectors = self.mechanism.draws(t)
-            assert on_lattice is None or len(on_lattice.norms) == (vectors or 1)
-            stored = length * (len(on_lattice.norms) if on_lattice is not None and self.integers_at_server else 1)
+            t, batch_count = step.t, max(1, schedule.expected_batches(step.t))
+            integer_round = None if exact is None else exact.plan_round(t, batch_count)
+            vector_count = self.mechanism.draws(t)
+            assert integer_round is None or len(integer_round.norms) == (vector_count or 1)
+            stored_length = length * (
+                len(integer_round.norms) if integer_round is not None and self.integers_at_server else 1
+            )
             yield PlannedRound(
                 step,
                 next_decay,
                 schedule.batches(t) if isinstance(schedule, PublicOrder) else None,
-                batches,
-                vectors,
-                stored * (exact.inputs.word_bits // 8 if exact is not None and self.masked else 1),
-                stored,
-                on_lattice,
+                batch_count,
+                vector_count,
+                stored_length * (exact.inputs.word_bits // 8 if exact is not None and self.masked else 1),
+                stored_length,
+                integer_round,
             )
 
     @property
     def required_exact_plan(self) -> ExactPlan:
-        """Lattice, sums and noise of integers.  ValueError for a plan in floating point."""
+        """Lattice, sums and noise of integers.
+
+        Raises:
+            ValueError: The plan is in floating point.
+        """
         if self.exact_plan is None:
             raise ValueError("floating point has no lattice of integers: plan_of(released=True)")
         return self.exact_plan
 
     @property
     def max_clip(self) -> float:
-        """Largest clip of any round and part, as records meet it: not divided by the batches of a round."""
-        return max(max(planned.step.clips) for planned in self.rounds)
+        """Largest clip of any round and part for a single record, not divided by the batches of a round."""
+        return max(max(round_plan.step.clips) for round_plan in self.rounds)
 
     def check_release_noise(self) -> None:
-        """ValueError for a plan whose noise protects nobody."""
+        """Refuse noise that protects no one.
+
+        Raises:
+            ValueError: The noise is in floating point.
+        """
         if self.noise.sources and self.exact_plan is None:
             raise ValueError("noise that is really released needs a plan made for it: plan_of(released=True)")
 
     def record_capacity(self, silo: int) -> int:
-        """Records that a round is made to hold; if secret, as nearly none exceeds: `prices` charges for others."""
+        """Number of records for which a silo's memory is made in a round.
+
+        Under secret participation almost no round has more records, and `prices` charges for rounds that do.
+        """
         return (
             self.schedule.capacity(self.batch_sizes[silo]).row_count
             if isinstance(self.schedule, SecretOrder)
@@ -225,22 +258,28 @@ class Plan:
 
     @property
     def extra_values(self) -> int:
-        """Values that exist at a time beside increments, of one replicate in the round that has the most."""
+        """Most values besides increments that exist at a time, for one replicate, over all rounds."""
         rows = sum(map(self.record_capacity, range(len(self.batch_sizes))))
         return max(
             self.objective.extra_values(points, rows)
-            for points in {planned.step.gradient_count for planned in self.rounds}
+            for points in {round_plan.step.gradient_count for round_plan in self.rounds}
         )
 
 
 def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) -> Plan:
     """Calibrate the noise to the cell's privacy target and derive the optimizer from it.
 
-    With `released`, noise is there to protect somebody, and what is released are integers, as in a simulation
-    with `run.arithmetic = "integers"`; InputError for what cannot be.
-
     Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `calibration`);
     InputError otherwise, for a silo's guard and for a simulation alike.
+
+    Args:
+        cell: Cell of a scenario, with its scaling known.
+        objective: Objective of the model.
+        for_release: Whether the noise protects somebody.  Releases are then integers, as in a simulation with
+            `run.arithmetic = "integers"`.
+
+    Raises:
+        InputError: The run cannot be planned.
     """
     check_scaling_known(cell)
     row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.trust_setting
@@ -254,21 +293,21 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     private = cell.target_mu is not None
     check_clips(make_rounds(estimator, schedule.rounds), max(batch_sizes), private)
     relation, unit = cell.privacy.relation, cell.privacy.protected_unit
-    check_augmentation_allowed(objective, seen := row.objective(settings, problem, objective), row.name)
-    looked_at = _view_by_unit(seen, unit)
+    check_augmentation_allowed(objective, row_objective := row.objective(settings, problem, objective), row.name)
+    unit_objective = _view_by_unit(row_objective, unit)
     if private:
-        check_dependence(looked_at, schedule.allowed_dependence, f'federation.sampling = "{schedule.name}"')
+        check_dependence(unit_objective, schedule.allowed_dependence, f'federation.sampling = "{schedule.name}"')
     exact, grid = None, None
-    apart = find_increment_diameter(looked_at, estimator, mechanism, schedule)
+    diameter = find_increment_diameter(unit_objective, estimator, mechanism, schedule)
     if _uses_integers(cell, for_release):
-        exact = make_exact_plan(cell, looked_at, estimator, mechanism, workload, apart)
+        exact = make_exact_plan(cell, unit_objective, estimator, mechanism, workload, diameter)
         mechanism, noise = (
             exact.inputs.factorization.mechanism,
             make_exact_noise(exact, trust, batch_sizes, weights),
         )
         check_noise(noise)
     else:
-        noise = calibrate_float_noise(cell, schedule, workload, mechanism, weights, apart)
+        noise = calibrate_float_noise(cell, schedule, workload, mechanism, weights, diameter)
         check_noise(noise)
         if noise.sources:
             check_sums(noise, max_running_sum(schedule, estimator), mechanism.fresh_std or 1.0)
@@ -283,18 +322,18 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
         noise,
         row.optimizer(settings, problem, noise.std_in_mean),
         relation,
-        looked_at,
+        unit_objective,
         trust,
-        looked_at.initial().dtype,
+        unit_objective.initial().dtype,
         exact,
         grid,
         unit,
-        apart,
+        diameter,
     )
 
 
 def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Mechanism, Workload]:
-    """Estimator, mechanism and running sums of a cell's row, before any noise is calibrated."""
+    """Return estimator, mechanism and running sums of a cell's row, before any noise is calibrated."""
     row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
     estimator = row.estimator(settings, problem)
     workload = make_workload(estimator, schedule)
@@ -306,54 +345,66 @@ def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Me
 
 
 def silo_weights(cell: Cell) -> tuple[float, ...]:
-    """p_i of every silo's mean, which sum to 1: by the records of a round, B_i / Σ B.
+    """Compute the weight p_i of every silo's mean, proportional to its records in a round: B_i / Σ B.
 
-    Silos with budgets of their own are weighted by the inverse variance of their noise, (B_i μ_i)² / Σ (B μ)²: of
-    all fixed weights these leave the least noise in the mean.  They are public, and fixed before round 1.
+    Silos with budgets of their own are weighted by the inverse variance of their noise, (B_i μ_i)² / Σ (B μ)².  Of
+    all fixed weights these leave the least noise in the mean.  The weights are public, sum to 1, and are fixed
+    before round 1.
     """
     sizes, mus = cell.batch_sizes, cell.target_mus
-    each = (
+    shares = (
         [(size * mu) ** 2 for size, mu in zip(sizes, mus, strict=True)] if cell.privacy.shares and mus else sizes
     )
-    total = sum(each)
-    return tuple(part / total for part in each)
+    total = sum(shares)
+    return tuple(share / total for share in shares)
 
 
 ROUNDING_ALLOWANCE = 2.0**-20
-"""Relative, of `apart`: above every rounding of increments, on a lattice too.
+"""Relative allowance of the increment diameter, above every rounding of increments, also on a lattice.
 
 Let two increments be `a` ≥ 1 clips apart, and K = ⌊clip/u⌋ the clip in units u.  On the lattice they are (K + 1) a
 apart at most.  Scaling to K is a projection, up to a relative 2^-31 for its float64 norm.  Truncation towards zero
-moves a difference by less than 1 a coordinate, so by √d.  A plan has 2^22 √d ≤ K, or is refused (`exact_plan_of`),
-so that all of this is below (1 + √d + 2^-30 K) / K < 2^-20 of a.  In float64 alone it is below 2^-45.
+moves a difference by less than 1 a coordinate, so by √d.  A plan has 2^22 √d ≤ K, or is refused
+(`make_exact_plan`), so that all of this is below (1 + √d + 2^-30 K) / K < 2^-20 of a.  In float64 alone it is
+below 2^-45.
 """
 
 
-PROVED_DIAMETERS |= {ColumnMoments, RidgeStatistics}  # those of add-ons are added where they are defined
+PROVED_DIAMETERS |= {ColumnMoments, RidgeStatistics}  # add-ons add theirs where they define them
 
 
 def find_increment_diameter(
     objective: Objective, estimator: Estimator, mechanism: Mechanism, order: Participation
 ) -> float:
-    """The largest distance of two increments in clips, 2 unless a smaller one is proved.
+    """Return the largest distance of two increments in clips, 2 unless a smaller one is proved.
 
     Guarantee: smaller than 2 only where all that is released is one round's sum of increments that are public
     vectors or moments, means of them, or zeros, no two of them further apart than their class's `diameter`; and
     clipping, a projection on a ball, brings none further apart.  No other class is believed.
+
+    Args:
+        objective: Objective that silos take increments of.
+        estimator: Estimator of the row.
+        mechanism: Mechanism of the row.
+        order: Participation of the records.
     """
     base = objective.base if type(objective) is PerUnit else objective
-    first, fresh = estimator.round(1), type(mechanism) is IndependentGaussian
-    plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
+    first, is_independent = estimator.round(1), type(mechanism) is IndependentGaussian
+    is_plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
     if type(base) not in PROVED_DIAMETERS or not is_shipped(type(base)):
         return APART
-    if not plain or not fresh or order.secret or order.rounds != 1:
+    if not is_plain or not is_independent or order.secret or order.rounds != 1:
         return APART
     diameter: float = cast(Any, base).diameter
     return min(APART, max(1.0, diameter / float(first.clip)) * (1.0 + ROUNDING_ALLOWANCE))
 
 
 def check_scaling_known(cell: Cell) -> None:
-    """InputError for a cell whose records cannot be seen yet: its first step has not been taken."""
+    """Check that the scaling of a table's columns is known.
+
+    Raises:
+        InputError: The cell's first step has not been taken, so that its records have no features yet.
+    """
     if cell.data.needs_first_step:
         raise InputError(
             "data.scale: means and deviations come from a first step, which `fedpriv run` takes; use it, or leave "
@@ -362,28 +413,39 @@ def check_scaling_known(cell: Cell) -> None:
 
 
 def _view_by_unit(objective: Objective, unit: Unit) -> Objective:
-    """The objective over rows that are units; InputError for one that takes rows for records."""
+    """Return the objective over rows that are units.
+
+    Raises:
+        InputError: The objective depends on facts about a unit's single records, such as their row indices.
+    """
     check_dependence(objective, unit.allowed_dependence, f'privacy.unit = "{unit.name}"')
     return objective if unit.max_records == 1 else PerUnit(objective, unit.max_records)
 
 
-def _uses_integers(cell: Cell, released: bool) -> bool:
-    """Whether the run's releases are integers; InputError for a simulation that asks so for none."""
+def _uses_integers(cell: Cell, for_release: bool) -> bool:
+    """Whether the run's releases are integers.
+
+    Raises:
+        InputError: A simulation asks for integers without noise.
+    """
     private = cell.target_mu is not None
     if cell.run.arithmetic == "integers" and not private:
         raise InputError(
             'run.arithmetic = "integers": without noise there is no lattice to release on; give a privacy target, '
             "or leave out run.arithmetic"
         )
-    return private and (released or cell.run.arithmetic == "integers")
+    return private and (for_release or cell.run.arithmetic == "integers")
 
 
 def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
-    """What the cell's row proves for its settings; None where it proves nothing.
+    """Return the bound that the cell's row proves for its settings, or None.
 
-    Nothing is proved for losses that are not known to be convex and smooth in the run's ball, for records that are
-    read more than once or in secret, for silos with budgets and weights of their own, and for releases of
-    integers, whose noise is of another form.
+    Nothing is proved for
+
+    - losses that are not known to be convex and smooth in the run's ball,
+    - records that are read more than once or in secret,
+    - silos with budgets and weights of their own,
+    - releases of integers, whose noise is of another form.
     """
     problem = make_problem(cell, plan.objective)
     schedule = plan.schedule
@@ -395,18 +457,18 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     rounds = range(1, schedule.rounds + 1)
     clips = np.array([float(plan.estimator.round(t).clip) / max(1, schedule.expected_batches(t)) for t in rounds])
     workload = Workload(schedule, plan.estimator.decay, clips, plan.estimator.period)
-    released = ReleaseNumbers(
+    release_numbers = ReleaseNumbers(
         problem.batch,
         problem.dimension,
         clips,
         plan.noise.std_in_mean * np.sqrt(plan.mechanism.variance(workload)),
     )
-    return cell.algorithm.row.excess_risk(cell.algorithm.settings, problem, released)
+    return cell.algorithm.row.excess_risk(cell.algorithm.settings, problem, release_numbers)
 
 
 @dataclass(frozen=True)
 class Absences:
-    """Silo -> the rounds, in order, in which it is away; silos that never are have none."""
+    """Rounds in which each silo is absent, in order, without silos that are never absent."""
 
     rounds: Mapping[int, tuple[int, ...]]
 
@@ -414,19 +476,28 @@ class Absences:
         return bool(self.rounds)
 
     def absent_silos(self, t: int) -> frozenset[int]:
-        """The silos that do not answer in round t."""
+        """Return the silos that do not reply in round t."""
         return frozenset(silo for silo, rounds in self.rounds.items() if t in rounds)
 
 
 NO_ABSENCES = Absences({})
+"""Absences of a run whose silos all reply in every round."""
 
 
 def draw_absences(cell: Cell) -> Absences:
-    """Draw the absences of a scenario, a function of its seed; the same for every engine."""
+    """Draw the absences of a scenario, a function of its seed and the same for every engine."""
     federation, rounds = cell.federation, cell.schedule.rounds
-    away: dict[int, set[int]] = {int(silo): set(given) for silo, given in federation.away.items()}
+    rounds_by_silo: dict[int, set[int]] = {
+        int(silo): set(absent_rounds) for silo, absent_rounds in federation.away.items()
+    }
     if federation.drop_out:
-        coins = public_generator(cell.seed, "drop-outs").random((rounds, federation.silos))
-        for t, silo in zip(*(coins < federation.drop_out).nonzero(), strict=True):
-            away.setdefault(int(silo), set()).add(int(t) + 1)
-    return Absences({silo: tuple(sorted(given)) for silo, given in sorted(away.items()) if given})
+        uniforms = public_generator(cell.seed, "drop-outs").random((rounds, federation.silos))
+        for t, silo in zip(*(uniforms < federation.drop_out).nonzero(), strict=True):
+            rounds_by_silo.setdefault(int(silo), set()).add(int(t) + 1)
+    return Absences(
+        {
+            silo: tuple(sorted(absent_rounds))
+            for silo, absent_rounds in sorted(rounds_by_silo.items())
+            if absent_rounds
+        }
+    )
