@@ -1,6 +1,7 @@
-"""Child processes of an engine end with it, by a process of their own if the engine is killed.
+"""End the child processes of an engine with the engine, even if it is killed.
 
-python -P -m fedpriv.engines.children HOME   ends what was started in HOME once its standard input is closed
+`python -P -m fedpriv.engines.children HOME` ends the processes that were started in HOME, once its standard
+input is closed.
 """
 
 import os
@@ -22,7 +23,7 @@ _CHECK_SECONDS = 0.5
 
 
 def refuse_root(option: str) -> None:
-    """InputError for root, unless the environment says that it is meant."""
+    """Raise InputError for root, unless the environment variable FEDPRIV_ALLOW_ROOT allows it."""
     if os.geteuid() == 0 and os.environ.get(ALLOW_ROOT) != "1":
         raise InputError(
             f"{option} starts servers that run code they are sent, as root here: run it as another user, "
@@ -32,32 +33,32 @@ def refuse_root(option: str) -> None:
 
 @contextmanager
 def reap_processes(home: Path) -> Iterator[None]:
-    """Whatever is started with a FLWR_HOME in `home` ends with the block, or with this process, however it ends.
+    """End all processes with a FLWR_HOME in `home` at the end of this context or of this process.
 
-    Guarantee: a process that is killed with SIGKILL in the block leaves none of them running and no `home`:
-    another process, in a session of its own, sees the end of a pipe that only this one holds, and ends them.  If
-    that process is killed, this one starts another within a second.
+    Guarantee: a process that is killed with SIGKILL in the block leaves none of these processes running and no
+    `home`: a helper process, in its own session, reads the end of a pipe that only this process holds open, and
+    then ends them.  If the helper is killed, this process starts another within a second.
     """
-    command, over = [sys.executable, "-P", "-m", __name__, str(home)], threading.Event()
+    command, stop = [sys.executable, "-P", "-m", __name__, str(home)], threading.Event()
 
-    def start() -> "subprocess.Popen[bytes]":
+    def start_helper() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
-    helper = start()
+    helper = start_helper()
 
-    def replace_lost() -> None:  # its end is seen at once: nobody else would end what is left
+    def replace_lost() -> None:  # without a helper, no process would end the children
         nonlocal helper
-        while not over.wait(_CHECK_SECONDS):
+        while not stop.wait(_CHECK_SECONDS):
             if helper.poll() is not None:
                 helper.communicate()
-                helper = start()
+                helper = start_helper()
 
     thread = threading.Thread(target=replace_lost, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         thread.join()
         end_processes_in(home)
         helper.kill()
@@ -65,23 +66,26 @@ def reap_processes(home: Path) -> Iterator[None]:
 
 
 def end_processes_in(home: Path) -> None:
-    """End all that was started with a FLWR_HOME in `home`, some of it in sessions of its own.
+    """End all processes that were started with a FLWR_HOME in `home`, some of them in other sessions.
 
-    Their children are ours too: Ray's agents overwrite their environment with a title.
+    Their children are ended, too: Ray's agents overwrite their environment with a title.
     """
-    ours = set()
+    processes = set()
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # gone meanwhile, or another user's
+        with suppress(psutil.Error):  # ended meanwhile, or another user's process
             if Path(process.environ().get("FLWR_HOME", "/")).is_relative_to(home):
-                ours.add(process)
-    for parent in list(ours):
+                processes.add(process)
+    for parent in list(processes):
         with suppress(psutil.NoSuchProcess):
-            ours.update(parent.children(recursive=True))
-    end_processes(ours)
+            processes.update(parent.children(recursive=True))
+    end_processes(processes)
 
 
 def end_processes(processes: Collection[Any], seconds: float = 5.0) -> None:
-    """Ask processes, of psutil or of subprocess, to end, and kill those that have not after so many seconds."""
+    """Terminate processes, and kill those that still run after `seconds` seconds.
+
+    The processes are objects of psutil or of subprocess.
+    """
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.terminate()

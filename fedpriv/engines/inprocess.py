@@ -1,4 +1,4 @@
-"""In-process engine: the real ServerApp, strategy and ClientApp in one process.
+"""Engine that runs the real ServerApp, strategy and ClientApp in one process.
 
 A Flower Grid calls the deployed ClientApp in this process, without the network.
 """
@@ -31,7 +31,7 @@ _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """Every node a Context; a message is answered while it is being pushed."""
+    """Flower Grid whose nodes are Contexts, and which answers a message while the message is pushed."""
 
     def __init__(self, client_app: ClientApp, silos: int, run_config: Mapping[str, Any]) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN_ID, SUPERLINK_NODE_ID, 1
@@ -64,61 +64,64 @@ class InProcessGrid(Grid):
         return [self._push(message) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._replies.pop(number) for number in message_ids if number in self._replies]
+        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
     def _push(self, message: Message) -> str:
-        number = f"m{next(self._message_numbers)}"
-        set_message_id(message, number)
+        message_id = f"m{next(self._message_numbers)}"
+        set_message_id(message, message_id)
         reply = self._call(message)
         set_message_id(reply, f"m{next(self._message_numbers)}")
-        self._replies[number] = reply
-        return number
+        self._replies[message_id] = reply
+        return message_id
 
     def _call(self, message: Message) -> Message:
-        # Each client gets its own containers, as over a network.
-        own = build_message(message.metadata, copy_content(message.content))
+        # Each client gets copies of the containers, as over a network.
+        client_message = build_message(message.metadata, copy_content(message.content))
         try:
-            return self._client_app(own, self._contexts[message.metadata.dst_node_id])
+            return self._client_app(client_message, self._contexts[message.metadata.dst_node_id])
         except Exception as error:
             return Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
 
 
 def _make_context(node: int, config: Mapping[str, int], run_config: Mapping[str, Any]) -> Context:
-    """Flower's Context of a node before round 1."""
+    """Make Flower's Context of a node before round 1."""
     return Context(_RUN_ID, node, dict(config), RecordDict(), dict(run_config))
 
 
 class _SingleCellObserver(ObserverGroup):
-    """Observer of a server with one cell: passes on its events, and keeps the result."""
+    """Observer of a server with one cell, which passes on its events and stores the outcome."""
 
     result: CellOutcome | None = None
 
     def failed(self, error: FedprivError) -> None:
-        """The error is raised as well, and told by whoever started the run."""
+        """Ignore the error, which is raised as well and reported by the caller of the run."""
 
     def finished(self, place: int, finished: CellOutcome) -> None:
         self.result = finished
 
 
 def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-    """Run cells one after another over an in-process grid; see `Engine`."""
+    """Run cells one after another over an in-process grid.
+
+    See `Engine`.
+    """
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "inprocess")
-        one = _SingleCellObserver([index], [observer])
+        cell_observer = _SingleCellObserver([index], [observer])
         run_config = make_run_config(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
         with quiet_flower_logs(), _delay_garbage_collection(), retain_freed_pages():
-            make_server_app(lambda _: one)(grid, grid.server_context(run_config))  # noqa: B023 - called in this turn
-        assert one.result is not None
-        yield IndexedOutcome(index, one.result)
+            make_server_app(lambda _: cell_observer)(grid, grid.server_context(run_config))  # noqa: B023 - called in this iteration
+        assert cell_observer.result is not None
+        yield IndexedOutcome(index, cell_observer.result)
 
 
 @contextmanager
 def quiet_flower_logs() -> Iterator[None]:
-    """Flower's loggers write to the terminal that shows our progress."""
+    """Silence Flower's loggers below WARNING, because they write to the terminal that shows our progress."""
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -130,7 +133,11 @@ def quiet_flower_logs() -> Iterator[None]:
 
 @contextmanager
 def _delay_garbage_collection() -> Iterator[None]:
-    """Messages make many containers and no cycles; looking for cycles after every 700 costs a tenth of a run."""
+    """Raise the threshold of garbage collection within this context.
+
+    Messages create many containers and no cycles.  A search for cycles after every 700 containers costs a tenth
+    of a run.
+    """
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, *thresholds[1:])
     try:
@@ -140,13 +147,13 @@ def _delay_garbage_collection() -> Iterator[None]:
 
 
 def refuse_vectorized_options(cell: Cell, engine: str) -> None:
-    """InputError for settings that only the vectorized engine can honour."""
-    run, its = cell.run, f"engine {engine}"
+    """Raise InputError for settings that only the vectorized engine supports."""
+    run, engine_label = cell.run, f"engine {engine}"
     refuse(
         {
-            f'run.noise = "aggregate": {its} draws noise where it is added; use "per-silo"': run.noise
+            f'run.noise = "aggregate": {engine_label} draws noise where it is added; use "per-silo"': run.noise
             == "aggregate",
-            f"run.passes: {its} computes as silos do, in run.dtype; leave it out": run.passes is not None,
-            f'run.device = {run.device!r}: {its} computes on the CPU; use "cpu"': run.device != "cpu",
+            f"run.passes: {engine_label} computes as silos do, in run.dtype; leave it out": run.passes is not None,
+            f'run.device = {run.device!r}: {engine_label} computes on the CPU; use "cpu"': run.device != "cpu",
         }
     )

@@ -3,10 +3,8 @@
 `make_engine` imports an engine when it is first used, because each engine has heavy dependencies.
 
 `check_memory` refuses a run that needs more memory than the machine has, before it starts.  The need is the
-memory
-that this process has already (the program and the records), plus vectors of the model's size and the records of
-a
-round, both computed from public numbers.
+memory that this process has already (the program and the records), plus vectors of the model's size and the
+records of a round, both computed from public numbers.
 
 `retain_freed_pages` makes glibc keep freed memory during a run (`mallopt`).  A round of a large model allocates
 the same vectors as the round before, and getting and clearing their pages takes longer than computing with them.
@@ -122,8 +120,8 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
         f"here ({limit})" if limit else "here",
     )
     raise InputError(
-        f"memory: a run takes up to {need.describe()}, and there are {_format_megabytes(available)} {location}: take "
-        f"{'; or '.join(advice)}"
+        f"memory: a run takes up to {need.describe()}, and there are {_format_megabytes(available)} {location}: "
+        f"take {'; or '.join(advice)}"
     )
 
 
@@ -131,8 +129,7 @@ def available_memory(processes: int = 1) -> tuple[int, str]:
     """Return the bytes that `processes` processes like this one may take, and the limit that applies.
 
     The limit is "" if it is the machine's own memory.  A limit of a process's address space or data also counts
-    mapped
-    libraries, which leave nothing for data; they are subtracted.
+    mapped libraries, which leave nothing for data; they are subtracted.
     """
     usage, resident = memory_usage(), _resident_bytes()
     available = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]
@@ -367,8 +364,7 @@ def retain_freed_pages() -> Iterator[None]:
     """Keep freed memory in the process within this context, and return it to the system afterwards.
 
     Afterwards the thresholds are the largest ones that glibc itself sets in a process with long vectors.  The
-    context
-    does nothing if malloc is not glibc's, or if its thresholds were set by hand.
+    context does nothing if malloc is not glibc's, or if its thresholds were set by hand.
     """
     libc = _load_glibc()
     if libc is None:

@@ -1,13 +1,13 @@
-"""Worker engine: groups of cells as Ray tasks, on the cores of this machine or on a cluster's; Ray schedules.
+"""Worker engine: groups of cells as Ray tasks, on the cores of this machine or on a cluster.
 
-    cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine
-    observer ◀── progress, evaluations, outcomes, one stream a task ──
+    cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine observer
+    ◀── progress, evaluations, outcomes, one stream a task ──
 
-A group is never cut: arithmetic on several replicates at once may round otherwise than on one.  A worker runs an
-engine and forwards the engine's events as they come.
+Ray schedules the tasks.  A group is never split, because arithmetic on several replicates at once may round
+otherwise than on one.  A worker runs an engine and forwards the engine's events as they come.
 
-A pool of processes without Ray would not do: in joblib's loky, as in `concurrent.futures`, a task has one result
-and no stream of events, and a worker that dies breaks the pool, with the tasks of all others.
+A process pool cannot replace Ray: in joblib's loky, as in `concurrent.futures`, a task has one result and no
+stream of events, and a worker that dies breaks the pool with all its tasks.
 """
 
 import importlib
@@ -40,9 +40,9 @@ _REPORT_SECONDS = 0.1
 
 
 class RemoteCall(NamedTuple):
-    """A call of a method of `RunObserver` or `Checkpoints`, which the process that asked for the work makes.
+    """Call of a method of `RunObserver` or `Checkpoints`, made by the process that submitted the task.
 
-    The first thing a worker says is who it is: "began", with its machine, its process and its versions.
+    The first call of a worker is "began", with its machine, its process id and its versions.
     """
 
     method: str
@@ -56,44 +56,48 @@ def run_worker(
     engine: str,
     cells: Sequence[Mapping[str, Any]],
     imports: Sequence[str],
-    before: Mapping[str, bytes] | None = None,
+    checkpoints: Mapping[str, bytes] | None = None,
 ) -> Iterator[Event]:
-    """Run cells on the engine of this name; what it would tell an observer comes as events, and its outcomes.
+    """Run cells on an engine, and yield its events and outcomes.
 
-    `cells` are resolved ones as plain data (`Cell.canonical`), `imports` files of algorithms, models and data of
-    one's own: what they define is not known here before they are imported.  `before` are the checkpoints that
-    were kept of them, by name.
+    Args:
+        engine: Name of the engine.
+        cells: Resolved cells as plain data (`Cell.canonical_data`).
+        imports: Files that define the user's algorithms, models and data.  The worker imports them before it
+            parses the cells.
+        checkpoints: Stored checkpoints of the cells, by name.
     """
     yield RemoteCall("began", (socket.gethostname(), os.getpid(), installed_versions()))
     import_files([Path(file) for file in imports])
     resolved = [resolve_cell(cell, "a worker's cell") for cell in cells]
-    said: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
-    teller = _EventSender(before or {}, said.put)
+    events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
+    sender = _EventSender(checkpoints or {}, events.put)
 
     def run() -> None:
         try:
-            for outcome in make_engine(engine, checkpoints=teller)(resolved, teller):
-                teller.flush()
-                said.put(outcome)
-            said.put(None)
+            for outcome in make_engine(engine, checkpoints=sender)(resolved, sender):
+                sender.flush()
+                events.put(outcome)
+            events.put(None)
         except BaseException as error:
-            said.put(error)
+            events.put(error)
 
     threading.Thread(target=run, daemon=True).start()
-    while (event := said.get()) is not None:
+    while (event := events.get()) is not None:
         if isinstance(event, BaseException):
             raise event
         yield event
 
 
 class _EventSender(RunObserver, Checkpoints):
-    """Says what an engine says, rounds not more often than a person reads.
+    """Observer and checkpoint store that forward an engine's calls as events.
 
-    Checkpoints go the same way: the folder of the process that asked may be on another machine, and is its own.
+    Progress is sent every 0.1 seconds at most.  Checkpoints are sent as events, too, because their folder may be
+    on another machine and belongs to the submitting process.
     """
 
-    def __init__(self, before: Mapping[str, bytes], say: Callable[[Event], None]) -> None:
-        self._checkpoints, self._send = before, say
+    def __init__(self, checkpoints: Mapping[str, bytes], send: Callable[[Event], None]) -> None:
+        self._checkpoints, self._send = checkpoints, send
         self._unsent_rounds, self._last_time = 0, time.monotonic()
 
     def advanced(self, rounds: int) -> None:
@@ -123,13 +127,17 @@ class _EventSender(RunObserver, Checkpoints):
 
 
 _MAX_ATTEMPTS = 3
-_POLL_SECONDS = 0.5  # so that Ctrl-C is heard
+_POLL_SECONDS = 0.5  # so that Ctrl-C takes effect
 _OBJECT_STORE_BYTES = 2**27
 
 
 @dataclass(frozen=True)
 class Workers:
-    """So many worker processes of this machine, or the Ray cluster at an address; InputError unless it is one."""
+    """Number of worker processes on this machine, or the address of a Ray cluster.
+
+    Raises:
+        InputError: Neither or both are given, or the number is below 1.
+    """
 
     count: int | None = None
     address: str | None = None
@@ -143,7 +151,7 @@ class Workers:
 
 @dataclass
 class _CellGroup:
-    """Cells that are run together by one task, and what was heard of them, through all its attempts."""
+    """Cells that one task runs together, and the events received of them, through all attempts."""
 
     indices: list[int]
     cells: list[Cell]
@@ -152,86 +160,96 @@ class _CellGroup:
     finished_indices: set[int] = field(default_factory=set)
     reported_evaluations: set[tuple[int, int]] = field(default_factory=set)
     reported_rounds: int = 0
-    """Rounds that were told to the observer."""
+    """Rounds that were reported to the observer."""
     attempt_rounds: int = 0
-    """Rounds of this attempt, told before or not."""
+    """Rounds of this attempt, whether reported or not."""
 
     def estimated_cost(self) -> int:
-        """Estimate that decides nothing but the order."""
-        first = self.cells[0]
-        return first.schedule.rounds * (24 + len(self.cells) * sum(first.batch_sizes))
+        """Estimate the cost of the group, used only to order groups."""
+        first_cell = self.cells[0]
+        return first_cell.schedule.rounds * (24 + len(self.cells) * sum(first_cell.batch_sizes))
 
 
 def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = NO_CHECKPOINTS) -> Engine:
-    """The engine of this name, on workers; InputError for one that starts processes of its own.
+    """Make an engine that runs on workers.
 
-    What workers keep of groups that they are in the middle of comes here, to `kept`.
+    Checkpoints of the workers' unfinished groups are stored in `checkpoints`.
 
-    Guarantee: what a worker computes is what this process would.  The groups of a worker that dies are run again
-    from their last checkpoints, and the observer hears of it (`lost`).  RunError for a group whose worker died
-    three times in a row, and for workers that have other versions than this process.
+    Guarantee: what a worker computes is what this process would compute.  The groups of a worker that dies are
+    run again from their last checkpoints, and the observer is notified of the death (`lost`).  RunError for a
+    group whose worker died three times in a row, and for workers that have other versions than this process.
+
+    Args:
+        name: Name of the engine that each worker runs.
+        workers: Processes or cluster.
+        checkpoints: Store of checkpoints.
+
+    Raises:
+        InputError: The engine starts its own processes.
     """
     groups = find_engine_row(name).group_cells
     if groups is None:
         raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
 
     def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-        found = [_CellGroup(list(members), [cells[member] for member in members]) for members in groups(cells)]
-        ordered = sorted(
-            found, key=_CellGroup.estimated_cost, reverse=True
-        )  # the last to be begun should be small
+        cell_groups = [
+            _CellGroup(list(members), [cells[member] for member in members]) for members in groups(cells)
+        ]
+        ordered_groups = sorted(
+            cell_groups, key=_CellGroup.estimated_cost, reverse=True
+        )  # large groups first, so that small ones fill the end
         with _connect_ray(workers) as ray:
-            running = {_submit_group(ray, name, group, checkpoints): group for group in ordered}
+            group_by_stream = {_submit_group(ray, name, group, checkpoints): group for group in ordered_groups}
             try:
-                while running:
-                    ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
-                    for stream in ready:
-                        group = running[stream]
+                while group_by_stream:
+                    ready_streams, _ = ray.wait(list(group_by_stream), num_returns=1, timeout=_POLL_SECONDS)
+                    for stream in ready_streams:
+                        group = group_by_stream[stream]
                         try:
                             event = ray.get(next(stream))
                         except StopIteration:
-                            del running[stream]
+                            del group_by_stream[stream]
                         except ray.exceptions.RayTaskError as error:
                             if isinstance(error.cause, FedprivError):
                                 raise error.cause from None
                             reason = f"{type(error.cause).__name__}: {sanitize_line(str(error.cause))}"
                             raise RunError(f"{group.worker}: {reason}") from None
                         except ray.exceptions.RayError as error:
-                            del running[stream]
+                            del group_by_stream[stream]
                             observer.lost(group.worker, group.indices)
                             if group.attempts >= _MAX_ATTEMPTS:
                                 raise RunError(
                                     f"cells {', '.join(map(str, group.indices))}: {group.worker} died, "
                                     f"{_MAX_ATTEMPTS} times in a row: {_first_line(error)}"
                                 ) from error
-                            running[_submit_group(ray, name, group, checkpoints)] = group
+                            group_by_stream[_submit_group(ray, name, group, checkpoints)] = group
                         else:
                             yield from _forward_event(event, group, observer, checkpoints)
             finally:
-                for stream in running:
+                for stream in group_by_stream:
                     ray.cancel(stream, force=True)
 
     return run
 
 
 def _forward_event(
-    event: Event, group: _CellGroup, observer: RunObserver, kept: Checkpoints
+    event: Event, group: _CellGroup, observer: RunObserver, checkpoints: Checkpoints
 ) -> Iterator[IndexedOutcome]:
-    """Tell the observer what a worker said, once, however often a group is run."""
+    """Pass a worker's event to the observer once, however often the group is run, and yield an outcome."""
     match event:
         case RemoteCall("began", (machine, process, versions)):
             group.worker = f"worker {process} on {sanitize_line(machine)}"
-            if others := [
-                f"{name} {versions.get(name)} where this machine has {here}"
-                for name, here in installed_versions().items()
-                if versions.get(name) != here
+            if differences := [
+                f"{name} {versions.get(name)} where this machine has {installed_version}"
+                for name, installed_version in installed_versions().items()
+                if versions.get(name) != installed_version
             ]:
-                raise RunError(f"{group.worker} has {', has '.join(others)}: results would not be the same")
+                raise RunError(f"{group.worker} has {', has '.join(differences)}: results would not be the same")
         case RemoteCall("advanced", (int(rounds),)):
             group.attempt_rounds += rounds
-            if (news := group.attempt_rounds - group.reported_rounds) > 0:
+            if (new_rounds := group.attempt_rounds - group.reported_rounds) > 0:
                 group.reported_rounds = group.attempt_rounds
-                observer.advanced(news)
+                observer.advanced(new_rounds)
         case RemoteCall("evaluated", (int(place), int(t), metrics)):
             if (place, t) not in group.reported_evaluations:
                 group.reported_evaluations.add((place, t))
@@ -239,7 +257,7 @@ def _forward_event(
         case RemoteCall("noted", (line,)):
             observer.notified(line)
         case RemoteCall("keep" | "drop" as method, arguments):
-            getattr(kept, method)(*arguments)
+            getattr(checkpoints, method)(*arguments)
         case IndexedOutcome(place, finished):
             if place not in group.finished_indices:
                 group.finished_indices.add(place)
@@ -250,19 +268,22 @@ def _first_line(error: Exception) -> str:
     return sanitize_line(str(error).strip().splitlines()[0])
 
 
-def _submit_group(ray: Any, engine: str, group: _CellGroup, kept: Checkpoints) -> Any:
+def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpoints) -> Any:
     group.attempts += 1
     group.attempt_rounds = 0
     task = ray.remote(run_worker).options(num_cpus=1, max_retries=0, num_returns="streaming")
     imports = list(filter(None, os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep)))
     name = checkpoint_name(tuple(map(cell_digest, group.cells)))
-    before = {} if (content := kept.latest(name)) is None else {name: content}
-    return task.remote(engine, [cell.canonical_data() for cell in group.cells], imports, before)
+    checkpoint_by_name = {} if (content := checkpoints.latest(name)) is None else {name: content}
+    return task.remote(engine, [cell.canonical_data() for cell in group.cells], imports, checkpoint_by_name)
 
 
 @contextmanager
 def _connect_ray(workers: Workers) -> Iterator[Any]:
-    """Ray, connected; a cluster that was started here is gone when the block is left."""
+    """Connect to Ray, and yield its module.
+
+    A cluster that was started for this block is stopped at its end.
+    """
     if importlib.util.find_spec("ray") is None:
         raise InputError("--workers, --ray: Ray is not installed here; pip install 'fedpriv[ray]'")
     with ExitStack() as stack:
@@ -278,12 +299,12 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
                 "num_cpus": workers.count,
                 "include_dashboard": False,
                 "object_store_memory": _OBJECT_STORE_BYTES,
-                "_temp_dir": str(home / "r"),  # which it opens to everybody; what is around it stays ours
+                "_temp_dir": str(home / "r"),  # Ray makes it accessible to all users; its parent stays private
                 "_node_ip_address": "127.0.0.1",
             }
         import ray
 
-        before = signal.getsignal(signal.SIGTERM)
+        sigterm_handler = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(**options, configure_logging=False, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -291,8 +312,10 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
                 f"Ray at {workers.address or 'this machine'} cannot be used: {_first_line(error)}"
             ) from None
         stack.callback(ray.shutdown)
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)  # Ray's own would end the run without a word how to go on
+        if sigterm_handler is not None:
+            signal.signal(
+                signal.SIGTERM, sigterm_handler
+            )  # Ray's handler would end the run without the hint on resuming
         output: Any = StreamWithoutRay(sys.stdout)
         stack.enter_context(redirect_stdout(output))
         yield ray
@@ -300,40 +323,43 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
 
 @contextmanager
 def _ray_environment(home: Path) -> Iterator[None]:
-    """Variables that what Ray starts here is to have.
+    """Set the environment variables of the processes that Ray starts on this machine.
 
-    Guarantee: Ray, which runs what it is sent, asks for a token that only our processes have.
+    Guarantee: Ray, which runs the code that it is sent, requires a token that only this run's processes have.
     """
-    own = {
+    variables = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "FLWR_HOME": str(home),  # by which `reap_processes` knows them
+        "FLWR_HOME": str(home),  # by which `reap_processes` finds the processes
     }
-    before = {name: os.environ[name] for name in own if name in os.environ}
-    os.environ.update(own)
+    previous_values = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
     _reload_ray_token()
     try:
         yield
     finally:
-        for name in own:
+        for name in variables:
             del os.environ[name]
-        os.environ.update(before)
+        os.environ.update(previous_values)
         _reload_ray_token()
 
 
 def _reload_ray_token() -> None:
-    """Ray reads whether there is a token, and which, once a process, and may have been imported before."""
+    """Make Ray read its token settings again.
+
+    Ray reads them once per process, and may have been imported before they were set.
+    """
     raylet = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 class StreamWithoutRay:
-    """Standard output, less what a thread of Ray's prints, which would stand between our lines of JSON.
+    """Standard output without the lines that a thread of Ray prints.
 
-    Ray raises as an exception, too, what it prints there.
+    Such lines would break this program's lines of JSON.  Ray also raises them as exceptions.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -343,5 +369,5 @@ class StreamWithoutRay:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        own = threading.current_thread().name != "ray_listen_error_messages"
-        return int(self._stream.write(text)) if own else len(text)
+        is_ours = threading.current_thread().name != "ray_listen_error_messages"
+        return int(self._stream.write(text)) if is_ours else len(text)

@@ -1,1 +1,1 @@
-"""Every seed and noise level of a sweep in one program."""
+"""Vectorized engine: all seeds and noise levels of a sweep in one program."""

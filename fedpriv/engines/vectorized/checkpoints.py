@@ -1,8 +1,8 @@
-"""Checkpoints, from which a simulation that was killed goes on.
+"""Checkpoints from which a killed simulation resumes.
 
-A checkpoint is bytes: a header in JSON and the tensors as they are, without code.  Its header names its cells and
-the versions that computed it, because only the same versions would have computed the same numbers.  States are
-trees of tensors, numbers, tuples, named tuples and dataclasses.
+A checkpoint is bytes: a JSON header and the arrays of tensors, without code.  The header names the cells and the
+versions that computed the checkpoint, because other versions may compute other numbers.  States are trees of
+tensors, numbers, tuples, named tuples and dataclasses.
 """
 
 import dataclasses
@@ -33,17 +33,17 @@ Metrics = Mapping[str, float]
 
 
 class Checkpoints:
-    """Where checkpoints are kept, by name; this one keeps none."""
+    """Store of checkpoints by name.  This base class stores none."""
 
     def latest(self, name: str) -> bytes | None:
-        """What was kept last under this name; None where there is nothing to go on from."""
+        """Return the last checkpoint of this name, or None without one."""
         return None
 
     def keep(self, name: str, content: bytes) -> None:
-        """Put `content` in the place of what was kept under this name."""
+        """Store `content` under this name, and replace an earlier checkpoint."""
 
     def drop(self, name: str) -> None:
-        """The cells are finished, and what came of them is written."""
+        """Delete the checkpoint of this name, after the outcomes of its cells are written."""
 
 
 NO_CHECKPOINTS = Checkpoints()
@@ -51,43 +51,50 @@ NO_CHECKPOINTS = Checkpoints()
 
 @dataclass(frozen=True)
 class SimulationCheckpoint:
-    """Cells that are computed together, after round `t`."""
+    """State of cells that are computed together, after round `t`."""
 
     t: int
     seconds: float
-    """For which they ran, all attempts together."""
+    """Run time so far in seconds, over all attempts."""
     evaluations: Sequence[tuple[int, Sequence[Metrics]]]
-    """The rounds in which they were evaluated, with the metrics of every cell."""
+    """Evaluated rounds, with the metrics of each cell."""
     states: Any
-    """What round t + 1 starts from."""
+    """State from which round t + 1 starts."""
 
 
 class CheckpointHeader(NamedTuple):
-    """What a checkpoint is of."""
+    """Versions and cells of a checkpoint."""
 
     versions: Mapping[str, str]
     cells: tuple[str, ...]
-    """The digest of every cell."""
+    """Digest of each cell."""
 
     def why_unusable(self) -> str | None:
-        """Why these versions cannot go on from it; None if they can."""
-        here = installed_versions()
-        differing = [name for name in here if self.versions.get(name) != here[name]]
-        return ", ".join(f"{name} was {self.versions.get(name)} and is {here[name]}" for name in differing) or None
+        """Explain why the installed versions cannot resume from the checkpoint, or return None if they can."""
+        versions = installed_versions()
+        differing = [name for name in versions if self.versions.get(name) != versions[name]]
+        return (
+            ", ".join(f"{name} was {self.versions.get(name)} and is {versions[name]}" for name in differing)
+            or None
+        )
 
 
 def installed_versions() -> dict[str, str]:
-    """The versions that results depend on."""
+    """Return the versions of the packages that results depend on."""
     return {name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "cryptography")}
 
 
 def checkpoint_name(cells: Sequence[str]) -> str:
-    """Under which a checkpoint of cells with these digests is kept; their order counts."""
+    """Return the name of the checkpoint of cells with these digests, in this order."""
     return hashlib.sha256(" ".join(cells).encode()).hexdigest()[:16]
 
 
 def pack_checkpoint(checkpoint: SimulationCheckpoint, cells: Sequence[str]) -> bytes:
-    """TypeError for a state that has something else than what this module knows."""
+    """Pack a checkpoint of cells with these digests.
+
+    Raises:
+        TypeError: The state contains an object that is not a tensor, number, text, None, tuple or dataclass.
+    """
     arrays: list[NDArray[Any]] = []
     header = {
         "format": FORMAT,
@@ -103,21 +110,31 @@ def pack_checkpoint(checkpoint: SimulationCheckpoint, cells: Sequence[str]) -> b
         content,
         allow_pickle=False,
         header=np.frombuffer(json.dumps(header).encode(), np.uint8),
-        **{f"array{place}": array for place, array in enumerate(arrays)},
+        **{f"array{index}": array for index, array in enumerate(arrays)},
     )
     return content.getvalue()
 
 
 def read_header(content: bytes) -> CheckpointHeader:
-    """ValueError for what is no checkpoint of this format, or a damaged one."""
+    """Read a checkpoint's header.
+
+    Raises:
+        ValueError: The bytes are no checkpoint of this format, or are damaged.
+    """
     with _parse_checkpoint(content) as (header, _):
         return CheckpointHeader(dict(header["versions"]), tuple(header["cells"]))
 
 
 def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> SimulationCheckpoint:
-    """The inverse of `packed`; `like` are states of the same types, such as those before round 1.
+    """Unpack a checkpoint that `pack_checkpoint` packed.
 
-    ValueError as in `read_header`.
+    Args:
+        content: Packed checkpoint.
+        like: State of the same types, such as the one before round 1.
+        device: Device of the tensors.
+
+    Raises:
+        ValueError: The bytes are no checkpoint of this format, or are damaged.
     """
     with _parse_checkpoint(content) as (header, arrays):
         states = _restore_state(header["states"], arrays, like, device)
@@ -127,7 +144,10 @@ def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> Simula
 
 @contextmanager
 def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
-    """Header and arrays; what is damaged in them is a ValueError of the block, too."""
+    """Yield the header and the arrays of a checkpoint.
+
+    A damaged checkpoint raises ValueError, even if the damage shows only within the block.
+    """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())
@@ -139,15 +159,16 @@ def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[
 
 
 def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
-    """The state as JSON, its tensors as places in `arrays`.
+    """Convert a state to a JSON tree, in which a tensor is its shape and its index in `arrays`.
 
-    A tensor that repeats itself along an axis stays one that does: arithmetic may round others otherwise.
+    A tensor that is expanded along an axis (stride 0) is stored once and expanded again on loading, because
+    arithmetic on a dense copy may round differently.
     """
     if isinstance(state, Tensor):
-        least = state
+        unexpanded = state
         for axis, stride in enumerate(state.stride()):
-            least = least.narrow(axis, 0, min(1, state.shape[axis])) if stride == 0 else least
-        arrays.append(least.detach().cpu().contiguous().numpy())
+            unexpanded = unexpanded.narrow(axis, 0, min(1, state.shape[axis])) if stride == 0 else unexpanded
+        arrays.append(unexpanded.detach().cpu().contiguous().numpy())
         return {"array": len(arrays) - 1, "shape": list(state.shape)}
     if isinstance(state, tuple):
         return [_flatten_state(part, arrays) for part in state]
@@ -166,10 +187,13 @@ def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, dev
     if dataclasses.is_dataclass(like) and not isinstance(like, type):
         fields = zip(dataclasses.fields(like), tree, strict=True)
         return type(like)(
-            **{one.name: _restore_state(part, arrays, getattr(like, one.name), device) for one, part in fields}
+            **{
+                field.name: _restore_state(part, arrays, getattr(like, field.name), device)
+                for field, part in fields
+            }
         )
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return type(like)(
-            *(_restore_state(part, arrays, each, device) for part, each in zip(tree, like, strict=True))
+            *(_restore_state(part, arrays, part_like, device) for part, part_like in zip(tree, like, strict=True))
         )
     return tuple(_restore_state(part, arrays, None, device) for part in tree)

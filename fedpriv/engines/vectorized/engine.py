@@ -1,10 +1,12 @@
-"""Every seed and every noise level of a sweep in one program, all silos at once.
+"""Vectorized engine: all seeds and noise levels of a sweep as replicates of one program.
 
-The parts are the ones a silo and a server run; here their leading axis is the replicate.  Because the running sum
-and every mechanism are linear, the engine keeps the weighted mean over silos of both: the increments of all
-silos' records in one batched call, and the mean of the silos' noise vectors (`noise_feed`).  Every few seconds a
-group keeps its state (`keeper`), from which a run that was killed goes on with the same bits: noise and secret
-participation are functions of the round.
+The engine runs the same round steps as a silo and a server, for all silos at once and with the replicate as the
+leading axis.  The running sum and every mechanism are linear.  So the engine keeps only the weighted mean over
+silos of both: it forms the increments of all silos' records in one batched call, and draws the mean of the
+silos' noise vectors (`NoiseFeed`).
+
+Every few seconds a group of replicates stores its state (`GroupCheckpoints`).  A killed run resumes from it with
+the same bits, because noise and secret participation are functions of the round.
 """
 
 import itertools
@@ -52,20 +54,23 @@ from fedpriv.rounds.round import RoundBatch
 from fedpriv.scenario.schema import Cell
 
 _MIN_CHECKPOINT_SECONDS = 2.0  # seconds
-_MAX_CHECKPOINT_SHARE = 0.005  # of the time; what takes long to write is written less often
+_MAX_CHECKPOINT_SHARE = 0.005  # largest share of the run time spent on writing checkpoints
 
 
 class GroupCheckpoints:
-    """The checkpoints of one group of cells."""
+    """Checkpoints of one group of cells that are computed together."""
 
-    def __init__(self, kept: Checkpoints, cells: Sequence[Cell], observer: RunObserver) -> None:
-        self._checkpoints, self._observer = kept, observer
+    def __init__(self, checkpoints: Checkpoints, cells: Sequence[Cell], observer: RunObserver) -> None:
+        self._checkpoints, self._observer = checkpoints, observer
         self._cells = tuple(map(cell_digest, cells))
         self._name = checkpoint_name(self._cells)
         self._next_time: float | None = time.perf_counter() + _MIN_CHECKPOINT_SECONDS
 
     def latest(self, like: Any, device: torch.device) -> SimulationCheckpoint | None:
-        """What the group goes on from, with states of the types of `like`; None where it starts anew."""
+        """Load the group's latest checkpoint, with states of the types of `like`.
+
+        None if there is no checkpoint, or if it is unusable; the observer is notified of the latter.
+        """
         content = self._checkpoints.latest(self._name)
         if content is None:
             return None
@@ -76,28 +81,36 @@ class GroupCheckpoints:
             return None
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to keep the group; `now` is by `time.perf_counter`."""
+        """Whether the next checkpoint is due at time `now` of `time.perf_counter`."""
         return self._next_time is not None and now >= self._next_time
 
     def keep(self, checkpoint: SimulationCheckpoint) -> None:
-        """A state that cannot be kept is said once, and the group goes on without checkpoints."""
-        began = time.perf_counter()
+        """Store a checkpoint, and schedule the next one.
+
+        If the state cannot be packed, the observer is notified once, and the group continues without
+        checkpoints.
+        """
+        start = time.perf_counter()
         try:
             self._checkpoints.keep(self._name, pack_checkpoint(checkpoint, self._cells))
         except TypeError as error:
             self._observer.notified(f"no checkpoints of cells that are in the middle: {error}")
             self._next_time = None
             return
-        ended = time.perf_counter()
-        self._next_time = ended + max(_MIN_CHECKPOINT_SECONDS, (ended - began) / _MAX_CHECKPOINT_SHARE)
+        end = time.perf_counter()
+        self._next_time = end + max(_MIN_CHECKPOINT_SECONDS, (end - start) / _MAX_CHECKPOINT_SHARE)
 
     def drop(self) -> None:
-        """What the group gave is written."""
+        """Delete the group's checkpoint, after its outcomes are written."""
         self._checkpoints.drop(self._name)
 
 
 def find_device(name: str) -> torch.device:
-    """The device as torch names it; RunError if it cannot be used here."""
+    """Return a torch device.
+
+    Raises:
+        RunError: The device cannot be used on this machine.
+    """
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).tolist()
@@ -114,33 +127,36 @@ _PROGRESS_SECONDS = 0.1  # seconds
 def run_vectorized(
     cells: Sequence[Cell], observer: RunObserver, checkpoints: Checkpoints = NO_CHECKPOINTS
 ) -> Iterator[IndexedOutcome]:
-    """Run cells in groups that differ only in seeds and numbers; see `Engine`.
+    """Run cells in groups that differ only in seeds and numbers.
 
-    A group goes on from its checkpoint in `kept`, which is dropped when the last of its outcomes was taken.
+    See `Engine`.  A group resumes from its checkpoint in `checkpoints`, which is deleted after the caller has
+    taken the group's last outcome.
     """
     plans = make_plans(cells)
-    with limit_to_one_thread(), retain_freed_pages():  # the cores draw noise meanwhile
+    with limit_to_one_thread(), retain_freed_pages():  # other cores draw noise meanwhile
         for members in group_by_plan(cells, plans):
-            of_group = [cells[i] for i in members]
-            keeper = GroupCheckpoints(checkpoints, of_group, observer)
-            yield from _ReplicateGroup(members, of_group, [plans[i] for i in members], observer).run(keeper)
-            keeper.drop()
+            group_cells = [cells[i] for i in members]
+            group_checkpoints = GroupCheckpoints(checkpoints, group_cells, observer)
+            yield from _ReplicateGroup(members, group_cells, [plans[i] for i in members], observer).run(
+                group_checkpoints
+            )
+            group_checkpoints.drop()
 
 
 class _GroupState(NamedTuple):
-    """What one round hands to the next."""
+    """State of a group between rounds."""
 
     optimizer_state: Any
     running_sum: RunningSum
     mechanism_state: MechanismState
     clipped_count: Tensor
-    """How many records were clipped so far, (replicates,)."""
+    """Number of clipped records so far, (replicates,)."""
     record_count: Tensor
-    """How many records took part so far, (replicates,)."""
+    """Number of participations so far, (replicates,)."""
 
 
 class _ReplicateGroup:
-    """Replicates that run in step: tensors have shape (replicates, d)."""
+    """Replicates that run in step, as tensors of shape (replicates, d)."""
 
     def __init__(
         self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: RunObserver
@@ -155,8 +171,10 @@ class _ReplicateGroup:
         self._noise_feed = None
         if plan.noise.sources:
             noises = [
-                aggregate_noise(own.noise) if self._run_section.noise == "aggregate" else own.noise
-                for own in plans
+                aggregate_noise(replicate_plan.noise)
+                if self._run_section.noise == "aggregate"
+                else replicate_plan.noise
+                for replicate_plan in plans
             ]
             size, rounds, draws = plan.objective.dimension, plan.schedule.rounds, plan.mechanism.draws
             self._noise_feed = NoiseFeed(
@@ -171,28 +189,31 @@ class _ReplicateGroup:
         )
 
     @torch.inference_mode()
-    def run(self, keeper: GroupCheckpoints) -> list[IndexedOutcome]:
-        began, last = time.perf_counter(), -math.inf  # the first round is reported at once
+    def run(self, group_checkpoints: GroupCheckpoints) -> list[IndexedOutcome]:
+        """Run all rounds from the group's checkpoint or from round 1, and return the outcome of each cell."""
+        start_time, last_report = time.perf_counter(), -math.inf  # the first round is reported at once
         rounds = self._plan.schedule.rounds
-        evaluated_at = {
+        evaluation_numbers = {
             t: n for n, t in enumerate(sorted(evaluation_rounds(rounds, self._run_section.evaluations)), 1)
         }
         optimizer, count = self._plan.optimizer, len(self._cells)
-        done = self._restore_checkpoint(keeper)
-        states, evaluations = done.states, list(done.evaluations)
-        began, unreported = began - done.seconds, 0
-        for t, states in enumerate(self.iterate_states(done.states, done.t + 1), start=done.t + 1):
-            unreported += count
-            if (now := time.perf_counter()) - last > _PROGRESS_SECONDS or t == rounds:
-                self._observer.advanced(unreported)
-                unreported, last = 0, now
-            if (place := evaluated_at.get(t)) is not None:
-                evaluations.append((t, self._evaluate(t, place, optimizer.output(states.optimizer_state))))
-            if keeper.is_due(now) and t < rounds:
-                keeper.keep(SimulationCheckpoint(t, now - began, evaluations, states))
-        wall = (time.perf_counter() - began) / count
+        checkpoint = self._restore_checkpoint(group_checkpoints)
+        states, evaluations = checkpoint.states, list(checkpoint.evaluations)
+        start_time, unreported_rounds = start_time - checkpoint.seconds, 0
+        for t, states in enumerate(
+            self.iterate_states(checkpoint.states, checkpoint.t + 1), start=checkpoint.t + 1
+        ):
+            unreported_rounds += count
+            if (now := time.perf_counter()) - last_report > _PROGRESS_SECONDS or t == rounds:
+                self._observer.advanced(unreported_rounds)
+                unreported_rounds, last_report = 0, now
+            if (number := evaluation_numbers.get(t)) is not None:
+                evaluations.append((t, self._evaluate(t, number, optimizer.output(states.optimizer_state))))
+            if group_checkpoints.is_due(now) and t < rounds:
+                group_checkpoints.keep(SimulationCheckpoint(t, now - start_time, evaluations, states))
+        wall_seconds = (time.perf_counter() - start_time) / count
         models = optimizer.output(states.optimizer_state).cpu().numpy()
-        shares = (states.clipped_count.double() / states.record_count.clamp(min=1)).tolist()
+        clipped_shares = (states.clipped_count.double() / states.record_count.clamp(min=1)).tolist()
         _, metrics = evaluations[-1]
         return [
             IndexedOutcome(
@@ -201,19 +222,19 @@ class _ReplicateGroup:
                     plan,
                     rounds,
                     model.copy(),
-                    of_cell,
-                    share,
-                    wall,
-                    away.rounds,
-                    make_evaluation_streams(by and by.evaluation_plan),
+                    cell_metrics,
+                    clipped_share,
+                    wall_seconds,
+                    absences.rounds,
+                    make_evaluation_streams(silo_evaluation and silo_evaluation.evaluation_plan),
                 ),
             )
-            for index, plan, model, of_cell, share, away, by in zip(
+            for index, plan, model, cell_metrics, clipped_share, absences, silo_evaluation in zip(
                 self._indices,
                 self._replicates.plans,
                 models,
                 metrics,
-                shares,
+                clipped_shares,
                 self._absences,
                 self._silo_evaluations,
                 strict=True,
@@ -221,7 +242,7 @@ class _ReplicateGroup:
         ]
 
     def initial_state(self) -> _GroupState:
-        """Before round 1."""
+        """Return the state before round 1."""
         plan, count = self._plan, len(self._cells)
         state = plan.optimizer.start(plan.objective.initial().to(self._device).expand(count, -1))
         zeros = torch.zeros(count, dtype=torch.int64, device=self._device)
@@ -229,110 +250,126 @@ class _ReplicateGroup:
             state, initial_running_sum(plan.optimizer.query(state)), plan.mechanism.start(), zeros, zeros
         )
 
-    def iterate_states(self, states: _GroupState, first: int) -> Iterator[_GroupState]:
-        """What every round from `first` on hands to the next one, after `states`.
+    def iterate_states(self, states: _GroupState, first_round: int) -> Iterator[_GroupState]:
+        """Compute rounds from `first_round` on, starting from `states`, and yield the state after each.
 
-        On a device nothing goes back and forth between rounds of a public order, but where a mechanism's
-        privacy rests on how far queries move: one number a round says that they did not move too far.
+        In a public order, no data moves between host and device during rounds.  The exception is a mechanism
+        whose privacy rests on the distance of successive queries: one number a round is read back to check that
+        distance.
         """
-        state, total, hidden, clipped, drawn = states
-        optimizer, silos = self._plan.optimizer, self._make_silos(first)
-        weighed, of_weighed = None, drawn
-        for t, read in enumerate(self._round_batches(first), start=first):
-            planned, query = self._plan.rounds[t - 1], optimizer.query(state)
-            mean = silos.release_mean(t, planned, query, read, total, hidden)
-            total, hidden = mean.running_sum, mean.mechanism_state
-            state = optimizer.update(state, mean.release, planned.step)
-            clipped = clipped + mean.clipped_count
-            if weighed is not read.weights:  # in a public order most rounds have the same
-                weighed, of_weighed = read.weights, read.weights.count_nonzero(-1)
-            drawn = drawn + of_weighed
-            yield _GroupState(state, total, hidden, clipped, drawn)
+        optimizer_state, running_sum, mechanism_state, clipped_count, record_count = states
+        optimizer, silos = self._plan.optimizer, self._make_silos(first_round)
+        last_weights, weighted_count = None, record_count
+        for t, batch in enumerate(self._round_batches(first_round), start=first_round):
+            round_plan, query = self._plan.rounds[t - 1], optimizer.query(optimizer_state)
+            mean = silos.release_mean(t, round_plan, query, batch, running_sum, mechanism_state)
+            running_sum, mechanism_state = mean.running_sum, mean.mechanism_state
+            optimizer_state = optimizer.update(optimizer_state, mean.release, round_plan.step)
+            clipped_count = clipped_count + mean.clipped_count
+            if last_weights is not batch.weights:  # in a public order most rounds share one weight tensor
+                last_weights, weighted_count = batch.weights, batch.weights.count_nonzero(-1)
+            record_count = record_count + weighted_count
+            yield _GroupState(optimizer_state, running_sum, mechanism_state, clipped_count, record_count)
 
     def _make_silos(self, first_round: int) -> Silos:
-        """All silos, from that round on."""
+        """Make the silos of the group, for rounds from `first_round` on."""
         if self._steps_locally:
             return LocalSilos(self._replicates, first_round)
         fresh, amplitude = (
             self._fresh_noise(first_round),
             None if self._noise_feed is None else self._noise_feed.amplitude,
         )
-        step, missing = FloatSteps(self._plan, lambda owner, t: FreshNoise(next(fresh), amplitude)), None
+        step, corrections = FloatSteps(self._plan, lambda party, t: FreshNoise(next(fresh), amplitude)), None
         if self._replicate_absences and self._plan.noise.sources and not self._plan.trust.adds_noise(SERVER):
-            missing = itertools.islice(
+            corrections = itertools.islice(
                 absence_corrections(self._replicates, self._replicate_absences), first_round - 1, None
             )
-        return AveragedSilos(step, missing)
+        return AveragedSilos(step, corrections)
 
-    def _restore_checkpoint(self, keeper: GroupCheckpoints) -> SimulationCheckpoint:
-        """Where the group goes on, or before round 1; observers hear what they would have heard until there."""
+    def _restore_checkpoint(self, group_checkpoints: GroupCheckpoints) -> SimulationCheckpoint:
+        """Return the group's checkpoint, or the state before round 1.
+
+        The observer receives the progress and evaluations of the rounds before the checkpoint.
+        """
         start = self.initial_state()
-        found = keeper.latest(start, self._device)
-        if found is None:
+        checkpoint = group_checkpoints.latest(start, self._device)
+        if checkpoint is None:
             return SimulationCheckpoint(0, 0.0, (), start)
-        self._observer.advanced(found.t * len(self._cells))
-        for t, metrics in found.evaluations:
+        self._observer.advanced(checkpoint.t * len(self._cells))
+        for t, metrics in checkpoint.evaluations:
             self._report_evaluation(t, metrics)
-        return found
+        return checkpoint
 
-    def _fresh_noise(self, first: int) -> Iterator[Tensor]:
-        """The fresh vectors of the rounds from `first` on."""
+    def _fresh_noise(self, first_round: int) -> Iterator[Tensor]:
+        """Draw the fresh noise vectors of each round from `first_round` on, or zeros for a plan without noise."""
         if self._noise_feed is not None:
-            return self._noise_feed.rounds_from(first)
-        counts = (planned.noise_vector_count or 1 for planned in self._plan.rounds[first - 1 :])
+            return self._noise_feed.rounds_from(first_round)
+        counts = (round_plan.noise_vector_count or 1 for round_plan in self._plan.rounds[first_round - 1 :])
         return (torch.zeros(count, 1, dtype=self._dtype, device=self._device) for count in counts)
 
-    def _round_batches(self, first: int) -> Iterator[RoundBatch]:
-        """What the rounds from `first` on read."""
-        (train, there), plan = (self._task.train, None), self._plan
-        if plan.unit.max_records == 1:  # of several, `PerUnit` leaves out those that are not there
-            train, present = mask_absent_records(train)
-            there = None if present.all() else present.to(self._device)
+    def _round_batches(self, first_round: int) -> Iterator[RoundBatch]:
+        """Gather the records and weights of each round from `first_round` on."""
+        (train, presence), plan = (self._task.train, None), self._plan
+        if plan.unit.max_records == 1:  # for units of several records, `PerUnit` masks absent records
+            train, is_present = mask_absent_records(train)
+            presence = None if is_present.all() else is_present.to(self._device)
         on_device = Records(train.features.to(self._device), train.labels.to(self._device))
-        shares = {cell.seed: partition_records(cell) for cell in self._cells}
+        rows_by_seed = {cell.seed: partition_records(cell) for cell in self._cells}
         if isinstance(plan.schedule, PublicOrder):
-            reads = OrderedBatches(
+            batches = OrderedBatches(
                 plan.schedule,
-                [shares[cell.seed] for cell in self._cells],
-                *(plan.weights, plan.batch_sizes, on_device, self._dtype, there),
+                [rows_by_seed[cell.seed] for cell in self._cells],
+                *(plan.weights, plan.batch_sizes, on_device, self._dtype, presence),
                 with_row_indices=self._needs_row_indices,
-            ).rounds_from(first)
+            ).rounds_from(first_round)
         else:
-            reads = self._sampled_batches(on_device, shares, first, there)
-        return self._mask_absent_silos(reads, first) if self._replicate_absences else reads
+            batches = self._sampled_batches(on_device, rows_by_seed, first_round, presence)
+        return self._mask_absent_silos(batches, first_round) if self._replicate_absences else batches
 
-    def _mask_absent_silos(self, reads: Iterator[RoundBatch], first: int) -> Iterator[RoundBatch]:
-        """The same with weight 0 for the records of silos that are away."""
-        for t, read in enumerate(reads, start=first):
-            silos, counts = torch.tensor(read.silo_sizes, device=self._device).T
-            of_records = silos.repeat_interleave(counts)
-            yield read._replace(
-                weights=read.weights * self._replicate_absences.presence_mask(t).to(self._dtype)[:, of_records]
+    def _mask_absent_silos(self, batches: Iterator[RoundBatch], first_round: int) -> Iterator[RoundBatch]:
+        """Set the weights of records of absent silos to 0 in each batch."""
+        for t, batch in enumerate(batches, start=first_round):
+            silos, counts = torch.tensor(batch.silo_sizes, device=self._device).T
+            silo_of_record = silos.repeat_interleave(counts)
+            yield batch._replace(
+                weights=batch.weights
+                * self._replicate_absences.presence_mask(t).to(self._dtype)[:, silo_of_record]
             )
 
     def _sampled_batches(
-        self, train: Records, shares: dict[int, list[Tensor]], first: int, there: Tensor | None
+        self, train: Records, rows_by_seed: dict[int, list[Tensor]], first_round: int, presence: Tensor | None
     ) -> Iterator[RoundBatch]:
-        """Pass silos and row indices to those objectives alone that key something by them."""
+        """Gather the batches of sampled rounds.
+
+        Silo boundaries and row indices are passed only to objectives that need them.
+        """
         plan, by_silo = (
             self._plan,
             self._steps_locally or self._needs_row_indices or bool(self._replicate_absences),
         )
         seeds = [(cell.seed, cell.noise_seed) for cell in self._cells]
-        sampled = SampledBatches(plan.schedule, seeds, shares, plan.weights, plan.batch_sizes, by_silo=by_silo)
-        for index, weights, silos, rows in sampled.rounds_from(first):
+        sampled = SampledBatches(
+            plan.schedule, seeds, rows_by_seed, plan.weights, plan.batch_sizes, by_silo=by_silo
+        )
+        for index, weights, silos, rows in sampled.rounds_from(first_round):
             on_device = index.to(self._device)
             records = Records(train.features[on_device], train.labels[on_device]) if index.numel() else None
             weights = weights.to(self._device, self._dtype)
-            yield RoundBatch(records, weights if there is None else weights * there[on_device], silos, rows)
+            yield RoundBatch(records, weights if presence is None else weights * presence[on_device], silos, rows)
 
-    def _evaluate(self, t: int, place: int, model: Tensor) -> list[dict[str, float]]:
-        """After round t, in evaluation number `place`."""
-        by_silos = [
-            by.metrics(place, of_one.cpu()) for by, of_one in zip(self._silo_evaluations, model, strict=True) if by
+    def _evaluate(self, t: int, number: int, model: Tensor) -> list[dict[str, float]]:
+        """Evaluate the models, (replicates, d), after round t, and return the metrics of each cell.
+
+        `number` is the index of the evaluation, from 1.  With federated evaluation the metrics are the silos',
+        otherwise those of the test set.
+        """
+        silo_metrics = [
+            evaluation.metrics(number, replicate_model.cpu())
+            for evaluation, replicate_model in zip(self._silo_evaluations, model, strict=True)
+            if evaluation
         ]
-        metrics = by_silos
-        if not by_silos:
+        metrics = silo_metrics
+        if not silo_metrics:
             test = Records(*(column.to(self._device) for column in self._task.test))
             names = [f"{cell.name} (seed {cell.seed}), round {t}" for cell in self._cells]
             metrics = evaluate_models(self._task.objective, model, test, names)
@@ -340,5 +377,5 @@ class _ReplicateGroup:
         return metrics
 
     def _report_evaluation(self, t: int, metrics: Sequence[Metrics]) -> None:
-        for index, of_cell in zip(self._indices, metrics, strict=True):
-            self._observer.evaluated(index, t, of_cell)
+        for index, cell_metrics in zip(self._indices, metrics, strict=True):
+            self._observer.evaluated(index, t, cell_metrics)

@@ -1,15 +1,13 @@
-"""The mean of the silos' noise for many replicates, drawn ahead of time on another core, or on the device.
+"""Batches and noise of many replicates, gathered and drawn for a block of rounds at a time.
 
-Noise does not depend on the trajectory, so blocks of rounds are drawn in a thread (NumPy and OpenSSL release the
-interpreter lock) while the current block is consumed.  Replicates that differ only in how much noise they add
-share their draws, since a stream is keyed by the seed: the same vectors, scaled.
+Batches: in a public order, every replicate reads equally many records in a round (`OrderedBatches`).  In a
+secret order, rows are padded to one width with records of weight 0 (`SampledBatches`).
 
-A device draws noise by its own generator, without copies: other numbers of the same distribution.
-
-Batches for many replicates at once.
-
-In a public order every replicate reads as many records; in a secret order rounds are padded to one width, with
-weight 0 where nothing is.
+Noise: `NoiseFeed` draws the mean of the silos' noise vectors.  Noise does not depend on the trajectory, so a
+thread prefetches blocks of rounds while the current block is consumed; NumPy and OpenSSL release the interpreter
+lock. Replicates that differ only in the amount of noise share their vectors, each scaled, because a noise stream
+is keyed by the seed.  A device draws with its own generator and without copies: other numbers of the same
+distribution.
 """
 
 import itertools
@@ -34,11 +32,11 @@ from fedpriv.rounds.round import RoundBatch, record_weight
 
 _MAX_GATHERED_VALUES = 2**20
 NO_ROW_INDICES: NDArray[np.int64] = np.empty(0, np.int64)
-"""Row indices where nothing is keyed by them."""
+"""Row indices for objectives that do not need them."""
 
 
 class _GatheredBlock(NamedTuple):
-    """The records of the last round that filled a block: the next round reads them where it reads the same."""
+    """Records of the last single-round block, reused if the next round reads the same batches."""
 
     batches: list[list[int]] = []  # noqa: RUF012 - never written to
     record_indices: Tensor = torch.empty(0)
@@ -46,124 +44,151 @@ class _GatheredBlock(NamedTuple):
 
 
 class OrderedBatches:
-    """The records of every round, gathered block by block and once for all replicates that read the same."""
+    """Records of each round in a public order, gathered in blocks of rounds.
+
+    Replicates with the same order of records share one gathered copy.
+    """
 
     def __init__(
         self,
         schedule: PublicOrder,
-        shares: Sequence[Sequence[Tensor]],
+        rows_by_replicate: Sequence[Sequence[Tensor]],
         silo_weights: Sequence[float],
         batch_sizes: Sequence[int],
         train: Records,
         dtype: torch.dtype,
-        there: Tensor | None = None,
+        presence: Tensor | None = None,
         *,
         with_row_indices: bool = False,
     ) -> None:
-        """`shares` has each replicate's records of every silo in the silo's order; `dtype` is that of weights.
+        """Set up the batches of replicates.
 
-        Replicates that read the same have the same object there.  `there` says which of the records of `train`
-        count, None: all.  `keyed` is for objectives that ask for row indices.
+        Args:
+            schedule: Order of the records.
+            rows_by_replicate: For each replicate the row indices of each silo's records in `train`, in the
+                silo's order. Replicates with the same order have the same object.
+            silo_weights: Weight of each silo in the mean.
+            batch_sizes: Records of each silo in a batch.
+            train: Training records.
+            dtype: Type of the weights.
+            presence: Whether each record of `train` counts, or None if all count.
+            with_row_indices: Whether the objective needs row indices.
         """
         self._with_row_indices = with_row_indices
         self._schedule, self._silo_weights, self._batch_sizes = schedule, silo_weights, batch_sizes
-        self._train, self._dtype, self._is_present, device = train, dtype, there, train.features.device
-        orders = {  # (places, records of all silos): a row is one batch of their orders
-            id(of_silos): torch.cat([share.view(schedule.batches_per_silo, -1) for share in of_silos], dim=1)
-            for of_silos in shares
+        self._train, self._dtype, self._is_present, device = train, dtype, presence, train.features.device
+        orders = {  # (batches, records of all silos): one row is one batch of each silo
+            id(silo_rows): torch.cat([rows.view(schedule.batches_per_silo, -1) for rows in silo_rows], dim=1)
+            for silo_rows in rows_by_replicate
         }
         self._record_indices = torch.stack(list(orders.values()), dim=1).to(device)
-        numbered = list(orders)
-        self._orders = [numbered.index(id(of_silos)) for of_silos in shares]
+        order_ids = list(orders)
+        self._orders = [order_ids.index(id(silo_rows)) for silo_rows in rows_by_replicate]
         self._order_index = torch.tensor(self._orders, device=device)
 
-    def rounds_from(self, first: int) -> Iterator[RoundBatch]:
-        """The rounds from `first` on; blocks do not depend on it, so that records lie in memory as they would."""
+    def rounds_from(self, first_round: int) -> Iterator[RoundBatch]:
+        """Gather the rounds from `first_round` on.
+
+        The blocks do not depend on `first_round`, so that records have the same memory layout as in a run from
+        round 1.
+        """
         features, labels = self._train
-        block = max(1, _MAX_GATHERED_VALUES // (self._record_indices[0].numel() * features[0].numel()))
+        rounds_per_block = max(1, _MAX_GATHERED_VALUES // (self._record_indices[0].numel() * features[0].numel()))
         device = features.device
         spans = [list(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)]
-        alike = {count: self._make_empty_batch(count) for count in set(map(len, spans))}
-        columns = {count: self._order_by_silo(count).to(device) for count in alike}
-        t, kept = 1, _GatheredBlock()
-        for count, members in itertools.groupby(spans, key=len):
-            equal, column = list(members), columns[count]
-            for start in range(0, len(equal), block):
-                read = equal[start : start + block]
-                over, t = max(0, first - t), t + len(read)
-                if over >= len(read):
+        empty_batches = {count: self._make_empty_batch(count) for count in set(map(len, spans))}
+        silo_orders = {count: self._order_by_silo(count).to(device) for count in empty_batches}
+        t, cached_block = 1, _GatheredBlock()
+        for count, count_spans in itertools.groupby(spans, key=len):
+            equal_spans, silo_order = list(count_spans), silo_orders[count]
+            for start in range(0, len(equal_spans), rounds_per_block):
+                block_spans = equal_spans[start : start + rounds_per_block]
+                skip_count, t = max(0, first_round - t), t + len(block_spans)
+                if skip_count >= len(block_spans):
                     continue
                 if count == 0:
-                    yield from itertools.repeat(alike[0], len(read) - over)
+                    yield from itertools.repeat(empty_batches[0], len(block_spans) - skip_count)
                     continue
-                if block > 1 or read != kept.batches:
+                if rounds_per_block > 1 or block_spans != cached_block.batches:
                     index = self._record_indices[
-                        torch.tensor(read, device=device)
+                        torch.tensor(block_spans, device=device)
                     ]  # (rounds, count, orders, records)
-                    index = index.movedim(1, 2).flatten(2)[..., column]
-                    gathered: Iterable[Records] = self._expand_replicates(Records(features[index], labels[index]))
-                    if block == 1:
-                        kept = _GatheredBlock(read, index, gathered := list(gathered))
+                    index = index.movedim(1, 2).flatten(2)[..., silo_order]
+                    round_records: Iterable[Records] = self._expand_replicates(
+                        Records(features[index], labels[index])
+                    )
+                    if rounds_per_block == 1:
+                        cached_block = _GatheredBlock(block_spans, index, round_records := list(round_records))
                 else:
-                    _, index, gathered = kept
-                weights = self._weights_by_round(alike[count].weights, index)
-                rounds = zip(gathered, weights, read, strict=False)
-                for records, weight, batches in itertools.islice(rounds, over, None):
-                    yield RoundBatch(records, weight, alike[count].silo_sizes, self._row_indices(batches))
+                    _, index, round_records = cached_block
+                weights = self._weights_by_round(empty_batches[count].weights, index)
+                rounds = zip(round_records, weights, block_spans, strict=False)
+                for records, weight, batches in itertools.islice(rounds, skip_count, None):
+                    yield RoundBatch(records, weight, empty_batches[count].silo_sizes, self._row_indices(batches))
 
-    def _weights_by_round(self, alike: Tensor, index: Tensor) -> Iterable[Tensor]:
-        """Round after round, of the records of `index` (rounds, orders, records): 0 where one does not count."""
+    def _weights_by_round(self, weights: Tensor, index: Tensor) -> Iterable[Tensor]:
+        """Return the weights of each round, with 0 for records that do not count.
+
+        `index` holds the row indices in `train`, (rounds, orders, records).
+        """
         if self._is_present is None:
-            return itertools.repeat(alike)
-        return (alike * self._is_present[of_round[self._order_index]] for of_round in index)
+            return itertools.repeat(weights)
+        return (weights * self._is_present[round_index[self._order_index]] for round_index in index)
 
     def _expand_replicates(self, records: Records) -> Iterator[Records]:
-        """(rounds, orders, ...) round after round as (replicates, ...)."""
+        """Expand records (rounds, orders, ...) to one batch (replicates, ...) for each round."""
         if records.labels.shape[1] == 1:
             yield from RecordBlock(
                 Records(*(column.squeeze(1) for column in records)), len(self._orders)
             ).split_rounds()
             return
-        alike = self._orders == list(range(records.labels.shape[1]))
+        is_identity = self._orders == list(range(records.labels.shape[1]))
         for columns in zip(*records, strict=True):
             yield Records(
-                *(columns if alike else (column.index_select(0, self._order_index) for column in columns))
+                *(columns if is_identity else (column.index_select(0, self._order_index) for column in columns))
             )
 
-    def _make_empty_batch(self, batches: int) -> RoundBatch:
-        """A round that reads so many batches of every silo, still without its records."""
-        silos = tuple((silo, batches * size) for silo, size in enumerate(self._batch_sizes))
+    def _make_empty_batch(self, batch_count: int) -> RoundBatch:
+        """Make a `RoundBatch` with weights and sizes but no records, for `batch_count` batches of every silo."""
+        silos = tuple((silo, batch_count * size) for silo, size in enumerate(self._batch_sizes))
         shares = zip(self._silo_weights, self._batch_sizes, strict=True)
-        weights = torch.tensor([record_weight(share, size, batches) for share, size in shares], dtype=self._dtype)
-        each = weights.repeat_interleave(torch.tensor([count for _, count in silos]))
-        return RoundBatch(None, each.to(self._train.features.device), silos, NO_ROW_INDICES)
+        weights = torch.tensor(
+            [record_weight(share, size, batch_count) for share, size in shares], dtype=self._dtype
+        )
+        record_weights = weights.repeat_interleave(torch.tensor([count for _, count in silos]))
+        return RoundBatch(None, record_weights.to(self._train.features.device), silos, NO_ROW_INDICES)
 
     def _row_indices(self, batches: Sequence[int]) -> NDArray[np.int64]:
-        """Row indices of the records of these batches, silo after silo."""
+        """Return the row indices of the records of these batches, silo by silo."""
         if not self._with_row_indices:
             return NO_ROW_INDICES
-        first, count = batches[0], len(batches)  # batches of a round follow one another
-        return np.concatenate([np.arange(first * size, (first + count) * size) for size in self._batch_sizes])
+        first_batch, count = batches[0], len(batches)  # the batches of a round are consecutive
+        return np.concatenate(
+            [np.arange(first_batch * size, (first_batch + count) * size) for size in self._batch_sizes]
+        )
 
-    def _order_by_silo(self, count: int) -> Tensor:
-        """Where to find the records of `count` batches, one batch after another, silo after silo."""
+    def _order_by_silo(self, batch_count: int) -> Tensor:
+        """Return the permutation that sorts the records of `batch_count` consecutive batches by silo."""
         sizes = torch.tensor(self._batch_sizes)
-        return torch.arange(len(sizes)).repeat_interleave(sizes).repeat(count).argsort(stable=True)
+        return torch.arange(len(sizes)).repeat_interleave(sizes).repeat(batch_count).argsort(stable=True)
 
 
 class SampledRound(NamedTuple):
-    """A round's draw: training records and their weights, both (replicates, width)."""
+    """Sampled round: training records and their weights, both (replicates, width)."""
 
     record_indices: Tensor
     weights: Tensor
     silo_sizes: tuple[tuple[int, int], ...]
-    """Silos in the order of their records, (silo, records); none where silos are not kept apart."""
+    """Silos in the order of their records, as (silo, record count).
+
+    Empty if the records are not sorted by silo.
+    """
     row_indices: NDArray[np.int64]
-    """Row index of each record in its silo, (replicates, width); 0 where a row is filled up."""
+    """Row index of each record in its silo, (replicates, width), and 0 for padding."""
 
 
 class SampledBatches:
-    """Draws, for rounds 1 … T, which training records take part, and their weights.
+    """Participating training records and their weights in rounds 1 … T.
 
     The decisions are those of the simulated silos: replicates with the same seeds share them.
     """
@@ -172,69 +197,76 @@ class SampledBatches:
         self,
         schedule: Participation,
         seeds: Sequence[tuple[int, int]],
-        shares: Mapping[int, Sequence[Tensor]],
+        rows_by_seed: Mapping[int, Sequence[Tensor]],
         silo_weights: Sequence[float],
         batch_sizes: Sequence[int],
         *,
         by_silo: bool,
     ) -> None:
-        """`seeds` are those of each replicate's records and of its noise, whose key tosses the coins.
+        """Set up the sampling.
 
-        `shares` has the records of every silo in the silo's order, by the seed of records.  `by_silo` gives every
-        silo places of its own, as many as in the replicate where it draws most: for objectives that ask whose a
-        record is.
+        Args:
+            schedule: Participation of the records.
+            seeds: For each replicate the seed of its records and the seed of its noise.  The key of the noise
+                also gives the sampling randomness.
+            rows_by_seed: For each seed of records the row indices of each silo's records, in the silo's order.
+            silo_weights: Weight of each silo in the mean.
+            batch_sizes: Records of each silo in a batch.
+            by_silo: Whether each silo has its own columns, as many as in the replicate with the most records of
+                the silo.  Objectives that depend on a record's silo need this.
         """
         self._schedule, self._silo_weights, self._batch_sizes = schedule, silo_weights, batch_sizes
         distinct = list(dict.fromkeys(seeds))
         self._sampling_randomness = [
             simulation_noise(noise, "float32").sampling_randomness() for _, noise in distinct
         ]
-        self._silo_rows = [shares[seed] for seed, _ in distinct]
+        self._silo_rows = [rows_by_seed[seed] for seed, _ in distinct]
         self._draw_index = torch.tensor([distinct.index(pair) for pair in seeds])
         silos = range(len(batch_sizes))
         self._pieces = [[silo] for silo in silos] if by_silo else [list(silos)]
         self._by_silo = by_silo
 
-    def rounds_from(self, first: int) -> Iterator[SampledRound]:
-        """Iterate over rounds from `first` on."""
-        for t in range(first, self._schedule.rounds + 1):
-            drawn = [self._select_rows(coins, t) for coins in self._sampling_randomness]
-            sizes = torch.tensor([[len(records) for records in silos] for silos in drawn])
-            widths = [int(sizes[:, piece].sum(1).max()) for piece in self._pieces]
-            index = torch.zeros(len(drawn), sum(widths), dtype=torch.int64)
-            weights = torch.zeros(len(drawn), sum(widths), dtype=torch.float64)
-            numbers = np.zeros((len(drawn), sum(widths)), np.int64)
+    def rounds_from(self, first_round: int) -> Iterator[SampledRound]:
+        """Draw the rounds from `first_round` on."""
+        for t in range(first_round, self._schedule.rounds + 1):
+            selections = [self._select_rows(randomness, t) for randomness in self._sampling_randomness]
+            sizes = torch.tensor([[len(records) for records in silo_selections] for silo_selections in selections])
+            widths = [int(sizes[:, silo_group].sum(1).max()) for silo_group in self._pieces]
+            index = torch.zeros(len(selections), sum(widths), dtype=torch.int64)
+            weights = torch.zeros(len(selections), sum(widths), dtype=torch.float64)
+            row_indices = np.zeros((len(selections), sum(widths)), np.int64)
             starts, batches = [0, *itertools.accumulate(widths)], self._schedule.expected_batches(t)
-            of_record = [
-                record_weight(*each, batches) for each in zip(self._silo_weights, self._batch_sizes, strict=True)
+            weight_by_silo = [
+                record_weight(*silo_numbers, batches)
+                for silo_numbers in zip(self._silo_weights, self._batch_sizes, strict=True)
             ]
-            for place, silos in enumerate(drawn):
-                for start, piece in zip(starts, self._pieces, strict=False):
-                    for silo in piece:
-                        stop = start + len(silos[silo])
-                        index[place, start:stop] = self._silo_rows[place][silo][silos[silo]]
-                        numbers[place, start:stop] = silos[silo]
-                        weights[place, start:stop] = of_record[silo]
+            for draw, silo_selections in enumerate(selections):
+                for start, silo_group in zip(starts, self._pieces, strict=False):
+                    for silo in silo_group:
+                        stop = start + len(silo_selections[silo])
+                        index[draw, start:stop] = self._silo_rows[draw][silo][silo_selections[silo]]
+                        row_indices[draw, start:stop] = silo_selections[silo]
+                        weights[draw, start:stop] = weight_by_silo[silo]
                         start = stop
             yield SampledRound(
                 index[self._draw_index],
                 weights[self._draw_index],
                 tuple(enumerate(widths)) if self._by_silo else (),
-                numbers[self._draw_index],
+                row_indices[self._draw_index],
             )
 
-    def _select_rows(self, coins: SamplingRandomness, t: int) -> list[NDArray[np.int64]]:
-        """The rows of every silo that take part in round t."""
+    def _select_rows(self, randomness: SamplingRandomness, t: int) -> list[NDArray[np.int64]]:
+        """Draw the row indices of each silo's records that take part in round t."""
         return [
-            as_row_indices(self._schedule.select_rows(t, size, silo, lambda: coins))
+            as_row_indices(self._schedule.select_rows(t, size, silo, lambda: randomness))
             for silo, size in enumerate(self._batch_sizes)
         ]
 
 
-_AGGREGATE_PARTY = 0xFFFF_FFFE  # an owner number of its own: never the stream of a silo or of the server
+_AGGREGATE_PARTY = 0xFFFF_FFFE  # a reserved party number, so that no silo's or server's stream is reused
 _MAX_BLOCK_VALUES = 2**21
 _MAX_BLOCK_ROUNDS = 256
-_MAX_DEVICE_VALUES = 2**22  # normals that a device holds at a time, beside their sum
+_MAX_DEVICE_VALUES = 2**22  # normal values in a device's memory at a time, besides their sum
 _PREFETCHED_BLOCKS = (
     2  # blocks; one thread draws them, since a second one would fight the first for the interpreter
 )
@@ -243,16 +275,19 @@ _CPU = torch.device("cpu")
 
 
 def aggregate_noise(noise: Noise) -> Noise:
-    """One source in place of all, equal in distribution in the mean only.
+    """Replace all noise sources by one whose noise in the mean has the same distribution.
 
-    Valid while no silo is missing and nobody looks at one silo's messages: variance Σ p_i² σ_i².
+    This is valid while no silo is absent and no single silo's message is read.  The variance is Σ p_i² σ_i².
     """
     return Noise((NoiseSource(_AGGREGATE_PARTY, noise.std_in_mean, 1.0),)) if noise.sources else noise
 
 
 @dataclass(frozen=True)
 class NoiseSum:
-    """A seed and the owners whose vectors are summed with relative weights (the first has weight 1)."""
+    """Noise stream: its seed, and the parties whose vectors are summed.
+
+    The vectors have relative weights, of which the first is 1.
+    """
 
     seed: int
     parties: tuple[int, ...]
@@ -264,10 +299,11 @@ _SumSampler = Callable[[Sequence[int], int], Tensor]
 
 
 class NoiseFeed:
-    """Draws the noise of rounds 1 … T: for each the fresh vectors (replicates, d), summed over owners.
+    """Noise of rounds 1 … T: for each round the fresh vectors, (replicates, d), summed over parties.
 
-    Where `draws(t)`, of the mechanism, is a number, there are as many: (draws, replicates, d).  With `in_units`
-    replicates that share all draws have them once, (1, d), still to be multiplied by `amplitude`.
+    If the mechanism's `draws(t)` is a number, a round has that many vectors: (draws, replicates, d).  With
+    `unscaled`, replicates that share all vectors get them once, (1, d), and have to multiply them by
+    `amplitude`.
     """
 
     def __init__(
@@ -284,71 +320,71 @@ class NoiseFeed:
     ) -> None:
         if not all(noise.sources for noise in noises):
             raise ValueError("every replicate of a feed must have a noise source")
-        streams = [_make_noise_sum(noise, seed) for noise, seed in zip(noises, seeds, strict=True)]
-        self._noise_sums = list(dict.fromkeys(streams))
-        self._sum_indices = [self._noise_sums.index(stream) for stream in streams]
+        replicate_sums = [_make_noise_sum(noise, seed) for noise, seed in zip(noises, seeds, strict=True)]
+        self._noise_sums = list(dict.fromkeys(replicate_sums))
+        self._sum_indices = [self._noise_sums.index(replicate_sum) for replicate_sum in replicate_sums]
         self._sum_index = torch.tensor(self._sum_indices).to(device)
         self._scale = torch.tensor([[_amplitude(noise)] for noise in noises], dtype=dtype).to(device)
         self._unscaled = unscaled and len(self._noise_sums) == 1 < len(noises)
         self._on_cpu = device.type == "cpu"
         self._samplers = [
-            _make_host_sums(one, size, dtype) if self._on_cpu else DeviceSums(one, size, dtype, device)
-            for one in self._noise_sums
+            _make_host_sums(noise_sum, size, dtype) if self._on_cpu else DeviceSums(noise_sum, size, dtype, device)
+            for noise_sum in self._noise_sums
         ]
         self._rounds, self._dimension, self._draw_count = rounds, size, draws
-        most = max(draws(t) or 1 for t in range(1, rounds + 1))
-        longest = min(_MAX_BLOCK_ROUNDS, _MAX_BLOCK_VALUES // (size * len(streams) * most))
-        self._block_rounds = max(1, min(longest, rounds // (2 * _PREFETCHED_BLOCKS)))
+        max_draws = max(draws(t) or 1 for t in range(1, rounds + 1))
+        max_rounds = min(_MAX_BLOCK_ROUNDS, _MAX_BLOCK_VALUES // (size * len(replicate_sums) * max_draws))
+        self._block_rounds = max(1, min(max_rounds, rounds // (2 * _PREFETCHED_BLOCKS)))
 
     @property
     def amplitude(self) -> Tensor | None:
-        """The factor of the vectors, (replicates, 1); None where replicates add them as they are."""
+        """Factor of the vectors, (replicates, 1), or None if the vectors are scaled already."""
         return self._scale if self._unscaled else None
 
-    def rounds_from(self, first: int) -> Iterator[Tensor]:
-        """Iterate over rounds from `first` on, in the same blocks: its block is drawn from its start.
+    def rounds_from(self, first_round: int) -> Iterator[Tensor]:
+        """Draw the rounds from `first_round` on, in blocks that do not depend on `first_round`.
 
-        Round 1 is a block of its own, and nothing is drawn ahead until it is over: a clock that starts then sees
-        all draws of the rounds after it.
+        Round 1 is its own block, and no later block is prefetched before it is consumed.  A timer that starts
+        after round 1 then includes all draws of later rounds.
         """
-        over = 0 if first == 1 else (first - 2) % self._block_rounds
-        return itertools.islice(self._prefetch(first - over), over, None)
+        skip_count = 0 if first_round == 1 else (first_round - 2) % self._block_rounds
+        return itertools.islice(self._prefetch(first_round - skip_count), skip_count, None)
 
-    def _prefetch(self, first: int) -> Iterator[Tensor]:
-        if first == 1:
+    def _prefetch(self, first_round: int) -> Iterator[Tensor]:
+        if first_round == 1:
             yield from self._draw_block(range(1, 2))
-            first = 2
+            first_round = 2
         blocks = (
             range(start, min(start + self._block_rounds, self._rounds + 1))
-            for start in range(first, self._rounds + 1, self._block_rounds)
+            for start in range(first_round, self._rounds + 1, self._block_rounds)
         )
-        if not self._on_cpu:  # a device queues what it is asked for, and works ahead by itself
+        if not self._on_cpu:  # a device queues its kernels, so it runs ahead without a thread
             for block in blocks:
                 yield from self._draw_block(block)
             return
         with ThreadPoolExecutor(max_workers=1) as pool:
-            ahead: deque[Future[list[Tensor]]] = deque()
+            futures: deque[Future[list[Tensor]]] = deque()
             for block in blocks:
-                ahead.append(pool.submit(self._draw_block, block))
-                if len(ahead) > _PREFETCHED_BLOCKS:
-                    yield from ahead.popleft().result()
-            while ahead:
-                yield from ahead.popleft().result()
+                futures.append(pool.submit(self._draw_block, block))
+                if len(futures) > _PREFETCHED_BLOCKS:
+                    yield from futures.popleft().result()
+            while futures:
+                yield from futures.popleft().result()
 
     def _draw_block(self, rounds: range) -> list[Tensor]:
-        """For each round of a block the vectors of all replicates."""
+        """Draw the vectors of all replicates for each round of a block."""
         if self._draw_count(rounds.start) is None:
             return list(self._scale_vectors(self._draw_vectors(rounds, node=0)))
         counts = {t: self._draw_count(t) or 0 for t in rounds}
-        drawn: dict[int, list[Tensor]] = {t: [] for t in rounds}
+        vectors_by_round: dict[int, list[Tensor]] = {t: [] for t in rounds}
         for node in range(max(counts.values())):
-            needed = [t for t in rounds if counts[t] > node]
-            for t, vectors in zip(needed, self._draw_vectors(needed, node), strict=True):
-                drawn[t].append(vectors)
-        return [self._scale_vectors(torch.stack(nodes)) for nodes in drawn.values()]
+            drawing_rounds = [t for t in rounds if counts[t] > node]
+            for t, vectors in zip(drawing_rounds, self._draw_vectors(drawing_rounds, node), strict=True):
+                vectors_by_round[t].append(vectors)
+        return [self._scale_vectors(torch.stack(round_vectors)) for round_vectors in vectors_by_round.values()]
 
     def _scale_vectors(self, vectors: Tensor) -> Tensor:
-        """(…, streams, d) as every replicate adds it, (…, replicates, d), but for `amplitude`."""
+        """Scale vectors (…, streams, d) to each replicate's noise, (…, replicates, d), except for `amplitude`."""
         if self._unscaled:
             return vectors
         if self._sum_indices == list(range(len(self._noise_sums))):
@@ -358,39 +394,40 @@ class NoiseFeed:
         return vectors.index_select(-2, self._sum_index).mul_(self._scale)
 
     def _draw_vectors(self, rounds: Sequence[int], node: int) -> Tensor:
-        """One vector a round and stream: (rounds, streams, d)."""
+        """Draw one vector for each round and stream: (rounds, streams, d)."""
         return (
             self._samplers[0](rounds, node).unsqueeze(1)
             if len(self._samplers) == 1
-            else torch.stack([sums(rounds, node) for sums in self._samplers], dim=1)
+            else torch.stack([sampler(rounds, node) for sampler in self._samplers], dim=1)
         )
 
 
-def _make_host_sums(stream: NoiseSum, size: int, dtype: torch.dtype) -> _SumSampler:
+def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumSampler:
     kind = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
-    source = simulation_noise(stream.seed, kind)
+    source = simulation_noise(noise_sum.seed, kind)
 
     def sums(rounds: Sequence[int], node: int) -> Tensor:
-        if len(stream.parties) == 1:
-            return torch.from_numpy(source.vectors(size, stream.parties * len(rounds), rounds, node))
+        if len(noise_sum.parties) == 1:
+            return torch.from_numpy(source.vectors(size, noise_sum.parties * len(rounds), rounds, node))
         out = np.empty((len(rounds), size), kind)
         for row, t in zip(out, rounds, strict=True):
-            source.weighted_sum(size, stream.parties, stream.relative_weights, t, node, row)
+            source.weighted_sum(size, noise_sum.parties, noise_sum.relative_weights, t, node, row)
         return torch.from_numpy(out)
 
     return sums
 
 
 class DeviceSums:
-    """A stream's noise, drawn by the generator of a device.
+    """Noise of a stream, drawn by the generator of a device.
 
-    Each vector is a function of seed, owners, round and node, so that a run can be resumed.  The generator is
-    torch's and no cipher: simulations alone draw here, and nothing that leaves a silo or a server.
+    Each vector is a function of seed, parties, round and node, so that a run can be resumed.  The generator is
+    torch's and not cryptographic: it is used in simulations only, and never for a vector that leaves a silo or a
+    server.
     """
 
-    def __init__(self, stream: NoiseSum, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._noise_sum, self._generator = stream, Generator(device)
-        self._weights = torch.tensor(stream.relative_weights, dtype=dtype).to(device)
+    def __init__(self, noise_sum: NoiseSum, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._noise_sum, self._generator = noise_sum, Generator(device)
+        self._weights = torch.tensor(noise_sum.relative_weights, dtype=dtype).to(device)
         self._make_zeros = partial(torch.zeros, dtype=dtype, device=device)
         self._draw_normals = partial(torch.randn, dtype=dtype, device=device)
         self._dimension = size

@@ -1,10 +1,10 @@
-"""All silos of a group at once: the weighted mean of their releases of a round, (replicates, d).
+"""Silos of a group of replicates: the weighted mean of their releases of a round, (replicates, d).
 
-Where silos take their gradients at the query, sums and noise are linear, and only the means of both are kept
-(`AveragedSilos`).  Where they step by themselves each one is kept, with the noise that it added (`LocalSilos`).
-Records and noise of silos that do not answer are left out.
+If silos take gradients at the query, sums and noise are linear, and only the means of both are kept
+(`AveragedSilos`).  If silos take local steps, the state of each silo is kept, with its noise (`LocalSilos`).
+Records and noise of absent silos are left out.
 
-Cells that differ in nothing but seeds and numbers make a group (`group_cells`).
+Cells that differ only in seeds and numbers form a group (`group_cells`).
 """
 
 import itertools
@@ -30,12 +30,12 @@ from fedpriv.scenario.schema import Cell
 
 
 class Replicates(NamedTuple):
-    """Cells that run in step; in `plan` the numbers in which they differ are columns."""
+    """Cells that run in step, with the numbers in which they differ as columns of `plan`."""
 
     plan: Plan
     plans: Sequence[Plan]
     noise_seeds: Sequence[int]
-    """Of the cells' noise."""
+    """Seed of each cell's noise."""
     dtype: torch.dtype
     device: torch.device
 
@@ -49,7 +49,10 @@ class Replicates(NamedTuple):
 
 
 class MeanRelease(NamedTuple):
-    """A round's mean over silos, (replicates, d), how many records were clipped, (replicates,), what is kept."""
+    """Mean of the silos' releases in a round, (replicates, d), and the state of the next round.
+
+    `clipped_count` is the number of clipped records, (replicates,).
+    """
 
     release: Tensor
     clipped_count: Tensor
@@ -58,97 +61,121 @@ class MeanRelease(NamedTuple):
 
 
 class Silos(Protocol):
-    """All silos of a group, round after round; `total` and `hidden` are what the round before kept."""
+    """Silos of a group, called round by round.
+
+    Each call gets the running sum and the mechanism state that the previous call returned.
+    """
 
     def release_mean(
         self,
         t: int,
-        planned: PlannedRound,
+        round_plan: PlannedRound,
         query: Tensor,
-        read: RoundBatch,
-        total: RunningSum,
-        hidden: MechanismState,
+        batch: RoundBatch,
+        running_sum: RunningSum,
+        mechanism_state: MechanismState,
     ) -> MeanRelease: ...
 
 
 class AveragedSilos:
-    """Silos whose sums and noise are added up as they come.
+    """Silos that take gradients at the query, kept as the mean of their sums and noise.
 
-    `missing` gives what absent silos change of the mean of their noise.
+    `corrections` yields for each round the change of the mean noise by absent silos, (replicates, d).
     """
 
-    def __init__(self, step: FloatSteps, missing: Iterator[Tensor] | None) -> None:
-        self._step, self._absence_corrections = step, missing
+    def __init__(self, step: FloatSteps, corrections: Iterator[Tensor] | None) -> None:
+        self._step, self._absence_corrections = step, corrections
 
     def release_mean(
         self,
         t: int,
-        planned: PlannedRound,
+        round_plan: PlannedRound,
         query: Tensor,
-        read: RoundBatch,
-        total: RunningSum,
-        hidden: MechanismState,
+        batch: RoundBatch,
+        running_sum: RunningSum,
+        mechanism_state: MechanismState,
     ) -> MeanRelease:
-        check_query_distance(self._step.plan.mechanism, total.past_vectors, t, query, f"round {t}")
-        state = RoundState(t - 1, total.past_vectors, (total.total,), hidden)
-        summed = self._step.sum_increments(state, planned, query, read)
-        noisy, state = self._step.add_noise(state, t, summed.values, SERVER, query)
+        check_query_distance(self._step.plan.mechanism, running_sum.past_vectors, t, query, f"round {t}")
+        state = RoundState(t - 1, running_sum.past_vectors, (running_sum.total,), mechanism_state)
+        increment_sum = self._step.sum_increments(state, round_plan, query, batch)
+        noisy, state = self._step.add_noise(state, t, increment_sum.values, SERVER, query)
         if self._absence_corrections is not None:
             noisy = noisy + next(self._absence_corrections)
-        assert summed.clipped_count is not None
+        assert increment_sum.clipped_count is not None
         return MeanRelease(
-            noisy, summed.clipped_count, RunningSum(summed.past_vectors, summed.values), state.mechanism_state
+            noisy,
+            increment_sum.clipped_count,
+            RunningSum(increment_sum.past_vectors, increment_sum.values),
+            state.mechanism_state,
         )
 
 
 class LocalSilos:
-    """Silos that step by themselves, each from its own point; every round's noise is fresh.
+    """Silos that take local steps, each from its own point, with fresh noise in every round.
 
-    A round's rows are told silo by silo; what silos remember is kept as one vector, (silos, replicates, d).
+    The records of a round are sorted by silo.  The silos' past vectors are one tensor, (silos, replicates, d).
     """
 
-    def __init__(self, group: Replicates, first: int) -> None:
-        """From round `first` on."""
+    def __init__(self, group: Replicates, first_round: int) -> None:
+        """Set up the silos for rounds from `first_round` on."""
         self._step, self._weights = FloatSteps(group.plan), group.plan.weights
-        self._axis = -1 if group.plan.unit.max_records == 1 else -2  # of the rows, in front of a unit's records
-        self._fresh = _draw_silo_noise(group, first) if group.plan.noise.sources else None
+        self._axis = (
+            -1 if group.plan.unit.max_records == 1 else -2
+        )  # axis of the rows; a unit of several records has one more axis behind it
+        self._fresh = _draw_silo_noise(group, first_round) if group.plan.noise.sources else None
 
     def release_mean(
         self,
         t: int,
-        planned: PlannedRound,
+        round_plan: PlannedRound,
         query: Tensor,
-        read: RoundBatch,
-        total: RunningSum,
-        hidden: MechanismState,
+        batch: RoundBatch,
+        running_sum: RunningSum,
+        mechanism_state: MechanismState,
     ) -> MeanRelease:
         mean, start = torch.zeros_like(query), 0
-        clipped = query.new_zeros(query.shape[:-1], dtype=torch.int64)
+        clipped_count = query.new_zeros(query.shape[:-1], dtype=torch.int64)
         fresh = None if self._fresh is None else next(self._fresh)
-        walked: list[Tensor] = []
-        for silo, rows in read.silo_sizes:
-            share, past = self._weights[silo], tuple(of_all[silo] for of_all in total.past_vectors)
-            point, own = gradient_point(planned.step, query, past), self._select_silo(read, silo, start, rows)
-            summed = self._step.sum_increments(
-                RoundState(accumulator=(torch.zeros_like(query),)), planned, point, own
+        next_vectors: list[Tensor] = []
+        for silo, row_count in batch.silo_sizes:
+            weight, past_vectors = (
+                self._weights[silo],
+                tuple(silo_vectors[silo] for silo_vectors in running_sum.past_vectors),
             )
-            assert summed.clipped_count is not None
-            released = summed.values / share if fresh is None else summed.values / share + fresh[silo]
-            walked += next_past_vectors(planned.step, past, (), released)
-            mean, clipped, start = mean + share * released, clipped + summed.clipped_count, start + rows
-        return MeanRelease(mean, clipped, RunningSum((torch.stack(walked),), total.total), hidden)
+            point, silo_batch = (
+                gradient_point(round_plan.step, query, past_vectors),
+                self._select_silo(batch, silo, start, row_count),
+            )
+            increment_sum = self._step.sum_increments(
+                RoundState(accumulator=(torch.zeros_like(query),)), round_plan, point, silo_batch
+            )
+            assert increment_sum.clipped_count is not None
+            release = (
+                increment_sum.values / weight if fresh is None else increment_sum.values / weight + fresh[silo]
+            )
+            next_vectors += next_past_vectors(round_plan.step, past_vectors, (), release)
+            mean, clipped_count, start = (
+                mean + weight * release,
+                clipped_count + increment_sum.clipped_count,
+                start + row_count,
+            )
+        return MeanRelease(
+            mean, clipped_count, RunningSum((torch.stack(next_vectors),), running_sum.total), mechanism_state
+        )
 
-    def _select_silo(self, read: RoundBatch, silo: int, start: int, rows: int) -> RoundBatch:
-        """One silo's part of a round."""
-        weights, records = read.weights.narrow(-1, start, rows), None
-        if read.records is not None and rows:
-            axis = read.records.labels.dim() + self._axis
-            records = Records(*(column.narrow(axis, start, rows) for column in read.records))
-        return RoundBatch(records, weights, ((silo, rows),), read.row_indices[..., start : start + rows])
+    def _select_silo(self, batch: RoundBatch, silo: int, start: int, row_count: int) -> RoundBatch:
+        """Select one silo's records of a round."""
+        weights, records = batch.weights.narrow(-1, start, row_count), None
+        if batch.records is not None and row_count:
+            axis = batch.records.labels.dim() + self._axis
+            records = Records(*(column.narrow(axis, start, row_count) for column in batch.records))
+        return RoundBatch(
+            records, weights, ((silo, row_count),), batch.row_indices[..., start : start + row_count]
+        )
 
 
 def _check_cell(cell: Cell, plan: Plan) -> None:
-    """InputError for a run that this engine cannot compute."""
+    """Raise InputError for a run that this engine cannot compute."""
     if plan.rounds[0].step.local is not None and cell.run.noise == "aggregate":
         raise InputError(
             f'run.noise = "aggregate": silos of {cell.algorithm.name} step by themselves, each with noise of its '
@@ -168,19 +195,19 @@ def _check_cell(cell: Cell, plan: Plan) -> None:
         )
 
 
-def _draw_silo_noise(group: Replicates, first: int) -> Iterator[Tensor]:
-    """The noise of every silo, from round `first` on: (silos, replicates, d)."""
+def _draw_silo_noise(group: Replicates, first_round: int) -> Iterator[Tensor]:
+    """Draw the noise of each silo for rounds from `first_round` on, (silos, replicates, d)."""
     plans, rounds = group.plans, group.plan.schedule.rounds
     silos, size = len(group.plan.weights), group.plan.objective.dimension
     noises = [Noise((NoiseSource(silo, plan.noise.std_of(silo), 1.0),)) for silo in range(silos) for plan in plans]
     feed = NoiseFeed(
         noises, list(group.noise_seeds) * silos, rounds, size, group.dtype, lambda _: None, group.device
     )
-    return (fresh.view(silos, len(plans), size) for fresh in feed.rounds_from(first))
+    return (fresh.view(silos, len(plans), size) for fresh in feed.rounds_from(first_round))
 
 
 class ReplicateAbsences:
-    """Silos that are away in rounds 1 … T of every replicate."""
+    """Absences of silos in rounds 1 … T of each replicate."""
 
     def __init__(self, absences: Sequence[Absences], silos: int, device: torch.device) -> None:
         self._absences, self._silo_count, self._device = absences, silos, device
@@ -189,61 +216,72 @@ class ReplicateAbsences:
         return any(self._absences)
 
     def presence_mask(self, t: int) -> Tensor:
-        """1 for each silo that answers in round t, else 0; (replicates, silos)."""
-        marks = torch.ones(len(self._absences), self._silo_count, dtype=torch.float64)
-        for place, absences in enumerate(self._absences):
-            marks[place, list(absences.absent_silos(t))] = 0.0
-        return marks.to(self._device)
+        """Presence of each silo in round t, 1 or 0, (replicates, silos)."""
+        mask = torch.ones(len(self._absences), self._silo_count, dtype=torch.float64)
+        for replicate, absences in enumerate(self._absences):
+            mask[replicate, list(absences.absent_silos(t))] = 0.0
+        return mask.to(self._device)
 
     @property
     def ever_absent(self) -> list[int]:
-        """The silos that are away in some round of some replicate."""
+        """Silos that are absent in some round of some replicate, in increasing order."""
         return sorted(set().union(*(absences.rounds for absences in self._absences)))
 
 
-def absence_corrections(group: Replicates, away: ReplicateAbsences) -> Iterator[Tensor]:
-    """For rounds 1 … T what has to be added to the mean of all silos' noise, (replicates, d).
+def absence_corrections(group: Replicates, absences: ReplicateAbsences) -> Iterator[Tensor]:
+    """Compute for rounds 1 … T the correction of the mean of all silos' noise, (replicates, d).
 
-    A silo that is away counts with its last release, decayed: its noise of this round is not there, that of the
-    round before is.
+    An absent silo counts with its last release, decayed.  So the correction removes the silo's noise of this
+    round, and adds the noise of that last release, decayed.
     """
     plan, dtype = group.plan, str(group.dtype).removeprefix("torch.")
     zeros = torch.zeros(len(group.plans), plan.objective.dimension, dtype=group.dtype, device=group.device)
     sources = [simulation_noise(seed, dtype) for seed in group.noise_seeds]
-    states = {silo: plan.mechanism.start() for silo in away.ever_absent}
-    counted = dict.fromkeys(states, zeros)
+    states = {silo: plan.mechanism.start() for silo in absences.ever_absent}
+    counted_noise = dict.fromkeys(states, zeros)
     for t in range(1, plan.schedule.rounds + 1):
-        there, total = away.presence_mask(t).to(group.dtype), zeros.clone()
+        presence, total = absences.presence_mask(t).to(group.dtype), zeros.clone()
         for silo, state in states.items():
             fresh = [
-                _draw_fresh_vector(source, own, silo, t) for source, own in zip(sources, group.plans, strict=True)
+                _draw_fresh_vector(source, replicate_plan, silo, t)
+                for source, replicate_plan in zip(sources, group.plans, strict=True)
             ]
-            row, states[silo] = plan.mechanism.noise(state, t, torch.stack(fresh).to(group.device))
-            here = there[:, silo, None]
-            counts = here * row + (1.0 - here) * plan.rounds[t - 1].step.decay * counted[silo]
-            total += counts - row
-            counted[silo] = counts
+            noise, states[silo] = plan.mechanism.noise(state, t, torch.stack(fresh).to(group.device))
+            present = presence[:, silo, None]
+            counted_now = present * noise + (1.0 - present) * plan.rounds[t - 1].step.decay * counted_noise[silo]
+            total += counted_now - noise
+            counted_noise[silo] = counted_now
         yield total
 
 
 def _draw_fresh_vector(source: KeyedNormal, plan: Plan, silo: int, t: int) -> Tensor:
-    """Silo's fresh vector of round t as it enters the mean, (d,)."""
+    """Draw a silo's fresh vector of round t, scaled as it enters the mean, (d,)."""
     scale = plan.weights[silo] * float(plan.noise.std_of(silo))
     return torch.from_numpy(source.vector(plan.objective.dimension, silo, t)) * scale
 
 
 _MAX_ROUND_VALUES = 2**26
 NUMBERS_PER_EXTRA_VALUE = 8
-"""Numbers for each value of a direction or a copy: drawn, scaled, moved either way, seen, and what came of it."""
+"""Numbers in memory for each value of a direction or a copy.
+
+They are the drawn and the scaled value, the values shifted in both directions, and intermediate results.
+"""
 
 
 def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
-    """The places of the cells that run together, group by group; each group alone computes the same bits."""
+    """Group cells that run together, by index.
+
+    A group that runs alone computes the same bits as in a list with other cells.
+    """
     return list(group_by_plan(cells, make_plans(cells)))
 
 
 def make_plans(cells: Sequence[Cell]) -> list[Plan]:
-    """The plan of every cell; InputError for one that this engine cannot compute."""
+    """Make the plan of each cell.
+
+    Raises:
+        InputError: This engine cannot compute a cell.
+    """
     if any(cell.run.arithmetic == "integers" for cell in cells):
         raise InputError(
             'run.arithmetic = "integers": engine vectorized adds all silos up at once, in floating point; use '
@@ -256,7 +294,7 @@ def make_plans(cells: Sequence[Cell]) -> list[Plan]:
 
 
 def group_by_plan(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
-    """The places of the cells that run together."""
+    """Group cells that run together, by index, given their plans."""
     groups: dict[object, list[int]] = {}
     for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
         groups.setdefault(_group_key(cell, plan), []).append(index)
@@ -266,13 +304,13 @@ def group_by_plan(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list
 
 
 def _split_group(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
-    """A group cut so that what one round reads and draws for all its replicates fits comfortably into memory."""
-    read = sum(plan.batch_sizes) * load_task(cell).train.features[0].numel()
-    size = max(1, _MAX_ROUND_VALUES // max(read, NUMBERS_PER_EXTRA_VALUE * plan.extra_values))
+    """Split a group so that the values that one round reads and draws fit into memory (at most 2^26)."""
+    record_values = sum(plan.batch_sizes) * load_task(cell).train.features[0].numel()
+    size = max(1, _MAX_ROUND_VALUES // max(record_values, NUMBERS_PER_EXTRA_VALUE * plan.extra_values))
     return (members[start : start + size] for start in range(0, len(members), size))
 
 
 def _group_key(cell: Cell, plan: Plan) -> object:
-    shape = plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources)
-    parts = plan.estimator, plan.mechanism, plan.optimizer, plan.objective
-    return shape, tuple(map(stack_signature, parts)), cell.data, cell.model, cell.run, cell.evaluation
+    roster = plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources)
+    stacked_parts = plan.estimator, plan.mechanism, plan.optimizer, plan.objective
+    return roster, tuple(map(stack_signature, stacked_parts)), cell.data, cell.model, cell.run, cell.evaluation
