@@ -83,7 +83,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
     folder = tmp_path_factory.mktemp("crossings")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDPRIV_WEIGHTS", str(folder))
-        for name in ("calibrated", "calibrated_poisson"):
+        for name in ("calibrate", "calibrated_poisson"):
             patch.setattr(secret, name, functools.cache(getattr(secret, name)))
         yield examples.write_files(folder)
 

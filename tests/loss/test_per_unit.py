@@ -73,7 +73,7 @@ def test_replicates_lead_units_as_they_lead_records(monkeypatch: pytest.MonkeyPa
     weights = torch.rand(2, UNITS, dtype=torch.float64)
     unit = PerUnit(objective, MOST)
     together = unit.increment(Query([points]), Batch(records, weights), CLIP)
-    monkeypatch.setattr(fedpriv.loss.views, "_VALUES", 1)
+    monkeypatch.setattr(fedpriv.loss.views, "_CHUNK_VALUES", 1)
     chunked = unit.increment(Query([points]), Batch(records, weights), CLIP)
     for place in range(2):
         own = Records(*(column[place] for column in records))

@@ -83,8 +83,8 @@ def test_a_unit_has_no_rows_of_single_records(unit: Any) -> None:
     assert RECORD.allowed_dependence == UNDECLARED
     smoothed = RandomSmoothing(BASE, 0.1, "first", 1, 1, True, SeededDirections((1,)))
     with pytest.raises(InputError, match=r"depends on its row in the silo, the round, the silo"):
-        check_dependence(smoothed, unit.allowed, "privacy.unit")
-    check_dependence(LocalSteps(BASE, 0.1, 2), unit.allowed, "privacy.unit")
+        check_dependence(smoothed, unit.allowed_dependence, "privacy.unit")
+    check_dependence(LocalSteps(BASE, 0.1, 2), unit.allowed_dependence, "privacy.unit")
 
 
 def test_the_line_names_the_part_that_brings_it_in() -> None:

@@ -31,7 +31,7 @@ def rounds_of(order: SecretOrder, silo: int = 0, seed: int = 0, batch: int = BAT
     """Whether each record (row) takes part in each round (column)."""
     found = np.zeros((order.batches_per_silo * batch, order.rounds), np.bool_)
     for t in range(1, order.rounds + 1):
-        found[order.rows(t, batch, silo, lambda: coins(seed)), t - 1] = True
+        found[order.select_rows(t, batch, silo, lambda: coins(seed)), t - 1] = True
     return found
 
 
@@ -99,7 +99,7 @@ def test_numbers_are_drawn_again_where_some_would_be_likelier(monkeypatch: pytes
         last = [[2**64 - 1, 5, 2**64 - 2], [2**64 - 1, 7, 8], [4, 7, 8]]
         return np.array(last[attempt], np.uint64)
 
-    monkeypatch.setattr(fedpriv.core.random, "_words", words)
+    monkeypatch.setattr(fedpriv.core.random, "_random_bits", words)
     assert coins().numbers(3, 3, 0, 0).tolist() == [1, 2, 2]  # 2^64 - 1 is a multiple of 3: only it is left out
     assert asked == [0, 1, 2]
     asked.clear()

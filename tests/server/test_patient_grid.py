@@ -206,7 +206,7 @@ def test_a_server_pauses_only_where_its_questions_are_answered_at_once(
 
 
 def test_a_wait_is_told_with_the_silos_that_are_missing_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedpriv.server.grid, "_WORTH_TELLING", 0.01)
+    monkeypatch.setattr(fedpriv.server.grid, "_MIN_REPORTED_SECONDS", 0.01)
     told: list[list[int]] = []
     grid = ScriptedGrid(
         {7: 0, 8: 1}, lambda message, times: [] if message.metadata.dst_node_id == 8 else release(message, times)

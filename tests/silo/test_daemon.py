@@ -271,7 +271,7 @@ def test_clients_that_are_silent_after_their_header_keep_no_place_from_others(
     monkeypatch.setattr(daemon, "_PATIENCE_SECONDS", 5.0)
     nobody = Guards(cast("Guard", SimpleNamespace(peers=0, answer=lambda *_: ZERO)), None)
     desk = daemon.RequestQueue(read_policy(write_silo(tmp_path)), nobody)
-    monkeypatch.setattr(desk, "_room", threading.Semaphore(4))
+    monkeypatch.setattr(desk, "_query_slots", threading.Semaphore(4))
     header = json.dumps({"run": "r", "cell": "{}", "t": 1, "keys": "", "dtype": "float64"}).encode()
     frame = len(header).to_bytes(4, "big") + header
     replies: list[Reply] = []
