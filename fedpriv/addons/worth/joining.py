@@ -1,11 +1,13 @@
-"""The gain of joining against ε: released models of many splits of the records, beside each silo alone.
+"""Gain of joining against ε: released models for many splits, compared with local models.
 
-For every split, trust setting, ε and noise seed one cell is run, on an engine like any other, and its model is
-judged on the silos' own test records.  Where the scenario sweeps other keys, these are settings to choose from: in
-each split, on a fifth of the training records that the candidates did not read.  Settings at ε may be any of a
-smaller ε, with its noise, since what holds there holds at a larger one.  With one setting nothing is chosen.
+For each split, trust setting, ε and noise seed one cell is run on an engine, and its model is judged on the silos'
+own test records.  If the scenario sweeps other keys, these are settings to choose from.  The choice is made in
+each split, on a fifth of the training records, which the candidates do not read.  Settings at ε may be those of a
+smaller ε with its noise, since a guarantee for a smaller ε holds for a larger one, too.  With one setting nothing
+is chosen.
 
-What a split gave is kept in the user's cache, for its owner alone, so that a study that was stopped goes on.
+The result of a split is kept in the user's cache, readable for its owner only, so that an interrupted study can be
+resumed.
 """
 
 import hashlib
@@ -48,7 +50,7 @@ from fedpriv.scenario.schema import Cell
 EPSILON_GRID = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SPARED_SHARE = 0.2
 _MAX_SPLITS = 1000
-"""Splits, and seeds of each: a split is a grid of runs and takes seconds to minutes."""
+"""Most splits, and most seeds of each.  A split is a grid of runs and takes seconds to minutes."""
 _MIN_SEEDS = 2
 _TRUST_KEY, _EPSILON_KEY = "algorithm.trust", "privacy.epsilon"
 ProgressCallback = Callable[[str], None]
@@ -56,15 +58,15 @@ ProgressCallback = Callable[[str], None]
 
 @dataclass(frozen=True)
 class JoiningRequest:
-    """What is asked: a scenario with overrides, the grid, and how many splits and noise seeds."""
+    """A scenario with overrides, the grid, and the number of splits and noise seeds."""
 
     scenario: Path
     overrides: tuple[str, ...]
     trusts: tuple[str, ...]
-    """Empty: all that the scenario can have."""
+    """Trust settings, or empty for all that the scenario can have."""
     epsilons: tuple[float, ...]
     splits: int | None
-    """0 is the published split alone; None what the scenario says, 5 without a word."""
+    """Number of splits, 0 for the published split only, or None for the scenario's number (5 by default)."""
     seeds: int = _MIN_SEEDS
     with_personal: bool = False
     """Whether personal models are fitted, too."""
@@ -72,23 +74,24 @@ class JoiningRequest:
 
 @dataclass(frozen=True)
 class SplitGains:
-    """What one split gave; arrays are means over silos unless said otherwise."""
+    """Results of one split.  Arrays are means over silos unless their shape includes silos."""
 
     alone: float
     balanced: float
     released: Mapping[str, NDArray[np.float64]]
-    """By trust: (ε, seeds)."""
+    """Scores of the released models, (ε, seeds), by trust."""
     recalibrated: Mapping[str, NDArray[np.float64]]
     gains: Mapping[str, NDArray[np.float64]]
-    """By trust: (ε, seeds, silos)."""
+    """Gains of the released models, (ε, seeds, silos), by trust."""
     personal: Mapping[str, NDArray[np.float64]]
-    """By trust: the gain of personal models, (ε, seeds); empty where nobody asked."""
+    """Gains of the personal models, (ε, seeds), by trust, or empty if they were not requested."""
     judged: str
     noiseless: NDArray[np.float64]
-    """The gain of the same rounds without noise, with the settings of the largest ε: (seeds,)."""
+    """Gains of the same rounds without noise, with the settings of the largest ε, (seeds,)."""
     pooled: float
+    """Gain of the model that is fitted to the records of all silos without noise."""
     own_intercept: float
-    """The gain of the model of all silos' records, without noise, and of it with intercepts fitted at home."""
+    """Gain of the pooled model, without noise, after silos fit its intercepts and scale to their records."""
     ratio: float
     tests: NDArray[np.int64]
     names: tuple[str, ...]
@@ -96,7 +99,7 @@ class SplitGains:
 
 @dataclass(frozen=True)
 class JoiningResult:
-    """Splits 1 … n of a question, and the published one apart."""
+    """Results of splits 1 … n of a request, and separately of the published split."""
 
     request: JoiningRequest
     name: str
@@ -104,32 +107,34 @@ class JoiningResult:
     silos: int
     metric: str
     records: int
-    """Training records of a silo, the median."""
+    """Median over silos of the number of training records."""
     trusts: tuple[str, ...]
     monotone: bool
     published: SplitGains
     splits: tuple[SplitGains, ...]
     shares: Mapping[str, float]
-    """`budget_shares` the scenario."""
+    """Result of `budget_shares` for the scenario."""
 
     def averaged_splits(self) -> tuple[SplitGains, ...]:
-        """The splits that means are taken over: the drawn ones, or the published one where none is drawn."""
+        """Return the splits over which means are taken: the drawn ones, or the published one if none is drawn."""
         return self.splits or (self.published,)
 
     def mean_over_silos(self, trust: str, name: str = "gains") -> NDArray[np.float64]:
-        """Means over silos of a figure of every split, (ε, splits, seeds)."""
+        """Return the means over silos of a figure of each split, (ε, splits, seeds)."""
         values = [getattr(split, name)[trust] for split in self.averaged_splits()]
-        return np.stack([each.mean(axis=2) if each.ndim == 3 else each for each in values], axis=1)
+        return np.stack([figures.mean(axis=2) if figures.ndim == 3 else figures for figures in values], axis=1)
 
     def mean_of(self, name: str) -> float:
-        """The mean over splits of a figure of `Split`."""
+        """Return the mean over splits of a figure of `SplitGains`."""
         return float(np.mean([np.mean(getattr(split, name)) for split in self.averaged_splits()]))
 
     @property
     def test_train_ratio(self) -> float:
+        """Mean over splits of test records / training records."""
         return self.mean_of("ratio")
 
     def find_break_even(self, trust: str) -> BreakEven:
+        """Estimate the break-even ε of a trust setting."""
         return estimate_break_even(
             np.array(self.request.epsilons),
             self.mean_over_silos(trust),
@@ -137,15 +142,23 @@ class JoiningResult:
             monotone=self.monotone,
         )
 
-    def verdict(self, found: BreakEven) -> str:
-        """The words for a break-even of one of its trust settings."""
+    def verdict(self, break_even: BreakEven) -> str:
+        """Describe the break-even of one of the trust settings."""
         grid = np.array(self.request.epsilons)
-        return describe_break_even(found, grid, self.mean_of("noiseless"), self.mean_of("pooled"))
+        return describe_break_even(break_even, grid, self.mean_of("noiseless"), self.mean_of("pooled"))
 
 
 @limit_to_one_thread()
 def study_joining(request: JoiningRequest, report_progress: ProgressCallback = lambda _: None) -> JoiningResult:
-    """Answer a question; InputError for what cannot be run or compared."""
+    """Run the grid of a request for each split.
+
+    Args:
+        request: Scenario, grid and numbers of splits and seeds.
+        report_progress: Receives lines of text.
+
+    Raises:
+        InputError: The grid or the numbers are invalid, or a cell cannot be run or compared.
+    """
     grid = request.epsilons
     if not grid or not all(0.0 < e < math.inf for e in grid) or list(grid) != sorted(set(grid)):
         raise InputError(f"--epsilon: expected rising numbers above 0, found {', '.join(map(str, grid))}")
@@ -154,88 +167,97 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
     trusts = _choose_trusts(request)
     first = _load_grid(request, trusts[0], None, None)
     settings = [key for key in first.axes if key not in (_TRUST_KEY, _EPSILON_KEY)]
-    choice = len(list(itertools.product(*(first.axes[key] for key in settings)))) > 1
+    has_choice = len(list(itertools.product(*(first.axes[key] for key in settings)))) > 1
     cell = first.points[0].cell
-    asked = request.splits if request.splits is not None else cell.data.splits or 5
-    if asked > _MAX_SPLITS:
-        raise InputError(f"splits = {asked}: at most {_MAX_SPLITS:,}, each of which runs the whole grid")
-    known = compute_references(cell, report_progress=report_progress)
-    found = []
-    for number in range(asked + 1):
-        report_progress(f"split {number} of {asked}")
-        found.append(_run_split(request, trusts, number or None, choice, report_progress))
+    split_count = request.splits if request.splits is not None else cell.data.splits or 5
+    if split_count > _MAX_SPLITS:
+        raise InputError(f"splits = {split_count}: at most {_MAX_SPLITS:,}, each of which runs the whole grid")
+    references = compute_references(cell, report_progress=report_progress)
+    splits = []
+    for number in range(split_count + 1):
+        report_progress(f"split {number} of {split_count}")
+        splits.append(_run_split(request, trusts, number or None, has_choice, report_progress))
     return JoiningResult(
         request,
         cell.name,
         cell.privacy.delta,
-        known.of,
-        known.metric,
-        int(np.median([silo.train for silo in known.silos])),
+        references.of,
+        references.metric,
+        int(np.median([silo.train for silo in references.silos])),
         trusts,
-        choice,
-        found[0],
-        tuple(found[1:]),
+        has_choice,
+        splits[0],
+        tuple(splits[1:]),
         budget_shares(cell),
     )
 
 
-def _choose_trusts(question: JoiningRequest) -> tuple[str, ...]:
-    """Those asked for, or all that the scenario can be run with, curators apart."""
-    if question.trusts:
-        return question.trusts
-    row = load_scenario(question.scenario, question.overrides).points[0].cell.algorithm.row
-    able = []
+def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
+    """Return the requested trust settings, or all that the scenario can be run with, except curators."""
+    if request.trusts:
+        return request.trusts
+    row = load_scenario(request.scenario, request.overrides).points[0].cell.algorithm.row
+    possible_trusts = []
     for trust in row.trusts:
         try:
             if trust != CURATOR.name:
-                _load_grid(question, trust, None, None)
-                able.append(trust)
+                _load_grid(request, trust, None, None)
+                possible_trusts.append(trust)
         except InputError:
             continue
-    if not able:
-        raise InputError(f"{question.scenario}: cannot be run with an epsilon; say --trust to see why")
-    return tuple(able)
+    if not possible_trusts:
+        raise InputError(f"{request.scenario}: cannot be run with an epsilon; say --trust to see why")
+    return tuple(possible_trusts)
 
 
-def _load_grid(question: JoiningRequest, trust: str, split: int | None, spared: float | None) -> Scenario:
-    """The grid of one trust setting, of one split."""
-    loaded = load_scenario(question.scenario, question.overrides)
-    seeds = loaded.seeds[: question.seeds]
-    seeds += [max(loaded.seeds) + more for more in range(1, question.seeds - len(seeds) + 1)]
+def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: float | None) -> Scenario:
+    """Load the grid of one trust setting and one split."""
+    loaded = load_scenario(request.scenario, request.overrides)
+    seeds = loaded.seeds[: request.seeds]
+    seeds += [max(loaded.seeds) + offset for offset in range(1, request.seeds - len(seeds) + 1)]
     keys = [
         f'{_TRUST_KEY}=["{trust}"]',
-        f"{_EPSILON_KEY}={list(question.epsilons)}",
+        f"{_EPSILON_KEY}={list(request.epsilons)}",
         f"seeds={seeds}",
         "run.evaluations=1",
         *([] if split is None else [f"data.split={split}"]),
         *([] if spared is None else [f"data.spared={spared}"]),
     ]
-    grid = load_scenario(question.scenario, [*question.overrides, *keys])
-    if any(f"privacy.{other}" in grid.axes for other in PRIVACY_TARGETS if other != "epsilon"):
-        raise InputError(f"{question.scenario}: sweeps another target of privacy than epsilon; leave it out")
+    grid = load_scenario(request.scenario, [*request.overrides, *keys])
+    if any(f"privacy.{target}" in grid.axes for target in PRIVACY_TARGETS if target != "epsilon"):
+        raise InputError(f"{request.scenario}: sweeps another target of privacy than epsilon; leave it out")
     return grid
 
 
 def _run_split(
-    question: JoiningRequest, trusts: Sequence[str], number: int | None, choice: bool, say: ProgressCallback
+    request: JoiningRequest,
+    trusts: Sequence[str],
+    number: int | None,
+    has_choice: bool,
+    report_progress: ProgressCallback,
 ) -> SplitGains:
-    grids = {trust: _load_grid(question, trust, number, None) for trust in trusts}
+    """Run the grid of one split on all trust settings, or read its result from the cache."""
+    grids = {trust: _load_grid(request, trust, number, None) for trust in trusts}
     first = grids[trusts[0]].points[0].cell
     seeds = grids[trusts[0]].seeds
     check_record_count(first)
-    heads = {seed: resolve_cell({**first.canonical_data(), "seed": seed}, first.name) for seed in seeds}
-    benches: dict[int, GainEvaluator] = {}
+    seed_cells = {seed: resolve_cell({**first.canonical_data(), "seed": seed}, first.name) for seed in seeds}
+    evaluators: dict[int, GainEvaluator] = {}
     for seed in seeds:
-        dealt = zip(partition_records(heads[seed]), partition_records(heads[seeds[0]]), strict=True)
-        if benches and all(torch.equal(mine, its) for mine, its in dealt):  # seeds draw noise alone
-            benches[seed] = benches[seeds[0]]
+        silo_rows = zip(partition_records(seed_cells[seed]), partition_records(seed_cells[seeds[0]]), strict=True)
+        if evaluators and all(
+            torch.equal(seed_rows, first_rows) for seed_rows, first_rows in silo_rows
+        ):  # only the noise depends on the seed
+            evaluators[seed] = evaluators[seeds[0]]
         else:
-            benches[seed] = make_evaluator(heads[seed], compute_references(heads[seed], report_progress=say))
-    if len({len(bench.silos) for bench in benches.values()}) > 1:
+            evaluators[seed] = make_evaluator(
+                seed_cells[seed], compute_references(seed_cells[seed], report_progress=report_progress)
+            )
+    if len({len(evaluator.silos) for evaluator in evaluators.values()}) > 1:
         raise InputError(
             "worth: seeds leave different numbers of silos with records; give --seeds 1, or larger silos"
         )
-    records = hashlib.sha256("".join(digest_silos(benches[seed].silos) for seed in seeds).encode()).hexdigest()
+    records = hashlib.sha256("".join(digest_silos(evaluators[seed].silos) for seed in seeds).encode()).hexdigest()
     cells = {
         trust: {
             (point.swept_values[_EPSILON_KEY], point.cell.seed, _setting_text(point.swept_values)): point.cell
@@ -243,63 +265,72 @@ def _run_split(
         }
         for trust, grid in grids.items()
     }
-    names = [_cell_text(cell) for at in cells.values() for cell in at.values()]
+    cell_texts = [_cell_text(cell) for cells_by_key in cells.values() for cell in cells_by_key.values()]
     key = hashlib.sha256(
-        json.dumps([cache_key(first), names, question.with_personal, _SPARED_SHARE]).encode()
+        json.dumps([cache_key(first), cell_texts, request.with_personal, _SPARED_SHARE]).encode()
     ).hexdigest()
     if (tree := read_cached("worth", key, records)) is not None:
         try:
-            return _restore_split(tree, trusts, (len(question.epsilons), len(seeds)), question.with_personal)
+            return _restore_split(tree, trusts, (len(request.epsilons), len(seeds)), request.with_personal)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            pass  # of another version, or damaged: computed again
-    taken = (
-        _choose_cells(question, trusts, number, cells, benches, say)
-        if choice
-        else _fixed_cells(cells, question.epsilons)
+            pass  # damaged, or written by another version: compute it again
+    chosen_cells = (
+        _choose_cells(request, trusts, number, cells, evaluators, report_progress)
+        if has_choice
+        else _fixed_cells(cells, request.epsilons)
     )
-    wanted = [cells[trust][cell] for trust in trusts for at in taken[trust].values() for cell in at.values()]
-    say(f"{len(wanted)} runs")
-    models = _train_models(wanted)
-    last = taken[trusts[0]][question.epsilons[-1]]
-    quiet = {seed: _without_noise(cells[trusts[0]][last[seed]]) for seed in seeds}
-    silent = _train_models(list(quiet.values()))
-    own, judged = (
-        _personal_gains(question, trusts, taken, cells, benches, say) if question.with_personal else ({}, "")
+    cells_to_run = [
+        cells[trust][cell]
+        for trust in trusts
+        for cells_by_key in chosen_cells[trust].values()
+        for cell in cells_by_key.values()
+    ]
+    report_progress(f"{len(cells_to_run)} runs")
+    models = _train_models(cells_to_run)
+    largest_epsilon_keys = chosen_cells[trusts[0]][request.epsilons[-1]]
+    noiseless_cells = {seed: _without_noise(cells[trusts[0]][largest_epsilon_keys[seed]]) for seed in seeds}
+    noiseless_models = _train_models(list(noiseless_cells.values()))
+    personal_gains, judged = (
+        _personal_gains(request, trusts, chosen_cells, cells, evaluators, report_progress)
+        if request.with_personal
+        else ({}, "")
     )
-    found = {
+    gains = {
         trust: [
             [
-                benches[seed].evaluate(models[_cell_text(cells[trust][taken[trust][epsilon][seed]])])
+                evaluators[seed].evaluate(models[_cell_text(cells[trust][chosen_cells[trust][epsilon][seed]])])
                 for seed in seeds
             ]
-            for epsilon in question.epsilons
+            for epsilon in request.epsilons
         ]
         for trust in trusts
     }
 
     def means(name: str) -> dict[str, NDArray[np.float64]]:
         return {
-            trust: np.array([[np.mean(getattr(each, name)) for each in row] for row in rows])
-            for trust, rows in found.items()
+            trust: np.array([[np.mean(getattr(figures, name)) for figures in row] for row in rows])
+            for trust, rows in gains.items()
         }
 
-    united = benches[seeds[0]].evaluate(fit_pooled_model(heads[seeds[0]]))
-    known = benches[seeds[0]].references
-    scores = np.array([silo.score for silo in known.silos])
+    pooled_gains = evaluators[seeds[0]].evaluate(fit_pooled_model(seed_cells[seeds[0]]))
+    references = evaluators[seeds[0]].references
+    scores = np.array([silo.score for silo in references.silos])
     split = SplitGains(
-        float(np.mean([benches[seed].references.mean_score for seed in seeds])),
-        float(np.mean([silo.balanced for silo in known.silos])),
+        float(np.mean([evaluators[seed].references.mean_score for seed in seeds])),
+        float(np.mean([silo.balanced for silo in references.silos])),
         means("released"),
         means("recalibrated"),
-        {trust: np.array([[each.gains for each in row] for row in rows]) for trust, rows in found.items()},
-        own,
+        {trust: np.array([[figures.gains for figures in row] for row in rows]) for trust, rows in gains.items()},
+        personal_gains,
         judged,
-        np.array([benches[seed].evaluate(silent[_cell_text(quiet[seed])]).gain for seed in seeds]),
-        united.gain,
-        float(np.mean(np.array(united.recalibrated) - scores)),
-        known.test_train_ratio,
-        np.array([silo.test for silo in known.silos]),
-        tuple(silo.name for silo in known.silos),
+        np.array(
+            [evaluators[seed].evaluate(noiseless_models[_cell_text(noiseless_cells[seed])]).gain for seed in seeds]
+        ),
+        pooled_gains.gain,
+        float(np.mean(np.array(pooled_gains.recalibrated) - scores)),
+        references.test_train_ratio,
+        np.array([silo.test for silo in references.silos]),
+        tuple(silo.name for silo in references.silos),
     )
     write_cached("worth", key, records, _split_data(split))
     return split
@@ -310,84 +341,98 @@ def _setting_text(swept: Mapping[str, Any]) -> str:
 
 
 CellKey = tuple[float, int, str]
-"""(ε, seed, the other swept keys)."""
+"""Tuple of ε, seed and the other swept keys as JSON."""
 ChosenCells = dict[str, dict[float, dict[int, CellKey]]]
-"""By trust, by ε of the grid, by seed: the cell that stands there."""
+"""Key of the chosen cell by trust, by ε of the grid, and by seed."""
 
 
 def _fixed_cells(cells: Mapping[str, Mapping[CellKey, Cell]], epsilons: Sequence[float]) -> ChosenCells:
     return {
-        trust: {epsilon: {seed: (e, seed, s) for e, seed, s in at if e == epsilon} for epsilon in epsilons}
-        for trust, at in cells.items()
+        trust: {epsilon: {seed: (e, seed, s) for e, seed, s in keys if e == epsilon} for epsilon in epsilons}
+        for trust, keys in cells.items()
     }
 
 
 def _choose_cells(
-    question: JoiningRequest,
+    request: JoiningRequest,
     trusts: Sequence[str],
     number: int | None,
     cells: Mapping[str, Mapping[CellKey, Cell]],
-    benches: Mapping[int, GainEvaluator],
-    say: ProgressCallback,
+    evaluators: Mapping[int, GainEvaluator],
+    report_progress: ProgressCallback,
 ) -> ChosenCells:
-    """At every ε the candidate of it or a smaller one that is best on spared records, the mean over seeds."""
-    taken: ChosenCells = {}
+    """Choose the best setting for each trust and ε, by its mean score over seeds on spared records.
+
+    Candidates at ε are the settings of this ε and of smaller ones.
+    """
+    chosen_cells: ChosenCells = {}
     for trust in trusts:
-        grid = _load_grid(question, trust, number, _SPARED_SHARE)
-        say(f"{len(grid.points)} candidates, {trust}")
-        spared = {
-            (p.swept_values[_EPSILON_KEY], p.cell.seed, _setting_text(p.swept_values)): p.cell for p in grid.points
+        grid = _load_grid(request, trust, number, _SPARED_SHARE)
+        report_progress(f"{len(grid.points)} candidates, {trust}")
+        spared_cells = {
+            (point.swept_values[_EPSILON_KEY], point.cell.seed, _setting_text(point.swept_values)): point.cell
+            for point in grid.points
         }
-        models = _train_models(list(spared.values()))
+        models = _train_models(list(spared_cells.values()))
         scores: dict[tuple[float, str], list[float]] = {}
-        for (epsilon, seed, setting), cell in spared.items():
+        for (epsilon, seed, setting), cell in spared_cells.items():
             scores.setdefault((epsilon, setting), []).append(
-                _score_on_spared(benches[seed], cell, models[_cell_text(cell)])
+                _score_on_spared(evaluators[seed], cell, models[_cell_text(cell)])
             )
         seeds = sorted({seed for _, seed, _ in cells[trust]})
-        taken[trust] = {}
-        for epsilon in question.epsilons:
-            allowed = {key: float(np.mean(each)) for key, each in scores.items() if key[0] <= epsilon}
-            best, setting = max(allowed, key=lambda key: allowed[key])
-            taken[trust][epsilon] = {seed: (best, seed, setting) for seed in seeds}
-    return taken
+        chosen_cells[trust] = {}
+        for epsilon in request.epsilons:
+            mean_scores = {
+                key: float(np.mean(seed_scores)) for key, seed_scores in scores.items() if key[0] <= epsilon
+            }
+            best, setting = max(mean_scores, key=lambda key: mean_scores[key])
+            chosen_cells[trust][epsilon] = {seed: (best, seed, setting) for seed in seeds}
+    return chosen_cells
 
 
-def _score_on_spared(bench: GainEvaluator, cell: Cell, model: Floats) -> float:
-    """The mean over silos of the score on training records that the candidate did not read."""
+def _score_on_spared(evaluator: GainEvaluator, cell: Cell, model: Floats) -> float:
+    """Return the mean over silos of the score on training records that the candidate did not read."""
     spared = [
-        Records(*(column[np.flatnonzero(~seen)] for column in held.train))
-        for held, seen in zip(bench.silos, find_seen_rows(cell, bench.silos), strict=True)
-        if seen is not None and not seen.all()
+        Records(*(column[np.flatnonzero(~is_seen)] for column in silo.train))
+        for silo, is_seen in zip(evaluator.silos, find_seen_rows(cell, evaluator.silos), strict=True)
+        if is_seen is not None and not is_seen.all()
     ]
-    return float(np.mean([score_model(bench.objective, model, records) for records in spared]))
+    return float(np.mean([score_model(evaluator.objective, model, records) for records in spared]))
 
 
 def _personal_gains(
-    question: JoiningRequest,
+    request: JoiningRequest,
     trusts: Sequence[str],
-    taken: ChosenCells,
+    chosen_cells: ChosenCells,
     cells: Mapping[str, Mapping[CellKey, Cell]],
-    benches: Mapping[int, GainEvaluator],
-    say: ProgressCallback,
+    evaluators: Mapping[int, GainEvaluator],
+    report_progress: ProgressCallback,
 ) -> tuple[dict[str, NDArray[np.float64]], str]:
-    """Gains of personal models of releases that did not read a fifth of the records, by which λ is chosen."""
-    can = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
-    found, judged = {}, ""
+    """Return gains of personal models, (ε, seeds) by trust, and the kind of records by which λ was chosen.
+
+    If the partition allows it, the releases spare a fifth of the records, by which λ is chosen.
+    """
+    can_spare = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
+    gains, judged = {}, ""
     for trust in trusts:
-        found[trust] = np.empty((len(question.epsilons), len(benches)))
-        for row, epsilon in enumerate(question.epsilons):
-            for column, (seed, bench) in enumerate(benches.items()):
-                cell = cells[trust][taken[trust][epsilon][seed]]
-                cell = resolve_cell(replace_data_keys(cell, spared=_SPARED_SHARE), cell.name) if can else cell
-                say(f"personal, {trust}, epsilon = {format_upper(epsilon, 3)}")
-                scores, _, judged = bench.evaluate_personal(_train_models([cell])[_cell_text(cell)], cell)
-                found[trust][row, column] = float(np.mean(scores)) - bench.references.mean_score
-    return found, judged
+        gains[trust] = np.empty((len(request.epsilons), len(evaluators)))
+        for row, epsilon in enumerate(request.epsilons):
+            for column, (seed, evaluator) in enumerate(evaluators.items()):
+                cell = cells[trust][chosen_cells[trust][epsilon][seed]]
+                cell = (
+                    resolve_cell(replace_data_keys(cell, spared=_SPARED_SHARE), cell.name) if can_spare else cell
+                )
+                report_progress(f"personal, {trust}, epsilon = {format_upper(epsilon, 3)}")
+                scores, _, judged = evaluator.evaluate_personal(_train_models([cell])[_cell_text(cell)], cell)
+                gains[trust][row, column] = float(np.mean(scores)) - evaluator.references.mean_score
+    return gains, judged
 
 
 def _without_noise(cell: Cell) -> Cell:
-    """The same rounds without noise: clip and steps as they are; masks need noise, so a server is trusted."""
+    """Return the cell for the same rounds without noise, with unchanged clip norm and step sizes.
+
+    Masks need noise, so a masked cell becomes one with a trusted server.
+    """
     tree = cell.canonical_data()
     privacy = {key: value for key, value in tree["privacy"].items() if key not in (*PRIVACY_TARGETS, "shares")}
     trust = "trusted" if cell.algorithm.trust_setting.masked else cell.algorithm.trust
@@ -400,13 +445,16 @@ def _cell_text(cell: Cell) -> str:
 
 
 def _train_models(cells: Sequence[Cell]) -> dict[str, Floats]:
-    """The published model of every cell, by its canonical text; equal cells are run once."""
-    once = list({_cell_text(cell): cell for cell in cells}.values())
+    """Return the published model of each cell by its canonical text, where equal cells are run once."""
+    distinct_cells = list({_cell_text(cell): cell for cell in cells}.values())
     try:
-        outcomes = list(make_engine("vectorized")(once, RunObserver()))
+        outcomes = list(make_engine("vectorized")(distinct_cells, RunObserver()))
     except FedprivError as error:
         raise InputError(f"worth: a run of the grid could not be finished: {error}") from None
-    return {_cell_text(once[each.index]): each.cell_outcome.model.astype(np.float64) for each in outcomes}
+    return {
+        _cell_text(distinct_cells[run_outcome.index]): run_outcome.cell_outcome.model.astype(np.float64)
+        for run_outcome in outcomes
+    }
 
 
 _BY_TRUST = ("released", "recalibrated", "gains", "personal")
@@ -420,14 +468,18 @@ def _split_data(split: SplitGains) -> dict[str, Any]:
 
 
 def _restore_split(
-    tree: Mapping[str, Any], trusts: Sequence[str], shape: tuple[int, int], own: bool
+    tree: Mapping[str, Any], trusts: Sequence[str], shape: tuple[int, int], has_personal: bool
 ) -> SplitGains:
-    """The split that was kept; ValueError for numbers that cannot be its figures, (ε, seeds) by `shape`."""
+    """Restore a cached split, or raise ValueError for impossible figures."""
     fields = {name: tree[name] for name in SplitGains.__dataclass_fields__}
-    names, told = tuple(tree["names"]), [fields["judged"]]
-    silos, wanted = (len(names),), dict.fromkeys(trusts, shape)
-    shapes = {"released": wanted, "recalibrated": wanted, "gains": dict.fromkeys(trusts, (*shape, *silos))}
-    shapes["personal"] = wanted if own else {}
+    names, texts = tuple(tree["names"]), [fields["judged"]]
+    silos, trust_shapes = (len(names),), dict.fromkeys(trusts, shape)
+    shapes = {
+        "released": trust_shapes,
+        "recalibrated": trust_shapes,
+        "gains": dict.fromkeys(trusts, (*shape, *silos)),
+    }
+    shapes["personal"] = trust_shapes if has_personal else {}
     for name, by_trust in shapes.items():
         fields[name] = {trust: np.array(values, np.float64) for trust, values in fields[name].items()}
         if {trust: values.shape for trust, values in fields[name].items()} != by_trust:
@@ -439,6 +491,6 @@ def _restore_split(
         raise ValueError("figures")
     if not silos[0] or fields["noiseless"].shape != shape[1:] or fields["tests"].shape != silos:
         raise ValueError("shapes")
-    if fields["tests"].min() < 1 or not all(isinstance(text, str) for text in (*names, *told)):
+    if fields["tests"].min() < 1 or not all(isinstance(text, str) for text in (*names, *texts)):
         raise ValueError("counts or names")
     return SplitGains(**{**fields, "names": names})

@@ -1,11 +1,11 @@
-"""Each silo alone, as it is kept in the user's cache: what a report may read and never computes.
+"""Scores of the local models in the user's cache, which reports read and never compute.
 
-| here | meaning |
+| field of a file | meaning |
 |---|---|
-| key | of all that decides a silo's records and its fit: data, partition, seed, split, model, unit |
-| records | SHA-256 of the records as the model saw them, written beside the scores |
+| `key` | digest of all that determines a silo's records and its fit: data, partition, seed, split, model, unit |
+| `records` | SHA-256 of the records as the model sees them, written beside the scores |
 
-Not private: scores are functions of silos' records, so a file is its owner's alone.
+Not private: scores are functions of silos' records, so only the owner of a file can read it.
 """
 
 import hashlib
@@ -33,15 +33,15 @@ from fedpriv.study.results import Results
 
 FORMAT = 2
 MAX_REFERENCE_SILOS = 16
-"""Of a federation with more silos so many are drawn, by a public seed."""
+"""Most silos with a local model.  In a larger federation they are drawn by a public seed."""
 
 ONE_CLASS_SHARE = 0.9
-"""The share of one class above which accuracy alone says little of a silo."""
+"""Share of one class above which accuracy says little about a silo."""
 
 
 @dataclass(frozen=True)
 class LocalModelScores:
-    """A silo alone: scores are the metric on its own test records, more is better."""
+    """Scores of a silo's local model: the metric on its own test records, where larger is better."""
 
     silo: int
     name: str
@@ -49,44 +49,48 @@ class LocalModelScores:
     test: int
     score: float
     constant: float
-    """The score of the best constant prediction: the class of most training records, or their mean."""
+    """Score of the best constant prediction: the class of most training records, or their mean."""
     penalty: float
+    """Penalty κ of the fit."""
     majority: float
-    """The share of the largest class among the training records; 0 for a regression."""
+    """Share of the largest class among the training records, or 0 for a regression."""
     balanced: float
-    """The mean of the accuracies in each class of the test records where one has most; else the score itself."""
+    """Mean over classes of the accuracy if `majority` is above 0.9, or else the score."""
     any_learner: float | None = None
-    """The score of the best of several learners by the same folds, where they were tried."""
+    """Score of the best of several learners by the same folds, or None if they were not tried."""
     learner: str = ""
 
 
 @dataclass(frozen=True)
 class References:
-    """Every silo alone, in a federation of `of` silos; `metric` is "accuracy", or "-loss" for a regression."""
+    """Local models of silos in a federation."""
 
     metric: str
+    """"accuracy", or "-loss" for a regression."""
     of: int
+    """Number of silos of the federation."""
     silos: tuple[LocalModelScores, ...]
 
     @property
     def mean_score(self) -> float:
+        """Mean score over silos."""
         return float(np.mean([silo.score for silo in self.silos]))
 
     @property
     def test_train_ratio(self) -> float:
-        """Test records of these silos over their training records."""
+        """Test records of these silos / their training records."""
         return sum(silo.test for silo in self.silos) / max(1, sum(silo.train for silo in self.silos))
 
 
 def deviation_over_silos(values: Any) -> float:
-    """The standard deviation over silos; 0 for one."""
+    """Return the standard deviation over silos, or 0 for one silo."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def cache_key(cell: Cell) -> str | None:
-    """The key of a cell's references; None where the records have no name to go by.
+    """Return the key of a cell's references, or None if the records have no source that identifies them.
 
-    It reads no record of a named data set, and hashes the file of one's own.
+    No record of a named data set is read.  A user's own file is hashed.
     """
     if (source := _data_source(cell.data.name)) is None:
         return None
@@ -94,7 +98,7 @@ def cache_key(cell: Cell) -> str | None:
     data = {key: value for key, value in tree["data"].items() if key not in ("splits", "spared")}
     privacy = {key: tree["privacy"].get(key) for key in ("unit", "records", "shared")}
     sizes = [cell.schedule.batches_per_silo * batch for batch in cell.batch_sizes]
-    asked = [
+    key_parts = [
         FORMAT,
         source,
         data,
@@ -105,15 +109,15 @@ def cache_key(cell: Cell) -> str | None:
         privacy,
         MAX_REFERENCE_SILOS,
     ]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(key_parts, sort_keys=True).encode()).hexdigest()
 
 
 def _data_source(name: str) -> str | None:
     if name in COMPUTED_DATA_SETS or name in ORIGINS:
         return name
     if is_user_data(name):
-        whole, digest = load_user_data(name), hashlib.sha256()
-        for array in (whole.train_images, whole.train_labels, whole.test_images, whole.test_labels):
+        data, digest = load_user_data(name), hashlib.sha256()
+        for array in (data.train_images, data.train_labels, data.test_images, data.test_labels):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
@@ -123,24 +127,27 @@ def _data_source(name: str) -> str | None:
         return None
 
 
-@lru_cache(maxsize=16)  # every seed of a sweep asks, in a table and in what is printed
+@lru_cache(maxsize=16)  # table and printed text ask for each seed of a sweep
 def _digest_file(name: str, facts: tuple[int, ...]) -> str | None:
-    """SHA-256 of a file, read once as long as `facts`, which change with it, are the same; None of no file."""
+    """Return SHA-256 of a regular file, or None for another kind of file.
+
+    The file is read once as long as `facts`, which change with the file, are the same.
+    """
     with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             return None
-        if _file_facts(found) != facts:
+        if _file_facts(status) != facts:
             raise OSError(f"{name}: another file since it was looked at")
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _file_facts(of: os.stat_result) -> tuple[int, ...]:
-    return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns
+def _file_facts(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder of the user's cache for what is known of records, made for its owner alone."""
+    """Return a folder of the user's cache for facts about records, created with access for its owner only."""
     folder = default_data_root().parent / kind
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -148,26 +155,29 @@ def cache_folder(kind: str) -> Path:
 
 
 def write_cached(kind: str, key: str, records: str, content: Mapping[str, Any]) -> None:
-    """Keep `content` under its key, for the owner alone, with the records that it is of."""
+    """Write `content` under its key, readable for its owner only, with the digest of its records."""
     write_json(cache_folder(kind) / f"{key[:32]}.json", {"key": key, "records": records, **content}, PRIVATE_MODE)
 
 
 def read_cached(kind: str, key: str, records: str | None = None) -> Mapping[str, Any] | None:
-    """What is kept under `key`; None without it, and for a file of somebody else or of other records."""
+    """Return the content that is cached under `key`, or None.
+
+    The result is also None for a file that another user owns or can write, and for other records.
+    """
     file = default_data_root().parent / kind / f"{key[:32]}.json"
     try:
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as opened:
-            status = os.fstat(opened.fileno())
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as stream:
+            status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
                 return None
-            tree = json.loads(opened.read())
+            tree = json.loads(stream.read())
         return dict(tree) if tree["key"] == key and (records is None or tree["records"] == records) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def read_references(key: str, records: str | None = None) -> References | None:
-    """The references under `key`; None where there are none that can be believed."""
+    """Return the references under `key`, or None if there are no valid ones."""
     tree = read_cached("alone", key, records)
     try:
         return None if tree is None else _parse_references(tree)
@@ -176,26 +186,29 @@ def read_references(key: str, records: str | None = None) -> References | None:
 
 
 def _parse_references(tree: Mapping[str, Any]) -> References:
-    known = References(tree["metric"], tree["of"], tuple(LocalModelScores(**silo) for silo in tree["silos"]))
-    if known.metric not in ("accuracy", "-loss") or not 0 < len(known.silos) <= _check_count(known.of):
+    """Parse cached references, or raise an error for values that no references have."""
+    references = References(tree["metric"], tree["of"], tuple(LocalModelScores(**silo) for silo in tree["silos"]))
+    if references.metric not in ("accuracy", "-loss") or not 0 < len(references.silos) <= _check_count(
+        references.of
+    ):
         raise ValueError("no references")
-    for silo in known.silos:
+    for silo in references.silos:
         shares = [silo.score, silo.constant, silo.balanced, silo.majority]
         if silo.any_learner is not None:
             shares.append(silo.any_learner)
         if not all(type(value) in (int, float) and abs(value) <= _MAX_VALUE for value in (*shares, silo.penalty)):
             raise ValueError("no scores")
-        if known.metric == "accuracy" and not all(0.0 <= share <= 1.0 for share in shares):
+        if references.metric == "accuracy" and not all(0.0 <= share <= 1.0 for share in shares):
             raise ValueError("no accuracies")
         if min(_check_count(silo.silo), _check_count(silo.train), _check_count(silo.test) - 1) < 0:
             raise ValueError("no counts")
         if not isinstance(silo.name, str) or not isinstance(silo.learner, str):
             raise ValueError("no names")
-    return known
+    return references
 
 
 _MAX_VALUE = 1e100
-"""More than any score or count is, and little enough to be added up."""
+"""Bound above all scores and counts, small enough for sums to stay finite."""
 
 
 def _check_count(value: object) -> int:
@@ -205,30 +218,30 @@ def _check_count(value: object) -> int:
 
 
 def find_references(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, References]:
-    """What the cache has of resolved scenarios, by their place in the order given; nothing is computed.
+    """Return the cached references of resolved scenarios by their index, without computing any.
 
-    A scenario that this version cannot resolve has none.
+    A scenario that this version cannot resolve has no references.
     """
     folder = default_data_root().parent / "alone"
     if not folder.is_dir() or not any(folder.iterdir()):
         return {}
-    known: dict[str, References | None] = {}
-    found = {}
-    for place, scenario in enumerate(scenarios):
+    cached_references: dict[str, References | None] = {}
+    references_by_index = {}
+    for index, scenario in enumerate(scenarios):
         try:
             algorithm = {
                 k: v for k, v in dict(scenario.get("algorithm", {})).items() if k not in ("trust", "clip", "step")
             }
             unit = [dict(scenario.get("privacy", {})).get(key) for key in ("unit", "records", "shared")]
-            others = [scenario.get(key) for key in ("seed", "data", "model", "federation")]
-            same = json.dumps([algorithm, unit, others])
-        except (TypeError, ValueError):  # somebody wrote it
+            other_keys = [scenario.get(key) for key in ("seed", "data", "model", "federation")]
+            identity = json.dumps([algorithm, unit, other_keys])
+        except (TypeError, ValueError):  # written by hand
             continue
-        if same not in known:
-            known[same] = _references_of_scenario(scenario)
-        if (references := known[same]) is not None:
-            found[place] = references
-    return found
+        if identity not in cached_references:
+            cached_references[identity] = _references_of_scenario(scenario)
+        if (entry := cached_references[identity]) is not None:
+            references_by_index[index] = entry
+    return references_by_index
 
 
 def _references_of_scenario(scenario: Mapping[str, Any]) -> References | None:
@@ -244,21 +257,21 @@ LOCAL_MODELS_TITLE = "each silo alone, nothing released"
 
 
 def _local_models_text(
-    results: Results, known: Mapping[int, References], metric: Metric, fixed: Mapping[str, Any]
+    results: Results, references_by_index: Mapping[int, References], metric: Metric, fixed: Mapping[str, Any]
 ) -> str:
-    """The metric of each silo alone at the points that have `fixed`; nothing where the cache has none of them.
+    """Return the metric of the local models at the points with the keys `fixed`, or "" if none is cached.
 
-    A range where settings of the scenario change the silos' records or their model.
+    The text is a range if settings of the scenario change the silos' records or their model.
     """
     by_point: dict[str, list[float]] = {}
-    for place, found in known.items():
-        cell = results.cells[place]
+    for index, references in references_by_index.items():
+        cell = results.cells[index]
         if any(cell["point"][key] != value for key, value in fixed.items()):
             continue
-        if found.metric == "accuracy" and metric.key in ("test_accuracy", f"test_accuracy_{MEAN_SUFFIX}"):
-            by_point.setdefault(str(cell["point"]), []).append(found.mean_score)
-        elif found.metric == "-loss" and metric.key == "test_loss":
-            by_point.setdefault(str(cell["point"]), []).append(-found.mean_score)
+        if references.metric == "accuracy" and metric.key in ("test_accuracy", f"test_accuracy_{MEAN_SUFFIX}"):
+            by_point.setdefault(str(cell["point"]), []).append(references.mean_score)
+        elif references.metric == "-loss" and metric.key == "test_loss":
+            by_point.setdefault(str(cell["point"]), []).append(-references.mean_score)
     means = sorted(statistics.fmean(values) for values in by_point.values())
     ends = (f"{metric.factor * mean:.{metric.digits}f}" for mean in means[:1] + means[-1:])
     return " to ".join(dict.fromkeys(ends))
@@ -266,5 +279,7 @@ def _local_models_text(
 
 def local_models_row(results: Results) -> tuple[str, Callable[[Metric, Mapping[str, Any]], str]]:
     """Return the title and the texts of the tables' row of local models."""
-    known = find_references(cell["scenario"] for cell in results.cells)
-    return LOCAL_MODELS_TITLE, lambda metric, fixed: _local_models_text(results, known, metric, fixed)
+    references_by_index = find_references(cell["scenario"] for cell in results.cells)
+    return LOCAL_MODELS_TITLE, lambda metric, fixed: _local_models_text(
+        results, references_by_index, metric, fixed
+    )

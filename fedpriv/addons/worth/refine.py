@@ -1,10 +1,8 @@
-"""A silo at home: its own model, the released one, and its own pulled towards the released one.
+"""`fedpriv silo refine`: a silo's comparison of its local model, the released one and a personal one.
 
-This is neither the guard nor a client: a process of the silo's administrator that opens no socket, reads the
-silo's records and a file that everybody has, prints to its own terminal and writes into a folder of its own.  What
-it computes is a function of the silo's records without noise: no run's guarantee covers it for those who see it.
-
-`fedpriv silo refine`: a silo's own comparison, on its own terminal.
+The comparison is neither a guard nor a client.  It is a process of the silo's administrator that opens no socket.
+It reads the silo's records and a published file, prints to its own terminal and writes into a folder of its own.
+Its results are functions of the silo's records without noise, so no run's guarantee covers a person who sees them.
 """
 
 import dataclasses
@@ -48,17 +46,18 @@ _MAX_PARAMETER = 1e30
 
 @dataclass(frozen=True)
 class HomeData:
-    """A silo's records as a scenario's model sees them; `read` (n,) says which ones the guard held."""
+    """A silo's records as a scenario's model sees them."""
 
     objective: Objective
     silo_records: SiloRecords
     read_by_guard: NDArray[np.bool_]
+    """Mask of the training records that the guard held, (n,)."""
     seed: int
 
 
 @dataclass(frozen=True)
 class RefinedScores:
-    """Scores on the silo's own test records, more is better, and the models that were fitted."""
+    """Scores on the silo's own test records, where larger is better, and the personal model."""
 
     local_score: float
     released_score: float
@@ -70,9 +69,16 @@ class RefinedScores:
 
 @limit_to_one_thread()
 def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeData:
-    """The silo's records; `held_out` are further ones that its guard never held.
+    """Load the silo's records.
 
-    InputError for a scenario whose model is somebody's code or not of linear scores, and without test records.
+    Args:
+        policy: The silo's policy, with its shard.
+        cell: Cell of the run's scenario.
+        held_out: File of further training records that the silo's guard never held.
+
+    Raises:
+        InputError: The scenario's model is code that is not fedpriv's, is not one of linear scores, or does not
+            fit the labels.  Or there are no test records, or too few records to fit.
     """
     if cell.model.import_paths:
         raise InputError(
@@ -91,16 +97,21 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
     classes = policy.class_count
     if cell.model.is_regression != (classes == 0):
         raise InputError(f"model.name = {cell.model.name!r}: does not fit the labels of {policy.shard}")
-    parts = [_load_records(each, cell) for each in shards]
+    shard_records = [_load_records(shard, cell) for shard in shards]
     test, _ = _load_records(tests, cell)
-    train = Records(*(torch.cat([getattr(part, name) for part, _ in parts]) for name in Records._fields))
+    train = Records(
+        *(torch.cat([getattr(records, name) for records, _ in shard_records]) for name in Records._fields)
+    )
     units = np.arange(len(train.labels))
-    if all(each.persons is not None for each in shards):
-        own = [
-            np.asarray(each.persons)[rows].astype(np.str_) for each, (_, rows) in zip(shards, parts, strict=True)
+    if all(shard.persons is not None for shard in shards):
+        person_columns = [
+            np.asarray(shard.persons)[rows].astype(np.str_)
+            for shard, (_, rows) in zip(shards, shard_records, strict=True)
         ]
-        units = np.unique(np.concatenate(own), return_inverse=True)[1].ravel()
-    read = np.concatenate([np.full(len(part.labels), place == 0) for place, (part, _) in enumerate(parts)])
+        units = np.unique(np.concatenate(person_columns), return_inverse=True)[1].ravel()
+    read_by_guard = np.concatenate(
+        [np.full(len(records.labels), shard_index == 0) for shard_index, (records, _) in enumerate(shard_records)]
+    )
     if len(train.labels) < _MIN_TRAINING_RECORDS or not len(test.labels):
         sizes = f"{len(train.labels)} training and {len(test.labels)} test records"
         raise InputError(f"{policy.shard}: {sizes} are too few to fit and to judge a model")
@@ -109,32 +120,36 @@ def load_home_data(policy: Policy, cell: Cell, held_out: Path | None) -> HomeDat
     if fast_paths(objective).linear is None:
         raise InputError(f"model.name = {cell.model.name!r}: refines models of linear scores alone so far")
     return HomeData(
-        objective, SiloRecords(policy.silo, f"silo {policy.silo}", train, units, test), read, cell.seed
+        objective, SiloRecords(policy.silo, f"silo {policy.silo}", train, units, test), read_by_guard, cell.seed
     )
 
 
 def _model_inputs(cell: Cell) -> ModelInputs:
-    """What the run's model sees, in the type that models are fitted in at home."""
+    """Return the inputs of the run's model in float64, the type in which local models are fitted."""
     return dataclasses.replace(ModelInputs.from_cell(cell), dtype="float64")
 
 
 def _load_records(shard: Shard, cell: Cell) -> tuple[Records, NDArray[np.int64]]:
-    """A shard's records that count, and which of its rows they are."""
-    rows, there = mask_absent_records(
+    """Return a shard's records that count, and their row indices in the shard."""
+    rows, is_present = mask_absent_records(
         _model_inputs(cell).make_records(np.array(shard.images), np.array(shard.labels))
     )
-    return Records(rows.features[there], rows.labels[there]), np.flatnonzero(there.numpy())
+    return Records(rows.features[is_present], rows.labels[is_present]), np.flatnonzero(is_present.numpy())
 
 
 def read_released_model(path: Path, home: HomeData) -> Floats:
-    """A published model; InputError for a file that is none, or of another scenario."""
+    """Read a published model, (d,).
+
+    Raises:
+        InputError: The file is no model of this scenario, or its numbers are not finite.
+    """
     try:
         model = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path}: not a released model, an array in .npy ({error})") from None
-    wanted = (home.objective.dimension,)
-    if not isinstance(model, np.ndarray) or model.shape != wanted or model.dtype.kind != "f":
-        raise InputError(f"{path}: not a model of this scenario, whose models are {wanted} floats")
+    expected_shape = (home.objective.dimension,)
+    if not isinstance(model, np.ndarray) or model.shape != expected_shape or model.dtype.kind != "f":
+        raise InputError(f"{path}: not a model of this scenario, whose models are {expected_shape} floats")
     if not (np.abs(model) <= _MAX_PARAMETER).all():
         raise InputError(
             f"{path}: a number of the model is not finite, or above {_MAX_PARAMETER:g}: its run diverged"
@@ -144,41 +159,51 @@ def read_released_model(path: Path, home: HomeData) -> Floats:
 
 @limit_to_one_thread()
 def compare_models(home: HomeData, released: Floats) -> RefinedScores:
-    """Judge the silo's alone, released, recalibrated and personal model on the silo's own test records."""
-    objective, held = home.objective, home.silo_records
-    own, kappa = fit_local_model(objective, held, home.seed)
-    model = fit_personal_model(objective, held, released, home.seed, kappa, home.read_by_guard)
-    first, second, third, fourth = (
-        score_model(objective, point, held.test)
-        for point in (own, released, recalibrate(objective, held, released), model.point)
+    """Score the silo's local, released, recalibrated and personal models on its own test records."""
+    objective, silo = home.objective, home.silo_records
+    local_point, kappa = fit_local_model(objective, silo, home.seed)
+    model = fit_personal_model(objective, silo, released, home.seed, kappa, home.read_by_guard)
+    local_score, released_score, recalibrated_score, personal_score = (
+        score_model(objective, point, silo.test)
+        for point in (local_point, released, recalibrate(objective, silo, released), model.point)
     )
-    return RefinedScores(first, second, third, fourth, score_constant(objective, held), model)
+    return RefinedScores(
+        local_score, released_score, recalibrated_score, personal_score, score_constant(objective, silo), model
+    )
 
 
 @limit_to_one_thread()
 def measure_learning_curve(home: HomeData) -> list[tuple[int, float, float]]:
-    """(training records, score, balanced score) alone at a quarter, half and all of the units."""
+    """Fit local models to a quarter, half and all of the units.
+
+    Returns:
+        The number of training records, the score and the balanced score of each model.
+    """
     units = np.unique(home.silo_records.units)
     order = units[public_generator(home.seed, "learning curve").permutation(len(units))]
-    found = []
+    curve = []
     for share in _CURVE_SHARES:
-        taken = torch.from_numpy(np.isin(home.silo_records.units, order[: max(1, round(share * len(units)))]))
-        train = Records(*(column[taken] for column in home.silo_records.train))
-        part = SiloRecords(
+        is_used = torch.from_numpy(np.isin(home.silo_records.units, order[: max(1, round(share * len(units)))]))
+        train = Records(*(column[is_used] for column in home.silo_records.train))
+        silo = SiloRecords(
             home.silo_records.silo,
             home.silo_records.name,
             train,
-            home.silo_records.units[taken.numpy()],
+            home.silo_records.units[is_used.numpy()],
             home.silo_records.test,
         )
-        point, _ = fit_local_model(home.objective, part, home.seed)
-        scores = score_model(home.objective, point, part.test), score_balanced(home.objective, point, part.test)
-        found.append((len(train.labels), *scores))
-    return found
+        point, _ = fit_local_model(home.objective, silo, home.seed)
+        scores = score_model(home.objective, point, silo.test), score_balanced(home.objective, point, silo.test)
+        curve.append((len(train.labels), *scores))
+    return curve
 
 
 def write_model(folder: Path, name: str, point: Floats) -> Path:
-    """Write a model for its owner alone, into a folder that nobody else may read; InputError for another."""
+    """Write a model, readable for its owner only, into a folder that no other user can read.
+
+    Raises:
+        InputError: Others can read the folder, it cannot be made, or it is the folder of a run.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -199,7 +224,10 @@ def write_model(folder: Path, name: str, point: Floats) -> Path:
 def print_refined(
     policy: Path, scenario: Path, model: Path | None, held_out: Path | None, out: Path | None, *, only_curve: bool
 ) -> None:
-    """Print the scores on the silo's own test records, and write the personal model where a folder is given."""
+    """Print the scores on the silo's own test records, and write the personal model into `out`.
+
+    Without a released model the learning curve is printed.  Nothing is written if `out` is None.
+    """
     if (model is None) != only_curve:
         raise InputError(
             "--model FILE compares with a released model, --alone draws the curve without one: give one"
@@ -211,8 +239,8 @@ def print_refined(
     )
     if model is None:
         rows = [
-            [f"{size:,}", _format_score(home, score), _format_score(home, even)]
-            for size, score, even in measure_learning_curve(home)
+            [f"{size:,}", _format_score(home, score), _format_score(home, balanced)]
+            for size, score, balanced in measure_learning_curve(home)
         ]
         print_table([["training records", f"alone, {_metric_name(home)}", "classes alike"], *rows])
         sys.stdout.write(
@@ -220,25 +248,27 @@ def print_refined(
             "similar federations gained: docs/worth.md.\n"
         )
         return
-    found = compare_models(home, read_released_model(model, home))
-    shown = {
-        "this silo alone, nothing released": found.local_score,
-        "released": found.released_score,
-        "released, recalibrated at home": found.recalibrated_score,
-        "personal": found.personal_score,
-        "a constant": found.constant_score,
+    refined = compare_models(home, read_released_model(model, home))
+    scores = {
+        "this silo alone, nothing released": refined.local_score,
+        "released": refined.released_score,
+        "released, recalibrated at home": refined.recalibrated_score,
+        "personal": refined.personal_score,
+        "a constant": refined.constant_score,
     }
-    print_table([["", _metric_name(home)], *([name, _format_score(home, value)] for name, value in shown.items())])
+    print_table(
+        [["", _metric_name(home)], *([name, _format_score(home, value)] for name, value in scores.items())]
+    )
     tests = len(home.silo_records.test.labels)
     # Two standard errors of a difference between two models that decide a tenth of the records differently.
     errors = f"{200.0 * (0.1 / tests) ** 0.5:.1f} points"
     noise = "their spread over records" if _metric_name(home) == "-loss" else errors
     judged = "records that the release has not read"
-    if found.personal_model.judged == "folds":
+    if refined.personal_model.judged == "folds":
         judged = "folds, all of which the release has read: that favours it"
         judged += ", and --held-out has fewer than 10 records" * (held_out is not None)
     sys.stdout.write(
-        f"personal: pulled with lambda = {found.personal_model.pull_weight:g} (0 is alone, inf the released "
+        f"personal: pulled with lambda = {refined.personal_model.pull_weight:g} (0 is alone, inf the released "
         "model), chosen on "
         f"{judged}, one standard error towards alone.\n"
         f"{tests:,} test records: differences below {noise} tell nothing.\n"
@@ -246,7 +276,7 @@ def print_refined(
         "Leaving or staying after a look tells others a little of it.\n"
     )
     if out is not None:
-        sys.stdout.write(f"wrote {write_model(out, 'personal', found.personal_model.point)}\n")
+        sys.stdout.write(f"wrote {write_model(out, 'personal', refined.personal_model.point)}\n")
 
 
 def _metric_name(home: HomeData) -> str:
