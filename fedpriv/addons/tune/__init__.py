@@ -1,6 +1,7 @@
-"""Choice of settings on held-out records, and private choice.
+"""Choice of settings on held-out records, openly or privately.
 
-`Grids` are what is tried, `tune_scenario` runs the trials, and `choose_settings` is what comes of them.
+`Grids` holds the values to try, `choose_settings` picks the settings of each row, and `tune_scenario` runs the
+trials and writes the scenario with the best settings.
 
 Imports: the core.
 """

@@ -11,7 +11,7 @@ from fedpriv.cli.options import Imports, Overrides, expand_option_groups
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """All that `fedpriv tune` is asked for; a tuning file may say some of it."""
+    """Options of `fedpriv tune`.  A tuning file may set some of them."""
 
     scenario: Annotated[
         Path,
@@ -73,9 +73,9 @@ class TuneRequest:
 
 @expand_option_groups
 def tune(request: TuneRequest) -> None:
-    """Choose settings on held-out training records, as many for every row; write the scenario with them.
+    """Choose settings on held-out training records, as many for every row.  Write the scenario with them.
 
-    The test set is not looked at. Without --private the choice reads records without noise, and no ε covers it.
+    The test set is not looked at.  Without --private the choice reads records without noise, and no ε covers it.
 
     Examples:
 

@@ -1,6 +1,7 @@
-"""Compare settings on held-out records: all of them, openly, or the best of a random number, privately.
+"""Compare settings on held-out records, openly or privately.
 
-A tuning leaves the scenario with the chosen settings, and a table of where they stand in the grid.
+An open tuning compares all settings.  A private one publishes the best of a random number of runs.  Both write the
+scenario with the chosen settings, and a table of their positions in the grid.
 """
 
 import json
@@ -42,7 +43,7 @@ from fedpriv.study.results import read_results
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 SETTING_AXIS = "tune.setting"
-"""The axis of the trials' results: a setting's number among those of its row."""
+"""Axis of the trials' results: the number of a setting among those of its row."""
 ACCURACY = "test_accuracy"
 _NO_ACCURACY = f"--private: runs are compared by {ACCURACY}, which a regression does not have"
 
@@ -53,12 +54,13 @@ class TuningChoice:
 
     row: TuningRow
     setting: Setting | None
-    """None where a private choice tried nothing: the scenario's own stays."""
+    """Chosen setting, or None if a private choice made no run, so that the scenario's own setting stays."""
     score: float | None
+    """Score of the chosen setting, or None if there is no setting."""
     next_best: float | None = None
-    """Of the others; a private choice tells nothing of them."""
+    """Best score of the rejected settings, or None after a private choice or if there are none."""
     selection: PrivateSelection | None = None
-    """What a private choice costs."""
+    """Privacy cost of a private choice, or None after an open one."""
 
 
 def tune_openly(
@@ -71,10 +73,22 @@ def tune_openly(
     options: RunOptions,
     observers: Sequence[RunObserver],
 ) -> list[TuningChoice]:
-    """Run every setting of every row on every seed, as one run with all its results; choose the best mean.
+    """Run each setting of each row on each seed, and choose the setting with the best mean score.
 
-    InputError, before they start, for a metric that the runs do not have.  The results are functions of the
-    records without noise.
+    The trials are one run with all its results.  These are functions of the records without noise.
+
+    Args:
+        scenario: Scenario that is tuned.
+        rows: Rows with the settings to try.
+        held_out: Held-out records on which settings are compared.
+        fixed: "KEY=VALUE" of keys that all trials have.
+        seeds: Seeds of the trials.
+        metric: Metric that is compared.
+        options: Options of the run.
+        observers: Observers of the run.
+
+    Raises:
+        InputError: The runs do not have the metric.  It is raised before they start.
     """
     points = [
         SweepPoint({**row.when, SETTING_AXIS: number}, make_trial(row.cell, setting, held_out, fixed, seed))
@@ -92,8 +106,10 @@ def tune_openly(
     for row, settings in rows:
         scores = [statistics.fmean(_read_score(next(cells), metric) for _ in seeds) for _ in settings]
         sign = 1.0 if is_better(metric, 0.0, 1.0) else -1.0
-        best, *others = sorted(range(len(settings)), key=lambda number: (sign * scores[number], number))
-        choices.append(TuningChoice(row, settings[best], scores[best], scores[others[0]] if others else None))
+        best, *runners_up = sorted(range(len(settings)), key=lambda number: (sign * scores[number], number))
+        choices.append(
+            TuningChoice(row, settings[best], scores[best], scores[runners_up[0]] if runners_up else None)
+        )
     return choices
 
 
@@ -102,20 +118,33 @@ def tune_privately(
     rows: Sequence[tuple[TuningRow, Sequence[Setting]]],
     held_out: HeldOut,
     fixed: Sequence[str],
-    law: RunCountDistribution,
+    run_count: RunCountDistribution,
     generator: np.random.Generator,
 ) -> list[TuningChoice]:
-    """For every row the best of K runs, K from `law`, each with a setting drawn from the row's, and its own noise.
+    """Choose for each row the best of a random number of runs.
 
-    Scores are accuracies on held-out records with Gaussian noise.  InputError for runs whose guarantee is no μ of
-    one record, and, before any of them, for a setting with another promise than the scenario's; RunError if one
-    fails.
+    The number of runs is drawn from `run_count`.  Each run has a setting drawn uniformly from those of its row,
+    and its own noise.  Scores are accuracies on held-out records with Gaussian noise.
 
     Guarantee: `TuningChoice.selection` holds for the setting and the score of a row, for training records and
     held-out records alike: a run's releases are μ-GDP for a record that it trains on, its score is μ-GDP for a
     record that is held out, and which of both a record is, and with which silo and in which batch, follows from
-    its place alone (or its site).  Nothing of another run is kept, written or told.  `generator` must be as
+    its row index alone (or its site).  Nothing of another run is kept, written or told.  `generator` must be as
     secret as the noise.
+
+    Args:
+        scenario: Scenario that is tuned.
+        rows: Rows with the settings to draw from.
+        held_out: Held-out records on which settings are compared.
+        fixed: "KEY=VALUE" of keys that all trials have.
+        run_count: Distribution of the number of runs of a row.
+        generator: Secret source of the number of runs, their settings, seeds and the noise of scores.
+
+    Raises:
+        InputError: The guarantee of a run is no μ for one record.  Or, before any run, a setting has another
+            promise than the scenario, the model is a regression, or a record influences which records are held out
+            or read together.
+        RunError: A run fails.
     """
     for row, settings in rows:
         _find_target(row)
@@ -127,18 +156,18 @@ def tune_privately(
                 "--private: a person's records may lie on both sides of the split, so that only one record is "
                 'protected; tune with privacy.unit = "record"'
             )
-        for tried in [make_trial(row.cell, setting, held_out, fixed, 0) for setting in settings]:
-            _check_partition(tried)
-            _check_same_promise(row.cell, tried, held_out)
-    plans = [(row, settings, law.draw(generator)) for row, settings in rows]
-    drawn = [
+        for trial in [make_trial(row.cell, setting, held_out, fixed, 0) for setting in settings]:
+            _check_partition(trial)
+            _check_same_promise(row.cell, trial, held_out)
+    plans = [(row, settings, run_count.draw(generator)) for row, settings in rows]
+    sampled_settings = [
         (row, settings[int(generator.integers(len(settings)))])
         for row, settings, runs in plans
         for _ in range(runs)
     ]
     points = [
         SweepPoint(row.when, make_trial(row.cell, setting, held_out, fixed, int(generator.integers(2**62))))
-        for row, setting in drawn
+        for row, setting in sampled_settings
     ]
     cells = [point.cell for point in fit_scenario_noise(replace(scenario, points=points), {})[0].points]
     try:
@@ -149,22 +178,25 @@ def tune_privately(
             "failed is not covered by any claim; leave such settings out of the grid"
         ) from None
     finished, choices = iter(outcome.cell_outcome for outcome in outcomes), []
-    settings_drawn = iter(setting for _, setting in drawn)
+    run_settings = iter(setting for _, setting in sampled_settings)
     for row, _, runs in plans:
         best: tuple[float, Setting] | None = None
         target = _find_target(row)
         for _ in range(runs):
-            one, setting = next(finished), next(settings_drawn)
-            check_promise(one, target)
-            score = noisy_score(one, held_out.count, target, generator)
+            cell_outcome, setting = next(finished), next(run_settings)
+            check_promise(cell_outcome, target)
+            score = noisy_score(cell_outcome, held_out.count, target, generator)
             best = (score, setting) if best is None or score > best[0] else best
-        chosen = TuningChoice(row, None, None) if best is None else TuningChoice(row, best[1], best[0])
-        choices.append(replace(chosen, selection=PrivateSelection(target, law)))
+        choice = TuningChoice(row, None, None) if best is None else TuningChoice(row, best[1], best[0])
+        choices.append(replace(choice, selection=PrivateSelection(target, run_count)))
     return choices
 
 
 def _check_partition(cell: Cell) -> None:
-    """Refuse records that sit, or count, by their contents: one would move others, or the score."""
+    """Refuse a partition or table in which the contents of records decide which records count or where.
+
+    One record would otherwise change the position of others, or the score.
+    """
     if cell.data.partition in PARTITION_KEYS:
         raise InputError(
             f'--private: data.partition = "{cell.data.partition}" looks at labels, so that one record moves '
@@ -179,22 +211,22 @@ def _check_partition(cell: Cell) -> None:
         )
 
 
-def _check_same_promise(given: Cell, tried: Cell, held_out: HeldOut) -> None:
-    """InputError unless a trial has the promise that is charged for, and the held-out records that are counted.
+def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
+    """Refuse a trial with another promise than the charged one, or with other held-out records.
 
-    Guarantee: relation, unit, target and who adds the noise are the scenario's, so that a price for the
+    Guarantee: relation, unit, target and the party that adds the noise are the scenario's, so that a price for the
     scenario's promise is one for every trial; a record moves a score by 1/`held_out.count` at most.
     """
-    kept: dict[str, tuple[object, object]] = {
-        "federation.sampling": (given.federation.sampling, tried.federation.sampling),
-        "algorithm.trust": (given.algorithm.trust, tried.algorithm.trust),
+    values_by_key: dict[str, tuple[object, object]] = {
+        "federation.sampling": (cell.federation.sampling, trial.federation.sampling),
+        "algorithm.trust": (cell.algorithm.trust, trial.algorithm.trust),
         **{
-            f"privacy.{name}": (getattr(given.privacy, name), getattr(tried.privacy, name))
-            for name in type(given.privacy).model_fields
+            f"privacy.{name}": (getattr(cell.privacy, name), getattr(trial.privacy, name))
+            for name in type(cell.privacy).model_fields
         },
-        "data.validation": (held_out.count, tried.data.validation),
+        "data.validation": (held_out.count, trial.data.validation),
     }
-    for key, (one, other) in kept.items():
+    for key, (one, other) in values_by_key.items():
         if one != other:
             raise InputError(
                 f"--private: {key} = {other!r} while tuning, but the choice is charged for {one!r}: leave it out "
@@ -203,7 +235,7 @@ def _check_same_promise(given: Cell, tried: Cell, held_out: HeldOut) -> None:
 
 
 def check_promise(finished: CellOutcome, mu: float) -> None:
-    """InputError unless what a run released is `mu`-GDP."""
+    """Raise InputError unless the release of a run is `mu`-GDP."""
     claim = compute_claim(finished.releases)
     if claim is None or claim.guarantee.mu is None or claim.guarantee.mu > mu:
         raise InputError(
@@ -213,10 +245,19 @@ def check_promise(finished: CellOutcome, mu: float) -> None:
 
 
 def noisy_score(finished: CellOutcome, held_out: int, mu: float, generator: np.random.Generator) -> float:
-    """Add Gaussian noise to the accuracy on `held_out` records; InputError for a regression.
+    """Add Gaussian noise to the accuracy on held-out records.
 
     Guarantee: one held-out record, exchanged or zeroed out, moves the accuracy by at most 1/`held_out`, and noise
     of standard deviation 1/(`held_out` · μ) makes the score μ-GDP, as the run's own releases are.
+
+    Args:
+        finished: Outcome of a run.
+        held_out: Number of held-out records.
+        mu: Privacy parameter μ of the score.
+        generator: Secret source of the noise.
+
+    Raises:
+        InputError: The model is a regression, which has no accuracy.
     """
     if ACCURACY not in finished.metrics:
         raise InputError(_NO_ACCURACY)
@@ -224,7 +265,7 @@ def noisy_score(finished: CellOutcome, held_out: int, mu: float, generator: np.r
 
 
 def _find_target(row: TuningRow) -> float:
-    """Find the μ that every run of a row is calibrated to, whatever its setting."""
+    """Return the μ to which all runs of a row are calibrated, whatever their setting."""
     target = row.cell.privacy.target_mu
     if row.cell.privacy.shares:
         raise InputError("--private: a score is of all silos' records, and privacy.shares gives each its own")
@@ -234,20 +275,23 @@ def _find_target(row: TuningRow) -> float:
 
 
 def _check_metric(cells: Sequence[Cell], metric: str) -> None:
-    """Check that an evaluation has the metric: one of the first model, where cells measure other things."""
+    """Refuse a metric that evaluations of the cells lack.
+
+    Cells with the same data, model and run are evaluated once, with the initial model.
+    """
     measured = {repr((cell.data, cell.model, cell.run)): cell for cell in cells}
     for cell in measured.values():
         task = load_task(cell)
-        known = task.objective.evaluate(task.objective.initial(), task.test).to_metrics()
-        if metric not in known:
-            raise InputError(f"--metric {metric}: the runs have {', '.join(known)}")
+        metrics = task.objective.evaluate(task.objective.initial(), task.test).to_metrics()
+        if metric not in metrics:
+            raise InputError(f"--metric {metric}: the runs have {', '.join(metrics)}")
 
 
 def _read_score(cell: Mapping[str, object], metric: str) -> float:
     value = cell.get(metric)
     if not isinstance(value, int | float) or not math.isfinite(value):
-        known = [name for name in cell if name.startswith("test_")]
-        raise InputError(f"--metric {metric}: the runs have {', '.join(known)}")
+        metric_names = [name for name in cell if name.startswith("test_")]
+        raise InputError(f"--metric {metric}: the runs have {', '.join(metric_names)}")
     return float(value)
 
 
@@ -257,7 +301,21 @@ HEADER = ("row", "setting", "score", "next best", "place in the grid")
 def format_tuned_scenario(
     text: str, choices: Sequence[TuningChoice], tuned: Tuning, overrides: Sequence[str], source: str
 ) -> tuple[str, Scenario]:
-    """Add a rule for every choice and [tuned] to the file `text`; return it with its scenario, or InputError."""
+    """Add a rule for each choice and [tuned] to the scenario file `text`.
+
+    Args:
+        text: Content of the scenario file.
+        choices: Choices of the rows.
+        tuned: Content of [tuned].
+        overrides: "KEY=VALUE" with which the new scenario is parsed.
+        source: Name of the file in error messages.
+
+    Returns:
+        The new content, and its scenario.
+
+    Raises:
+        InputError: The new content is no scenario.
+    """
     blocks = [
         text.rstrip("\n"),
         "",
@@ -271,22 +329,25 @@ def format_tuned_scenario(
                 f"set = {_format_inline_table(choice.setting)}",
                 "",
             ]
-    own = tuned.model_dump(mode="json", exclude_none=True, exclude={"rows"})
-    blocks += ["[tuned]", *(f"{key} = {_format_value(value)}" for key, value in own.items())]
+    tuned_keys = tuned.model_dump(mode="json", exclude_none=True, exclude={"rows"})
+    blocks += ["[tuned]", *(f"{key} = {_format_value(value)}" for key, value in tuned_keys.items())]
     for row in tuned.rows:
         mu = "" if row.mu is None else f"\nmu = {_format_value(row.mu)}"
         blocks += ["", "[[tuned.rows]]", f"when = {_format_inline_table(row.when)}{mu}"]
-    written = "\n".join(blocks) + "\n"
+    new_text = "\n".join(blocks) + "\n"
     try:
-        return written, parse_scenario(tomllib.loads(written), source, overrides)
+        return new_text, parse_scenario(tomllib.loads(new_text), source, overrides)
     except (tomllib.TOMLDecodeError, InputError) as error:
         raise InputError(f"{source}: the chosen settings cannot be written into it: {error}") from None
 
 
 def drop_chosen_keys(overrides: Sequence[str], choices: Sequence[TuningChoice]) -> list[str]:
-    """Keep the KEY=VALUE of keys for which nothing was chosen: an override would outrank the choice."""
-    chosen = {key for choice in choices for key in choice.setting or {}}
-    return [each for each in overrides if parse_assignment(each)[0] not in chosen]
+    """Return the "KEY=VALUE" of keys for which nothing was chosen.
+
+    An override would outrank the choice.
+    """
+    chosen_keys = {key for choice in choices for key in choice.setting or {}}
+    return [override for override in overrides if parse_assignment(override)[0] not in chosen_keys]
 
 
 def write_tuning(
@@ -312,7 +373,7 @@ def write_tuning(
 
 
 def table_lines(choices: Sequence[TuningChoice]) -> list[tuple[str, ...]]:
-    """Write a line for every row, under `HEADER`."""
+    """Return a line for each row, with the columns of `HEADER`."""
     return [
         (
             ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in choice.row.when.items()),
@@ -321,48 +382,48 @@ def table_lines(choices: Sequence[TuningChoice]) -> list[tuple[str, ...]]:
             else ", ".join(f"{key.removeprefix('algorithm.')} {value}" for key, value in choice.setting.items()),
             _format_score(choice.score),
             _format_score(choice.next_best),
-            ", ".join(f"{place.number} of {place.count}" for place in _find_positions(choice)) or "-",
+            ", ".join(f"{position.number} of {position.count}" for position in _find_positions(choice)) or "-",
         )
         for choice in choices
     ]
 
 
 def warn_of_edges(choices: Sequence[TuningChoice]) -> list[str]:
-    """Warn of every key whose chosen value has no neighbour on one side."""
-    at_edges = [place for choice in choices for place in _find_positions(choice) if place.is_edge]
-    warned = Counter((place.key, place.value) for place in at_edges)
+    """Return a warning for each key whose chosen value is the first or last number of its grid."""
+    at_edges = [position for choice in choices for position in _find_positions(choice) if position.is_edge]
+    counts = Counter((position.key, position.value) for position in at_edges)
     return [
         f"{key} = {value}: at the edge of its grid in {count} row{'s' if count > 1 else ''}; widen the grid there"
-        for (key, value), count in warned.items()
+        for (key, value), count in counts.items()
     ]
 
 
 def describe_costs(choices: Sequence[TuningChoice], delta: float) -> list[str]:
-    """Say what the choice of every row costs, alone and with one run of it, or that nothing is charged."""
+    """Describe the cost of each row's choice, alone and with one run of it, or that nothing is charged."""
     if all(choice.selection is None for choice in choices):
         return [
             "The choice is not private: it compared runs on held-out records without noise, and no ε covers it. "
             "Claims of runs with these settings hold for settings that are given."
         ]
-    found = [
+    costs = [
         (
-            one.mu,
-            one.run_count.description,
-            one.epsilon_of(delta),
-            PrivateSelection(one.mu, one.run_count, one.mu).epsilon_of(delta),
+            selection.mu,
+            selection.run_count.description,
+            selection.epsilon_of(delta),
+            PrivateSelection(selection.mu, selection.run_count, selection.mu).epsilon_of(delta),
         )
-        for one in (choice.selection for choice in choices)
-        if one is not None
+        for selection in (choice.selection for choice in choices)
+        if selection is not None
     ]
     return [
-        f"The best of {words}, each {format_upper(mu)}-GDP: the choice of one row costs ε = {format_upper(alone)} "
-        f"at delta = {format_upper_delta(delta)}, the choice and a run with it ε = {format_upper(both)}."
-        for mu, words, alone, both in dict.fromkeys(found)
-    ] + privacy_caveats(max((both for *_, both in found), default=0.0), delta)
+        f"The best of {runs}, each {format_upper(mu)}-GDP: the choice of one row costs ε = {format_upper(single)} "
+        f"at delta = {format_upper_delta(delta)}, the choice and a run with it ε = {format_upper(total)}."
+        for mu, runs, single, total in dict.fromkeys(costs)
+    ] + privacy_caveats(max((total for *_, total in costs), default=0.0), delta)
 
 
 def render_markdown(choices: Sequence[TuningChoice], held_out: HeldOut, tuned: Tuning, delta: float) -> str:
-    """Write the table, and on which settings and records it rests."""
+    """Render the table as Markdown, with its held-out records, costs and warnings."""
     rows = [HEADER, tuple("---" for _ in HEADER), *table_lines(choices)]
     blocks = [
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
@@ -380,7 +441,7 @@ def _choice_data(choice: TuningChoice, delta: float) -> dict[str, Any]:
         "score": choice.score,
         "next_best": choice.next_best,
         "grid": {key: list(values) for key, values in choice.row.grid.items()},
-        "edge": [place.key for place in _find_positions(choice) if place.is_edge],
+        "edge": [position.key for position in _find_positions(choice) if position.is_edge],
         "delta": delta,
         "epsilon": None if choice.selection is None else choice.selection.epsilon_of(delta),
     }
@@ -399,5 +460,5 @@ def _format_inline_table(table: Mapping[str, Any]) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """JSON of numbers, texts, truth values and lists is TOML."""
+    """Format a number, text, boolean or list as TOML, for which its JSON is valid."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
