@@ -1,11 +1,8 @@
-"""Outcomes of cells, observers of runs and checkpoints of simulations: all that an engine hands out.
+"""Outcomes of cells and observers of runs, which engines, servers and results share.
 
-`Finished` is the outcome of a cell, whichever engine ran it.  `RunObserver` is one protocol for servers, engines,
-results, progress, trackers and your own.
-
-A checkpoint lets a simulation that was killed resume.  It is bytes: a header in JSON and the tensors as they are,
-without code.  It says which cells it is of and which versions computed it, because only the same ones would have
-computed the same numbers.  States are trees of tensors, numbers, tuples, named tuples and dataclasses.
+`CellOutcome` is the outcome of a cell, whichever engine ran it.  `RunObserver` is the base class of everything
+that follows a run: servers, engines, results, progress, trackers and classes of your own.  `evaluate_models`
+computes the metrics of models on a test set.
 """
 
 import hashlib
@@ -30,10 +27,10 @@ from fedpriv.scenario.schema import Cell
 
 
 class MetricsMixin:
-    """The usual figures of `metrics`, by name."""
+    """Properties for the usual entries of `metrics`."""
 
     metrics: Mapping[str, float]
-    """A field of dataclasses."""
+    """Metrics by name, a field of the dataclasses that inherit from this class."""
 
     @property
     def test_loss(self) -> float:
@@ -41,20 +38,25 @@ class MetricsMixin:
 
     @property
     def test_accuracy(self) -> float:
-        """A share, 0 … 1; KeyError for a regression, which has none."""
+        """Share of test records that are classified correctly, 0 … 1.
+
+        Raises:
+            KeyError: If the model is a regression, which has no accuracy.
+        """
         return self.metrics["test_accuracy"]
 
 
 @dataclass(frozen=True)
 class CellOutcome(MetricsMixin):
-    """What one finished cell gave.
+    """Outcome of a finished cell.
 
-    `metrics` are those of its published model on the test set, by name: "test_loss", for a classification
-    "test_accuracy" (a share), and what else the objective knows.
-
-    `fraction_clipped` is None where silos do not tell; `wall_seconds` is its share of the time of cells that
-    were run together; `releases` is its ledger; `gradient_evaluations` counts gradients of single records of all
-    silos.
+    Attributes:
+        metrics: Metrics of the published model on the test set, by name: "test_loss", for a classification
+            "test_accuracy" (a share), and further ones of the objective.
+        fraction_clipped: Fraction of increments that were clipped, or None if silos do not report it.
+        wall_seconds: Share of this cell in the wall-clock time of the cells that were run together, in seconds.
+        releases: Release streams of the run, its ledger.
+        gradient_evaluations: Number of gradients of single records, over all silos and rounds.
     """
 
     metrics: Mapping[str, float]
@@ -64,14 +66,16 @@ class CellOutcome(MetricsMixin):
     gradient_evaluations: int
     model: NDArray[np.floating]
     noise: Literal["simulation", "release"] = "simulation"
-    """Whose key the noise was drawn with: the scenario's seed, or the operating system's."""
+    """Source of the noise's key: the scenario's seed ("simulation") or the operating system ("release")."""
     missed: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Silo -> rounds in which it did not answer, and counted with an increment of 0."""
+    """Rounds that a silo missed, by silo.  Its increment counted as 0 in these rounds."""
     bytes_sent: int = 0
-    """By one silo in all rounds, headers apart."""
+    """Bytes that one silo sends in all rounds, without headers."""
     evaluations: tuple[ReleaseStream, ...] = ()
-    """What evaluations released of the silos' test records, which are other records than those of `releases`;
-    empty where the server evaluated on a public test set."""
+    """Release streams of evaluations on the silos' test records, which are not the records of `releases`.
+
+    The tuple is empty if the server evaluated on a public test set.
+    """
 
 
 def make_outcome(
@@ -81,97 +85,144 @@ def make_outcome(
     metrics: Mapping[str, float],
     fraction_clipped: float | None,
     wall_seconds: float,
-    missed: Mapping[int, Sequence[int]] | None = None,
+    absences: Mapping[int, Sequence[int]] | None = None,
     evaluations: tuple[ReleaseStream, ...] = (),
 ) -> CellOutcome:
-    """The outcome of a plan's first `rounds` rounds, its ledger and its costs with it."""
+    """Make the outcome of a plan's first `rounds` rounds, with its release streams and its costs.
+
+    Args:
+        plan: Plan of the run.
+        rounds: Number of rounds that were run.
+        model: Published model, (d,).
+        metrics: Metrics of the model on the test set, by name.
+        fraction_clipped: Fraction of increments that were clipped, or None if it is not reported.
+        wall_seconds: Wall-clock time of the cell, in seconds.
+        absences: Rounds that a silo missed, by silo.
+        evaluations: Release streams of evaluations on the silos' test records.
+    """
     return CellOutcome(
         metrics=metrics,
         fraction_clipped=fraction_clipped,
         wall_seconds=wall_seconds,
         releases=make_release_streams(plan, rounds),
-        gradient_evaluations=count_gradient_evaluations(plan, rounds, missed),
+        gradient_evaluations=count_gradient_evaluations(plan, rounds, absences),
         model=model,
-        missed=missed or {},
-        bytes_sent=sum(planned.message_length for planned in plan.rounds[:rounds]) * plan.message_dtype.itemsize,
+        missed=absences or {},
+        bytes_sent=sum(round_plan.message_length for round_plan in plan.rounds[:rounds])
+        * plan.message_dtype.itemsize,
         evaluations=evaluations,
     )
 
 
-def count_gradient_evaluations(plan: Plan, rounds: int, missed: Mapping[int, Sequence[int]] | None = None) -> int:
+def count_gradient_evaluations(
+    plan: Plan, rounds: int, absences: Mapping[int, Sequence[int]] | None = None
+) -> int:
     """Count gradients, or values, of single records that all silos take in the first rounds.
 
-    The number is expected if records are sampled.  `missed` has the rounds in which a silo did not answer.
+    The number is an expectation if records are sampled.
+
+    Args:
+        plan: Plan of the run.
+        rounds: Number of rounds that are counted.
+        absences: Rounds that a silo missed, by silo.
     """
-    per_record = [
-        plan.schedule.expected_batches(planned.step.t) * plan.objective.evaluations(planned.step.gradient_count)
-        for planned in plan.rounds[:rounds]
+    counts_per_record = [
+        plan.schedule.expected_batches(round_plan.step.t)
+        * plan.objective.evaluations(round_plan.step.gradient_count)
+        for round_plan in plan.rounds[:rounds]
     ]
-    not_taken = sum(
-        plan.batch_sizes[silo] * sum(per_record[t - 1] for t in rounds_missed)
-        for silo, rounds_missed in (missed or {}).items()
+    missed_sum = sum(
+        plan.batch_sizes[silo] * sum(counts_per_record[t - 1] for t in missed_rounds)
+        for silo, missed_rounds in (absences or {}).items()
     )
-    return sum(plan.batch_sizes) * sum(per_record) - not_taken
+    return sum(plan.batch_sizes) * sum(counts_per_record) - missed_sum
 
 
 def evaluate_models(
     objective: Objective, model: Tensor, test: Records, names: Sequence[str]
 ) -> list[dict[str, float]]:
-    """The metrics of a model (d,), or of each of several (n, d), on the test set.
+    """Evaluate a model (d,), or each of n models (n, d), on the test set.
 
-    RunError, with its name in `names`, for one whose loss is not finite.
+    Args:
+        objective: Objective of the models.
+        model: One model or several.
+        test: Test records.
+        names: Names of the models for errors, one for each model.
+
+    Returns:
+        Metrics by name, for each model.
+
+    Raises:
+        RunError: If the loss of a model is not finite, with its name.
     """
     evaluation = objective.evaluate(model, test)
-    for name, finite in zip(names, torch.isfinite(evaluation.loss).reshape(-1).tolist(), strict=True):
-        if not finite:
+    for name, is_finite in zip(names, torch.isfinite(evaluation.loss).reshape(-1).tolist(), strict=True):
+        if not is_finite:
             raise RunError(f"{name}: the test loss is not finite")
     columns = {name: values.reshape(-1).tolist() for name, values in evaluation.to_metrics().items()}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def evaluation_rounds(rounds: int, evaluations: int) -> frozenset[int]:
-    """`evaluations` rounds evenly spaced over 1 … rounds, the last always among them."""
+    """Return `evaluations` rounds, spaced evenly over 1 … rounds and including the last one."""
     count = min(rounds, evaluations)
-    return frozenset(-(-rounds * (place + 1) // count) for place in range(count))
+    return frozenset(-(-rounds * (index + 1) // count) for index in range(count))
 
 
 class RunObserver:
-    """Receives the events of a run; override the methods you need.  All calls come from one process and thread.
+    """Observer of the events of a run, a base class whose methods do nothing.
 
-    `place` is a cell's number: in `Scenario.points` for observers of a run, in the list of cells for the observer
-    of an engine, and 0 for that of a server, which runs one cell.
+    Override the methods that you need.  All calls come from one process and thread.
+
+    `place` is the number of a cell.  It is an index of `Scenario.points` for the observer of a run, an index of
+    the list of cells for the observer of an engine, and 0 for the observer of a server, which runs one cell.
     """
 
     def fitted(self, fit: FittedNoise) -> None:
-        """Noise was fitted to what some cells publish; called before `started`, once for each such fit."""
+        """Handle a fit of noise to the releases of some cells, before `started` and once for each fit."""
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
-        """The cells at `places` are about to be run, with results in `folder`; finished ones are left out."""
+        """Handle the start of the cells at `places`, without those that are finished already.
+
+        Args:
+            scenario: Scenario of the run.
+            places: Numbers of the cells that are about to be run.
+            folder: Folder of the results.
+        """
 
     def advanced(self, rounds: int) -> None:
-        """So many more rounds, summed over cells, are done."""
+        """Handle the end of `rounds` further rounds, summed over cells."""
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
-        """A cell was evaluated on the test set after round t: test_loss, test_accuracy (a share), … by name."""
+        """Handle an evaluation of a cell on the test set after round t.
+
+        Args:
+            place: Number of the cell.
+            t: Round.
+            metrics: Metrics by name, such as test_loss and test_accuracy (a share).
+        """
 
     def finished(self, place: int, finished: CellOutcome) -> None:
-        """A cell is finished."""
+        """Handle the outcome of a finished cell."""
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
-        """A worker died; the cells it had are run again."""
+        """Handle the death of a worker, whose cells at `places` are run again."""
 
     def notified(self, line: str) -> None:
-        """Something that a person should know of, in one line; nothing failed."""
+        """Handle a message of one line for a person, which is no error."""
 
     def failed(self, error: FedprivError) -> None:
-        """The run failed; the error is also raised to whoever started it."""
+        """Handle the failure of a run, whose error is also raised to the caller of the run."""
 
     def ended(self) -> None:
-        """The run is over: every cell is finished, or it was stopped, or it failed."""
+        """Handle the end of a run: every cell is finished, or the run was stopped, or it failed."""
 
 
 class ObserverGroup(RunObserver):
-    """Several as one; an engine numbers the cells by their place in `places`, and observers hear those."""
+    """Group of observers that receives events as one observer.
+
+    An engine numbers cells by their index in `places`, and the observers get the numbers that are in `places`.
+    """
 
     def __init__(self, places: Sequence[int], observers: Sequence[RunObserver]) -> None:
         self._places, self._observers = places, observers
@@ -203,5 +254,5 @@ class ObserverGroup(RunObserver):
 
 
 def cell_digest(cell: Cell) -> str:
-    """Of everything that decides what a cell computes."""
+    """Return a digest of all values that decide the computation of a cell, 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(cell.canonical_data(), sort_keys=True).encode()).hexdigest()[:32]

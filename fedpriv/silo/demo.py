@@ -1,6 +1,6 @@
-"""Silo folders for a demonstration: to each its own records and a policy, cut from a public data set.
+"""Silo folders for a demonstration, each with records from a public data set and a policy.
 
-A silo of a real deployment has its records already, and its administrator writes the policy.
+A silo of a real deployment has records already, and its administrator writes the policy.
 """
 
 import json
@@ -49,13 +49,26 @@ from fedpriv.silo.shard import key_path, load_or_create_key
 
 
 def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path]:
-    """Write folder/silo-N/guard/shard.npz, or shard.csv, and policy.toml for every silo; the folders written.
+    """Write the records and the policy of every silo.
 
-    A table that says itself which records are for testing stays one: each silo gets its own rows as a CSV file.
+    The files are folder/silo-N/guard/shard.npz, or shard.csv, and policy.toml beside it.
 
-    The shards are those of the simulation, in the order it reads them, so that a deployment without noise equals
-    it.  A policy allows `runs` runs of the whole scenario and nothing wider.  InputError if the scenario is not
-    one federation throughout, or if a shard is there already: its ledger belongs to those very records.
+    A table that says which records are for testing stays a table: each silo gets its own rows as a CSV file.
+
+    The shards are the simulation's, in the order in which it reads them, so that a deployment without noise equals
+    the simulation.  A policy allows `run_count` runs of the whole scenario and nothing wider.
+
+    Args:
+        scenario: Scenario whose cells differ in neither federation nor data.
+        folder: Folder in which the silos' folders are made.
+        run_count: Number of runs of the whole scenario that a budget suffices for.
+
+    Returns:
+        Folders of the guards, by silo.
+
+    Raises:
+        InputError: If the scenario is not one federation throughout, or if a shard exists: its ledger belongs to
+            those very records.
     """
     cells = [point.cell for point in scenario.points]
     first = cells[0]
@@ -64,37 +77,37 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
             f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust or relation; a "
             "deployment has one federation: narrow them with --set"
         )
-    asked = [*map(assume_scaling, cells), *filter(None, map(first_step_cell, cells))]
-    allowances = [run_allowance(cell, load_task(cell)) for cell in asked]
+    run_cells = [*map(assume_scaling, cells), *filter(None, map(first_step_cell, cells))]
+    allowances = [run_allowance(cell, load_task(cell)) for cell in run_cells]
 
-    def budget(each: Iterable[Mapping[str, Any]]) -> float:
-        return math.sqrt(run_count) * math.hypot(*(allowance["budget"] for allowance in each))
+    def budget(run_allowances: Iterable[Mapping[str, Any]]) -> float:
+        return math.sqrt(run_count) * math.hypot(*(allowance["budget"] for allowance in run_allowances))
 
     allow = {
         **allowances[0],
-        "clip": max(each["clip"] for each in allowances),
-        "dimension": max(each["dimension"] for each in allowances),
+        "clip": max(cell_allowance["clip"] for cell_allowance in allowances),
+        "dimension": max(cell_allowance["dimension"] for cell_allowance in allowances),
         "budget": budget(allowances),
     }
-    if memory := max(each.get("memory", 0) for each in allowances):
+    if memory := max(cell_allowance.get("memory", 0) for cell_allowance in allowances):
         allow["memory"] = memory
-    if slack := run_count * sum(exact_decimal(each.get("slack", 0.0)) for each in allowances):
+    if slack := run_count * sum(exact_decimal(cell_allowance.get("slack", 0.0)) for cell_allowance in allowances):
         allow["slack"] = float(slack)
-    if code := sorted({path for each in allowances for path in each.get("models", [])}):
-        allow["models"] = code
+    if model_paths := sorted({path for cell_allowance in allowances for path in cell_allowance.get("models", [])}):
+        allow["models"] = model_paths
     folders = [folder / f"silo-{silo}" / "guard" for silo in range(first.federation.silos)]
     for file in (guard / name for guard in folders for name in ("shard.npz", "shard.csv")):
         if file.exists():
             raise InputError(f"{file} exists, and a ledger may belong to it; give another --out")
     dataset = load(first.data.name, table=first.data.table)
     order, tests, schema = train_indices_of_silos(first), test_indices_of_silos(first), first.data.table_schema
-    evaluated = [evaluation_allowance(assume_scaling(cell), run_count) for cell in cells]
+    evaluation_allowances = [evaluation_allowance(assume_scaling(cell), run_count) for cell in cells]
     evaluation = (
         {}
-        if not evaluated[0]
+        if not evaluation_allowances[0]
         else {
-            "budget": math.hypot(*(each["budget"] for each in evaluated)),
-            "evaluations": max(each["evaluations"] for each in evaluated),
+            "budget": math.hypot(*(cell_allowance["budget"] for cell_allowance in evaluation_allowances)),
+            "evaluations": max(cell_allowance["evaluations"] for cell_allowance in evaluation_allowances),
         }
     )
     for silo, guard in enumerate(folders):
@@ -109,16 +122,17 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         else:
             write_shard(guard / "shard.npz", dataset, order[silo], tests[silo])
             keys, table = {"silo": silo, "classes": dataset.class_count, "shard": "shard.npz"}, None
-        if any(cell.privacy.shares for cell in asked):
-            allow["budget"] = budget(run_allowance(cell, load_task(cell), silo) for cell in asked)
+        if any(cell.privacy.shares for cell in run_cells):
+            allow["budget"] = budget(run_allowance(cell, load_task(cell), silo) for cell in run_cells)
         write_policy(guard / "policy.toml", format_policy({**keys, **state}, allow, table, evaluation))
     return folders
 
 
 def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[str, Any]:
-    """The narrowest [allow] of a policy under which one run of `cell` is answered by `silo`, or by every silo.
+    """Return the narrowest [allow] with which `silo`, or every silo if None, answers one run of `cell`.
 
-    InputError if it is answered under none.
+    Raises:
+        InputError: If no policy allows the run.
     """
     if (reason := why_unaccountable(cell)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
@@ -143,23 +157,30 @@ def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict
 
 
 def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
-    """Bytes that a round takes of the silo that needs most, training or evaluating; see `taken_by`."""
+    """Return the memory of a round in bytes, rounded up to whole MiB, for the silo that needs most.
+
+    Rounds of training and evaluations are compared (`round_memory`).
+    """
     silos, features = range(cell.federation.silos), math.prod(task.test.features.shape[1:])
-    held = [
+    record_counts = [
         size * cell.schedule.batches_per_silo * cell.privacy.protected_unit.max_records
         for size in plan.batch_sizes
     ]
-    needs = [round_memory(plan, silo, held[silo], features) for silo in silos]
+    byte_counts = [round_memory(plan, silo, record_counts[silo], features) for silo in silos]
     if (
-        asked := make_evaluation_plan(cell, task.objective, for_release=True)
+        evaluation := make_evaluation_plan(cell, task.objective, for_release=True)
     ) is not None and cell.evaluation is not None:
         tests = cell.evaluation.records_per_silo(cell.federation.silos)
-        needs += [round_memory(asked.plan, silo, tests[silo], features) for silo in silos]
-    return -(-max(needs) // MIB) * MIB
+        byte_counts += [round_memory(evaluation.plan, silo, tests[silo], features) for silo in silos]
+    return -(-max(byte_counts) // MIB) * MIB
 
 
 def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, float]:
-    """The largest target of `silos`; for records that take part in secret the most that one of them is charged."""
+    """Return the narrowest budget and slack of `silos` for one run of `cell`.
+
+    The budget is the largest target μ of these silos.  For records that take part in secret it is the largest
+    charge of one of them.
+    """
     targets = cell.target_mus or ()
     if not cell.schedule.secret:
         return {"budget": max(targets[silo] for silo in silos)}
@@ -168,13 +189,14 @@ def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, fl
     prices = [
         price_curve(plan, stream.guarantee, silo).price_at(SLACK_PER_RUN) for silo, stream in streams.items()
     ]
-    return {"budget": max(each.mu for each in prices if each is not None), "slack": SLACK_PER_RUN}
+    return {"budget": max(price.mu for price in prices if price is not None), "slack": SLACK_PER_RUN}
 
 
 def evaluation_allowance(cell: Cell, run_count: int = 1) -> dict[str, Any]:
-    """The narrowest [evaluation] of a policy under which `runs` runs of `cell` evaluate; empty if none does.
+    """Return the narrowest [evaluation] for `run_count` runs of `cell`, or {} without evaluations.
 
-    InputError if no policy allows it.
+    Raises:
+        InputError: If no policy allows the evaluations, because they have no noise.
     """
     if make_evaluation_plan(cell, load_task(cell).objective, for_release=True) is None:
         return {}
@@ -189,7 +211,14 @@ def evaluation_allowance(cell: Cell, run_count: int = 1) -> dict[str, Any]:
 def write_shard(
     path: Path, dataset: Dataset, records: NDArray[np.int64], test_records: NDArray[np.int64] | None = None
 ) -> None:
-    """Training records of these numbers, in this order, and `tests`, as a shard that its owner alone may read."""
+    """Write training and test records as a shard that only its owner may read.
+
+    Args:
+        path: File of the shard, .npz.
+        dataset: Data set of the records.
+        records: Indices of the training records, in the order of the shard.
+        test_records: Indices of the test records, or None without any.
+    """
     arrays = _shard_arrays("", dataset.train_images[records], dataset.train_labels[records])
     if dataset.persons is not None:
         arrays["persons"] = dataset.persons[records]
@@ -200,28 +229,38 @@ def write_shard(
     load_or_create_key(key_path(path))
 
 
-def _shard_arrays(part: str, images: NDArray[Any], labels: NDArray[Any]) -> dict[str, Any]:
-    """The arrays of a part of a shard; `counts` where some records only keep a place."""
+def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> dict[str, Any]:
+    """Return the arrays of a split of a shard, with `counts` if some rows are dummy records."""
     kind, counts = "images" if images.dtype == np.uint8 else "features", counted_mask(labels)
-    known = labels.copy()
-    known[~counts] = 0
-    told = {} if counts.all() else {f"{part}counts": counts}
-    return {f"{part}{kind}": images, f"{part}labels": known, **told}
+    known_labels = labels.copy()
+    known_labels[~counts] = 0
+    count_arrays = {} if counts.all() else {f"{prefix}counts": counts}
+    return {f"{prefix}{kind}": images, f"{prefix}labels": known_labels, **count_arrays}
 
 
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
-    """The training records of these numbers as rows of a CSV file, in this order, then the site's other rows."""
+    """Write training records of a silo, then other rows of its site, as a CSV file.
+
+    Args:
+        path: File of the shard, .csv.
+        cell: Cell whose data section describes the table.
+        dataset: Data set with the row indices of the table.
+        silo: Number of the silo.
+        records: Indices of the training records.
+    """
     assert dataset.row_indices is not None
     (train, test), sites = dataset.row_indices, dataset.sites if cell.data.partition == "site" else None
-    own = test[:0] if sites is None else test[sites.test == silo]
-    others = np.setdiff1d(own, train[records])
+    test_rows = test[:0] if sites is None else test[sites.test == silo]
+    other_rows = np.setdiff1d(test_rows, train[records])
     with private_umask():
-        write_rows(read_raw_table(table_path(cell.data.name)), [*train[records].tolist(), *others.tolist()], path)
+        write_rows(
+            read_raw_table(table_path(cell.data.name)), [*train[records].tolist(), *other_rows.tolist()], path
+        )
     load_or_create_key(key_path(path))
 
 
 def write_policy(path: Path, text: str) -> None:
-    """A policy file that its owner alone may write: a guard refuses any other."""
+    """Write a policy file that only its owner may write, since a guard refuses any other."""
     path.write_text(text, encoding="utf-8")
     revoke_write_access(path)
 
@@ -232,17 +271,20 @@ def format_policy(
     table: TableSchema | None = None,
     evaluation: Mapping[str, object] | None = None,
 ) -> str:
-    """A policy file of these keys, this [allow], for a table what is public about it, and an [evaluation]."""
-    described = "" if table is None else f"{format_schema_toml(table, 'table')}\n"
-    evaluated = f"\n[evaluation]\n{format_toml(evaluation)}" if evaluation else ""
-    return f"{format_toml(keys)}\n{described}[allow]\n{format_toml(allow)}{evaluated}"
+    """Format a policy file of `keys`, [allow], the public description of a table, and [evaluation]."""
+    table_section = "" if table is None else f"{format_schema_toml(table, 'table')}\n"
+    evaluation_section = f"\n[evaluation]\n{format_toml(evaluation)}" if evaluation else ""
+    return f"{format_toml(keys)}\n{table_section}[allow]\n{format_toml(allow)}{evaluation_section}"
 
 
 def format_toml(keys: Mapping[str, object]) -> str:
-    """Write a line for every key: JSON of numbers, texts, truth values and lists is TOML."""
+    """Format a line of TOML for every key.
+
+    The JSON text of numbers, strings, truth values and lists is TOML, too.
+    """
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
 
 
 def _federation_key(cell: Cell) -> tuple[object, ...]:
-    of_tests = cell.evaluation and cell.evaluation.records
-    return cell.data, cell.federation, cell.seed, cell.algorithm.trust, cell.privacy.relation, of_tests
+    test_records = cell.evaluation and cell.evaluation.records
+    return cell.data, cell.federation, cell.seed, cell.algorithm.trust, cell.privacy.relation, test_records

@@ -1,9 +1,11 @@
-"""Policy of a silo, in a file of its own: no server and no scenario can widen it.
+"""Policy of a silo: file that bounds every run, which no server and no scenario can widen.
 
-The file to start from has every key with what it means, made from the keys themselves.  Files that a guard relies
-on (policy, records, keys and ledger) are refused where users other than the guard's own may write them.
+`write_template` writes a policy file to start from.  It has every key with its description, made from the fields
+of the models here.  Files that a guard relies on (policy, records, keys and ledger) are refused if users other
+than the guard's own may write them.
 
-Prices of a silo's part in a plan: the stream that is charged, and its cost to a lifetime budget.
+`charged_stream`, `price_curve` and `possible_prices` compute the price of one silo's part in a plan: the stream
+that is charged, and its cost to a lifetime budget.
 """
 
 import json
@@ -55,7 +57,10 @@ class PriceCurve:
     def price_at(self, slack: float) -> Price:
         """Return the price at a slack, or None for a run without noise, which exceeds every budget.
 
-        A guarantee that is a μ needs no slack and ignores it.  InputError if another one needs more slack.
+        A guarantee that is a μ needs no slack and ignores `slack`.
+
+        Raises:
+            InputError: If another guarantee needs more slack.
         """
         if self.guarantee is None:
             return None
@@ -91,7 +96,7 @@ def charged_stream(plan: Plan, silo: int, trust: Trust, allowed_trust: Trust) ->
         return make_silo_stream(plan, silo, plan.schedule.rounds)
     (stream,) = make_release_streams(
         plan, plan.schedule.rounds
-    )  # a server's noisy means, or sums of masked messages
+    )  # noisy means of a server, or sums of masked messages
     return stream
 
 
@@ -108,7 +113,8 @@ def price_curve(plan: Plan, guarantee: Guarantee | None, silo: int) -> PriceCurv
 def possible_prices(plan: Plan, silo: int, slack: float) -> list[Price]:
     """Return the possible prices of a silo's part in a plan at a slack.
 
-    The first is that of the silo's own messages.  If the run has one release for all silos, its price follows.
+    The first price is the price of the silo's own messages.  If the run has one release for all silos, the price
+    of that release follows.
     """
     releases = make_release_streams(plan, plan.schedule.rounds)
     streams = [make_silo_stream(plan, silo, plan.schedule.rounds), *(releases if len(releases) == 1 else ())]
@@ -117,63 +123,74 @@ def possible_prices(plan: Plan, silo: int, slack: float) -> list[Price]:
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MAX_LINKS = 40
-"""On the way to a file, as Linux follows them."""
+"""Most symbolic links that are followed on the way to a file, as in Linux."""
 
 
 def check_writers(files: Iterable[Path]) -> None:
-    """InputError for a file, or a folder that it is in, that group or others may write; what is not there passes.
+    """Check that group and others may write neither files nor the folders that lead to them.
 
-    A folder with the sticky bit passes, as /tmp has it: there nobody renames or removes what is another's.  Modes
-    count whoever the owner is, root too.
+    Files that do not exist pass.  A folder with the sticky bit, such as /tmp, passes: there a user can neither
+    rename nor remove files of other users.  Modes are checked whoever the owner is, root too.
 
     Guarantee: at the time of the check nobody but root and the owners of the files, and of all folders above them,
-    can replace what a guard starts from; and a group that may write a folder further up, as some systems have it.
+    can replace the files from which a guard starts; with one exception, a group that may write a folder further
+    up, as on some systems.
+
+    Raises:
+        InputError: If group or others may write a file or its folder, or others a folder further up.
     """
     for file in files:
-        for each, parent in _folders_on_path(file):
+        for path, is_further_up in _folders_on_path(file):
             try:
-                mode = each.stat().st_mode
-            except OSError:  # whoever reads it says so
+                mode = path.stat().st_mode
+            except OSError:  # reported by the code that reads the file
                 continue
-            if mode & (stat.S_IWOTH if parent else _OTHERS_MAY_WRITE) and not (
+            if mode & (stat.S_IWOTH if is_further_up else _OTHERS_MAY_WRITE) and not (
                 stat.S_ISDIR(mode) and mode & stat.S_ISVTX
             ):
                 raise InputError(
-                    f"{each}: mode {stat.S_IMODE(mode):04o}, not only its owner may write it, and so change what "
-                    f"this silo allows or releases; chmod go-w {each}"
+                    f"{path}: mode {stat.S_IMODE(mode):04o}, not only its owner may write it, and so change what "
+                    f"this silo allows or releases; chmod go-w {path}"
                 )
 
 
 def _folders_on_path(file: Path) -> Iterator[tuple[Path, bool]]:
-    """The file that a path leads to and every folder on the way, and whether it is further up than what decides.
+    """Iterate over a file and the folders that lead to it, with whether a folder is only further up.
 
-    The folder of the file decides, and so does that of every link on the way: there the link can be exchanged.
+    The folder of the file is not "further up", nor is the folder of any link on the way, because the link can be
+    replaced there.
     """
-    here, left, links = Path("/"), list(reversed(file.absolute().parts[1:])), 0
-    decides: dict[Path, bool] = {}
-    while left:
-        name = left.pop()
+    folder, parts, link_count = Path("/"), list(reversed(file.absolute().parts[1:])), 0
+    is_deciding: dict[Path, bool] = {}
+    while parts:
+        name = parts.pop()
         if name == "..":
-            here = here.parent
+            folder = folder.parent
             continue
-        decides.setdefault(here, False)
-        if os.path.islink(here / name) and (links := links + 1) <= _MAX_LINKS:
-            decides[here] = True
-            target = (here / name).readlink()
-            here = Path("/") if target.is_absolute() else here
-            left += reversed([part for part in target.parts if part != "/"])
+        is_deciding.setdefault(folder, False)
+        if os.path.islink(folder / name) and (link_count := link_count + 1) <= _MAX_LINKS:
+            is_deciding[folder] = True
+            target = (folder / name).readlink()
+            folder = Path("/") if target.is_absolute() else folder
+            parts += reversed([part for part in target.parts if part != "/"])
         else:
-            here = here / name
-    decides |= {here.parent: True, here: True}
-    for place in reversed(decides):
-        yield place, not decides[place]
+            folder = folder / name
+    is_deciding |= {folder.parent: True, folder: True}
+    for path in reversed(is_deciding):
+        yield path, not is_deciding[path]
 
 
 def check_readers(file: Path) -> None:
-    """InputError for records that others than their owner may read; a file that is not there passes."""
+    """Check that only the owner of a file of records may read it.
+
+    A file that does not exist passes.
+
+    Raises:
+        InputError: If group or others have any permission.
+    """
     try:
         mode = file.stat().st_mode
-    except OSError:  # whoever reads it says so
+    except OSError:  # reported by the code that reads the file
         return
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(f"{file}: mode {stat.S_IMODE(mode):04o}, others can read these records; chmod 600 {file}")
@@ -181,23 +198,26 @@ def check_readers(file: Path) -> None:
 
 @contextmanager
 def private_umask() -> Iterator[None]:
-    """Files that are made inside are their owner's alone, whatever the umask is."""
-    before = os.umask(0o077)
+    """Set a umask under which new files are private to their owner, whatever the umask was."""
+    umask = os.umask(0o077)
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(umask)
 
 
 def make_own_folder(path: Path, mode: int = 0o755) -> None:
-    """Make a folder and those above it that are not there: nobody else may write them, whatever the umask is."""
+    """Create a folder and its missing parents.
+
+    Of missing parents the mode is 0755 as far as the umask permits, so that only their owner may write them.
+    """
     if not path.is_dir():
         make_own_folder(path.parent)
         path.mkdir(mode, exist_ok=True)
 
 
 def revoke_write_access(path: Path) -> None:
-    """Take the right to write from group and others, whatever the umask was when `path` was made."""
+    """Remove the write permission of group and others, whatever the umask was when `path` was made."""
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_OTHERS_MAY_WRITE)
 
 
@@ -205,7 +225,7 @@ SLACK_PER_RUN = 1e-8
 
 
 class RunLimits(BaseModel):
-    """[allow]: bounds on every run that is answered, and on all of them together."""
+    """Section [allow]: bounds on every run that is answered, and on all of them together."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -283,9 +303,9 @@ class RunLimits(BaseModel):
 
 
 class EvaluationLimits(BaseModel):
-    """[evaluation]: bounds on evaluations, which read the silo's own test records and nothing else.
+    """Section [evaluation]: bounds on evaluations, which read the silo's test records and nothing else.
 
-    What [allow] says of trust, relation, queries, models and time holds for them too.
+    The bounds of [allow] on trust, relation, queries, models and time hold for evaluations too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -299,9 +319,9 @@ class EvaluationLimits(BaseModel):
 
 
 class Policy(BaseModel):
-    """A silo's policy file; paths are taken from the folder of the file.
+    """Policy file of a silo, with paths relative to the folder of the file.
 
-    There is no key for a seed: noise that is released is keyed by the operating system.
+    No key sets a seed, because the noise of releases is keyed by the operating system.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -339,7 +359,7 @@ class Policy(BaseModel):
 
     @model_validator(mode="after")
     def _check_table(self) -> Self:
-        """A silo's own words on how its records are read: a scenario that has others is refused."""
+        """Check the keys that say how the silo's records are read, which a scenario cannot change."""
         refuse(
             {
                 f"shard = {str(self.shard)!r}: a .csv or .parquet file needs [table], and no other has it": (
@@ -360,7 +380,10 @@ class Policy(BaseModel):
 
     @model_validator(mode="after")
     def _check_share_count(self) -> Self:
-        """A share of the noise is 1/√M of it: with a server's own M it could be next to nothing."""
+        """Check that the number of silos that share the noise is fixed by the policy.
+
+        A share of the noise is 1/√M of it for M silos.  If the server chose M, the share could be next to nothing.
+        """
         if self.allow.trust == "secure-aggregation" and self.allow.silos is None and self.peers is None:
             raise ValueError(
                 'allow.trust = "secure-aggregation" needs allow.silos, the number of silos that share the noise, '
@@ -370,26 +393,26 @@ class Policy(BaseModel):
 
     @property
     def class_count(self) -> int:
-        """0 for real numbers."""
+        """Number of classes, or 0 for real numbers."""
         if self.table is not None:
             return self.table.class_count
         assert self.classes is not None
         return self.classes
 
     def import_extensions(self) -> None:
-        """Import what the policy lists, and the add-ons whose runs it allows.
+        """Import the modules that the policy lists, and the add-ons whose runs it allows.
 
         Raises:
-            InputError: a module fails, none of them adds a row that is listed, or an add-on is not there.
+            InputError: If a module fails, no module adds a row that is listed, or an add-on is not installed.
         """
         allow = self.allow
         for name in filter(
             partial(getattr, allow), ADD_ON_PARTS["model"]
-        ):  # a key of [allow] has an add-on's name
+        ):  # A key of [allow] has an add-on's name.
             for kind in ("model", "guard"):
                 load_add_on_part(kind, name)
         if self.evaluation is not None:
-            load_add_on_parts("evaluation")  # as far as they are there: loss and accuracy need none
+            load_add_on_parts("evaluation")  # Add-ons are optional here: loss and accuracy need none.
         for module in allow.extensions:
             import_module(module, "allow.extensions")
         for key, names, table in (
@@ -400,30 +423,37 @@ class Policy(BaseModel):
                 raise InputError(f"allow.{key}: {unknown[0]!r} is added by none of allow.extensions")
 
     def load_shard(self) -> Shard:
-        """The silo's records; InputError, in one line, if they cannot be used."""
+        """Load the silo's records.
+
+        Raises:
+            InputError: If they cannot be used, with a message of one line.
+        """
         if self.table is not None:
             return load_table_shard(self.shard, self.table, self.silo)
         return load_shard(self.shard, self.class_count)
 
     @property
     def test_policy(self) -> "Policy | None":
-        """The policy by which evaluations are answered, with a ledger of its own; None if none are.
+        """Policy for evaluations, with a separate ledger, or None if no evaluation is answered.
 
         Guarantee: training and evaluation share no budget, no ledger and no record.
         """
-        if (asked := self.evaluation) is None:
+        if (limits := self.evaluation) is None:
             return None
-        allow = {"budget": asked.budget, "runs": asked.runs, "slack": 0.0}
-        allow |= {"clip": MAX_CLIP, "least_clip": MIN_CLIP}  # the program's own, none of a scenario
+        allow = {"budget": limits.budget, "runs": limits.runs, "slack": 0.0}
+        allow |= {
+            "clip": MAX_CLIP,
+            "least_clip": MIN_CLIP,
+        }  # The program sets the clips of evaluations, not a scenario.
         ledger, mark = (
             path and path.with_name(f"{path.stem}-tests{path.suffix}") for path in (self.ledger, self.mark)
         )
-        given = {"ledger": ledger, "mark": mark, "allow": self.allow.model_copy(update=allow)}
-        return self.model_copy(update=given)
+        values = {"ledger": ledger, "mark": mark, "allow": self.allow.model_copy(update=allow)}
+        return self.model_copy(update=values)
 
     @property
     def mark_path(self) -> Path:
-        """Where the ledger's mark is."""
+        """Path of the ledger's rollback mark."""
         return self.mark or self.ledger.with_name(self.ledger.name + ".mark")
 
     @property
@@ -433,11 +463,14 @@ class Policy(BaseModel):
 
 
 def read_policy(path: Path) -> Policy:
-    """Read and validate a policy file; InputError with one line if it cannot be used.
+    """Read and validate a policy file.
 
-    Guarantee: refused where others than its owner may write the policy, the records with their key, the ledger
-    with its mark, the identity or the peers, or a folder of theirs, or a folder of a link that leads to them; and
-    where others may read the records.
+    Guarantee: the policy is refused if others than its owner may write the policy, the records with their key, the
+    ledger with its mark, the identity or the peers, or a folder of these files, or a folder of a link that leads
+    to them; and if others may read the records.
+
+    Raises:
+        InputError: If the file cannot be used, with a message of one line.
     """
     check_writers([path])
     try:
@@ -452,20 +485,27 @@ def read_policy(path: Path) -> Policy:
         policy = Policy.model_validate(tree)
     except ValidationError as error:
         raise InputError(f"{path}: {format_validation_error(error, Policy)}") from None
-    here = path.resolve().parent
+    folder = path.resolve().parent
     files = ("shard", "ledger", "mark", "socket", "identity", "peers")
-    given = {name: here / getattr(policy, name) for name in files if getattr(policy, name) is not None}
-    found = policy.model_copy(update=given)
-    relied_on = [found.shard, found.shard_key, found.ledger, found.mark_path, found.identity, found.peers]
-    if (tests := found.test_policy) is not None:
-        relied_on += [tests.ledger, tests.mark_path]
-    check_writers(file for file in relied_on if file is not None)
-    check_readers(found.shard)
-    return found
+    paths = {name: folder / getattr(policy, name) for name in files if getattr(policy, name) is not None}
+    resolved_policy = policy.model_copy(update=paths)
+    trusted_files = [
+        resolved_policy.shard,
+        resolved_policy.shard_key,
+        resolved_policy.ledger,
+        resolved_policy.mark_path,
+        resolved_policy.identity,
+        resolved_policy.peers,
+    ]
+    if (test_policy := resolved_policy.test_policy) is not None:
+        trusted_files += [test_policy.ledger, test_policy.mark_path]
+    check_writers(file for file in trusted_files if file is not None)
+    check_readers(resolved_policy.shard)
+    return resolved_policy
 
 
 def why_unaccountable(cell: Cell) -> str | None:
-    """Why no policy allows any run of `cell`, whatever its budget; None if some policy can."""
+    """Return why no policy allows any run of `cell`, whatever its budget, or None if some policy can."""
     reasons = {
         f"trust = {cell.algorithm.trust!r} broadcasts what is not private": (
             not TRUSTED.covers(cell.algorithm.trust_setting)
@@ -479,12 +519,15 @@ def why_unaccountable(cell: Cell) -> str | None:
 
 
 def why_assumption_refused(plan: Plan) -> str | None:
-    """Why no policy allows a plan whose sensitivity presumes more of the loss than that increments are clipped."""
+    """Return why no policy allows a plan, or None if some policy can.
+
+    A plan is refused if its sensitivity assumes more of the loss than clipped increments.
+    """
     if plan.mechanism.assumption is None:
         return None
-    assumed = plan.mechanism.assumption.rstrip(".")
+    premise = plan.mechanism.assumption.rstrip(".")
     return (
-        f"{assumed[0].lower()}{assumed[1:]}; floating point keeps to no such thing: use an algorithm that clips "
+        f"{premise[0].lower()}{premise[1:]}; floating point keeps to no such thing: use an algorithm that clips "
         "every part, such as momentum-tree-aligned with difference_clip and residual_clip"
     )
 
@@ -500,12 +543,16 @@ _EXAMPLE_VALUES: dict[str, object] = {
     "rounds": 100,
     "budget": 1.0,
 }
-"""Of keys that a policy over images needs: a value to be replaced."""
+"""Example values, to be replaced, of the keys that a policy over images needs."""
 _WIDTH = 100
 
 
 def write_template(path: Path) -> None:
-    """Write a policy file to be edited; InputError if there is a file."""
+    """Write a policy file to be edited.
+
+    Raises:
+        InputError: If the file exists or cannot be written.
+    """
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(format_template())
@@ -517,11 +564,11 @@ def write_template(path: Path) -> None:
 
 
 def format_template() -> str:
-    """Keys that have to be chosen have an example, the others are commented out at their default."""
-    evaluated = "".join(
+    """Format a policy file with examples for required keys and comments with defaults for the others."""
+    evaluation_section = "".join(
         f"# {line}\n" for line in ["[evaluation]", *_format_section(EvaluationLimits).splitlines()]
     )
-    return f"{_format_section(Policy)}\n[allow]\n{_format_section(RunLimits)}\n{evaluated}"
+    return f"{_format_section(Policy)}\n[allow]\n{_format_section(RunLimits)}\n{evaluation_section}"
 
 
 def _format_section(model: type[BaseModel]) -> str:

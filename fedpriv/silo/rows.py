@@ -1,15 +1,18 @@
-"""The SQLite file of a ledger: its tables, the check of all its rows, and what is wiped of it.
+"""SQLite file of a ledger: its tables, the check of all rows, and the wiping of values.
 
-    about    one row: the ledger's own name, the one it was begun with, the fingerprint of the records it is for
-             under a key that lies beside them, how many commits it has had and the head of their chain
-    runs     one row a run: its scenario, its price (μ, and the probability with which it may fail), the commits
-             that opened and ended it, its key and its state (both wiped when the run is over)
-    answers  one row a round: a digest of the query, and the bytes of the reply; without a reply, what may have
-             been looked at, and can be answered for that query only.  Of a run that is over digests are left, and
-             the reply to its last round, which a server that was killed may have to ask for again
+* `about` has one row: the names of the ledger, now and at first; the fingerprint of the records under a key that
+  lies beside the records; the number of commits and the head of their chain.
+* `runs` has one row a run: its scenario; its price, μ and the probability with which it may fail; the commits that
+  opened and ended the run; its key and its state, both wiped when the run is over.
+* `answers` has one row a round: a digest of the query, and the bytes of the reply.
 
-`seal`, `entry`, `replied` and `after` are digests of the chain (fedpriv/silo/chain.py): of the key, of what was
-charged, of the reply under `blind`, of the state after it; `head` is the chain's with this answer.
+An answer without a reply is a round whose records may have been read, and which can be answered for that query
+only. For a run that is over, digests and the reply to the last round are kept.  A server that was killed may have
+to ask for that reply again.
+
+`seal`, `entry`, `replied` and `after` are digests of the chain (fedpriv/silo/chain.py).  They are digests of the
+key, of the charge, of the reply under `blind`, and of the state after the reply.  `head` is the head of the chain
+with this answer.
 """
 
 import hashlib
@@ -56,19 +59,22 @@ _TABLES = (
     "CREATE INDEX told ON answers (answered)",
 )
 UNKEYED_VERSION, LEDGER_VERSION = 2, 3
-"""PRAGMA user_version of a ledger of fedpriv 0.3.0, whose fingerprint is under no key, and of one of today."""
+"""PRAGMA user_version of a ledger of fedpriv 0.3.0, without a key, and of a current ledger.
+
+The fingerprint in a ledger of fedpriv 0.3.0 is not computed under a key.
+"""
 BACKUP_OFFSET = 100
-"""What user_version of a copy without keys and replies is beyond that of its ledger."""
+"""Difference between the user_version of a backup, without keys and replies, and that of its ledger."""
 _HOT_JOURNAL_HEADER = bytes.fromhex("d9d505f920a163d7")
-"""What a journal begins with that SQLite has not done with: of a commit that is being made, or was cut short."""
+"""First bytes of a journal that SQLite still needs, for a commit in progress or interrupted."""
 MAX_RUNS_WITH_REPLY = 8
-"""Runs that ended last, whose last reply is kept."""
+"""Number of the runs that ended last whose last reply is kept."""
 _DROP_BATCH_SIZE = 64
-"""Replies that are dropped in one go: what SQLite's journal holds of them."""
+"""Most replies that are dropped in one transaction, which bounds their pages in SQLite's journal."""
 
 
 class RunRow(NamedTuple):
-    """A run that was opened: its scenario as canonical JSON, its price, and its key and state while it lasts."""
+    """Row of a run: scenario as canonical JSON, price, and key and state until the run is over."""
 
     cell: str
     mu: float
@@ -78,16 +84,16 @@ class RunRow(NamedTuple):
 
 
 class AnswerRow(NamedTuple):
-    """A round that was asked: the digest of its query, the bytes that were replied, and whether any were."""
+    """Row of a round: digest of its query, bytes of its reply, and whether it was answered."""
 
     query_digest: bytes
     reply: bytes | None
-    """None before there is one, and when it is not kept any more."""
+    """Bytes of the reply, or None before there is one and after it was dropped."""
     is_answered: bool
 
 
 class LedgerHeader(NamedTuple):
-    """The first row of a ledger."""
+    """Only row of the table `about`."""
 
     ledger_name: str
     fingerprint: bytes
@@ -96,7 +102,7 @@ class LedgerHeader(NamedTuple):
 
 
 def connect_database(path: Path) -> sqlite3.Connection:
-    """The database, with what the guarantees need."""
+    """Connect to the database, with the settings on which the guarantees of a ledger depend."""
     database = sqlite3.connect(path, isolation_level=None)
     for setting in ("synchronous = FULL", "secure_delete = ON", "journal_mode = PERSIST", "temp_store = MEMORY"):
         database.execute(f"PRAGMA {setting}")
@@ -104,43 +110,53 @@ def connect_database(path: Path) -> sqlite3.Connection:
 
 
 def create_tables(database: sqlite3.Connection, schema: str = "main", version: int = LEDGER_VERSION) -> None:
-    """Make the empty tables of a ledger."""
+    """Create the empty tables of a ledger."""
     for table in _TABLES:
         database.execute(table.replace("TABLE ", f"TABLE {schema}.").replace("INDEX ", f"INDEX {schema}."))
     database.execute(f"PRAGMA {schema}.user_version = {version}")
 
 
 def read_header(database: sqlite3.Connection) -> LedgerHeader:
-    """TypeError or ValueError where there is no such row."""
+    """Read the header of a ledger.
+
+    Raises:
+        TypeError: If the table has no row.
+        ValueError: If the row has other columns.
+    """
     name, begun_as, shard, *commit = database.execute("SELECT * FROM about").fetchone()
     return LedgerHeader(name, shard, begun_as, Commit(*commit))
 
 
 def last_state_digest(database: sqlite3.Connection, run_id: str) -> bytes:
-    """The digest of the state after the last round that was answered; b"" before the first."""
-    found = database.execute(
+    """Return the digest of the state after the last answered round, or b"" before the first."""
+    row = database.execute(
         "SELECT after FROM answers WHERE run_id = ? AND answered IS NOT NULL ORDER BY t DESC LIMIT 1", (run_id,)
     ).fetchone()
-    return b"" if found is None else bytes(found[0])
+    return b"" if row is None else bytes(row[0])
 
 
 def check_rows(database: sqlite3.Connection, *, keyless: bool = False) -> None:
-    """ValueError, or whatever else damaged rows lead to, unless they give the chain.
+    """Check that all rows reproduce the chain of commits.
 
-    The rows of a copy are `keyless`.
+    Args:
+        database: Database of a ledger or of a backup.
+        keyless: Whether keys, states and replies are missing, as in a backup.
+
+    Raises:
+        ValueError: If the rows do not reproduce the chain.  Damaged rows can cause other exceptions.
     """
     require(database.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
-    written = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
-    require(written == [(table,) for table in _TABLES])
+    statements = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
+    require(statements == [(table,) for table in _TABLES])
     entries, heads = _collect_entries(database, keyless=keyless)
-    about = read_header(database)
-    head = chain.first_head(about.original_name, about.fingerprint)
-    for number in range(1, about.commit.number + 1):
+    header = read_header(database)
+    head = chain.first_head(header.original_name, header.fingerprint)
+    for number in range(1, header.commit.number + 1):
         if number in heads:
-            made, kept = heads[number]
-            require(chain.next_head(head, number, [made]) == kept)
+            entry, stored_head = heads[number]
+            require(chain.next_head(head, number, [entry]) == stored_head)
         head = chain.next_head(head, number, entries.pop(number))
-    require(not entries and head == about.commit.head)
+    require(not entries and head == header.commit.head)
 
 
 def bind_rows(
@@ -149,30 +165,37 @@ def bind_rows(
     key: bytes,
     new_mus: Mapping[str, float] = MappingProxyType({}),
 ) -> bytes:
-    """Chain the commits of checked rows again, from this fingerprint under this key; the last head.
+    """Chain the commits of checked rows again, from a fingerprint under a new key.
 
-    `prices` are other μ for some of the runs.
+    Guarantee: nothing that remains was made from the former fingerprint, and the rows that remain once the runs
+    are over do not reproduce the former heads, because the seal of the first run was part of all of them.
 
-    Guarantee: nothing that is left was made from the fingerprint before, and what is left once the runs are over
-    does not give the heads before again: the seal of the first run was part of them all.
+    Args:
+        database: Database whose rows were checked.
+        fingerprint: New fingerprint of the records.
+        key: Key of the fingerprint.
+        new_mus: By run, a μ that replaces the charged one.
+
+    Returns:
+        New head of the chain.
     """
-    of_runs = "SELECT run_id, cell, mu, slack, seal, key FROM runs"
-    for run_id, cell, charged, slack, seal, own in database.execute(of_runs).fetchall():
-        other, mu = chain.reseal(seal, own, key), new_mus.get(run_id, charged)
-        entry = chain.opening_entry(run_id, cell, mu, slack, other).digest
-        changed = "UPDATE runs SET mu = ?, seal = ?, entry = ? WHERE run_id = ?"
-        database.execute(changed, (mu, other, entry, run_id))
+    select = "SELECT run_id, cell, mu, slack, seal, key FROM runs"
+    for run_id, cell, charged_mu, slack, seal, run_key in database.execute(select).fetchall():
+        new_seal, mu = chain.reseal(seal, run_key, key), new_mus.get(run_id, charged_mu)
+        entry = chain.opening_entry(run_id, cell, mu, slack, new_seal).digest
+        update = "UPDATE runs SET mu = ?, seal = ?, entry = ? WHERE run_id = ?"
+        database.execute(update, (mu, new_seal, entry, run_id))
     entries, heads = _collect_entries(database, keyless=True)
-    about = read_header(database)
-    head = chain.first_head(about.original_name, fingerprint)
-    for number in range(1, about.commit.number + 1):
+    header = read_header(database)
+    head = chain.first_head(header.original_name, fingerprint)
+    for number in range(1, header.commit.number + 1):
         if number in heads:
-            after = chain.next_head(head, number, [heads[number][0]])
-            database.execute("UPDATE answers SET head = ? WHERE answered = ?", (after, number))
+            answer_head = chain.next_head(head, number, [heads[number][0]])
+            database.execute("UPDATE answers SET head = ? WHERE answered = ?", (answer_head, number))
         head = chain.next_head(head, number, entries[number])
     database.execute(
         "UPDATE about SET name = ?, shard = ?, head = ?",
-        (chain.converted_name(about.ledger_name), fingerprint, head),
+        (chain.converted_name(header.ledger_name), fingerprint, head),
     )
     return head
 
@@ -180,36 +203,47 @@ def bind_rows(
 def _collect_entries(
     database: sqlite3.Connection, *, keyless: bool
 ) -> tuple[dict[int, list[chain.ChainEntry]], dict[int, tuple[chain.ChainEntry, bytes]]]:
-    """The entries of every commit, and of those with an answer that entry and the head that is stored with it."""
+    """Collect the entries of every commit, and for commits with a reply its entry and the stored head."""
     entries = defaultdict[int, list[chain.ChainEntry]](list)
-    for run_id, cell, mu, slack, opened, over, seal, entry, key, state in database.execute("SELECT * FROM runs"):
-        made = chain.opening_entry(run_id, cell, mu, slack, seal)
-        require(made.digest == entry)
-        entries[opened].append(made)
-        if over is not None:
+    for run_id, cell, mu, slack, opening_commit, ending_commit, seal, entry_digest, key, state in database.execute(
+        "SELECT * FROM runs"
+    ):
+        chain_entry = chain.opening_entry(run_id, cell, mu, slack, seal)
+        require(chain_entry.digest == entry_digest)
+        entries[opening_commit].append(chain_entry)
+        if ending_commit is not None:
             require(key is None and state is None)
-            entries[over].append(chain.ending_entry(run_id))
+            entries[ending_commit].append(chain.ending_entry(run_id))
         elif not keyless:
             require(
                 chain.is_seal_of(seal, key)
                 and chain.digest_state(key, state) == last_state_digest(database, run_id)
             )
     heads = dict[int, tuple[chain.ChainEntry, bytes]]()
-    for run_id, t, query, asked, answered, replied, after, head, blind, reply in database.execute(
-        "SELECT * FROM answers"
-    ):
-        entries[asked].append(chain.query_entry(run_id, t, query))
-        if answered is None:
-            require((replied, after, head, blind, reply) == (None,) * 5)
+    for (
+        run_id,
+        t,
+        query,
+        query_commit,
+        reply_commit,
+        reply_digest,
+        state_digest,
+        head,
+        blind,
+        reply,
+    ) in database.execute("SELECT * FROM answers"):
+        entries[query_commit].append(chain.query_entry(run_id, t, query))
+        if reply_commit is None:
+            require((reply_digest, state_digest, head, blind, reply) == (None,) * 5)
             continue
-        require((reply is None and blind is None) or chain.digest_reply(blind, reply) == replied)
-        heads[answered] = made, _ = chain.reply_entry(run_id, t, replied, after), head
-        entries[answered].append(made)
+        require((reply is None and blind is None) or chain.digest_reply(blind, reply) == reply_digest)
+        heads[reply_commit] = chain_entry, _ = chain.reply_entry(run_id, t, reply_digest, state_digest), head
+        entries[reply_commit].append(chain_entry)
     return entries, heads
 
 
 def drop_replies(database: sqlite3.Connection) -> bool:
-    """Drop some of the replies that are not asked for again; False if there are none."""
+    """Drop some of the replies that no server asks for again, and return whether there were any."""
     return bool(database.execute(_DROP_REPLIES, (MAX_RUNS_WITH_REPLY, _DROP_BATCH_SIZE)).rowcount)
 
 
@@ -224,27 +258,27 @@ UPDATE answers SET reply = NULL, blind = NULL WHERE rowid IN (
 
 
 def copy_without_secrets(database: sqlite3.Connection) -> bytes:
-    """The file of a copy without keys, states and replies, which are not even read."""
+    """Return the file of a copy without keys, states and replies, which are not even read."""
     database.execute("ATTACH ':memory:' AS copy")
     try:
         create_tables(database, "copy", LEDGER_VERSION + BACKUP_OFFSET)
-        for table, columns, wiped in (
+        for table, columns, null_columns in (
             ("about", "name, begun_as, shard, commits, head", ""),
             ("runs", "run_id, cell, mu, slack, opened, over, seal, entry", ", NULL, NULL"),
             ("answers", "run_id, t, query, asked, answered, replied, after, head", ", NULL, NULL"),
         ):
-            database.execute(f"INSERT INTO copy.{table} SELECT {columns}{wiped} FROM main.{table} ORDER BY rowid")
+            database.execute(
+                f"INSERT INTO copy.{table} SELECT {columns}{null_columns} FROM main.{table} ORDER BY rowid"
+            )
         return database.serialize(name="copy")
     finally:
         database.execute("DETACH copy")
 
 
 def wipe_journal(ledger: Path) -> bool:
-    """Overwrite the pages that the journal has of before the last commit.
+    """Overwrite the journal's pages from before the last commit, and return whether that was possible.
 
-    False for a journal that SQLite still needs.
-
-    Guarantee: a journal that SQLite still needs is left as it is.
+    Guarantee: a journal that SQLite still needs is left as it is, and the result is False.
     """
     journal = ledger.with_name(ledger.name + "-journal")
     if journal.exists():
@@ -258,13 +292,16 @@ def wipe_journal(ledger: Path) -> bool:
     return True
 
 
-def require(holds: bool) -> None:
-    """ValueError unless it holds."""
-    if not holds:
+def require(condition: bool) -> None:
+    """Raise ValueError unless a condition holds."""
+    if not condition:
         raise ValueError
 
 
 def file_digest(path: Path) -> str:
-    """Of the whole file; ends the locks that SQLite has on it."""
+    """Return the SHA-256 of the whole file.
+
+    Closing the file releases the locks that SQLite has on it.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
