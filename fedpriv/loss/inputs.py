@@ -1,10 +1,10 @@
-"""Modules over records of any public layout: tokens stay whole numbers, several inputs and labels come apart.
+"""Modules over flat records of any public layout: tokens, several inputs, and several labels.
 
 | | |
 |---|---|
-| `shown` | a module that takes flat rows (B, width) in place of what it takes itself |
-| `Labelled` | an objective whose records have several labels each, behind their features |
-| `objective_over` | a module's objective for records of a layout and a loss that is chosen |
+| `wrap_module` | a module that takes flat rows (B, width) and restores its inputs' shapes and types |
+| `LabelledView` | an objective whose records have several labels each, behind their features |
+| `make_layout_objective` | a module's objective for records of a layout and a chosen loss |
 """
 
 from collections.abc import Sequence
@@ -37,49 +37,57 @@ from fedpriv.loss.objective import (
 
 
 class TokenCast(nn.Module):
-    """Whole numbers among floats as int64."""
+    """Cast of tokens, which are integers stored as floats, to int64."""
 
     def forward(self, values: Tensor) -> Tensor:
         return values.long()
 
 
 class InputSplitter(nn.Module):
-    """Gives `module` its inputs, cut out of flat rows, in their shapes and types."""
+    """Module that cuts flat rows into the inputs of `module`, with their shapes and types."""
 
     def __init__(self, module: nn.Module, inputs: Sequence[InputLayout]) -> None:
         super().__init__()
         self.module, self.inputs = module, tuple(inputs)
 
     def forward(self, rows: Tensor) -> Tensor:
-        given = [
-            _cast_input(part, each).reshape(len(rows), *each.shape)
-            for part, each in zip(
-                torch.split(rows, [each.size for each in self.inputs], dim=1), self.inputs, strict=True
+        input_values = [
+            _cast_input(columns, layout).reshape(len(rows), *layout.shape)
+            for columns, layout in zip(
+                torch.split(rows, [layout.size for layout in self.inputs], dim=1), self.inputs, strict=True
             )
         ]
-        outputs: Tensor = self.module(*given)
+        outputs: Tensor = self.module(*input_values)
         return outputs
 
 
-def _cast_input(values: Tensor, of: InputLayout) -> Tensor:
-    if of.kind == "numbers":
+def _cast_input(values: Tensor, layout: InputLayout) -> Tensor:
+    if layout.kind == "numbers":
         return values
-    return values.long() if of.kind == "tokens" else values != 0
+    return values.long() if layout.kind == "tokens" else values != 0
 
 
 def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[int, ...]) -> nn.Module:
-    """The module behind what gives flat rows their shapes and types back; `record` is that of a single input."""
+    """Put a module behind layers that restore the shapes and types of its inputs from flat rows.
+
+    Args:
+        module: Module to wrap.
+        inputs: Layout of each input.
+        record: Shape of a single input.
+    """
     if len(inputs) > 1:
         return InputSplitter(module, inputs)
-    before: list[nn.Module] = [TokenCast()] if inputs[0].kind == "tokens" else []
+    leading_layers: list[nn.Module] = [TokenCast()] if inputs[0].kind == "tokens" else []
     if len(record) != 1:
-        before.append(nn.Unflatten(1, record))
-    return nn.Sequential(*before, module) if before else module
+        leading_layers.append(nn.Unflatten(1, record))
+    return nn.Sequential(*leading_layers, module) if leading_layers else module
 
 
 @dataclass(frozen=True)
 class LabelledView(RecordView):
-    """`base`, for records whose labels lie behind their features; `base` sees them as (..., B, *shape).
+    """`base` for records whose labels lie behind their features.
+
+    `base` gets labels of shape (..., B, *shape).
 
     Guarantee: none of its own; each record's labels are its own row's.
     """
@@ -109,24 +117,26 @@ class LabelledView(RecordView):
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether the loss says what is right."""
+        """Whether predictions of the loss are right or wrong."""
         return not isinstance(_find_module_objective(self.base).loss, FunctionLoss)
 
     def accuracies_and_losses(self, point: Tensor, records: Records) -> tuple[Tensor, Tensor]:
-        """The share of its labels that each record's outputs say right, and its loss, (..., B) both."""
-        own, base = self.with_labels(records), _find_module_objective(self.base)
-        outputs = self.base.outputs(point, own)
-        each = own.labels.unsqueeze(-1 - len(self.layout.label_shape))  # every record a batch of one
-        right = base.loss.accuracy(outputs.unsqueeze(point.dim()), each)
-        assert right is not None  # `judges`
-        return right, base.loss.value(outputs, own.labels)
+        """Share of right labels of each record, and its loss, (..., B) both."""
+        labelled, base = self.with_labels(records), _find_module_objective(self.base)
+        outputs = self.base.outputs(point, labelled)
+        single_labels = labelled.labels.unsqueeze(
+            -1 - len(self.layout.label_shape)
+        )  # each record as a batch of one
+        accuracies = base.loss.accuracy(outputs.unsqueeze(point.dim()), single_labels)
+        assert accuracies is not None  # see `has_accuracy`
+        return accuracies, base.loss.value(outputs, labelled.labels)
 
     def with_labels(self, records: Records) -> Records:
-        """The records with all of their labels, (..., B, *shape)."""
-        features, behind = torch.split(
+        """Move all labels of the records from their features to `labels`, (..., B, *shape)."""
+        features, label_columns = torch.split(
             records.features, [self.layout.input_width, prod(self.layout.label_shape)], dim=-1
         )
-        labels = behind.long() if self.layout.labels_are_classes else behind
+        labels = label_columns.long() if self.layout.labels_are_classes else label_columns
         return Records(features, labels.reshape(*labels.shape[:-1], *self.layout.label_shape))
 
     def _labelled_batch(self, batch: Batch) -> Batch:
@@ -134,7 +144,7 @@ class LabelledView(RecordView):
 
 
 def find_labelled_view(objective: Objective) -> LabelledView | None:
-    """The objective of several labels a record behind views; None if there is none."""
+    """Find the view of several labels behind other views, or return None."""
     while isinstance(objective, View) and not isinstance(objective, LabelledView):
         objective = objective.base
     return objective if isinstance(objective, LabelledView) else None
@@ -143,7 +153,7 @@ def find_labelled_view(objective: Objective) -> LabelledView | None:
 def _find_module_objective(objective: Objective) -> BaseModuleObjective:
     while isinstance(objective, View):
         objective = objective.base
-    assert isinstance(objective, BaseModuleObjective)  # `objective_over` makes no other
+    assert isinstance(objective, BaseModuleObjective)  # `make_layout_objective` makes no other
     return objective
 
 
@@ -157,59 +167,74 @@ def make_layout_objective(
     dtype: torch.dtype,
     name: str,
 ) -> tuple[Objective, nn.Module]:
-    """The objective of `module` and what it is computed with; InputError if module, loss and records do not fit.
+    """Make the objective of a module for records of a layout, and return it with the wrapped module.
 
-    `record` is the shape in which the module takes a single input.
+    Args:
+        module: Module that maps inputs of a batch to outputs.
+        layout: Layout of a record's features and labels.
+        record: Shape in which the module takes a single input.
+        choice: Choice of the loss.
+        classes: Number of classes, or 0 if labels are numbers.
+        seed: Seed of x_1.
+        dtype: Type of parameters and outputs.
+        name: Name of the model in error messages.
+
+    Raises:
+        InputError: Module, loss and records do not fit each other.
     """
     inputs = layout.inputs
     if len(inputs) == 1:
         check_record_shape(record, (layout.input_width,), name)
         inputs = (InputLayout(record, inputs[0].kind),)
-    whole = wrap_module(module, inputs, record).to(dtype)
-    loss, needed = choice.make_loss(layout.label_shape, classes)
-    given = check_outputs(
-        whole,
+    wrapped = wrap_module(module, inputs, record).to(dtype)
+    loss, needed_shape = choice.make_loss(layout.label_shape, classes)
+    output_shape = check_outputs(
+        wrapped,
         layout.input_width,
-        needed,
+        needed_shape,
         name,
         inputs=inputs,
         why_needed=_describe_needed_outputs(layout, classes),
     )
-    if isinstance(loss, FunctionLoss) and not any(each.is_meta for each in whole.parameters()):
-        loss = _check_loss_function(replace(loss, output_axes=len(given)), given, classes, dtype)
-    if isinstance(loss, FunctionLoss) or (needed is not None and len(needed) > 1):
-        base: Objective = ModuleObjective(whole, loss, seed, dtype)
+    if isinstance(loss, FunctionLoss) and not any(parameter.is_meta for parameter in wrapped.parameters()):
+        loss = _check_loss_function(replace(loss, output_axes=len(output_shape)), output_shape, classes, dtype)
+    if isinstance(loss, FunctionLoss) or (needed_shape is not None and len(needed_shape) > 1):
+        base: Objective = ModuleObjective(wrapped, loss, seed, dtype)
     else:
-        base = make_module_objective(whole, layout.input_width, loss, seed, dtype)
-    return LabelledView(base, layout) if layout.label_shape else base, whole
+        base = make_module_objective(wrapped, layout.input_width, loss, seed, dtype)
+    return LabelledView(base, layout) if layout.label_shape else base, wrapped
 
 
 def _describe_needed_outputs(layout: FeatureLayout, classes: int) -> str:
-    several = f" for each of its labels {layout.label_shape}" if layout.label_shape else ""
+    by_label = f" for each of its labels {layout.label_shape}" if layout.label_shape else ""
     if classes:
         return (
-            f": an output for each of {classes} classes{several}, since labels are 0 … {classes - 1} (labels that "
+            f": an output for each of {classes} classes{by_label}, since labels are 0 … {classes - 1} (labels that "
             "begin with 1 are labels - 1 here)"
         )
     return (
-        f": one output{several}, since labels are floats and so real numbers (classes are whole numbers: "
+        f": one output{by_label}, since labels are floats and so real numbers (classes are whole numbers: "
         "labels.astype(int))"
     )
 
 
-def _check_loss_function(loss: FunctionLoss, given: tuple[int, ...], classes: int, dtype: torch.dtype) -> Loss:
-    """InputError unless the function gives one number for the outputs and the label of one record."""
+def _check_loss_function(loss: FunctionLoss, outputs: tuple[int, ...], classes: int, dtype: torch.dtype) -> Loss:
+    """Check that the function maps the outputs and the label of one record to one number.
+
+    Raises:
+        InputError: It fails, or returns something else.
+    """
     label = torch.zeros(loss.label_shape, dtype=torch.int64 if classes else dtype)
     try:
-        found = loss.function(torch.zeros(given, dtype=dtype), label)
-    except Exception as error:  # whatever somebody's function does
+        value = loss.function(torch.zeros(outputs, dtype=dtype), label)
+    except Exception as error:  # a user's function may raise any error
         raise CodeError(
-            f"loss: the function fails on outputs {given} and a label of shape {loss.label_shape}",
+            f"loss: the function fails on outputs {outputs} and a label of shape {loss.label_shape}",
             reason_of(error),
         ) from None
-    if not isinstance(found, Tensor) or found.shape != ():
+    if not isinstance(value, Tensor) or value.shape != ():
         raise InputError(
-            f"loss: the function must give one number, a tensor of shape (), for outputs {given} and a label of "
+            f"loss: the function must give one number, a tensor of shape (), for outputs {outputs} and a label of "
             f"shape {loss.label_shape} of one record"
         )
     return loss

@@ -339,7 +339,7 @@ class Deterministic(ABC):
 PROVED_DIAMETERS: set[type] = set()
 """Classes with a proof of their `diameter`.  It does not hold for subclasses."""
 SUMMED_BY_CELL: set[type] = set()
-"""Classes whose increments are added cell by cell, by their own `whole`."""
+"""Classes whose increments are added cell by cell, by their own `sum_integer_vectors`."""
 
 
 def is_shipped(kind: type) -> bool:
