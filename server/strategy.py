@@ -127,9 +127,8 @@ class ServerAggregator:
 
     Guarantee: a server that really releases adds no noise in floating point; see `integer_sums`.
 
-    Guarantee: each release is a function of y_t alone, which a journal stores; the noise of a trusted server
-    is keyed by all queries so far and by the sums to which the noise is added, so that a round that is rolled
-    back
+    Guarantee: each release is a function of y_t alone, which a journal stores; the noise of a trusted server is
+    keyed by all queries so far and by the sums to which the noise is added, so that a round that is rolled back
     and repeated with other sums has other noise, and a round repeated with the same sums has the same noise.
     """
 
@@ -281,8 +280,7 @@ def read_release(
 
     Raises:
         RunError: The release is missing or has another shape or type, or simulated noise would be added to the
-            sums
-            of a silo with a guard.
+            sums of a silo with a guard.
     """
     try:
         release, counts = read_tensor(content, "release"), read_counts(content)
@@ -351,12 +349,9 @@ class ReleaseStrategy:
     """Rounds of one run: broadcast a query, aggregate the replies, hand the noisy mean to the optimizer.
 
     Guarantee: every broadcast is post-processing of the releases that the strategy received (untrusted server),
-    or
-    of the q~_t with the server's own noise, or of the sums of masked messages; the sequence of these q~_t or
-    sums
-    keeps what `releases_of` claims for each silo's records (trusted server, secure aggregation).  Masked
-    messages
-    are added up all or none.
+    or of the q~_t with the server's own noise, or of the sums of masked messages; the sequence of these q~_t or
+    sums keeps what `releases_of` claims for each silo's records (trusted server, secure aggregation).  Masked
+    messages are added up all or none.
     """
 
     def __init__(
@@ -424,10 +419,8 @@ class ReleaseStrategy:
         """Run the plan's rounds (num_rounds = 0) or the first `num_rounds` of them.
 
         `evaluate(t, arrays)` is called after round t with the model, which is not the query.  Flower's own loop
-        is not
-        used, because it exchanges evaluation messages every round and broadcasts the evaluated model.  A round
-        in the
-        journal is not queried again: its release determines the optimizer's state.
+        is not used, because it exchanges evaluation messages every round and broadcasts the evaluated model.  A
+        round in the journal is not queried again: its release determines the optimizer's state.
         """
         log(INFO, "fedpriv: %d silos, %d rounds", len(self.plan.weights), self.plan.schedule.rounds)
         config = ConfigRecord()

@@ -289,8 +289,7 @@ def _clipping_chart(results: Results) -> Chart | None:
     """Chart the percentage of clipped increments, one row for each setting.
 
     A larger clip norm biases the increments less and adds more noise, so this chart helps to choose it.  None
-    for a
-    single setting, and if no increment or every increment was clipped.
+    for a single setting, and if no increment or every increment was clipped.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
@@ -344,8 +343,7 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Chart the noise of each mechanism at a run's guarantee, by accounting alone.
 
     The charts describe the first cell that has a μ and a mechanism that a scenario can name.  There are none
-    without
-    such a cell.
+    without such a cell.
     """
     question = next(filter(None, (_find_used_mechanism(cell) for cell in cells if cell["mu"] is not None)), None)
     if question is None:

@@ -1,14 +1,16 @@
-"""RUN_DIR: the results that a sweep writes cell by cell, and reads back to resume or to report.
+"""Results folder of a run: written cell by cell, and read to resume the run or to report it.
 
-results.json     every finished cell; rewritten whole, at most once a second; `complete` only when all are there
-cells.jsonl      cells that results.json does not have yet
-history.jsonl    a line an evaluated round
-checkpoints/     cells that a run is in the middle of
-.lock            held by the process that runs there
-models/NNNN.npy  the published model of cell NNNN
-table.md         measured beside published
+| file | content |
+|---|---|
+| results.json | all finished cells; rewritten whole, at most once a second; `complete` once no cell is missing |
+| cells.jsonl | finished cells that results.json does not contain yet |
+| history.jsonl | one line for each evaluated round of a cell |
+| checkpoints/ | checkpoints of unfinished cells |
+| .lock | lock file of the process that runs in the folder |
+| models/NNNN.npy | published model of cell NNNN |
+| table.md | measured values beside published ones |
 
-Where results are shown, claims of privacy are those that the releases give, whatever is written beside them.
+Reports compute claims of privacy from the stored releases, and never read them from the stored claims.
 """
 
 import json
@@ -46,14 +48,14 @@ from fedpriv.study.stored import (
 
 FORMAT = 1
 _MAX_TITLE_LENGTH = 1000
-"""Characters of a title that are shown."""
+"""Number of characters of a title that are shown."""
 _JOURNAL_FILE = "cells.jsonl"
-_REWRITE_SECONDS = 1.0  # a sweep of thousands of cells would else spend its time on writing them again and again
+_REWRITE_SECONDS = 1.0  # a sweep of thousands of cells would otherwise spend its time on rewriting
 
 
 @dataclass(frozen=True)
 class Results:
-    """A results.json, read."""
+    """Content of a results.json."""
 
     name: str
     title: str
@@ -65,27 +67,27 @@ class Results:
     cells: list[Mapping[str, Any]]
     versions: Mapping[str, str]
     rerun: str | None
-    """The command that runs the same again; None for a run of a program's own."""
+    """Command that runs the same again, or None for a run started by a program."""
     growth: Growth | None = None
     tuning: Tuning | None = None
     date: str = ""
-    """When the run began, UTC."""
+    """Start of the run, in UTC."""
     added_seeds: tuple[list[int], ...] = ()
-    """Which of the seeds later starts added, start by start; none in a run that had all from the beginning."""
+    """Seeds that later invocations added, one list each, or empty if none added seeds."""
     differs: tuple[int, ...] = ()
-    """Cells whose record claims another privacy than their releases give, where claims were recomputed."""
+    """Cells whose stored claim differs from the claim of their releases, if claims were recomputed."""
 
     @property
     def seed_batches(self) -> list[list[int]]:
-        """The seeds of every start of the run."""
+        """Seeds of each invocation of the run."""
         return [
-            [seed for seed in self.seeds if not any(seed in start for start in self.added_seeds)],
+            [seed for seed in self.seeds if not any(seed in batch for batch in self.added_seeds)],
             *self.added_seeds,
         ]
 
 
 class RunFolder(RunObserver):
-    """The writing side of a RUN_DIR."""
+    """Writer of a results folder, which observes a run."""
 
     def __init__(
         self,
@@ -98,19 +100,30 @@ class RunFolder(RunObserver):
         fits: Mapping[str, FittedNoise] | None = None,
         group_cells: CellGrouping | None = None,
     ) -> None:
-        """InputError if the folder holds results of another run, or of any run without `resume`.
+        """Open a results folder, and load its finished cells if the run is resumed.
 
-        `fits` are those of the scenario's noise: a run that is resumed takes them from here.  `groups` are the
-        cells that the engine computes together: where not all of them are written they are computed again, since
-        fewer at once may round otherwise.  Seeds that a resumed run did not have are a start of their own: what it
-        has stays as it is.
+        Seeds that a resumed run did not have form a batch of their own; earlier batches stay unchanged.  If some
+        cells of a group are missing, the whole group is computed again, because a smaller group may round
+        otherwise.
 
-        Guarantee: what is said of all cells of the folder together counts those of every start, since a run that
-        is resumed keeps its seeds and its [tuned]: a scenario without one of them is refused.
+        Guarantee: statements on all cells of the folder together count the cells of every invocation, since a
+        resumed run keeps its seeds and its [tuned]: a scenario without one of them is refused.
+
+        Args:
+            path: The folder.
+            scenario: Scenario of the run.
+            engine: Name of the engine.
+            resume: Whether the folder may hold results of this run.
+            rerun: Command that runs the same again.
+            fits: Fitted noise of the scenario, stored for runs that resume.
+            group_cells: Groups the cells that the engine computes together, or None if it computes each alone.
+
+        Raises:
+            InputError: The folder holds results of another run, or of any run without `resume`.
         """
         self.path = path
         self._fits = fits or {}
-        self.scenario = scenario  # with its points at the places that their cells have in this folder
+        self.scenario = scenario  # the index of a point is the number of its cell in this folder
         self._engine, self._rerun = engine, rerun
         self._seed_batches = [scenario.seeds]
         self._date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -124,17 +137,20 @@ class RunFolder(RunObserver):
 
     @property
     def missing_by_batch(self) -> list[list[int]]:
-        """`missing`, start by start: what an engine is given at once, so that it rounds as it did then."""
+        """Indices of the missing cells, by batch of seeds.
+
+        An engine gets one batch at a time, so that it rounds as in the invocation that added the seeds.
+        """
         return [
             missing
-            for places in batch_ranges(self.scenario, self._seed_batches)
-            if (missing := [place for place in places if place not in self._records])
+            for batch_range in batch_ranges(self.scenario, self._seed_batches)
+            if (missing := [index for index in batch_range if index not in self._records])
         ]
 
     @property
     def missing_indices(self) -> list[int]:
-        """The places of the scenario's points that are not finished yet."""
-        return [place for place in range(len(self.scenario.points)) if place not in self._records]
+        """Indices of the scenario's points that are not finished yet."""
+        return [index for index in range(len(self.scenario.points)) if index not in self._records]
 
     def evaluated(self, place: int, t: int, metrics: Mapping[str, float]) -> None:
         point = self.scenario.points[place]
@@ -142,7 +158,7 @@ class RunFolder(RunObserver):
         append_line(self.path / "history.jsonl", line)
 
     def finished(self, place: int, finished: CellOutcome) -> None:
-        """Add a cell; a run that is killed right after this has lost nothing of it."""
+        """Store the outcome of a cell durably, so that a run which is killed afterwards keeps it."""
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
         record = {**make_cell_record(place, self.scenario.points[place], finished, self._engine), "model": model}
@@ -155,7 +171,7 @@ class RunFolder(RunObserver):
         self._write_results()
 
     def _write_results(self) -> None:
-        """Rewrite results.json, after which the journal has nothing of its own."""
+        """Rewrite results.json, and delete the journal, whose cells it then contains."""
         scenario = self.scenario
         write_json(
             self.path / "results.json",
@@ -174,57 +190,63 @@ class RunFolder(RunObserver):
                 "date": self._date,
                 "complete": not self.missing_indices,
                 "fits": [fit.to_data() for fit in self._fits.values()],
-                "cells": [self._records[place] for place in sorted(self._records)],
+                "cells": [self._records[index] for index in sorted(self._records)],
             },
         )
         (self.path / _JOURNAL_FILE).unlink(missing_ok=True)
         self._write_time = time.monotonic()
 
-    def _load_finished(self, groups: CellGrouping | None) -> dict[int, dict[str, Any]]:
-        before, path = read_results(self.path), self.path
-        check_copies(path, before.versions, before.cells)
-        self._continue_run(before)
-        found = {  # a cell without its model is run again
-            cell["cell"]: dict(cell) for cell in before.cells if (path / cell["model"]).exists()
+    def _load_finished(self, group_cells: CellGrouping | None) -> dict[int, dict[str, Any]]:
+        stored_results, path = read_results(self.path), self.path
+        check_copies(path, stored_results.versions, stored_results.cells)
+        self._continue_run(stored_results)
+        records = {  # a cell whose model file is missing is run again
+            cell["cell"]: dict(cell) for cell in stored_results.cells if (path / cell["model"]).exists()
         }
-        for place, record in found.items():
-            check_cell(path, place, resolve_cell(record["scenario"], str(path)), self.scenario)
-        if groups is None:
-            return found
-        again = set[int]()
-        for places in batch_ranges(self.scenario, self._seed_batches):
-            there = found.keys() & set(places)
-            if there and len(there) < len(places):
-                together = groups([self.scenario.points[place].cell for place in places])
-                members = ({places[index] for index in group} for group in together)
-                again.update(*(group for group in members if not there >= group))
-        return {place: record for place, record in found.items() if place not in again}
+        for cell_index, record in records.items():
+            check_cell(path, cell_index, resolve_cell(record["scenario"], str(path)), self.scenario)
+        if group_cells is None:
+            return records
+        repeated_indices = set[int]()
+        for batch_range in batch_ranges(self.scenario, self._seed_batches):
+            finished_indices = records.keys() & set(batch_range)
+            if finished_indices and len(finished_indices) < len(batch_range):
+                groups_of_batch = group_cells(
+                    [self.scenario.points[cell_index].cell for cell_index in batch_range]
+                )
+                index_groups = ({batch_range[index] for index in group} for group in groups_of_batch)
+                repeated_indices.update(*(group for group in index_groups if not finished_indices >= group))
+        return {cell_index: record for cell_index, record in records.items() if cell_index not in repeated_indices}
 
-    def _continue_run(self, before: Results) -> None:
-        """Go on as the run that was here, with the seeds that are added to it; InputError if this is another."""
+    def _continue_run(self, stored_results: Results) -> None:
+        """Continue the stored run, with the seeds that the scenario adds.
+
+        Raises:
+            InputError: The stored run is another one.
+        """
         path, scenario = self.path, self.scenario
-        check_axes(path, before.axes, scenario.axes)
-        if before.tuning != scenario.tuning:
+        check_axes(path, stored_results.axes, scenario.axes)
+        if stored_results.tuning != scenario.tuning:
             raise other_run_error(
                 path, "its [tuned], what choosing its settings cost, differs from this scenario's"
             )
-        self._seed_batches = extend_seed_batches(path, before.seed_batches, scenario.seeds)
+        self._seed_batches = extend_seed_batches(path, stored_results.seed_batches, scenario.seeds)
         self.scenario = order_by_batch(scenario, self._seed_batches)
-        if self.scenario.seeds == before.seeds:  # else the command of before runs fewer
-            self._rerun = before.rerun or self._rerun
-        self._date = before.date
+        if self.scenario.seeds == stored_results.seeds:  # with added seeds, the stored command would run too few
+            self._rerun = stored_results.rerun or self._rerun
+        self._date = stored_results.date
 
     def _drop_unfinished_history(self) -> None:
-        """A cell that is run again must not appear twice in the history."""
+        """Remove the history of unfinished cells, because cells that are run again would appear in it twice."""
         path = self.path / "history.jsonl"
-        kept = [
+        finished_lines = [
             line for line in (read_history(self.path) if path.exists() else ()) if line["cell"] in self._records
         ]
-        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        write_text(path, "".join(json.dumps(line) + "\n" for line in finished_lines))
 
 
 class _StoredPublished(BaseModel):
-    """Where a paper's values stand; its table is checked when it is read."""
+    """Rows and columns of a paper's values, whose table is checked when it is read."""
 
     row_values: list[Any]
     column_values: list[Any]
@@ -232,7 +254,7 @@ class _StoredPublished(BaseModel):
 
 
 class _StoredResults(BaseModel):
-    """What every reader of a results.json relies on; `Results` has the rest of it, too."""
+    """Fields of results.json that all readers need.  `Results` has the others, too."""
 
     model_config = ConfigDict(strict=True)
 
@@ -250,25 +272,31 @@ class _StoredResults(BaseModel):
 
     @model_validator(mode="after")
     def _check_points(self) -> Self:
-        """Every cell says where it stands in the sweep."""
+        """Check that each cell has a value for each swept key."""
         for cell in self.cells:
-            if unsaid := self.axes.keys() - cell.point.keys():
-                raise ValueError(f"the point of cell {cell.cell} does not say {', '.join(sorted(unsaid))}")
+            if missing_keys := self.axes.keys() - cell.point.keys():
+                raise ValueError(f"the point of cell {cell.cell} does not say {', '.join(sorted(missing_keys))}")
         return self
 
 
 def read_results(folder: Path) -> Results:
-    """Read RUN_DIR/results.json; InputError if it is not one."""
+    """Read RUN_DIR/results.json, with finished cells of the journal.
+
+    Raises:
+        InputError: There is no results.json, or it is no file of this format.
+    """
     path = folder / "results.json"
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
             raise InputError(f"{path}: format {tree['format']}, this version of fedpriv reads format {FORMAT}")
-        found = {
+        cell_by_number = {
             cell["cell"]: cell
             for cell in (*tree["cells"], *map(json.loads, read_complete_lines(folder / _JOURNAL_FILE)))
         }
-        cells = [found[place] for place in sorted(found)]  # with those that were finished after it was written
+        cells = [
+            cell_by_number[number] for number in sorted(cell_by_number)
+        ]  # with cells that finished after results.json was written
         validate_section(_StoredResults, {**tree, "cells": cells}, f"{path}: not a results file of fedpriv")
         return Results(
             name=tree["scenario"]["name"],
@@ -293,7 +321,11 @@ def read_results(folder: Path) -> Results:
 
 
 def read_fits(folder: Path) -> dict[str, FittedNoise]:
-    """The fits of a run that is to be resumed, by what they were asked for; none if there is no run yet."""
+    """Read the fitted noise of a run that will be resumed, by `asked`, or {} if there is no run yet.
+
+    Raises:
+        InputError: The file is not a results file.
+    """
     path = folder / "results.json"
     if not path.exists():
         return {}
@@ -305,12 +337,16 @@ def read_fits(folder: Path) -> dict[str, FittedNoise]:
 
 
 def describe_engines(results: Results) -> str:
-    """Engines that computed the cells: a run can be resumed on another one."""
+    """List the engines that computed the cells, since a run can be resumed on another engine."""
     return ", ".join(dict.fromkeys(str(cell["engine"]) for cell in results.cells)) or results.engine
 
 
 def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """The lines of RUN_DIR/history.jsonl; a last line cut short by a kill is left out."""
+    """Read the lines of RUN_DIR/history.jsonl, except for a last line that is incomplete.
+
+    Raises:
+        InputError: There is no history, or a line is not an evaluation.
+    """
     path = folder / "history.jsonl"
     if not path.exists():
         raise InputError(f"{folder}: no history.jsonl there; give a folder that `fedpriv run` wrote")
@@ -324,13 +360,16 @@ def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def check_no_results(path: Path, *, resume: bool) -> None:
-    """InputError for a folder that holds results, unless they are to be resumed."""
+    """Raise InputError for a folder that holds results, unless they are to be resumed."""
     if not resume and (path / "results.json").exists() and _has_progress(path):
         raise InputError(f"{path} holds results already; give another --out, or --resume to resume there")
 
 
 def _has_progress(folder: Path) -> bool:
-    """Whether a run there got as far as an evaluation or a checkpoint: one that could not start leaves nothing."""
+    """Whether a run in the folder stored a cell, an evaluation or a checkpoint.
+
+    A run that could not start leaves none of these.
+    """
     history = folder / "history.jsonl"
     return bool(
         read_results(folder).cells or (history.exists() and history.stat().st_size > 0) or find_checkpoints(folder)
@@ -338,22 +377,22 @@ def _has_progress(folder: Path) -> bool:
 
 
 def read_claims(folder: Path) -> Results:
-    """`read_results` for whatever is shown: every figure of privacy is computed from what was released.
+    """Read results for display, with every privacy figure computed from the stored releases.
 
-    Guarantee: a figure that somebody wrote into results.json is not shown, and its cell is in `differs`.
+    Guarantee: a privacy figure that somebody wrote into results.json is not shown, and its cell is in `differs`.
     InputError also for releases that cannot be accounted for, and for a claim that fedpriv 0.3.0 made falsely.
     """
     stored = read_results(folder)
     check_copies(folder, stored.versions, stored.cells)
     try:
         entries = list(map(make_entry, stored.cells))
-        differs = tuple(each.cell for each in entries if not each.agrees)
+        differs = tuple(checked.cell for checked in entries if not checked.agrees)
         return replace(stored, cells=[entry.recomputed_record for entry in entries], differs=differs)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
 
 
 def check_claims(folder: Path, results: Results) -> None:
-    """RunError, exit code 1, for a folder that claims something else than it released: after it was shown."""
+    """Raise RunError (exit code 1) for a folder whose claims differ from its releases, after it was shown."""
     if results.differs:
         raise RunError(f"{folder}: {format_differing_cells(results.differs)}")

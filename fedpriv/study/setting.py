@@ -1,9 +1,10 @@
-"""Compare mechanisms without a run: what each costs in a federation with equal silos and one clip norm.
+"""Compare the cost of noise mechanisms without a run, for equal silos and one clip norm.
 
-A `Setting` is what `fedpriv privacy` is asked about.  A `Cost` is that of one mechanism for one workload and one
-privacy target, in the units of a release; a `Table` has all mechanisms side by side at one guarantee, with the
-noise that each leaves in the sums, and in what is made of them.  `seconds_per_round` measures on this machine.
-Torch is imported there alone.
+`AccountingSetting` is the question of `fedpriv privacy`: rounds, decay, silos, trust, neighbours and
+participation. `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of
+a release. `MechanismTable` lists all mechanisms at one guarantee, with the noise in the running sums and in the
+output that is computed from them.  `measure_seconds_per_round` measures time on this machine, and is the only
+function that imports torch.
 """
 
 import math
@@ -42,47 +43,57 @@ from fedpriv.plan.sums import RunningSums
 
 @dataclass(frozen=True)
 class MechanismCost:
-    """Standard deviations per coordinate; an error is the noise in a released running sum."""
+    """Cost of a mechanism as standard deviations per coordinate.
+
+    An `error_…` is the standard deviation of the noise in a released running sum.
+    """
 
     sensitivity: Sensitivity
-    """For the sum of increments, before a batch mean divides it."""
+    """Sensitivity of the sum of increments, before the division by the batch size."""
     std: float
-    """Of the fresh vectors, as whoever adds the noise draws them."""
+    """Standard deviation of the fresh vectors, drawn by the party that adds the noise."""
     error_rms: float
-    """Root mean square over the rounds, in what one owner of noise releases."""
+    """Root mean square over rounds, in the releases of one party that adds noise."""
     error_last: float
-    """In the last round."""
+    """Error in the last round."""
     error_worst: float
-    """In the worst round."""
+    """Error in the round with the largest error."""
     error_in_mean: float
-    """Root mean square over the rounds, in the weighted mean over silos."""
+    """Root mean square over rounds, in the weighted mean over silos."""
     memory_vectors: int
-    """Vectors in the state, at most."""
+    """Largest number of vectors in the mechanism state."""
 
 
 def compute_cost(
     mechanism: Mechanism, workload: Workload, sensitivity: Sensitivity, noise: Noise
 ) -> MechanismCost:
-    """`noise` is what a trust setting makes of that sensitivity for a target."""
+    """Compute the cost of a mechanism whose noise is calibrated to a target.
+
+    Args:
+        mechanism: The mechanism.
+        workload: Running sums that are released.
+        sensitivity: Certified sensitivity of the sum of increments.
+        noise: Noise that a trust setting calibrates for this sensitivity and the target.
+    """
     std, variance = float(noise.sources[0].std), mechanism.variance(workload)
-    typical = math.sqrt(float(np.mean(variance)))
+    rms_per_std = math.sqrt(float(np.mean(variance)))
     return MechanismCost(
         sensitivity=sensitivity,
         std=std,
-        error_rms=std * typical,
+        error_rms=std * rms_per_std,
         error_last=std * math.sqrt(float(variance[-1])),
         error_worst=std * math.sqrt(float(np.max(variance))),
-        error_in_mean=noise.std_in_mean * typical,
+        error_in_mean=noise.std_in_mean * rms_per_std,
         memory_vectors=mechanism.memory_vectors(workload),
     )
 
 
-_MIN_CLIP = 1e-100  # of a clip, whose squares are added up
-_MAX_COMPARED_GROUPS = 8  # numbers of groups, each of which has to be calibrated
+_MIN_CLIP = 1e-100  # bound of a clip norm, so that sums of its squares neither underflow nor overflow
+_MAX_COMPARED_GROUPS = 8  # numbers of groups that are compared, since each needs a calibration
 
 
 def unfitted_mechanisms(workload: Workload) -> dict[str, Mechanism]:
-    """Every mechanism for these sums whose numbers are given and not fitted, by a name that says them."""
+    """Return all mechanisms for a workload that need no fit, by a name that includes their parameters."""
     return {
         name: mechanism
         for kind in SELECTABLE_MECHANISMS
@@ -92,7 +103,7 @@ def unfitted_mechanisms(workload: Workload) -> dict[str, Mechanism]:
 
 @dataclass(frozen=True)
 class AccountingSetting:
-    """Who releases which running sums, and in which rounds a record takes part in them."""
+    """Setting of an accounting question: released running sums, silos, trust and participation."""
 
     rounds: int
     decay: float = 1.0
@@ -102,31 +113,38 @@ class AccountingSetting:
     trust: str = "untrusted"
     relation: str = "replace-one"
     epochs: int = 1
-    """Passes over the records."""
+    """Number of passes over the records."""
     max_participations: int | None = None
-    """If given, not `epochs` but any so many rounds count, at least `min_separation` apart."""
+    """Largest number of rounds of a record, at least `min_separation` apart, in any order.
+
+    None if participation follows `sampling` and `epochs`.
+    """
     min_separation: int = 1
     sampling: str = FixedOrder.name
-    """By which participation a scenario would name; those in secret have `groups`."""
+    """Name of the participation, as in a scenario.  Only secret participation has `groups`."""
     groups: int = 1
 
     def __post_init__(self) -> None:
-        most, apart, sampling = self.max_participations, self.min_separation, f"sampling = {self.sampling!r}"
+        max_count, separation, sampling_text = (
+            self.max_participations,
+            self.min_separation,
+            f"sampling = {self.sampling!r}",
+        )
         refuse(
             {
                 f"clip = {self.clip:g}: squares of it do not fit floating point; give it in another unit": (
                     not _MIN_CLIP <= check_positive("clip", self.clip) <= 1.0 / _MIN_CLIP
                 ),
-                f"epochs = {self.epochs} and max_participations = {most}: give only one of them": (
-                    most is not None and self.epochs != 1
+                f"epochs = {self.epochs} and max_participations = {max_count}: give only one of them": (
+                    max_count is not None and self.epochs != 1
                 ),
-                f"min_separation = {apart} has a meaning only together with max_participations": (
-                    most is None and apart != 1
+                f"min_separation = {separation} has a meaning only together with max_participations": (
+                    max_count is None and separation != 1
                 ),
-                f"{sampling}: give max_participations and min_separation instead": (
+                f"{sampling_text}: give max_participations and min_separation instead": (
                     issubclass(find_sampling_class(self.sampling), MinSeparation)
                 ),
-                f"max_participations and {sampling}: give only one of them": most is not None
+                f"max_participations and {sampling_text}: give only one of them": max_count is not None
                 and self.has_secret_order,
                 f"rounds = {self.rounds} must be a multiple of epochs = {self.epochs}": self.rounds % self.epochs,
             }
@@ -134,7 +152,7 @@ class AccountingSetting:
 
     @property
     def has_secret_order(self) -> bool:
-        """Whether only silos know who takes part when."""
+        """Whether the rounds of a record are known to its silo only."""
         return find_sampling_class(self.sampling).secret
 
     @cached_property
@@ -145,7 +163,7 @@ class AccountingSetting:
         return make_participation(self.sampling, declared, ParticipationKeys(self.groups))
 
     def describe_participation(self, noun: str = "record") -> str:
-        """How a record, or another unit, takes part."""
+        """Describe the participation of a record, or of another unit called `noun`."""
         order = self.participation
         if isinstance(order, MinSeparation):
             return f"at most {order.max_participations} rounds, at least {order.min_separation} apart"
@@ -162,7 +180,10 @@ class AccountingSetting:
         return find_trust(self.trust)
 
     def make_mechanism(self, name: str, options: MechanismOptions) -> Mechanism:
-        """The mechanism called `name` for these sums, fitted to their mean noise where it has no numbers yet."""
+        """Make the mechanism called `name` for this workload.
+
+        Parameters that are not in `options` are fitted to the mean noise of the running sums.
+        """
         return (
             fit_named(make_noise_cost(rows_response(self.rounds), self.workload), name, options).mechanism
             if to_fit(name, options)
@@ -170,20 +191,23 @@ class AccountingSetting:
         )
 
     def cost_at_mu(self, mechanism: Mechanism, mu: float, delta: float = DEFAULT_DELTA) -> MechanismCost:
-        """The cost of `mechanism` at μ > 0; for records that take part in secret, at the (ε, δ) that μ gives."""
+        """Compute the cost of `mechanism` at μ > 0.
+
+        For secret participation the target is the (ε, δ) that μ-GDP gives.
+        """
         check_positive("mu", mu)
         if not isinstance(order := self.participation, MinSeparation):
             mu = order.calibrated_mu(self._running_sums(mechanism), mu, delta)
         return self._cost(mechanism, mu)
 
     def cost_of_workload(self, mechanism: Mechanism, workload: Workload, mu: float) -> MechanismCost:
-        """The cost at μ > 0 for other sums, such as those of an algorithm."""
+        """Compute the cost at μ > 0 for another workload, such as that of an algorithm."""
         check_positive("mu", mu)
         certified = mechanism.certified(workload)
         return compute_cost(mechanism, workload, certified, self._calibrate_noise(certified.value, mu))
 
     def cost_at_std(self, mechanism: Mechanism, std: float) -> MechanismCost:
-        """The cost of noise of standard deviation `std`."""
+        """Compute the cost of noise of standard deviation `std`."""
         return self._cost(mechanism, 1.0 / self._noise_multiplier(mechanism, std))
 
     def _cost(self, mechanism: Mechanism, mu: float) -> MechanismCost:
@@ -195,7 +219,7 @@ class AccountingSetting:
         )
 
     def guarantee_at_std(self, mechanism: Mechanism, std: float) -> Guarantee:
-        """What noise of standard deviation `std` gives."""
+        """Compute the guarantee of noise of standard deviation `std`."""
         order, multiplier = self.participation, self._noise_multiplier(mechanism, std)
         if isinstance(order, MinSeparation):
             return GaussianDP(1.0 / multiplier)
@@ -203,44 +227,50 @@ class AccountingSetting:
         return order.guarantee(sums, multiplier * sums.displacement(order.distance(sums)))
 
     def compare_mechanisms(self, mu: float, delta: float = DEFAULT_DELTA) -> dict[str, MechanismCost]:
-        """The cost of every mechanism at μ, by a name that says its parameters."""
+        """Compute the cost of each mechanism at μ, by a name that includes its parameters."""
         unamplified = ((name, self, mechanism) for name, mechanism in unfitted_mechanisms(self.workload).items())
-        asked = self._amplified_mechanisms() if self.has_secret_order else unamplified
-        return {name: setting.cost_at_mu(mechanism, mu, delta) for name, setting, mechanism in asked}
+        candidates = self._amplified_mechanisms() if self.has_secret_order else unamplified
+        return {name: setting.cost_at_mu(mechanism, mu, delta) for name, setting, mechanism in candidates}
 
     def _amplified_mechanisms(self) -> Iterator[tuple[str, "AccountingSetting", Mechanism]]:
-        """Banded noise with as many groups as bands, for numbers that divide an epoch; independent noise."""
+        """Yield banded noise with equally many groups and bands, or independent noise for decay 0.
+
+        The numbers of groups divide the rounds of an epoch.
+        """
         if self.decay == 0.0:
             yield IndependentGaussian.name, self, IndependentGaussian()
             return
         rounds = self.rounds // self.epochs
-        divisors = [each for each in range(1, rounds + 1) if rounds % each == 0][:_MAX_COMPARED_GROUPS]
+        divisors = [divisor for divisor in range(1, rounds + 1) if rounds % divisor == 0][:_MAX_COMPARED_GROUPS]
         for groups in [self.groups] if self.groups > 1 else divisors:
-            one = BandedSquareRoot(self.decay, groups)
-            yield f"{one.label}, {groups} groups", replace(self, groups=groups), one
+            mechanism = BandedSquareRoot(self.decay, groups)
+            yield f"{mechanism.label}, {groups} groups", replace(self, groups=groups), mechanism
 
     def _noise_multiplier(self, mechanism: Mechanism, std: float) -> float:
-        """How many distances, as they are released, `std` is: noise is proportional to their number."""
-        found = check_positive("std", std) / float(
+        """Return `std` as a multiple of the noise that the distance needs for μ = 1.
+
+        Noise is proportional to the multiplier.
+        """
+        multiplier = check_positive("std", std) / float(
             self._calibrate_noise(self._distance(mechanism), 1.0).sources[0].std
         )
-        if found < 1e-300:
+        if multiplier < 1e-300:
             raise InputError("std: next to the clip it is no noise at all; give a larger one")
-        return found
+        return multiplier
 
     def _running_sums(self, mechanism: Mechanism) -> RunningSums:
         return RunningSums(mechanism, self.workload, relation_named(self.relation))
 
     def _distance(self, mechanism: Mechanism) -> float:
-        order, known = self.participation, self.workload
+        order, workload = self.participation, self.workload
         return (
-            mechanism.sensitivity(known)
+            mechanism.sensitivity(workload)
             if isinstance(order, MinSeparation)
             else order.distance(self._running_sums(mechanism))
         )
 
     def _certified_sensitivity(self, mechanism: Mechanism) -> Sensitivity:
-        """Of everything released, or, where rounds are secret, of what is amplified."""
+        """Return the sensitivity of all releases, or, for secret rounds, of the releases that are amplified."""
         if not self.has_secret_order:
             return mechanism.certified(self.workload)
         clip = self._distance(mechanism) * RELATION_FACTOR[relation_named(self.relation)]
@@ -256,70 +286,84 @@ class AccountingSetting:
 
 
 MAX_ROUNDS_OF_SLOW_MECHANISMS = 4096
-"""Rounds beyond which mechanisms of T vectors are left out: for a run nobody would take them."""
+"""Number of rounds above which mechanisms with T vectors are left out, because they are too slow."""
 
 
 @dataclass(frozen=True)
 class MechanismLine:
-    """One mechanism at the guarantee that is asked for."""
+    """Row of a table of mechanisms at one guarantee."""
 
     name: str
     mechanism: Mechanism
     cost: MechanismCost
     published: PublishedNoise
-    """Standard deviations per coordinate, for the noise in the mean over silos and steps of 1."""
+    """Standard deviation per coordinate of the noise in the mean over silos, for steps of size 1."""
     ratio: PublishedNoise
-    """The same over what no mechanism falls below."""
+    """Ratio of `published` to the lower bound of all mechanisms."""
     is_auto: bool
-    """Whether `mechanism = "auto"` takes it."""
+    """Whether `mechanism = "auto"` selects this mechanism."""
 
 
 @dataclass(frozen=True)
 class MechanismTable:
-    """The lines, and the bound below all of them."""
+    """Rows of mechanisms, and the lower bound of their noise."""
 
     lines: tuple[MechanismLine, ...]
     lower_bound: PublishedNoise
-    """In the units of `Line.published`."""
+    """Lower bound, in the units of `MechanismLine.published`."""
 
 
 def tabulate_mechanisms(
     setting: AccountingSetting, mu: float, response: NoiseResponse, workload: Workload, max_vectors: int = 4
 ) -> MechanismTable:
-    """Every mechanism for the sums of `workload`, fitted ones too, at `mu`; `setting` says who adds the noise.
+    """Tabulate all mechanisms for a workload at one guarantee, including fitted ones.
 
-    Clips of `workload` are multiples of the setting's clip.  InputError for what nothing can be fitted to.
+    Args:
+        setting: Silos and trust of the noise; its clip norm is the unit of the clips in `workload`.
+        mu: Guarantee, μ of Gaussian DP.
+        response: Response of the output to noise in the queries.
+        workload: Running sums that are released.
+        max_vectors: Largest state of a mechanism that "auto" selects.
+
+    Raises:
+        InputError: No mechanism can be fitted to the workload.
     """
-    first_of = dict[tuple[str, int], MechanismCandidate]()
+    candidate_by_key = dict[tuple[str, int], MechanismCandidate]()
     for candidate in all_candidates(make_noise_cost(response, workload), max_vectors):
-        first_of.setdefault((candidate.name, candidate.vector_count), candidate)
-    found, bound, lines = list(first_of.values()), least_published_noise(response, workload), list[MechanismLine]()
-    best = choose_candidate([candidate for candidate in found if candidate.vector_count <= max_vectors])
-    for name, mechanism in _mechanisms_by_name(workload, found).items():
-        cost, own = (
+        candidate_by_key.setdefault((candidate.name, candidate.vector_count), candidate)
+    candidates, bound, lines = (
+        list(candidate_by_key.values()),
+        least_published_noise(response, workload),
+        list[MechanismLine](),
+    )
+    best = choose_candidate([candidate for candidate in candidates if candidate.vector_count <= max_vectors])
+    for name, mechanism in _mechanisms_by_name(workload, candidates).items():
+        cost, comparison = (
             setting.cost_of_workload(mechanism, workload, mu),
             compare_mechanism(mechanism, response, workload),
         )
-        published = _scale_published(own.published_noise, cost.error_in_mean / own.rows_rms)
-        output = own.published_noise.output
-        of_output = None if output is None or bound.output is None else output / bound.output
-        ratio = PublishedNoise(own.published_noise.queries / bound.queries, of_output)
+        published = _scale_published(comparison.published_noise, cost.error_in_mean / comparison.rows_rms)
+        output = comparison.published_noise.output
+        output_ratio = None if output is None or bound.output is None else output / bound.output
+        ratio = PublishedNoise(comparison.published_noise.queries / bound.queries, output_ratio)
         lines.append(MechanismLine(name, mechanism, cost, published, ratio, mechanism == best.mechanism))
     unit = lines[0].published.queries / (lines[0].ratio.queries * bound.queries)
     return MechanismTable(tuple(lines), _scale_published(bound, unit))
 
 
-def _mechanisms_by_name(workload: Workload, found: list[MechanismCandidate]) -> dict[str, Mechanism]:
-    known = {
+def _mechanisms_by_name(workload: Workload, candidates: list[MechanismCandidate]) -> dict[str, Mechanism]:
+    mechanism_by_name = {
         name: mechanism
         for name, mechanism in unfitted_mechanisms(workload).items()
         if workload.rounds <= MAX_ROUNDS_OF_SLOW_MECHANISMS or mechanism.memory_vectors(workload) < workload.rounds
     }
-    for candidate in found:
-        if candidate.mechanism not in known.values():
+    for candidate in candidates:
+        if candidate.mechanism not in mechanism_by_name.values():
             name = f"{candidate.name}, {candidate.vector_count} vectors"
-            known[name if candidate.name in known else candidate.name] = candidate.mechanism
-    return known
+            mechanism_by_name[name if candidate.name in mechanism_by_name else candidate.name] = (
+                candidate.mechanism
+            )
+    return mechanism_by_name
 
 
 def _scale_published(published: PublishedNoise, factor: float) -> PublishedNoise:
@@ -332,22 +376,23 @@ _MAX_TIMED_VECTORS = 128
 
 
 def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
-    """Seconds for a round in one thread once the state is full, fresh vector drawn before; float32.
+    """Measure the seconds of a round of float32 noise in one thread, after the state is full.
 
-    None for a state of more than 128 vectors, and for a run of one round.
+    The fresh vector is drawn before the measurement.  None for a state of more than 128 vectors, and for a run
+    of one round.
     """
     vectors, rounds = mechanism.memory_vectors(workload), workload.rounds
     if vectors > _MAX_TIMED_VECTORS or rounds < 2:
         return None
-    first = max(1, min(vectors, rounds - _TIMED_ROUNDS))
-    last = min(first + _TIMED_ROUNDS, rounds)
+    first_timed = max(1, min(vectors, rounds - _TIMED_ROUNDS))
+    last_timed = min(first_timed + _TIMED_ROUNDS, rounds)
     import torch
 
     fresh, state = torch.randn(dimension), mechanism.start()
     with limit_to_one_thread():
-        for t in range(1, first + 1):
+        for t in range(1, first_timed + 1):
             _, state = mechanism.noise(state, t, fresh)
-        started = time.perf_counter()
-        for t in range(first + 1, last + 1):
+        start_time = time.perf_counter()
+        for t in range(first_timed + 1, last_timed + 1):
             _, state = mechanism.noise(state, t, fresh)
-    return (time.perf_counter() - started) / (last - first)
+    return (time.perf_counter() - start_time) / (last_timed - first_timed)

@@ -1,9 +1,12 @@
-"""The record of a finished cell, checkpoints of others, and what a resumed run must share with its folder.
+"""Stored records of finished cells, checkpoints of unfinished ones, and checks of a resumed run.
 
-A record of results.json says what was asked for, measured, spent and claimed.  RUN_DIR/checkpoints has a file for
-each group of cells that the run is in the middle of, gone when the group is finished; it holds sums without noise,
-so that its mode is 0600, and the folder's 0700.  A run that is resumed may add seeds, and nothing else: a cell
-keeps its number, and so the name of its model, and cells of added seeds are numbered after all others.
+A record of results.json holds a cell's scenario, measurements, releases and claim.
+
+RUN_DIR/checkpoints has one file for each unfinished group of cells, which is deleted when the group is finished.
+Checkpoints hold sums without noise, so their mode is 0600, and the folder's mode is 0700.
+
+A resumed run may add seeds, and nothing else.  A cell keeps its number, and so its model file keeps its name.
+Cells of added seeds are numbered after all others.
 """
 
 import dataclasses
@@ -31,7 +34,7 @@ from fedpriv.scenario.schema import Cell
 
 
 def program_versions() -> dict[str, str]:
-    """Versions of the programs that compute the results."""
+    """Return the versions of the programs that compute the results."""
     return {
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("fedpriv", "torch", "numpy", "flwr", "cryptography")},
@@ -42,9 +45,9 @@ def program_versions() -> dict[str, str]:
 def privacy_data(
     cell: Cell, releases: Sequence[ReleaseStream], noise: Literal["simulation", "release"] = "simulation"
 ) -> dict[str, Any]:
-    """The privacy statement of a cell as data: computed from its ledger, not from what the scenario asked for.
+    """Compute the privacy statement of a cell as data, from its ledger and not from its scenario.
 
-    A first step that the cell's budget has, and its ledger has not, is charged as one elsewhere.
+    A first step that the cell's budget includes, but its ledger does not, is charged as an external first step.
     """
     releases = add_external_first_step(releases, cell.budget.other_mu)
     claim, delta = compute_claim(releases), cell.privacy.delta
@@ -64,19 +67,19 @@ def privacy_data(
 
 
 def _describe_target(cell: Cell) -> str:
-    """Target that the noise was calibrated to, and the key of the scenario from which it follows."""
-    asked, target = cell.privacy, cell.privacy.target_mu
+    """Describe the target of the noise calibration, and the key of the scenario from which it follows."""
+    privacy, target = cell.privacy, cell.privacy.target_mu
     if target is None:
         return "none"
     if not cell.schedule.secret:
         return f"mu = {format_upper(target, 6)}"
-    given = "" if asked.epsilon is not None else f", what mu = {format_upper(target, 6)} gives"
-    spent = epsilon_of(target, asked.delta)
-    return f"epsilon = {format_upper(spent, 6)} at delta = {format_upper_delta(asked.delta)}{given}"
+    mu_note = "" if privacy.epsilon is not None else f", what mu = {format_upper(target, 6)} gives"
+    epsilon = epsilon_of(target, privacy.delta)
+    return f"epsilon = {format_upper(epsilon, 6)} at delta = {format_upper_delta(privacy.delta)}{mu_note}"
 
 
 class NamedSection(BaseModel):
-    """A section with a name, whatever else it has."""
+    """Section that has at least a name."""
 
     name: str
 
@@ -86,7 +89,7 @@ class _DataSection(NamedSection):
 
 
 class _CellScenario(NamedSection):
-    """The scenario of a cell, by what is shown of it; `resolve_cell` reads all of it."""
+    """Shown part of a cell's scenario.  `resolve_cell` reads all of the scenario."""
 
     data: _DataSection
     model: NamedSection
@@ -97,7 +100,7 @@ class _CellScenario(NamedSection):
 
 
 class CellRecord(BaseModel):
-    """The fields of `record_of` that readers rely on; those with a default are absent in older files."""
+    """Fields of `make_cell_record` that readers need.  Fields with a default are absent in older files."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -127,7 +130,7 @@ class CellRecord(BaseModel):
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Self:
-        """Metrics are numbers."""
+        """Check that metrics are numbers."""
         for name, value in (self.model_extra or {}).items():
             if name.startswith("test_") and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} = {value!r}: expected a number")
@@ -140,24 +143,24 @@ def derived_fields(
     evaluations: Sequence[ReleaseStream],
     noise: Literal["simulation", "release"],
 ) -> dict[str, Any]:
-    """What a record says that follows from the scenario and the releases alone."""
-    held, stated = cell.schedule.batches_per_silo, privacy_data(cell, releases, noise)
+    """Compute the fields of a record that follow from the scenario and the releases."""
+    batches_per_silo, privacy = cell.schedule.batches_per_silo, privacy_data(cell, releases, noise)
     return {
         "seed": cell.seed,
-        **stated,
-        "evaluation": evaluation_to_data(evaluations, cell.algorithm.trust, stated["mu"]),
+        **privacy,
+        "evaluation": evaluation_to_data(evaluations, cell.algorithm.trust, privacy["mu"]),
         "silos": cell.federation.silos,
         **({} if cell.federation.clients is None else {"clients": cell.federation.clients}),
         "rounds": cell.schedule.rounds,
-        "records": sum(cell.batch_sizes) * held,
+        "records": sum(cell.batch_sizes) * batches_per_silo,
         "unread": cell.unread_count,
-        "smallest_silo": min(cell.batch_sizes) * held,
+        "smallest_silo": min(cell.batch_sizes) * batches_per_silo,
         "batch": sum(cell.batch_sizes),
     }
 
 
 def make_cell_record(place: int, point: SweepPoint, finished: CellOutcome, engine: str) -> dict[str, Any]:
-    """Everything that results.json says of one finished cell."""
+    """Make the record of a finished cell in results.json."""
     return {
         "cell": place,
         "point": dict(point.swept_values),
@@ -179,32 +182,39 @@ _CHECKPOINT_SUFFIX = ".npz"
 
 
 class CheckpointFolder(Checkpoints):
-    """Checkpoints as files.  One that cannot be written is said once, and fails nothing."""
+    """Checkpoints as files of a run folder.
+
+    If a checkpoint cannot be written, the observer is notified once, and the run continues.
+    """
 
     def __init__(self, run: Path, observer: RunObserver) -> None:
         self._folder, self._observer = run / _CHECKPOINT_FOLDER, observer
         self._write_failed = False
 
     def check_scenario(self, scenario: Scenario) -> None:
-        """Set aside what cannot be used; InputError for checkpoints of another scenario, which stay."""
-        found = find_checkpoints(self._folder.parent)
-        ours = {cell_digest(point.cell) for point in scenario.points} if found else set()
-        for path in found:
+        """Delete unusable checkpoints, and check that the others belong to the scenario.
+
+        Raises:
+            InputError: A checkpoint is of cells that the scenario does not have; it is kept.
+        """
+        checkpoint_paths = find_checkpoints(self._folder.parent)
+        cell_digests = {cell_digest(point.cell) for point in scenario.points} if checkpoint_paths else set()
+        for path in checkpoint_paths:
             try:
                 header = read_header(path.read_bytes())
-                why = header.why_unusable()
+                reason = header.why_unusable()
             except ValueError as error:
-                why = str(error)
+                reason = str(error)
             else:
-                if why is None and not ours.issuperset(header.cells):
+                if reason is None and not cell_digests.issuperset(header.cells):
                     raise InputError(
                         f"{self._folder.parent} holds another run: {path.name} is a checkpoint of cells that this "
                         "scenario does not have; give another --out, or the scenario and --set options it was "
                         "started with"
                     )
-            if why is not None:
+            if reason is not None:
                 path.unlink()
-                self._observer.notified(f"{path}: not used, and its rounds are run again: {why}")
+                self._observer.notified(f"{path}: not used, and its rounds are run again: {reason}")
 
     def latest(self, name: str) -> bytes | None:
         path = self._path(name)
@@ -221,11 +231,11 @@ class CheckpointFolder(Checkpoints):
 
     def drop(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)
-        with suppress(OSError):  # there are others, or there was none
+        with suppress(OSError):  # other checkpoints remain, or the folder does not exist
             self._folder.rmdir()
 
     def clear(self) -> None:
-        """Remove all, and drafts of killed processes with them."""
+        """Delete all checkpoints, and the temporary files of killed processes."""
         for path in self._folder.glob("*"):
             path.unlink()
         with suppress(FileNotFoundError):
@@ -236,75 +246,92 @@ class CheckpointFolder(Checkpoints):
 
 
 def find_checkpoints(run: Path) -> Sequence[Path]:
-    """The files of the checkpoints that a run folder has."""
+    """List the checkpoint files of a run folder."""
     return sorted((run / _CHECKPOINT_FOLDER).glob(f"[!.]*{_CHECKPOINT_SUFFIX}"))
 
 
 _REMEDY = "give another --out, or the scenario and --set options it was started with; only seeds can be added"
 
 
-def other_run_error(folder: Path, what: str) -> InputError:
-    """The line for a folder whose run is not the one that is asked for; `what` differs."""
-    return InputError(f"{folder} holds another run: {sanitize_line(what)}; {_REMEDY}")
+def other_run_error(folder: Path, difference: str) -> InputError:
+    """Make the error for a folder that holds another run, with the difference."""
+    return InputError(f"{folder} holds another run: {sanitize_line(difference)}; {_REMEDY}")
 
 
-def extend_seed_batches(folder: Path, before: Sequence[Sequence[int]], asked: Sequence[int]) -> list[list[int]]:
-    """Group the seeds of the run in `folder` by the invocation that added them: those of `before`, then new ones.
+def extend_seed_batches(
+    folder: Path, stored_batches: Sequence[Sequence[int]], requested_seeds: Sequence[int]
+) -> list[list[int]]:
+    """Group the seeds of a resumed run by the invocation that added them.
 
-    InputError where a seed of the run is not among those `asked` for.
+    Args:
+        folder: Folder of the run, for errors.
+        stored_batches: Seeds of the invocations so far.
+        requested_seeds: Seeds of the scenario.
+
+    Raises:
+        InputError: A stored seed is not requested.
     """
-    known = [seed for start in before for seed in start]
-    if gone := [seed for seed in known if seed not in asked]:
-        there, not_here = (", ".join(map(str, seeds)) for seeds in (known, gone))
-        raise other_run_error(folder, f"its seeds are {there}, and this scenario has no seed {not_here}")
-    added = [seed for seed in asked if seed not in known]
-    return [*map(list, before), *([added] if added else [])]
+    stored_seeds = [seed for batch in stored_batches for seed in batch]
+    if dropped_seeds := [seed for seed in stored_seeds if seed not in requested_seeds]:
+        stored_text, dropped_text = (", ".join(map(str, seeds)) for seeds in (stored_seeds, dropped_seeds))
+        raise other_run_error(folder, f"its seeds are {stored_text}, and this scenario has no seed {dropped_text}")
+    new_seeds = [seed for seed in requested_seeds if seed not in stored_seeds]
+    return [*map(list, stored_batches), *([new_seeds] if new_seeds else [])]
 
 
-def order_by_batch(scenario: Scenario, starts: Sequence[Sequence[int]]) -> Scenario:
-    """The scenario with its seeds and points in the order of the starts; every start has all sweep points."""
+def order_by_batch(scenario: Scenario, seed_batches: Sequence[Sequence[int]]) -> Scenario:
+    """Order the seeds and points of a scenario by batch of seeds.
+
+    Each batch has all sweep points.
+    """
     count = len(scenario.seeds)
     blocks = (scenario.points[first : first + count] for first in range(0, len(scenario.points), count))
-    by_seed = [{point.cell.seed: point for point in block} for block in blocks]
-    points = [found[seed] for start in starts for found in by_seed for seed in start]
-    return dataclasses.replace(scenario, seeds=[seed for start in starts for seed in start], points=points)
+    points_by_block = [{point.cell.seed: point for point in block} for block in blocks]
+    points = [point_by_seed[seed] for batch in seed_batches for point_by_seed in points_by_block for seed in batch]
+    return dataclasses.replace(scenario, seeds=[seed for batch in seed_batches for seed in batch], points=points)
 
 
-def batch_ranges(scenario: Scenario, starts: Sequence[Sequence[int]]) -> list[range]:
-    """Places of a scenario's points, ordered by its batches of seeds, for each batch."""
+def batch_ranges(scenario: Scenario, seed_batches: Sequence[Sequence[int]]) -> list[range]:
+    """Return the range of cell numbers of each batch of seeds."""
     blocks = len(scenario.points) // len(scenario.seeds)
-    ends = [0, *itertools.accumulate(blocks * len(start) for start in starts)]
+    ends = [0, *itertools.accumulate(blocks * len(batch) for batch in seed_batches)]
     return [range(first, end) for first, end in itertools.pairwise(ends)]
 
 
-def check_axes(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """InputError where the swept keys, their order or their values are not those of the run in `folder`."""
-    if list(then.items()) != list(now.items()):
+def check_axes(folder: Path, stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise InputError if the sweep differs from that of the run in `folder`.
+
+    The swept keys, their order and their values are compared.
+    """
+    if list(stored.items()) != list(current.items()):
         raise other_run_error(
-            folder, f"its sweep differs from this scenario's: {first_difference(then, now) or 'in its order'}"
+            folder,
+            f"its sweep differs from this scenario's: {first_difference(stored, current) or 'in its order'}",
         )
 
 
-def check_cell(folder: Path, place: int, then: Cell, scenario: Scenario) -> None:
-    """InputError where the finished cell at `place` is not the scenario's."""
+def check_cell(folder: Path, number: int, stored: Cell, scenario: Scenario) -> None:
+    """Raise InputError if the finished cell `number` of the folder is not the scenario's."""
     points = scenario.points
-    what = (
-        first_difference(then.canonical_data(), points[place].cell.canonical_data())
-        if place < len(points)
+    difference = (
+        first_difference(stored.canonical_data(), points[number].cell.canonical_data())
+        if number < len(points)
         else f"this scenario has {len(points)} cells"
     )
-    if what:
-        raise other_run_error(folder, f"its cell {place} differs from this scenario's: {what}")
+    if difference:
+        raise other_run_error(folder, f"its cell {number} differs from this scenario's: {difference}")
 
 
-def first_difference(then: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> str:
-    """The first key of two trees whose values differ, with both; nothing where there is none."""
-    for key in dict.fromkeys([*then, *now]):
-        one, other = then.get(key), now.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            if deeper := first_difference(one, other, f"{section}{key}."):
-                return deeper
-        elif one != other:
-            there, here = ("not given" if value is None else repr(value) for value in (one, other))
-            return f"{section}{key} is {there} there, {here} here"
+def first_difference(stored: Mapping[str, Any], current: Mapping[str, Any], section: str = "") -> str:
+    """Describe the first key whose values differ in two trees, with both values, or return ""."""
+    for key in dict.fromkeys([*stored, *current]):
+        stored_value, current_value = stored.get(key), current.get(key)
+        if isinstance(stored_value, Mapping) and isinstance(current_value, Mapping):
+            if nested_difference := first_difference(stored_value, current_value, f"{section}{key}."):
+                return nested_difference
+        elif stored_value != current_value:
+            stored_text, current_text = (
+                "not given" if value is None else repr(value) for value in (stored_value, current_value)
+            )
+            return f"{section}{key} is {stored_text} there, {current_text} here"
     return ""

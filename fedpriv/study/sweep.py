@@ -103,8 +103,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """Create `folder` if it is missing, and lock it for this process.
 
     The kernel holds the lock (`flock`), so it ends with the process, however the process ends.  The lock file
-    names
-    the process for error messages and means nothing without the lock.
+    names the process for error messages and means nothing without the lock.
 
     Raises:
         InputError: Another run has the lock; the message names its process.
@@ -189,10 +188,8 @@ def run_sweep(
     """Run the cells of a scenario that have no result yet, and return the folder with the results.
 
     A resumed run may have more seeds than before.  The new seeds are run, and finished cells stay unchanged.  A
-    run that
-    stops at any moment, even by an exception of an observer, leaves a valid folder that can be resumed.
-    Unfinished
-    cells then continue from their checkpoints, if the engine writes checkpoints.
+    run that stops at any moment, even by an exception of an observer, leaves a valid folder that can be resumed.
+    Unfinished cells then continue from their checkpoints, if the engine writes checkpoints.
 
     Args:
         scenario: Scenario of the run.
