@@ -1,15 +1,17 @@
-"""The Flower ServerApp: one cell of a scenario, from the run configuration to a published model.
+"""Flower ServerApp that runs one cell of a scenario, from the run configuration to a published model.
 
-Silos may evaluate: the server sends a model, and gets sums over their test records.
+Each trust setting has other messages and releases:
 
-untrusted    every silo's means come with its own noise, and are kept and published silo by silo
-trusted      exact integer sums come; their sum with the server's noise is kept and published
-no noise     exact means come: nothing is claimed
+| trust | messages of silos | releases, stored and published |
+|---|---|---|
+| untrusted | means with the silo's own noise | the messages, silo by silo |
+| trusted | exact integer sums | their sum with the server's noise |
+| no noise | exact means | nothing is claimed |
 
-Agreement before work: every silo says whether it would refuse the run, before any is asked for a round.
+Before the first round every silo is asked whether it would refuse the run (`check_admission`).  Nothing is opened,
+charged or released for that query, so that a run that one silo refuses costs the others nothing.
 
-Nothing is opened, charged or released for the question, so that a run that one silo refuses costs the others
-nothing.
+With federated evaluation the server sends a model, and gets sums over the silos' test records (`SiloEvaluation`).
 """
 
 import dataclasses
@@ -65,44 +67,51 @@ from fedpriv.server.strategy import (
 
 
 def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require_all: bool = True) -> None:
-    """RunError, with a line for each silo that does not agree; `nodes` are those of silo 0, 1, …
+    """Check that every silo would admit the run.
 
-    Without `all_needed`, a silo that does not answer in so many seconds is no reason to end the run.
+    Args:
+        grid: Grid with the silos' nodes.
+        nodes: Node ids of silo 0, 1, ….
+        timeout: Longest wait for replies, in seconds.
+        require_all: Whether a silo without a reply ends the run.
+
+    Raises:
+        RunError: If a silo refuses the run, or its clock is wrong, with a line for each such silo.
     """
-    asked, began = [Message(RecordDict(), node, ADMISSION_QUERY) for node in nodes], time.time()
+    queries, start_time = [Message(RecordDict(), node, ADMISSION_QUERY) for node in nodes], time.time()
     replies = {
-        reply.metadata.reply_to_message_id: reply for reply in grid.send_and_receive(asked, timeout=timeout)
+        reply.metadata.reply_to_message_id: reply for reply in grid.send_and_receive(queries, timeout=timeout)
     }
-    against: dict[int, str] = {}
-    for silo, message in enumerate(asked):
+    objections: dict[int, str] = {}
+    for silo, message in enumerate(queries):
         reply = replies.get(message.metadata.message_id)
         refusal = None if reply is None or reply.has_error() else read_refusal(reply.content)
         if reply is None or (refusal is not None and not refusal.is_final):
             if require_all:
-                against[silo] = f"no reply from silo {silo}" + (f"; {refusal.reason}" if refusal else "")
+                objections[silo] = f"no reply from silo {silo}" + (f"; {refusal.reason}" if refusal else "")
         elif reply.has_error():
-            against[silo] = (
+            objections[silo] = (
                 f"silo {silo} cannot be asked whether it agrees: its app is not of protocol {PROTOCOL_VERSION}, "
                 "as this "
                 f"coordinator's fedpriv is, or failed: {sanitize_line(str(reply.error.reason))}"
             )
         elif refusal is not None:
-            own = refusal.reason.startswith(f"silo {silo} ")
-            against[silo] = refusal.reason if own else f"silo {silo}: {refusal.reason}"
-        elif not is_clock_tolerated(ahead := clock_offset(reply.metadata.created_at, began, time.time())):
-            against[silo] = (
-                f"silo {silo}: its clock is {format_clock_offset(ahead)} the coordinator's; set both by NTP"
+            is_prefixed = refusal.reason.startswith(f"silo {silo} ")
+            objections[silo] = refusal.reason if is_prefixed else f"silo {silo}: {refusal.reason}"
+        elif not is_clock_tolerated(offset := clock_offset(reply.metadata.created_at, start_time, time.time())):
+            objections[silo] = (
+                f"silo {silo}: its clock is {format_clock_offset(offset)} the coordinator's; set both by NTP"
             )
-    if against:
-        words = f"{len(against)} of {len(asked)} silos do not take part, so none is asked for a round:"
-        raise RunError("\n  ".join([words, *against.values()]))
+    if objections:
+        header = f"{len(objections)} of {len(queries)} silos do not take part, so none is asked for a round:"
+        raise RunError("\n  ".join([header, *objections.values()]))
 
 
 class SiloEvaluation:
-    """The evaluations of one run, in order.
+    """Evaluations of one run, in order.
 
-    Guarantee: what was published of an evaluation is in the journal before anybody sees it, and is not asked for
-    again: no second noise is drawn on sums that have been published, whenever the server is killed.
+    Guarantee: the release of an evaluation is in the journal before anybody sees it, and is not asked for again.
+    So no second noise is drawn on sums that have been published, whenever the server is killed.
     """
 
     def __init__(
@@ -122,49 +131,60 @@ class SiloEvaluation:
     def metrics(
         self, number: int, model: Tensor, grid: Grid, nodes: Callable[[], Sequence[int]], timeout: float
     ) -> dict[str, float]:
-        """By name, of evaluation number `place`, from 1; RunError if a silo does not answer as it should."""
-        known = self._journal.read_entry(number) if self._journal else None
-        published = (
-            self._aggregator.repeat_release(known, number)
-            if known
+        """Return the metrics of evaluation `number`, from 1, by name.
+
+        Args:
+            number: Number of the evaluation.
+            model: Model that is evaluated, (d,).
+            grid: Grid with the silos' nodes.
+            nodes: Function that returns the node ids, called only if the journal has no release.
+            timeout: Longest wait for replies, in seconds.
+
+        Raises:
+            RunError: If a silo does not reply, refuses, or sends a malformed message.
+        """
+        entry = self._journal.read_entry(number) if self._journal else None
+        release = (
+            self._aggregator.repeat_release(entry, number)
+            if entry
             else self._run_evaluation(number, model, grid, nodes(), timeout)
         )
-        return self._evaluation_plan.metrics(published.view(-1, self._evaluation_plan.scores.dimension))
+        return self._evaluation_plan.metrics(release.view(-1, self._evaluation_plan.scores.dimension))
 
     def _run_evaluation(
         self, number: int, model: Tensor, grid: Grid, nodes: Sequence[int], timeout: float
     ) -> Tensor:
         content = query_content(to_array_record(model), number, ConfigRecord())
-        commits = self._checkpoints
-        asked = {
+        checkpoints = self._checkpoints
+        queries = {
             silo: Message(
-                commits.add_checkpoints(silo, content) if commits is not None else content, node, EVALUATE
+                checkpoints.add_checkpoints(silo, content) if checkpoints is not None else content, node, EVALUATE
             )
             for silo, node in enumerate(nodes)
         }
         answers = require_all_answers(
-            asked, grid.send_and_receive(asked.values(), timeout=timeout), f"evaluation {number}"
+            queries, grid.send_and_receive(queries.values(), timeout=timeout), f"evaluation {number}"
         )
-        if commits is not None:
+        if checkpoints is not None:
             for silo, answer in enumerate(answers):
-                commits.record_checkpoint(silo, answer)
+                checkpoints.record_checkpoint(silo, answer)
         messages = [self._read_sums(answer, silo, number) for silo, answer in enumerate(answers)]
-        released = self._aggregator.make_release(messages, number, model)
+        release = self._aggregator.make_release(messages, number, model)
         if self._journal:
-            self._journal.record(number, released.entry, {}, None, released.secret_state)
-        return released.vector
+            self._journal.record(number, release.entry, {}, None, release.secret_state)
+        return release.vector
 
     def _read_sums(self, content: RecordDict, silo: int, number: int) -> Tensor:
-        plan, where = self._evaluation_plan.plan, f"silo {silo}, evaluation {number}"
+        plan, source = self._evaluation_plan.plan, f"silo {silo}, evaluation {number}"
         release, _ = read_release(
             content,
-            where,
+            source,
             plan.rounds[number - 1].message_length,
             plan.message_dtype,
             self._aggregator.has_seeded_noise,
         )
         if not is_finite(release):
-            raise RunError(f"{where}: it sent values that are not finite")
+            raise RunError(f"{source}: it sent values that are not finite")
         return release
 
 
@@ -175,7 +195,7 @@ def evaluation_aggregator(
     *,
     simulated_noise: KeyedNormal | None = None,
 ) -> ServerAggregator:
-    """The server's part in evaluations; arguments as for `ServerSums`."""
+    """Build the server's aggregator of evaluations, with arguments as for `ServerAggregator`."""
     return ServerAggregator(
         evaluation_plan.plan,
         evaluation_plan.scores.initial(),
@@ -187,23 +207,23 @@ def evaluation_aggregator(
 
 
 def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -> ServerApp:
-    """The ServerApp, with an observer made for each run from its run configuration."""
+    """Build the ServerApp, with an observer that is made for each run from its run configuration."""
     app = ServerApp()
 
     @app.main()
     @torch.inference_mode()
     def main(grid: Grid, context: Context) -> None:
-        torch.set_num_threads(1)  # as in the clients: the order of sums must not depend on the cores
+        torch.set_num_threads(1)  # As in the clients: the order of sums must not depend on the number of cores.
         observer = make_observer(context.run_config)
         try:
-            cell, deployed = cell_from_run_config(context.run_config), bool(context.run_config["run-token"])
-            if deployed:
-                out = output_folder(context.run_config)  # RUN_DIR/deployment/DIGEST
-                deploy_cell(grid, cell, observer, out / "journal", out.resolve().parents[2] / ".commits")
+            cell, is_deployment = cell_from_run_config(context.run_config), bool(context.run_config["run-token"])
+            if is_deployment:
+                folder = output_folder(context.run_config)  # RUN_DIR/deployment/DIGEST
+                deploy_cell(grid, cell, observer, folder / "journal", folder.resolve().parents[2] / ".commits")
             else:
                 observer.finished(0, run_cell(grid, cell, observer))
         except FedprivError as error:
-            with suppress(RunError):  # a full disk takes no report either: then the error itself has to do
+            with suppress(RunError):  # With a full disk the report fails too, and the error itself is raised.
                 observer.failed(error)
             raise
 
@@ -211,68 +231,79 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
 
 
 def run_cell(grid: Grid, cell: Cell, observer: RunObserver) -> CellOutcome:
-    """All rounds of one simulated cell over a grid."""
+    """Run all rounds of one simulated cell over a grid."""
     task = load_task(cell)
     plan = make_plan(cell, task.objective)
     strategy = simulated_strategy(plan, plan.objective.initial(), cell)
-    asked, by_silos = make_evaluation_plan(cell, task.objective), None
-    if asked is not None:
-        by_silos = SiloEvaluation(
-            asked,
-            evaluation_aggregator(asked, evaluation_integers_key(cell), simulated_noise=evaluation_noise(cell)),
+    evaluation_plan, silo_evaluation = make_evaluation_plan(cell, task.objective), None
+    if evaluation_plan is not None:
+        silo_evaluation = SiloEvaluation(
+            evaluation_plan,
+            evaluation_aggregator(
+                evaluation_plan, evaluation_integers_key(cell), simulated_noise=evaluation_noise(cell)
+            ),
         )
-    return _run_strategy(strategy, grid, cell, task, observer, asked, by_silos)
+    return _run_strategy(strategy, grid, cell, task, observer, evaluation_plan, silo_evaluation)
 
 
 def deploy_cell(
     grid: Grid, cell: Cell, observer: RunObserver, folder: Path, checkpoint_folder: Path | None = None
 ) -> None:
-    """All rounds of one cell with silos of their own, once all agree; goes on where the journal in `folder` ends.
+    """Run all rounds of one cell with deployed silos, once all of them agree.
 
-    Commits of silos' ledgers are `remembered` in a folder that runs share, by default in the journal's.
+    A run that was interrupted continues after the last round in the journal.
 
     Guarantee: a server that adds noise draws it from a key of the operating system, which is kept in the journal
     while the run lasts.
+
+    Args:
+        grid: Grid with the silos' nodes.
+        cell: Cell that is run.
+        observer: Observer of the run.
+        folder: Folder of the journal.
+        checkpoint_folder: Folder for checkpoints of silos' ledgers, which runs can share, by default in `folder`.
     """
     task = load_public_task(cell)
     plan = make_plan(cell, task.objective, for_release=True)
-    patient = PatientGrid(
+    patient_grid = PatientGrid(
         grid,
         has_registered_nodes=os.environ.get(REGISTERED_NODES_VARIABLE) == "1",
         on_wait=partial(report_waiting, folder.parent),
     )
-    commits = CheckpointStore(checkpoint_folder or folder / "commits")
-    asked = make_evaluation_plan(cell, task.objective, for_release=True)
-    goes_on = cell.deployment.missing == "continue"
+    checkpoints = CheckpointStore(checkpoint_folder or folder / "commits")
+    evaluation_plan = make_evaluation_plan(cell, task.objective, for_release=True)
+    continues = cell.deployment.missing == "continue"
 
     def agreed_roster(_: Grid, silos: int, timeout: float) -> list[int]:
-        nodes = patient.roster(silos, timeout)
-        check_admission(patient, nodes, timeout, require_all=not goes_on)
+        nodes = patient_grid.roster(silos, timeout)
+        check_admission(patient_grid, nodes, timeout, require_all=not continues)
         return nodes
 
     with ServerJournal(folder, EntrySizes.from_plan(plan)) as journal, ExitStack() as stack:
-        evaluated, by_silos = None, None
-        if asked is not None:
+        evaluation_journal, silo_evaluation = None, None
+        if evaluation_plan is not None:
             entries, copies = (
-                EntrySizes.from_plan(asked.plan),
-                len(asked.plan.weights) if asked.publishes_each_silo else 1,
+                EntrySizes.from_plan(evaluation_plan.plan),
+                len(evaluation_plan.plan.weights) if evaluation_plan.publishes_each_silo else 1,
             )
             entries = entries._replace(lengths=tuple(copies * length for length in entries.lengths))
-            evaluated = stack.enter_context(ServerJournal(folder / "evaluation", entries))
-            sums = evaluation_aggregator(asked, evaluated.load_noise_key(), evaluated.load_secret_state)
-            by_silos = SiloEvaluation(asked, sums, evaluated, commits)
+            evaluation_journal = stack.enter_context(ServerJournal(folder / "evaluation", entries))
+            aggregator = evaluation_aggregator(
+                evaluation_plan, evaluation_journal.load_noise_key(), evaluation_journal.load_secret_state
+            )
+            silo_evaluation = SiloEvaluation(evaluation_plan, aggregator, evaluation_journal, checkpoints)
         strategy = deployed_strategy(
             plan,
             plan.objective.initial(),
             journal,
             agreed_roster,
-            continue_without_missing=goes_on,
-            checkpoints=commits,
+            continue_without_missing=continues,
+            checkpoints=checkpoints,
         )
-        finished = _run_strategy(strategy, patient, cell, task, observer, asked, by_silos)
-        for each in filter(None, (journal, evaluated)):
-            each.wipe_key()  # before the result is there: then everything may be ended at any moment
-        observer.finished(0, dataclasses.replace(finished, noise="release"))
+        outcome = _run_strategy(strategy, patient_grid, cell, task, observer, evaluation_plan, silo_evaluation)
+        for run_journal in filter(None, (journal, evaluation_journal)):
+            run_journal.wipe_key()  # before the outcome is published, which may end this process
+        observer.finished(0, dataclasses.replace(outcome, noise="release"))
 
 
 def deployed_strategy(
@@ -284,12 +315,12 @@ def deployed_strategy(
     continue_without_missing: bool = False,
     checkpoints: CheckpointStore | None = None,
 ) -> ReleaseStrategy:
-    """The strategy of a server whose releases are real: its noise is keyed by the journal, and by nothing else."""
-    sums = ServerAggregator(plan, initial, journal.load_noise_key(), journal.load_secret_state)
+    """Build the strategy of a server that releases, with noise that is keyed by the journal alone."""
+    aggregator = ServerAggregator(plan, initial, journal.load_noise_key(), journal.load_secret_state)
     return ReleaseStrategy(
         plan,
         initial,
-        sums,
+        aggregator,
         journal,
         find_roster,
         continue_without_missing=continue_without_missing,
@@ -298,12 +329,12 @@ def deployed_strategy(
 
 
 def simulated_strategy(plan: Plan, initial: Tensor, cell: Cell) -> ReleaseStrategy:
-    """The strategy of a simulation's server, whose noise is the seed's."""
+    """Build the strategy of a simulation's server, with noise of the scenario's seed."""
     return ReleaseStrategy(plan, initial, simulated_aggregator(plan, initial, cell), absences=draw_absences(cell))
 
 
 def simulated_aggregator(plan: Plan, initial: Tensor, cell: Cell) -> ServerAggregator:
-    """The server's part in a simulation, with the seed's noise."""
+    """Build the aggregator of a simulation's server, with noise of the scenario's seed."""
     noise = simulation_noise(cell.noise_seed, cell.run.dtype)
     return ServerAggregator(plan, initial, integer_noise_key(cell.noise_seed), simulated_noise=noise)
 
@@ -320,49 +351,49 @@ def _run_strategy(
     evaluation_plan: EvaluationPlan | None,
     silo_evaluation: SiloEvaluation | None,
 ) -> CellOutcome:
-    started, plan = time.perf_counter(), strategy.plan
-    evaluated_at = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))
+    start, plan = time.perf_counter(), strategy.plan
+    evaluated_rounds = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))
     timeout = cell.deployment.patience
     metrics: dict[str, float] = {}
-    done, last = 0, -math.inf  # a server that goes on has its first rounds behind it
+    reported_rounds, last_report = 0, -math.inf  # A server that continues a run starts after its stored rounds.
 
     def evaluate(t: int, arrays: ArrayRecord) -> None:
-        nonlocal done, last
-        if (now := time.perf_counter()) - last > _PROGRESS_SECONDS or t == plan.schedule.rounds:
-            observer.advanced(t - done)
-            done, last = t, now
-        if t not in evaluated_at:
+        nonlocal reported_rounds, last_report
+        if (now := time.perf_counter()) - last_report > _PROGRESS_SECONDS or t == plan.schedule.rounds:
+            observer.advanced(t - reported_rounds)
+            reported_rounds, last_report = t, now
+        if t not in evaluated_rounds:
             return
         model = decode_tensor(next(iter(arrays.values())))
         if silo_evaluation is None:
             metrics.update(*evaluate_models(task.objective, model, task.test, [f"round {t}"]))
         else:
-            place = evaluated_at.index(t) + 1
+            number = evaluated_rounds.index(t) + 1
             metrics.update(
-                silo_evaluation.metrics(place, model, grid, lambda: strategy.nodes(grid, timeout), timeout)
+                silo_evaluation.metrics(number, model, grid, lambda: strategy.nodes(grid, timeout), timeout)
             )
         observer.evaluated(0, t, dict(metrics))
 
     strategy.run(grid, timeout=timeout, evaluate=evaluate)
     model = next(iter(strategy.model_arrays().to_numpy_ndarrays()))
-    wall = time.perf_counter() - started
-    clipped = None if strategy.counts is None else strategy.counts.fraction_clipped
+    wall_seconds = time.perf_counter() - start
+    fraction_clipped = None if strategy.counts is None else strategy.counts.fraction_clipped
     return make_outcome(
         plan,
         strategy.rounds_done,
         model,
         metrics,
-        clipped,
-        wall,
+        fraction_clipped,
+        wall_seconds,
         strategy.missed_rounds,
         make_evaluation_streams(evaluation_plan),
     )
 
 
 def output_folder(run_config: Mapping[str, Any]) -> Path:
-    """The folder in which a server keeps what its run is made of."""
+    """Folder of the run's files at the server."""
     return Path(str(run_config["out"]) or "runs/flower")
 
 
 app = make_server_app(lambda run_config: FolderReporter(output_folder(run_config)))
-"""The app that engines submit: it reports to the engine that follows it."""
+"""App that engines submit, and that reports to the engine that follows it."""

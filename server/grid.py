@@ -1,10 +1,12 @@
-"""A Grid for silos that come and go: it looks often, asks again, and follows a silo to its new node.
+"""Grid for silos that disconnect and return, which polls often and follows a silo to its new node.
 
-Measured on Flower 1.41: its own `send_and_receive` sleeps 3 s between looks; a SuperNode that was killed keeps its
-messages until a heartbeat is missed (up to 60 s) and comes back under another node id, unless it has a key.
-Asking a silo twice is safe: its guard answers a repeated round with the same bytes.
+Three properties of Flower 1.41 were measured.  Its own `send_and_receive` sleeps 3 s between polls.  A SuperNode
+that was killed keeps its messages until a heartbeat is missed (up to 60 s).  It returns under another node id,
+unless it has a key.  The grid of this module therefore polls more often and repeats queries.  Repeating a query is
+safe, because a silo's guard answers a repeated round with the same bytes.
 
-In a simulation all nodes are there from the start and stay: `learn_roster` asks them once which silo they are.
+In a simulation all nodes exist from the start to the end, and `learn_roster` asks them once for their silo
+numbers.
 """
 
 import itertools
@@ -33,22 +35,33 @@ from fedpriv.protocol.messages import (
     refusal_content,
 )
 
-_POLL_SECONDS = 0.1  # between looks for nodes, and after an answer that says at once that nothing has come
+_POLL_SECONDS = 0.1  # seconds between polls for nodes, and after an empty reply that came at once
 
 
 def learn_roster(grid: Grid, silos: int, timeout: float) -> list[int]:
-    """The node id of silo 0, 1, …; RunError if a silo has no node, or two, or the wait is over."""
+    """Return the node ids of silo 0, 1, ….
+
+    Raises:
+        RunError: If a silo has no node, or two, or the time is over.
+    """
     replies = ask_roster(grid, silos, timeout, lambda node: Message(RecordDict(), node, ROSTER_QUERY))
     return [reply.metadata.src_node_id for reply in replies]
 
 
 def ask_roster(grid: Grid, silos: int, timeout: float, make_query: Callable[[int], Message]) -> list[Message]:
-    """Ask every node which silo it is, and return the replies of silo 0, 1, ….
+    """Ask every node for its silo number, and return the replies of silo 0, 1, ….
 
-    RunError if a silo has no node, or two, if a node refuses, or the wait is over.
+    Args:
+        grid: Grid with a node for each silo.
+        silos: Number of silos.
+        timeout: Longest wait for the nodes, and again for their replies, in seconds.
+        make_query: Function that makes the query to a node from its id.
+
+    Raises:
+        RunError: If a silo has no node, or two, if a node refuses, or the time is over.
     """
     nodes = _wait_for_nodes(grid, silos, timeout)
-    found: dict[int, int] = {}
+    node_by_silo: dict[int, int] = {}
     replies: dict[int, Message] = {}
     for reply in grid.send_and_receive([make_query(node) for node in nodes], timeout=timeout):
         if reply.has_error():
@@ -56,15 +69,19 @@ def ask_roster(grid: Grid, silos: int, timeout: float, make_query: Callable[[int
         if (refusal := read_refusal(reply.content)) is not None:
             raise RunError(refusal.reason)
         silo, node = read_int_field(reply.content, "metrics", "silo"), reply.metadata.src_node_id
-        assign_node(found, silos, silo, node)
+        assign_node(node_by_silo, silos, silo, node)
         replies[silo] = reply
-    if missing := sorted(set(range(silos)) - set(found)):
+    if missing := sorted(set(range(silos)) - set(node_by_silo)):
         raise RunError(f"no node says it is silo {', '.join(map(str, missing))}")
     return [replies[silo] for silo in range(silos)]
 
 
 def assign_node(node_by_silo: dict[int, int], silos: int, silo: int, node: int) -> None:
-    """Note which node a silo is; RunError for a silo that does not exist or is there twice."""
+    """Store the node of a silo.
+
+    Raises:
+        RunError: If the silo does not exist or has a node already.
+    """
     if silo in node_by_silo or not 0 <= silo < silos:
         raise RunError(f"a node says it is silo {silo}: expected each of 0 … {silos - 1} once")
     node_by_silo[silo] = node
@@ -81,12 +98,10 @@ def _wait_for_nodes(grid: Grid, silos: int, timeout: float) -> list[int]:
     return nodes
 
 
-_MIN_HOLD_SECONDS = (
-    0.5  # after which such an answer was held back until something might have come: no need to wait
-)
-_NODE_POLL_SECONDS = 1.0  # between looks for nodes that are new
-_RETRY_SECONDS = 2.0  # after an error that may pass
-_SILENCE_SECONDS = 30.0  # before a message is sent again unasked; doubled each time
+_MIN_HOLD_SECONDS = 0.5  # Seconds after which an empty reply needs no pause: it was held back for a message.
+_NODE_POLL_SECONDS = 1.0  # seconds between polls for new nodes
+_RETRY_SECONDS = 2.0  # seconds before a message is sent again after a transient error
+_SILENCE_SECONDS = 30.0  # seconds without a reply before a message is sent again, doubled each time
 _LOST_MESSAGE = "its message was lost; a SuperLink or a SuperNode that is started again does that"
 _TRANSIENT_ERRORS = {
     ErrorCode.MESSAGE_UNAVAILABLE: _LOST_MESSAGE,
@@ -94,30 +109,33 @@ _TRANSIENT_ERRORS = {
     ErrorCode.NODE_UNAVAILABLE: "the SuperLink hears nothing of its SuperNode: network, machine or service",
     ErrorCode.CLIENT_APP_CRASHED: "its app ended without an answer; a machine that has no memory left does that",
 }
-"""Errors that may pass, and what is known of their cause."""
+"""Error codes that may pass, each with its probable cause."""
 _MIN_PAUSE_SECONDS = (
-    5.0  # seconds between two looks: this process or the SuperLink was stopped, and no silo is at fault
+    5.0  # Seconds between two polls after which this process or the SuperLink was stopped, no silo.
 )
-_MAX_PAUSE_SECONDS = 900.0  # that are made up for
+_MAX_PAUSE_SECONDS = 900.0  # seconds of such pauses that extend the timeout
 
 
 WaitCallback = Callable[[Sequence[int], float], None]
-"""Told for which silos is waited, and since when (seconds of the epoch); for none once it is over."""
-_MIN_REPORTED_SECONDS = 5.0  # seconds of waiting
+"""Callback with the silos that a server waits for, and the start of the wait.
+
+The start is in seconds of the epoch.  After the wait the callback is called without silos.
+"""
+_MIN_REPORTED_SECONDS = 5.0  # seconds
 
 
 class _WaitReporter:
-    """One wait: told of after five seconds and again when other silos are waited for, and when it is over."""
+    """Reporter of one wait, after five seconds, at a change of the silos, and at the end."""
 
-    def __init__(self, tell: WaitCallback) -> None:
-        self._callback, self._start_time = tell, time.monotonic()
+    def __init__(self, callback: WaitCallback) -> None:
+        self._callback, self._start_time = callback, time.monotonic()
         self._last_silos: list[int] = []
 
     def report(self, silos: Iterable[int]) -> None:
-        waited = time.monotonic() - self._start_time
-        if waited > _MIN_REPORTED_SECONDS and (now := sorted(silos)) != self._last_silos:
-            self._last_silos = now
-            self._callback(now, time.time() - waited)
+        waiting_seconds = time.monotonic() - self._start_time
+        if waiting_seconds > _MIN_REPORTED_SECONDS and (current_silos := sorted(silos)) != self._last_silos:
+            self._last_silos = current_silos
+            self._callback(current_silos, time.time() - waiting_seconds)
 
     def finish(self) -> None:
         if self._last_silos:
@@ -126,7 +144,7 @@ class _WaitReporter:
 
 @dataclass
 class _PendingMessage:
-    """A message that waits for its reply: the ids under which it was sent, and when it is sent again."""
+    """Message that waits for its reply, with the ids of its copies and the time of the next copy."""
 
     message: Message
     node: int
@@ -137,130 +155,150 @@ class _PendingMessage:
 
 
 class PatientGrid(Grid):
-    """Another Grid, on which a silo keeps the node id it had first, wherever it is now.
+    """Grid around another Grid, on which a silo keeps its first node id, wherever the silo is now.
 
-    Guarantee: where nodes are `registered`, a silo is the node whose key the SuperLink's owner registered as
-    `silo-N`; what a node says of itself is not asked for, and nodes with other names are no silos.
+    Guarantee: if `has_registered_nodes`, a silo is the node whose key the SuperLink's owner registered as
+    `silo-N`. Nodes are not asked for their silo numbers, and nodes with other names are no silos.
     """
 
     def __init__(
         self, grid: Grid, *, has_registered_nodes: bool = False, on_wait: WaitCallback = lambda silos, since: None
     ) -> None:
         self._grid, self._on_wait, self._has_registered_nodes = grid, on_wait, has_registered_nodes
-        self._silo_by_node: dict[int, int] = {}  # what nodes said they are, or were registered as
-        self._moved_nodes: dict[int, int] = {}  # where a silo that was at the first node is now
-        self._roster_queries: dict[str, int] = {}  # roster messages under way, by id: the node
+        self._silo_by_node: dict[
+            int, int
+        ] = {}  # silo number that a node reported, or under which it is registered
+        self._moved_nodes: dict[int, int] = {}  # first node of a silo -> its current node
+        self._roster_queries: dict[str, int] = {}  # roster queries under way: message id -> node
         self._last_poll = 0.0
         self._message_numbers = itertools.count(1)
 
     def roster(self, silos: int, timeout: float) -> list[int]:
-        """The node id of silo 0, 1, …, once all are there; RunError with the silos that are missing."""
-        deadline, told = time.monotonic() + timeout, _WaitReporter(self._on_wait)
-        while len(found := self._find_nodes(silos)) < silos:
-            missing = [silo for silo in range(silos) if silo not in found]
+        """Wait for all silos and return the node ids of silo 0, 1, ….
+
+        Raises:
+            RunError: If silos are missing after `timeout` seconds, with their numbers.
+        """
+        deadline, reporter = time.monotonic() + timeout, _WaitReporter(self._on_wait)
+        while len(node_by_silo := self._find_nodes(silos)) < silos:
+            missing = [silo for silo in range(silos) if silo not in node_by_silo]
             if time.monotonic() > deadline:
                 raise RunError(
                     f"silo {', '.join(map(str, missing))} was not connected after {timeout:.0f} s"
                     f"{_format_superlink_refusals(missing)}"
                 )
-            told.report(missing)
+            reporter.report(missing)
             self._poll_nodes()
             time.sleep(_POLL_SECONDS)
-        told.finish()
-        return [found[silo] for silo in range(silos)]
+        reporter.finish()
+        return [node_by_silo[silo] for silo in range(silos)]
 
     def _find_nodes(self, silos: int) -> dict[int, int]:
-        found: dict[int, int] = {}
+        node_by_silo: dict[int, int] = {}
         for node, silo in self._silo_by_node.items():
-            assign_node(found, silos, silo, node)
-        return found
+            assign_node(node_by_silo, silos, silo, node)
+        return node_by_silo
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """The replies that came within `timeout` seconds, each as the reply to the message it was asked with.
+        """Return the replies that arrive within `timeout` seconds, each as the reply to its first message.
 
-        Seconds in which this process was stopped, or the SuperLink did not answer, are no silo's and do not count.
+        Seconds in which this process was stopped, or the SuperLink did not answer, do not count.
 
-        Refusals that might have passed, and did not in that time, are among them.
+        Refusals that could have passed, and did not in that time, are among the replies.
         """
-        started, told = time.monotonic(), _WaitReporter(self._on_wait)
-        waiting = [
-            _PendingMessage(self._number_message(message), self._current_node(message), started)
+        start, reporter = time.monotonic(), _WaitReporter(self._on_wait)
+        pending_messages = [
+            _PendingMessage(self._number_message(message), self._current_node(message), start)
             for message in messages
         ]
         replies: list[Message] = []
-        looked, asleep = started, 0.0
-        while waiting and (
-            timeout is None or time.monotonic() - started - min(asleep, _MAX_PAUSE_SECONDS) < timeout
+        last_poll, paused_seconds = start, 0.0
+        while pending_messages and (
+            timeout is None or time.monotonic() - start - min(paused_seconds, _MAX_PAUSE_SECONDS) < timeout
         ):
-            self._send([question for question in waiting if time.monotonic() >= question.retry_time])
-            by_id = {number: question for question in waiting for number in question.message_ids}
+            self._send([pending for pending in pending_messages if time.monotonic() >= pending.retry_time])
+            by_id = {number: pending for pending in pending_messages for number in pending.message_ids}
             asked = time.monotonic()
-            come = list(self._grid.pull_messages(set(by_id))) if by_id else []
-            if not come and time.monotonic() - asked < _MIN_HOLD_SECONDS:
+            arrivals = list(self._grid.pull_messages(set(by_id))) if by_id else []
+            if not arrivals and time.monotonic() - asked < _MIN_HOLD_SECONDS:
                 time.sleep(_POLL_SECONDS)
-            for reply in come:
-                question = by_id[reply.metadata.reply_to_message_id]
+            for reply in arrivals:
+                pending = by_id[reply.metadata.reply_to_message_id]
                 if _is_transient(reply):
-                    question.message_ids.discard(reply.metadata.reply_to_message_id)
-                    question.refusal = reply
-                    question.retry_time = min(question.retry_time, time.monotonic() + _RETRY_SECONDS)
-                elif question in waiting:  # a message that was sent twice has two replies, of the same bytes
-                    waiting.remove(question)
-                    replies.append(_readdress_reply(question.message, reply))
-            self._redirect_messages(waiting)
-            passed, looked = time.monotonic() - looked, time.monotonic()
-            asleep += passed if passed > _MIN_PAUSE_SECONDS else 0.0
-            told.report(self._silo_by_node.get(asked.message.metadata.dst_node_id, -1) for asked in waiting)
-        told.finish()
-        return replies + [_make_refusal_reply(asked.message, asked.refusal) for asked in waiting if asked.refusal]
-
-    def _send(self, questions: list[_PendingMessage]) -> None:
-        if not questions:
-            return
-        sent = [
-            Message(asked.message.content, asked.node, asked.message.metadata.message_type) for asked in questions
+                    pending.message_ids.discard(reply.metadata.reply_to_message_id)
+                    pending.refusal = reply
+                    pending.retry_time = min(pending.retry_time, time.monotonic() + _RETRY_SECONDS)
+                elif (
+                    pending in pending_messages
+                ):  # A message that was sent twice has two replies of the same bytes.
+                    pending_messages.remove(pending)
+                    replies.append(_readdress_reply(pending.message, reply))
+            self._redirect_messages(pending_messages)
+            elapsed, last_poll = time.monotonic() - last_poll, time.monotonic()
+            paused_seconds += elapsed if elapsed > _MIN_PAUSE_SECONDS else 0.0
+            reporter.report(
+                self._silo_by_node.get(asked.message.metadata.dst_node_id, -1) for asked in pending_messages
+            )
+        reporter.finish()
+        return replies + [
+            _make_refusal_reply(asked.message, asked.refusal) for asked in pending_messages if asked.refusal
         ]
-        for question, number in zip(questions, self._grid.push_messages(sent), strict=True):
-            now = time.monotonic()
-            if number:
-                question.message_ids.add(number)
-                question.retry_time, question.silence_seconds = (
-                    now + question.silence_seconds,
-                    2.0 * question.silence_seconds,
-                )
-            else:  # the node is not known any more
-                question.retry_time = now + _RETRY_SECONDS
 
-    def _redirect_messages(self, waiting: list[_PendingMessage]) -> None:
-        """Send what still waits to the new nodes of silos that have one."""
-        if waiting:
+    def _send(self, pending_messages: list[_PendingMessage]) -> None:
+        if not pending_messages:
+            return
+        copies = [
+            Message(
+                pending_message.message.content,
+                pending_message.node,
+                pending_message.message.metadata.message_type,
+            )
+            for pending_message in pending_messages
+        ]
+        for pending, message_id in zip(pending_messages, self._grid.push_messages(copies), strict=True):
+            now = time.monotonic()
+            if message_id:
+                pending.message_ids.add(message_id)
+                pending.retry_time, pending.silence_seconds = (
+                    now + pending.silence_seconds,
+                    2.0 * pending.silence_seconds,
+                )
+            else:  # The SuperLink does not know the node any more.
+                pending.retry_time = now + _RETRY_SECONDS
+
+    def _redirect_messages(self, pending_messages: list[_PendingMessage]) -> None:
+        """Direct messages without a reply to the new nodes of their silos."""
+        if pending_messages:
             self._poll_nodes()
-        for question in waiting:
-            if (node := self._current_node(question.message)) != question.node:
-                question.node, question.retry_time = node, 0.0
+        for pending in pending_messages:
+            if (node := self._current_node(pending.message)) != pending.node:
+                pending.node, pending.retry_time = node, 0.0
 
     def _poll_nodes(self) -> None:
-        """Ask nodes that are new who they are, unless it is known; a silo is where it said so last."""
+        """Ask new nodes for their silo numbers, and note the node from which a silo reported last.
+
+        Registered nodes are not asked.
+        """
         now = time.monotonic()
         if now - self._last_poll > _NODE_POLL_SECONDS:
             self._last_poll = now
             if self._has_registered_nodes:
                 self._silo_by_node.update(_registered_silos(self._grid.get_nodes()))
                 return
-            known = {*self._silo_by_node, *self._roster_queries.values()}
-            new = [node for node in self._grid.get_node_ids() if node not in known]
+            known_nodes = {*self._silo_by_node, *self._roster_queries.values()}
+            new_nodes = [node for node in self._grid.get_node_ids() if node not in known_nodes]
             numbers = (
-                self._grid.push_messages([Message(RecordDict(), node, ROSTER_QUERY) for node in new])
-                if new
+                self._grid.push_messages([Message(RecordDict(), node, ROSTER_QUERY) for node in new_nodes])
+                if new_nodes
                 else ()
             )
             self._roster_queries.update(
-                {number: node for number, node in zip(numbers, new, strict=True) if number}
+                {number: node for number, node in zip(numbers, new_nodes, strict=True) if number}
             )
         for reply in self._grid.pull_messages(list(self._roster_queries)) if self._roster_queries else ():
             node = self._roster_queries.pop(reply.metadata.reply_to_message_id)
             if reply.has_error():
-                continue  # it is asked again while it is connected
+                continue  # The node is asked again while it is connected.
             try:
                 silo = read_int_field(reply.content, "metrics", "silo")
             except ValueError as error:
@@ -271,7 +309,7 @@ class PatientGrid(Grid):
             self._silo_by_node[node] = silo
 
     def _number_message(self, message: Message) -> Message:
-        """The number of the question: copies of it are sent, with numbers of their own."""
+        """Set an id on a message, whose copies are sent under other ids."""
         message.metadata.__dict__["_message_id"] = f"question {next(self._message_numbers)}"
         return message
 
@@ -305,22 +343,22 @@ class PatientGrid(Grid):
 
 
 def _registered_silos(nodes: Iterable[Any]) -> dict[int, int]:
-    """Node id -> silo, of the nodes with a name that says so."""
-    named = {node.node_id: re.fullmatch(r"silo-([0-9]+)", node.name) for node in nodes}
-    return {node: int(found[1]) for node, found in named.items() if found}
+    """Return silo numbers by node id, for the nodes that are registered as silo-N."""
+    matches = {node.node_id: re.fullmatch(r"silo-([0-9]+)", node.name) for node in nodes}
+    return {node: int(match[1]) for node, match in matches.items() if match}
 
 
 def _format_superlink_refusals(silos: Iterable[int]) -> str:
-    """Why the SuperLink lets some of these silos not in, as far as it says so."""
+    """Format the reasons for which the SuperLink refuses some of these silos, as far as it reports them."""
     try:
-        told = json.loads(Path(os.environ[REFUSED_SILOS_VARIABLE]).read_text(encoding="utf-8"))
+        reasons = json.loads(Path(os.environ[REFUSED_SILOS_VARIABLE]).read_text(encoding="utf-8"))
     except (KeyError, OSError, ValueError):
         return ""
-    return "".join(f"; silo {silo}: {told[f'silo-{silo}']}" for silo in silos if f"silo-{silo}" in told)
+    return "".join(f"; silo {silo}: {reasons[f'silo-{silo}']}" for silo in silos if f"silo-{silo}" in reasons)
 
 
 def _is_transient(reply: Message) -> bool:
-    """Whether asking again may help."""
+    """Whether a repeated query may have another reply."""
     if reply.has_error():
         return reply.error.code in _TRANSIENT_ERRORS
     refusal = read_refusal(reply.content)
@@ -328,7 +366,7 @@ def _is_transient(reply: Message) -> bool:
 
 
 def _make_refusal_reply(message: Message, reply: Message) -> Message:
-    """The last words of a silo that never answered: its refusal, or why it could not even refuse."""
+    """Return the last reply of a silo that never answered: its refusal, or the cause of its error as one."""
     if not reply.has_error():
         return _readdress_reply(message, reply)
     cause = _TRANSIENT_ERRORS.get(reply.error.code, "it is not known why")
@@ -337,17 +375,17 @@ def _make_refusal_reply(message: Message, reply: Message) -> Message:
 
 
 def _readdress_reply(message: Message, reply: Message) -> Message:
-    told = reply.metadata
+    original = reply.metadata
     metadata = Metadata(
-        run_id=told.run_id,
-        message_id=told.message_id,
-        src_node_id=told.src_node_id,
-        dst_node_id=told.dst_node_id,
+        run_id=original.run_id,
+        message_id=original.message_id,
+        src_node_id=original.src_node_id,
+        dst_node_id=original.dst_node_id,
         reply_to_message_id=message.metadata.message_id,
-        group_id=told.group_id,
-        created_at=told.created_at,
-        ttl=told.ttl,
-        message_type=told.message_type,
+        group_id=original.group_id,
+        created_at=original.created_at,
+        ttl=original.ttl,
+        message_type=original.message_type,
     )
     if reply.has_error():
         return make_message(metadata=metadata, error=reply.error)
