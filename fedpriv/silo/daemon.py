@@ -1,9 +1,10 @@
-"""A silo's own process: it owns records, keys, ledger and policy, and answers its ClientApp on a Unix socket.
+"""Process of a silo's guard: it owns records, keys, ledger and policy, and answers on a Unix socket.
 
-The frames on the socket are described in protocol/messages.py.  Nothing is unpickled.  A thread for each
-connection reads and writes; the main thread alone has the guard, and answers one question at a time.
+The silo's ClientApp connects to the socket, whose frames are described in protocol/messages.py.  Nothing is
+unpickled.  Every connection has a thread that reads and writes.  Only the main thread has the guard, and it
+answers one request at a time.
 
-Refused requests are logged, the first 100 in full and then every 1,000th.  A scenario of an unknown server may
+Refused requests are logged, the first 100 in full and then every 1,000th.  A scenario of an unknown server can
 keep a guard busy for a limited time only.
 """
 
@@ -54,63 +55,76 @@ _POLL_SECONDS = 0.1  # seconds
 
 @contextmanager
 def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
-    """TimeoutError in the main thread if what is inside takes more seconds of the processor, or by the clock.
+    """Limit the time of the block in the main thread.
 
-    What other programs take of the machine, and other threads of this one, counts by the clock only: a busy one
-    refuses nothing that an idle one takes.  Who swallows the error gets it again.
+    Time that other programs and other threads take counts for `clock_seconds` only, so that a busy machine refuses
+    nothing that an idle one accepts.  Code that catches the error gets it again at the next poll.
+
+    Args:
+        cpu_seconds: Limit of processor time of the thread, in seconds.
+        clock_seconds: Limit of elapsed time, in seconds.
+
+    Raises:
+        TimeoutError: If the block takes more.
     """
-    used, began, over = time.thread_time(), time.monotonic(), False
+    cpu_start, clock_start, is_over = time.thread_time(), time.monotonic(), False
 
-    def look(*_: object) -> None:
-        if over:
+    def check_time(*_: object) -> None:
+        if is_over:
             return
-        if time.thread_time() - used > cpu_seconds:
+        if time.thread_time() - cpu_start > cpu_seconds:
             raise TimeoutError(f"it takes more than {cpu_seconds:g} s of the processor")
-        if time.monotonic() - began > clock_seconds:
+        if time.monotonic() - clock_start > clock_seconds:
             raise TimeoutError(f"it takes more than {clock_seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, look)
+    previous_handler = signal.signal(signal.SIGALRM, check_time)
 
-    def stop() -> None:
+    def stop_timer() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)
 
     try:
         signal.setitimer(signal.ITIMER_REAL, _POLL_SECONDS, _POLL_SECONDS)
         try:
             yield
         finally:
-            over = True
-            stop()
-    except TimeoutError:  # it may have come on the way out, before the end was noted
-        over = True
-        stop()
+            is_over = True
+            stop_timer()
+    except TimeoutError:  # The error may be raised on the way out, before `is_over` was set.
+        is_over = True
+        stop_timer()
         raise
 
 
 _MAX_CONNECTIONS, _MAX_PENDING_BYTES = 32, 2**26
-"""At a time, with requests of at most so many bytes together; whoever comes then is turned away."""
+"""Most connections at a time, and most bytes of their requests together.
+
+Further connections are closed.
+"""
 _STACK_BYTES = 2**19
-"""Bytes for each thread of a connection."""
+"""Stack size of a connection's thread, in bytes."""
 _PATIENCE_SECONDS = 20.0
-"""Seconds for a request to be there once its connection is, and for a reply to be taken."""
+"""Longest wait for a request on a new connection, and for a reply to be read, in seconds."""
 _QUERY_SECONDS, _MIN_BYTES_PER_SECOND = 2.0, 2**23
-"""Seconds, and bytes a second on top, for a query that has begun to come: others wait for its place."""
+"""Time to send a query once it has begun: seconds, and bytes per second for the rest.
+
+Other queries wait for its slot in this time.
+"""
 _PLANNING_CPU_SECONDS, _PLANNING_CLOCK_SECONDS = 30.0, 300.0
-"""Seconds for a scenario's plan: of the processor, and by the clock."""
+"""Limits for planning a scenario: seconds of processor time, and seconds by the clock."""
 _STUCK_SECONDS = 900.0
-"""Seconds of one answer after which the guard calls itself ill."""
+"""Seconds of one answer after which the guard reports that it is not healthy."""
 
 
 class Reply(NamedTuple):
-    """What goes back: a header, and the bytes of a release if there is one."""
+    """Reply to a request: a header, and the bytes of a release or None."""
 
     header: dict[str, Any]
     content: bytes | None = None
 
 
 class PendingRequest(NamedTuple):
-    """A request as it came, and where its reply is waited for."""
+    """Request that waits for its reply."""
 
     header: dict[str, Any]
     query: bytearray
@@ -120,24 +134,30 @@ class PendingRequest(NamedTuple):
 def serve_guard(
     policy_path: Path, ready: Callable[[Path], None] = lambda _: None, metrics_address: str | None = None
 ) -> None:
-    """Answer until the process is ended; InputError if policy, shard or ledger cannot be used.
+    """Answer requests until the process is ended.
 
-    `metrics` is where figures are told: see `metrics_served`.
+    Args:
+        policy_path: File of the policy.
+        ready: Function that is called with the socket once it accepts connections.
+        metrics_address: Address on which metrics are served (`serve_metrics`), or None.
+
+    Raises:
+        InputError: If policy, shard or ledger cannot be used.
     """
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
-    desk = RequestQueue(
+    request_queue = RequestQueue(
         policy,
         open_guards(policy, partial(limit_time, _PLANNING_CPU_SECONDS, _PLANNING_CLOCK_SECONDS)),
         collects_metrics=metrics_address is not None,
     )
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # neither a terminal that closes nor a `reload` ends a guard
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Neither a closed terminal nor a `reload` ends a guard.
     threading.stack_size(_STACK_BYTES)
     limit_memory(policy.allow.memory)
-    with _listen(policy) as listener, serve_metrics(metrics_address, desk.metrics):
-        threading.Thread(target=desk.accept_connections, args=(listener,), daemon=True).start()
+    with _listen(policy) as listener, serve_metrics(metrics_address, request_queue.metrics):
+        threading.Thread(target=request_queue.accept_connections, args=(listener,), daemon=True).start()
         ready(policy.socket)
-        desk.answer_requests()
+        request_queue.answer_requests()
 
 
 @contextmanager
@@ -146,13 +166,13 @@ def _listen(policy: Policy) -> Iterator[socket.socket]:
         raise InputError(f"{policy.socket}: a guard answers there already; end it before you start another")
     policy.socket.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        previous = os.umask(0o177)  # the socket is the silo's own, like the ledger
+        umask = os.umask(0o177)  # The socket is private to the silo, like the ledger.
         try:
             listener.bind(str(policy.socket))
         except OSError as error:
             raise InputError(f"{policy.socket}: cannot be a socket: {error}") from None
         finally:
-            os.umask(previous)
+            os.umask(umask)
         if policy.group is not None:
             _share_with_group(policy.socket, policy.group)
         listener.listen(_MAX_CONNECTIONS)
@@ -168,7 +188,7 @@ def _share_with_group(socket: Path, group: str) -> None:
 
 
 class RequestQueue:
-    """Where requests wait for the guard."""
+    """Queue of the requests that wait for the guard."""
 
     def __init__(
         self,
@@ -177,43 +197,48 @@ class RequestQueue:
         *,
         collects_metrics: bool = False,
     ) -> None:
-        """`figures`: somebody will ask for them."""
+        """Set the limits on requests, which follow from the policy.
+
+        Metrics are collected if `collects_metrics`.
+        """
         self._policy, self._guards = policy, guards
         self._requests: queue.SimpleQueue[PendingRequest] = queue.SimpleQueue()
         self._events = GuardEvents()
         self._collects_metrics = collects_metrics
         self._metrics = self._collect_metrics()
         self._start_time: float | None = None
-        cards = SIGNED_KEY_BYTES * (policy.allow.silos or guards.training.peer_count)
+        key_bytes = SIGNED_KEY_BYTES * (policy.allow.silos or guards.training.peer_count)
         self._max_header_bytes = 4 * MAX_SCENARIO_BYTES + 2 * (
-            cards + MAX_CHECKPOINT_BYTES
-        )  # JSON in JSON, every quote escaped
+            key_bytes + MAX_CHECKPOINT_BYTES
+        )  # JSON in JSON, with every quote escaped
         self._max_query_bytes = 8 * policy.allow.dimension
-        fit = _MAX_PENDING_BYTES // (self._max_header_bytes + self._max_query_bytes)
+        query_count = _MAX_PENDING_BYTES // (self._max_header_bytes + self._max_query_bytes)
         self._connections = threading.Semaphore(_MAX_CONNECTIONS)
         self._query_slots = threading.Semaphore(
-            min(_MAX_CONNECTIONS, max(4, fit))
-        )  # for queries, one that comes slowly too
+            min(_MAX_CONNECTIONS, max(4, query_count))
+        )  # for queries, even one that is sent slowly
 
     def accept_connections(self, listener: socket.socket) -> None:
-        """Take connections, each in a thread of its own; one that is silent costs nobody else anything."""
+        """Accept connections, each in a thread, so that a silent connection does not block others."""
         while True:
             try:
                 connection, _ = listener.accept()
             except OSError:
-                time.sleep(0.1)  # out of descriptors, for now
+                time.sleep(0.1)  # Out of file descriptors for now.
                 continue
             if not self._connections.acquire(blocking=False):
                 connection.close()
                 continue
             try:
                 threading.Thread(target=self._handle_connection, args=(connection,), daemon=True).start()
-            except RuntimeError:  # no thread is to be had, for now; a guard that takes no connections is none
+            except (
+                RuntimeError
+            ):  # No thread can be started for now, and a guard has to keep accepting connections.
                 self._connections.release()
                 connection.close()
 
     def answer_requests(self) -> None:
-        """Answer what is waiting, for ever."""
+        """Answer requests without end."""
         while True:
             self.answer_next_request()
 
@@ -221,20 +246,21 @@ class RequestQueue:
         """Wait for a request and answer it.
 
         Guarantee: a request, refused or not, takes a whole multiple of `allow.tick`, and nothing else is begun
-        until then: neither its reply nor the next one's comes at a time that tells more of the records than that.
+        until then. So the time neither of its reply nor of the next request's reply reveals more about the records
+        than that multiple.
         """
-        asked = self._requests.get()
-        self._start_time = began = time.monotonic()
-        reply = self._answer_or_refuse(asked)
-        figures = self._collect_metrics()
+        request = self._requests.get()
+        self._start_time = start_time = time.monotonic()
+        reply = self._answer_or_refuse(request)
+        metrics = self._collect_metrics()
         if (tick := self._policy.allow.tick) > 0.0:
-            time.sleep((began - time.monotonic()) % tick)
-        self._metrics = figures
-        asked.reply.set_result(reply)
+            time.sleep((start_time - time.monotonic()) % tick)
+        self._metrics = metrics
+        request.reply.set_result(reply)
         self._start_time = None
 
     def _handle_connection(self, connection: socket.socket) -> None:
-        """One request and its reply; whoever is silent, gone or sends too much is left alone."""
+        """Read one request and send its reply, and close connections that are silent, gone or send too much."""
         try:
             with connection, suppress(OSError):
                 reply = self._read_and_answer(connection)
@@ -244,25 +270,29 @@ class RequestQueue:
                     send_frame(connection, reply.content)
                 drain_connection(
                     connection, _PATIENCE_SECONDS
-                )  # closed with something unread, the reply would be lost
+                )  # If unread bytes remained at the close, the reply would be lost.
         except Exception:
             _log.exception("a conversation failed")
         finally:
             self._connections.release()
 
     def _read_and_answer(self, connection: socket.socket) -> Reply:
-        """The reply to a request; what the guard is not asked leaves at a tick, not when it happens to be idle."""
+        """Return the reply to a request.
+
+        Replies that do not need the guard leave at a multiple of the tick, so that their time does not reveal when
+        the guard is idle.
+        """
         try:
             header = receive_json(connection, self._max_header_bytes, _PATIENCE_SECONDS)
             if header.get("health"):
                 self._wait_for_tick()
                 return Reply({"healthy": self._is_healthy()})
             length = receive_length(connection, self._max_query_bytes, _PATIENCE_SECONDS)
-            with self._query_slots:  # taken once a query begins to come, which then has to go on
+            with self._query_slots:  # held from the first byte of the query, which then has to arrive in time
                 query = receive_content(connection, length, _QUERY_SECONDS + length / _MIN_BYTES_PER_SECOND)
-                asked = PendingRequest(header, query, Future())
-                self._requests.put(asked)
-                return asked.reply.result()
+                request = PendingRequest(header, query, Future())
+                self._requests.put(request)
+                return request.reply.result()
         except (ValueError, RecursionError):
             self._wait_for_tick()
             return _refusal_reply("the request is malformed or too long", is_final=True)
@@ -272,11 +302,11 @@ class RequestQueue:
             time.sleep(-time.monotonic() % tick)
 
     def _is_healthy(self) -> bool:
-        began = self._start_time
-        return began is None or time.monotonic() - began < _STUCK_SECONDS
+        start_time = self._start_time
+        return start_time is None or time.monotonic() - start_time < _STUCK_SECONDS
 
     def metrics(self) -> list[ServiceMetric]:
-        """As they were when the last tick was over, for another thread."""
+        """Metrics at the end of the last tick, for another thread."""
         return [
             *self._metrics,
             ServiceMetric("fedpriv_guard_healthy", "1 if it is at work, or waits.", self._is_healthy()),
@@ -286,18 +316,21 @@ class RequestQueue:
         if not self._collects_metrics:
             return []
         guards = {"training": self._guards.training, "tests": self._guards.tests}
-        known = {records: guard.budget_status for records, guard in guards.items() if guard is not None}
-        return self._events.metrics(self._policy.silo, known)
+        statuses = {records: guard.budget_status for records, guard in guards.items() if guard is not None}
+        return self._events.metrics(self._policy.silo, statuses)
 
-    def _answer_or_refuse(self, asked: PendingRequest) -> Reply:
-        """Never an exception: what is wrong with a request is refused, what is wrong here is logged here."""
+    def _answer_or_refuse(self, request: PendingRequest) -> Reply:
+        """Answer a request without raising.
+
+        An error of the request becomes a refusal, and an error of the guard is logged here.
+        """
         try:
-            return self._answer(asked.header, asked.query)
+            return self._answer(request.header, request.query)
         except FedprivError as error:
-            self._events.record_refusal(str(asked.header.get("run")), str(error))
+            self._events.record_refusal(str(request.header.get("run")), str(error))
             return _refusal_reply(
                 str(error), is_final=not isinstance(error, LedgerError)
-            )  # a disk may be full now only
+            )  # The disk may have space later.
         except Exception:
             self._events.record_failure()
             _log.exception("a request failed")
@@ -307,25 +340,25 @@ class RequestQueue:
 
     def _answer(self, header: dict[str, Any], query: bytearray) -> Reply:
         malformed = _refusal_reply("the request is malformed", is_final=True)
-        if (theirs := header.get("protocol", PROTOCOL_VERSION)) != PROTOCOL_VERSION:
-            own, other = version("fedpriv"), sanitize_line(str(header.get("fedpriv")), 20)
+        if (protocol := header.get("protocol", PROTOCOL_VERSION)) != PROTOCOL_VERSION:
+            local, remote = version("fedpriv"), sanitize_line(str(header.get("fedpriv")), 20)
             raise self._refusal_error(
-                f"its guard runs fedpriv {own} (protocol {PROTOCOL_VERSION}), its SuperNode {other} (protocol "
-                f"{theirs!r:.20}): install the same version for both"
+                f"its guard runs fedpriv {local} (protocol {PROTOCOL_VERSION}), its SuperNode {remote} (protocol "
+                f"{protocol!r:.20}): install the same version for both"
             )
         if isinstance(cell := header.get("shapes_of"), str):
             return Reply({"shapes": self._guards.training.query_shapes(cell)})
-        run, cell, t, keys = (header.get(name) for name in ("run", "cell", "t", "keys"))
+        run, cell, t, key_hex = (header.get(name) for name in ("run", "cell", "t", "keys"))
         if header.get(PREVIEW_ADMISSION) is True and isinstance(run, str) and isinstance(cell, str):
             if self._guards.training.preview_admission(run, cell).evaluation is not None:
                 self._test_guard().preview_admission(run, cell)
             return Reply({PREVIEW_ADMISSION: True})
-        seen = header.get(SERVER_CHECKPOINTS, "")
+        checkpoint_hex = header.get(SERVER_CHECKPOINTS, "")
         if not (
             isinstance(run, str)
             and isinstance(cell, str)
-            and isinstance(keys, str)
-            and isinstance(seen, str)
+            and isinstance(key_hex, str)
+            and isinstance(checkpoint_hex, str)
             and type(t) is int
         ):
             return malformed
@@ -334,13 +367,13 @@ class RequestQueue:
             return Reply({"dtype": "uint8"}, guard.public_key(run, cell))
         dtype = DTYPES.get(str(header.get("dtype")))
         try:
-            cards, commits = bytes.fromhex(keys), bytes.fromhex(seen)
+            signed_keys, checkpoints = bytes.fromhex(key_hex), bytes.fromhex(checkpoint_hex)
         except ValueError:
             return malformed
         if dtype is None or not query or len(query) % dtype.itemsize:
             return malformed
         release = guard.answer(
-            run, cell, t, torch.frombuffer(query, dtype=dtype), cards, checkpoints=commits
+            run, cell, t, torch.frombuffer(query, dtype=dtype), signed_keys, checkpoints=checkpoints
         ).numpy()
         self._events.record_answer(run, t, is_evaluation=header.get("tests") is True)
         return Reply(

@@ -1,11 +1,11 @@
-"""A shard: a silo's records as files on its disk.
+"""Shard of a silo: its records as files, the key of their fingerprint, and their form for a model.
 
-Key of the fingerprint of a silo's records.
+`load_shard` and `load_table_shard` read the records as a `Shard`.  `ShardViews` converts a shard to the features
+and labels that a scenario's model takes, and caches them between queries, which changes no reply.
 
-The key is 32 random bytes in a file beside the records, mode 0600.  No ledger and no backup contains the key, so
-that nobody who has only these can test guesses at records on the fingerprint in a ledger.
-
-A shard as a scenario sees it, and what is kept of that between answers, which changes none of them.
+A ledger contains a fingerprint of the records under a key.  The key is 32 random bytes in a file beside the
+records, mode 0600.  No ledger and no backup contains the key, so that nobody who has only these can test guesses
+at records on the fingerprint.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ def read_key(path: Path) -> bytes:
     """Read a key.
 
     Raises:
-        InputError: There is no key, or none that can be used.  One line says so, with the remedy.
+        InputError: If there is no key, or none that can be used, with the remedy in a message of one line.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -81,7 +81,7 @@ def read_key(path: Path) -> bytes:
 
 
 def load_or_create_key(path: Path) -> bytes:
-    """Read the key at `path`, after making one if there is none.
+    """Read the key at `path`, after making one if the file does not exist.
 
     A key is written whole or not at all.
     """
@@ -98,44 +98,58 @@ def load_or_create_key(path: Path) -> bytes:
 
 _MAX_VALUES = 2**26
 _MAX_PADDED_RECORDS = 16
-"""Units are filled up to the most records that one can have: to so many values, or so many records a person."""
+"""Limits for units that are padded to the most records of a unit.
+
+A shard may have `_MAX_VALUES` values after padding, or `_MAX_PADDED_RECORDS` records a person.
+"""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Records in the order in which they are read."""
+    """Records of a silo in the order in which they are read."""
 
     images: NDArray[Any]
-    """Images as bytes, features as floats, or tokens: (n, ...); (n,) of several inputs (`layout`)."""
+    """(n, ...), images as bytes, features as floats, or tokens, or (n,) of several inputs (`data.layout`)."""
     labels: NDArray[Any]
-    """(n, ...): classes, or floats of a regression; -1, or no number, of a record that does not count."""
+    """(n, ...), classes, or floats of a regression.
+
+    The label of a record that does not count is -1, or NaN in a regression.
+    """
     persons: NDArray[Any] | None = field(default=None, kw_only=True)
-    """Whose each record is, (n,), if the silo says so."""
+    """Person of each record, (n,), or None if the silo's file has no persons."""
     test: "Shard | None" = None
-    """The silo's own test records, which no training reads."""
+    """Test records of the silo, which no training reads."""
     cells: NDArray[np.float64] | None = field(default=None, kw_only=True)
-    """The raw cells of a table (n, columns), of which `images` are made."""
+    """Raw cells of the table from which `images` are computed, (n, columns)."""
 
     @cached_property
     def person_count(self) -> int:
-        """How many persons the records are of."""
+        """Number of persons who have records, or 0 without persons."""
         return 0 if self.persons is None else len(index_persons(self.persons)[0])
 
     def unit_count(self, unit: Unit) -> int:
-        """How many units have a place, whether they count or not; InputError as for `units`."""
+        """Return the number of units, including units that do not count.
+
+        Raises:
+            InputError: If these records cannot be protected by this unit.
+        """
         self._check_unit(unit)
         return len(self.labels) if unit.name == RECORD.name else self.person_count
 
     def fingerprint(self, key: bytes) -> bytes:
-        """Return 64 bytes: a check of `key`, and which records there are, in which order, under that key.
+        """Return the fingerprint, 64 bytes: a check of `key`, and an HMAC of the records in their order.
 
-        Guarantee: without the key it says nothing of the records, if HMAC-SHA256 is a pseudorandom function.
+        Guarantee: without the key the fingerprint reveals nothing about the records, if HMAC-SHA256 is a
+        pseudorandom function.
         """
         return key_check(key) + hmac.digest(key, b"fedpriv records" + self.content_digest, "sha256")
 
     @cached_property
     def content_digest(self) -> bytes:
-        """SHA-256 of the arrays, by which whoever knows all records but one can try the last: for no file."""
+        """SHA-256 of the arrays, which must not be stored in any file.
+
+        A reader who knows all records but one could test guesses at the last record with the digest.
+        """
         digest = hashlib.sha256()
         for values in (self.images, self.labels, *(() if self.persons is None else (self.persons,))):
             kind = values.dtype.str if values.dtype.names is None else values.dtype.descr
@@ -144,13 +158,17 @@ class Shard:
         return digest.digest()
 
     def model_records(self, cell: Cell) -> Records:
-        """Features and labels as the cell's model sees them, a row for each of its units."""
+        """Return features and labels in the form of the cell's model, a row for each of its units."""
         records = ModelInputs.from_cell(cell).make_records(self.model_inputs(cell), self.labels)
         units = self.rows_by_unit(cell.privacy.protected_unit)
         return records if units is None else group_records(records, units)
 
     def model_inputs(self, cell: Cell) -> NDArray[Any]:
-        """What the cell's model takes: images, or a table's raw cells; InputError where there are none."""
+        """Return the inputs of the cell's model: images, or a table's raw cells.
+
+        Raises:
+            InputError: If the model needs a table and these records are none.
+        """
         if not cell.model.row.of_cells:
             return self.images
         if self.cells is None:
@@ -158,10 +176,11 @@ class Shard:
         return self.cells
 
     def rows_by_unit(self, unit: Unit) -> UnitTable | None:
-        """Which records make up each unit of a run; None where units are records.
+        """Return the records of each unit of a run, or None if units are records.
 
-        InputError for units that these records do not tell, and for a bound on their records, which a server
-        chooses, that would take more memory than so many persons are worth.
+        Raises:
+            InputError: If these records do not name the units, or if a bound on the records of a unit, which a
+                server chooses, would take too much memory for so many persons.
         """
         self._check_unit(unit)
         if unit.name == RECORD.name:
@@ -170,7 +189,10 @@ class Shard:
         return group_by_person(self.persons, unit.max_records, counted_mask(self.labels))
 
     def _check_unit(self, unit: Unit) -> None:
-        """Guarantee: a refusal depends on the number of persons and on shapes, on nobody's number of records."""
+        """Check that these records can be protected by a unit.
+
+        Guarantee: a refusal depends on the number of persons and on shapes, on nobody's number of records.
+        """
         if unit.name == RECORD.name:
             return
         if unit.name != USER.name:
@@ -180,7 +202,11 @@ class Shard:
                 "unit = 'user': this silo's records do not say whose they are; give `persons` in the .npz file, "
                 "or table.person"
             )
-        values = self.person_count * unit.max_records * sum(each.size for each in describe_inputs(self.images))
+        values = (
+            self.person_count
+            * unit.max_records
+            * sum(model_input.size for model_input in describe_inputs(self.images))
+        )
         if unit.max_records > _MAX_PADDED_RECORDS and values > _MAX_VALUES:
             raise InputError(
                 f"privacy.records = {unit.max_records}: {self.person_count} persons filled up to so many records "
@@ -190,15 +216,23 @@ class Shard:
 
 
 def key_check(key: bytes) -> bytes:
-    """Return 32 bytes that tell one key of a fingerprint from another, and no key."""
+    """Return 32 bytes that distinguish keys of fingerprints without revealing a key."""
     return hmac.digest(key, b"fedpriv key of a fingerprint", "sha256")
 
 
 def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
-    """Read and check a silo's records; InputError if they are not what `data.own` takes.
+    """Read and check a silo's records in an .npz file.
 
-    The arrays `images` (or `features`) and `labels`; `counts`, where some records only keep a place; if there are
-    test records, the same with `test_` before them.
+    The file has the arrays `images` (or `features`) and `labels`, and `counts` if some rows are dummy records.
+    The names of the test records' arrays have the prefix `test`.
+
+    Args:
+        path: File of the records.
+        classes: Number of classes, or 0 for real numbers.
+        test: Prefix of the test records' arrays.
+
+    Raises:
+        InputError: If the records are not what `data.own` takes.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -212,7 +246,11 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
 
 
 def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
-    """Read and check a silo's own table; InputError, in one line, if it does not keep to `schema`."""
+    """Read and check a silo's own table.
+
+    Raises:
+        InputError: If the table does not keep to `schema`, with a message of one line.
+    """
     encoded = load_silo_table(path, schema, silo)
     train, test = encoded.split.train, encoded.split.test
     if not train.is_counted.any():
@@ -221,24 +259,24 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
     return _freeze(dataclasses.replace(_shard_of_split(encoded, train), test=held_out))
 
 
-def _shard_of_split(encoded: EncodedTable, part: SplitRows) -> Shard:
-    """The places of one part, zeros where a row does not count."""
-    persons = None if encoded.persons is None else encoded.persons[part.row_indices]
-    features, labels = part.take(encoded.features, encoded.labels)
-    return Shard(features, labels, persons=persons, cells=part.take(encoded.raw_cells, encoded.labels)[0])
+def _shard_of_split(encoded: EncodedTable, split: SplitRows) -> Shard:
+    """Build the shard of one split, with zeros for rows that do not count."""
+    persons = None if encoded.persons is None else encoded.persons[split.row_indices]
+    features, labels = split.take(encoded.features, encoded.labels)
+    return Shard(features, labels, persons=persons, cells=split.take(encoded.raw_cells, encoded.labels)[0])
 
 
 def _parse_split(
     arrays: Mapping[str, NDArray[Any]], prefix: str, classes: int, path: Path, test: Shard | None = None
 ) -> Shard:
     arrays = combine_named_inputs(arrays, f"{prefix}features", str(path))
-    found = [name for name in (f"{prefix}images", f"{prefix}features") if name in arrays]
-    if len(found) != 1 or f"{prefix}labels" not in arrays:
+    names = [name for name in (f"{prefix}images", f"{prefix}features") if name in arrays]
+    if len(names) != 1 or f"{prefix}labels" not in arrays:
         raise InputError(
             f"{path}: expected `{prefix}labels`, and either `{prefix}images` or `{prefix}features`; "
             f"found {', '.join(sorted(arrays)) or 'nothing'}"
         )
-    values, labels = arrays[found[0]], arrays[f"{prefix}labels"]
+    values, labels = arrays[names[0]], arrays[f"{prefix}labels"]
     check_records(values, labels, classes, str(path))
     persons = arrays.get(f"{prefix}persons")
     if persons is not None and (persons.shape != labels.shape[:1] or persons.dtype.kind not in "iuUS"):
@@ -252,7 +290,7 @@ def _parse_split(
 
 
 def _freeze(shard: Shard) -> Shard:
-    """What was fingerprinted is what is read."""
+    """Make the arrays of a shard read-only, so that their fingerprint stays valid."""
     for values in (shard.images, shard.labels, shard.persons, shard.cells):
         if values is not None:
             values.flags.writeable = False
@@ -264,7 +302,7 @@ Kept = TypeVar("Kept")
 
 
 def get_or_build(cache: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
-    """`things[name]`, built if it is not there; the oldest of too many is let go."""
+    """Return `cache[name]`, built if it is missing, and drop the oldest of more than `_MAX_CACHED` values."""
     if name not in cache:
         cache[name] = build()
         while len(cache) > _MAX_CACHED:
@@ -273,17 +311,18 @@ def get_or_build(cache: dict[str, Kept], name: str, build: Callable[[], Kept]) -
 
 
 class ShardViews:
-    """One shard, for any scenario."""
+    """Forms of one shard for the models of any scenarios, cached."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard, self._cached_records = shard, dict[str, Records]()
 
     def blank_record(self, cell: Cell) -> Records:
-        """One record of zeros in place of all.
+        """Return one record of zeros with the shape of the cell's records.
 
-        InputError for a model that does not take records of this shape, and for units that these do not tell.
+        Guarantee: features and labels of the records are not read, only the number of their persons.
 
-        Guarantee: features and labels of the records are not looked at, only how many persons they are of.
+        Raises:
+            InputError: If the model does not take records of this shape, or these records do not name the units.
         """
         shard, persons = self._shard, self._shard.persons
         shard.unit_count(cell.privacy.protected_unit)
@@ -294,15 +333,20 @@ class ShardViews:
         )
 
     def records(self, cell: Cell) -> Records:
-        """All records, each by itself and by public constants alone."""
+        """Return all records in the form of the cell's model.
+
+        Each record is converted without the others, with public constants only.
+        """
         model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected_unit.to_data()
         name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
         return get_or_build(self._cached_records, name, lambda: self._shard.model_records(cell))
 
     def order(self, cell: Cell, key: bytes) -> Tensor | None:
-        """The person read at each place in the run of this key, (persons,); None where rows have the places.
+        """Return the unit that is read at each position in the run of this key, (persons,).
 
-        Guarantee: names place nobody, see `secret_order`.
+        The result is None if units are records, which are read in the order of the shard.
+
+        Guarantee: the names of persons influence nobody's position (`secret_permutation`).
         """
         unit = cell.privacy.protected_unit
         return (
@@ -312,5 +356,5 @@ class ShardViews:
         )
 
     def clear(self) -> None:
-        """Keep no rows for models: they are made again."""
+        """Drop the cached records, which can be computed again."""
         self._cached_records.clear()

@@ -1,16 +1,20 @@
-"""One silo's side of the protocol, without Flower: it turns a query into a release.
+"""Silo in the protocol of a round, without Flower: it turns a query into a release and a message.
 
-    s_t      its records' clipped increments, added                                        `RoundSteps.sums`
-    y_t      with the silo's noise, where the trust setting says that silos add it         `RoundSteps.noisy`
-    leaves   untrusted: the noisy running sum       masked: y_t under masks       trusted: the sums themselves
+| symbol | meaning | where |
+|---|---|---|
+| s_t | sum of the clipped increments of its records | `RoundSteps.sum_increments` |
+| y_t | sum with the silo's noise, if the trust setting has silos add noise | `RoundSteps.add_noise` |
 
-The arithmetic of a silo with a guard is of integers; a simulation's is float64, with the seed's noise, unless
-its scenario says integers.
+The message depends on the trust setting: the noisy running sum (untrusted), y_t under masks (masked), or the sums
+themselves (trusted).
 
-A silo that is put back to an earlier state (a restored disk) and asked something else draws other noise, in that
-round and in all that follow; asked the same, it gives the same bytes.  Masks are bound to the chain of queries
-likewise, so that no two messages share one: silos that are asked the same agree on them, and a server that asks
-silos different things gets a sum of masks.
+A silo with a guard computes in integers.  A simulation computes in float64 with the seed's noise, unless its
+scenario says integers.
+
+A silo may be put back to an earlier state, for example by a restored disk.  If it then gets another query, it
+draws other noise in that round and in all later rounds.  If it gets the same query, it returns the same bytes.
+Masks depend on the chain of queries in the same way, so that no two messages share a mask.  Silos that get the
+same queries agree on their masks, and a server that sends different queries to silos gets a sum of masks.
 """
 
 import dataclasses
@@ -49,16 +53,16 @@ from fedpriv.rounds.round import (
 from fedpriv.silo.masks import Masker
 
 _ROUND_UP = 1.0 + 1e-6
-"""Of a sum over a batch in the run's own arithmetic."""
+"""Factor for rounding errors of a sum over a batch in the run's arithmetic."""
 
 
 @dataclass(frozen=True)
 class BoundedObjective(RecordView):
-    """Increments of `base` in float64, held to what their records can add up to.
+    """Increments of `base` in float64, bounded by the norm that their records can add up to.
 
     Guarantee: a total is finite and at most (1 + 1e-6) Σ |weight| · clip long, whatever `base` computes.  A longer
-    one is shortened to that length, which moves no two totals apart; one that is not finite counts as zero.
-    Neither is refused: a refusal would tell something about the records.
+    total is scaled to that length, which increases the distance of no two totals.  A total that is not finite
+    counts as zero. Neither total is refused, because a refusal would reveal something about the records.
     """
 
     def for_batch(self, slots: BatchLayout) -> Self:
@@ -66,22 +70,25 @@ class BoundedObjective(RecordView):
         return self if base is self.base else dataclasses.replace(self, base=base)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        found = self.base.increment(query, batch, clip)
-        total = found.total if found.total.dtype == torch.float64 else found.total.double()
-        most, length = _max_norm(batch.weights, clip), torch.linalg.vector_norm(total).item()
-        if not length <= most:
-            total = total * (most / length) if length < torch.inf else torch.zeros_like(total)
-        return Increment(total, found.clipped_count)
+        increment = self.base.increment(query, batch, clip)
+        total = increment.total if increment.total.dtype == torch.float64 else increment.total.double()
+        max_norm, length = _max_norm(batch.weights, clip), torch.linalg.vector_norm(total).item()
+        if not length <= max_norm:
+            total = total * (max_norm / length) if length < torch.inf else torch.zeros_like(total)
+        return Increment(total, increment.clipped_count)
 
 
 def _max_norm(weights: Tensor, clip: Scalar) -> float:
-    """A bound on the norm of a sum of increments of records of these weights."""
+    """Bound on the norm of a sum of increments of records with these weights."""
     return weights.abs().sum(dtype=torch.float64).item() * float(clip) * _ROUND_UP
 
 
 @contextmanager
 def without_denormals() -> Iterator[None]:
-    """Denormal numbers are 0: they take many times as long, and a query can make them of some records only."""
+    """Flush denormal numbers to 0 in the block.
+
+    Arithmetic with denormal numbers is many times slower, and a query can produce denormals for some records only.
+    """
     torch.set_flush_denormal(True)
     try:
         yield
@@ -90,7 +97,7 @@ def without_denormals() -> Iterator[None]:
 
 
 class SiloRelease(NamedTuple):
-    """A silo's release of one round: the vector (d,), and what simulations tell with it."""
+    """Release of a silo in one round: the vector (d,), and the record counts that simulations report."""
 
     vector: Tensor
     counts: RecordCounts
@@ -98,14 +105,16 @@ class SiloRelease(NamedTuple):
 
 @dataclass(frozen=True)
 class Silo:
-    """A silo's records, in the order it reads them, its plan, and its source of noise, coins and masks.
+    """Silo with its records in reading order, its plan, and its source of noise and masks.
 
-    With a `key` of its own something is really released.
+    Sampling randomness comes from the same source.
 
-    Guarantee: what leaves is a function of y_t (untrusted, masked), or is s_t (a trusted server, which adds the
-    noise): every record enters as integers of bounded norm, whatever it is asked.  The noise is a function of the
-    key, of all queries until now and of the integers it is added to, never drawn ahead.  No evaluation of records
-    ends in an exception.  In a simulation the key is the seed's, and protects nobody.
+    A silo with a private `key` makes real releases.
+
+    Guarantee: the message is a function of y_t (untrusted, masked), or is s_t (a trusted server, which adds the
+    noise). Every record enters as integers of bounded norm, whatever the query is.  The noise is a function of the
+    key, of all queries until now and of the integers to which it is added, and is never drawn in advance.  No
+    evaluation of records ends in an exception.  In a simulation the key comes from the seed, and protects nobody.
     """
 
     number: int
@@ -113,13 +122,13 @@ class Silo:
     records: Records
     noise: KeyedNormal
     key: bytes = field(default=b"", repr=False)
-    """32 bytes that nobody else has, for one run, where something is really released."""
+    """32 bytes that only this silo has, for one run with real releases, or empty."""
     scenario_digest: bytes = b""
-    """A digest of the scenario: silos with different ones do not agree on masks."""
+    """Digest of the scenario, on which masks depend: silos with different digests do not agree on masks."""
     may_miss_rounds: bool = False
-    """Whether rounds may be missing between two that are asked for."""
+    """Whether rounds may be missing between two queries."""
     unit_order: Tensor | None = field(default=None, repr=False, kw_only=True)
-    """The unit read at each place, (units,), where that is the silo's secret; None: as they are."""
+    """Unit at each position of the secret reading order, (units,), or None for the order of the records."""
 
     @staticmethod
     def for_release(
@@ -131,7 +140,18 @@ class Silo:
         *,
         may_miss_rounds: bool = False,
     ) -> "Silo":
-        """The silo of a plan, with noise of its key alone: of integers, or none, of which nothing is claimed."""
+        """Build the silo of a real run, with all noise from its key.
+
+        A plan without noise is allowed, and nothing is claimed for it.
+
+        Args:
+            number: Number of the silo.
+            plan: Plan of the run.
+            records: Records in reading order.
+            key: 32 bytes that only this silo has, for this run.
+            scenario_digest: Digest of the scenario.
+            may_miss_rounds: Whether rounds may be missing between two queries.
+        """
         plan.check_release_noise()
         return Silo(number, plan, records, KeyedNormal(key, np.float64), key, scenario_digest, may_miss_rounds)
 
@@ -139,45 +159,54 @@ class Silo:
     def for_simulation(
         number: int, plan: Plan, records: Records, noise: KeyedNormal, key: bytes, *, may_miss_rounds: bool = False
     ) -> "Silo":
-        """The silo of a simulation: its floating-point noise is of `noise`, and all else of integers of `key`."""
+        """Build the silo of a simulation.
+
+        Floating-point noise comes from `noise`, and everything else of an exact plan from `key`.
+        """
         if plan.exact_plan is None:
             return Silo(number, plan, records, noise, may_miss_rounds=may_miss_rounds)
         return Silo(number, plan, records, KeyedNormal(key, np.float64), key, may_miss_rounds=may_miss_rounds)
 
     def initial_state(self) -> RoundState:
-        """Before round 1."""
+        """Return the state before round 1."""
         return self.steps.initial_state(self.number)
 
     def answer(self, state: RoundState, t: int, query: Tensor) -> tuple[SiloRelease, RoundState]:
-        """The release of round t and the next state.
+        """Return the release of round t and the next state.
 
-        RunError if rounds do not come in order or the query is not a finite vector of the model's length: an
-        answer to anything else would not be the running sum that the noise was calibrated for.
+        A missed round counts as a round whose increment is zero, and its noise is drawn and not sent.  The
+        releases are then a part of the stream that was accounted for.
 
-        Guarantee: under an untrusted server the sequence of releases over the whole run keeps what
-        `stream_of` claims for each record of this silo; under a trusted server releases are exact, and only
-        the server may see them.  Which records a round draws by Poisson sampling never leaves this object, and
-        nothing but the release depends on it, the counts of a simulation apart.
-        A round that is missing counts as one whose increment is zero, and its noise is drawn and not sent: what
-        is released is a part of the stream that was accounted for.
+        Guarantee: under an untrusted server the sequence of releases over the whole run keeps the claim of
+        `make_silo_stream` for each record of this silo.  Under a trusted server releases are exact, and only the
+        server may see them.  The records that a round draws by Poisson sampling never leave this object, and
+        nothing but the release depends on them, except the counts of a simulation.
+
+        Raises:
+            RunError: If rounds are out of order, or the query is not a finite vector of the model's length.  The
+                noise was not calibrated for replies to such queries.
         """
         self.check_query(state, t, query)
-        state, planned = self._skip_missed_rounds(state, t)
+        state, planned_round = self._skip_missed_rounds(state, t)
         state = RoundState(state.last_round, tuple(map(ensure_aligned, state.past_vectors)), *state[2:])
-        read = self._read_batch(planned)
-        vector, clipped, after = run_silo_round(
-            self.steps, state, planned, ensure_aligned(query), read, self.number
+        batch = self._read_batch(planned_round)
+        vector, clipped_count, next_state = run_silo_round(
+            self.steps, state, planned_round, ensure_aligned(query), batch, self.number
         )
-        counts = RecordCounts(read.weights.shape[0], None if clipped is None else int(clipped.item()))
-        return SiloRelease(vector, counts), after
+        counts = RecordCounts(batch.weights.shape[0], None if clipped_count is None else int(clipped_count.item()))
+        return SiloRelease(vector, counts), next_state
 
     def make_message(self, release: Tensor, t: int, public_keys: bytes, query_chain: bytes = b"") -> Tensor:
-        """The message of round t, of `plan.message_dtype`: the release, or its masked words.
+        """Make the message of round t, of `plan.message_dtype`: the release, or its encoding under a mask.
 
-        `keys` are the public keys of all silos that the query came with, `chain` the state's after this round.
+        Guarantee: masked messages are uniform for everybody but the silos themselves, and the sum of all silos'
+        masked messages is the sum of their releases (`Masker` states the assumptions).
 
-        Guarantee: masked words are uniform for everybody but the silos themselves, and the sum of all silos'
-        words is the sum of their releases; see `Masker` for what this rests on.
+        Args:
+            release: Release of the round, (d,).
+            t: Round.
+            public_keys: Public keys of all silos, which come with the query.
+            query_chain: Chain in the state after this round.
         """
         if not self.plan.masked:
             return release.reshape(-1).to(self.plan.message_dtype)
@@ -185,7 +214,12 @@ class Silo:
         return self.steps.encode_masked(release, t, self.number, mask)
 
     def check_query(self, state: RoundState, t: int, query: Tensor) -> None:
-        """RunError, in words that depend on public values alone, for a round or a query that is not answered."""
+        """Refuse a round or a query that is not answered.
+
+        Raises:
+            RunError: If the round is out of order or the query malformed.  The text depends on public values
+                alone.
+        """
         in_order = t == state.last_round + 1 or (self.may_miss_rounds and t > state.last_round)
         if not in_order or t > self.plan.schedule.rounds:
             raise RunError(
@@ -203,7 +237,7 @@ class Silo:
 
     @cached_property
     def steps(self) -> RoundSteps:
-        """Steps in integers if the plan has them, else float64 sums with a simulation's noise."""
+        """Steps in integers if the plan has them, or float64 sums with a simulation's noise."""
         if self.plan.exact_plan is not None:
             return IntegerSteps(self.plan, self.key)
         return FloatSteps(
@@ -212,50 +246,56 @@ class Silo:
 
     @cached_property
     def masker(self) -> Masker:
-        """Its part in the masks of this run."""
+        """Masks of this silo in this run."""
         return Masker(self.noise.derive_secret(self.number), self.number, self.scenario_digest)
 
     def _skip_missed_rounds(self, state: RoundState, t: int) -> tuple[RoundState, PlannedRound]:
-        """Return the state when round t begins, and round t with the weight of the last answered query."""
-        planned = self.plan.rounds[t - 1]
-        if t == state.last_round + 1:
-            return state, planned
-        past = self.plan.rounds[state.last_round].step.coefficients[1:]
-        for missed in range(state.last_round + 1, t):
-            noisy, state = self.steps.add_noise(
-                state, missed, self.steps.empty_sums(state, missed), self.number, None
-            )
-            _, state = self.steps.release(state, missed, noisy, self.number)
-        step = planned.step._replace(coefficients=(planned.step.coefficients[0], *past))
-        return state, planned._replace(step=step)
+        """Return the state at the start of round t, and the plan of round t after missed rounds.
 
-    def _read_batch(self, planned: PlannedRound) -> RoundBatch:
+        The coefficients of past queries are those of the last answered round. Noise of the missed rounds is drawn
+        for increments of zero.
+        """
+        planned_round = self.plan.rounds[t - 1]
+        if t == state.last_round + 1:
+            return state, planned_round
+        past_coefficients = self.plan.rounds[state.last_round].step.coefficients[1:]
+        for missed_round in range(state.last_round + 1, t):
+            noisy_sums, state = self.steps.add_noise(
+                state, missed_round, self.steps.empty_sums(state, missed_round), self.number, None
+            )
+            _, state = self.steps.release(state, missed_round, noisy_sums, self.number)
+        step = planned_round.step._replace(coefficients=(planned_round.step.coefficients[0], *past_coefficients))
+        return state, planned_round._replace(step=step)
+
+    def _read_batch(self, planned_round: PlannedRound) -> RoundBatch:
         """Return the records of a round with their weights in the silo's mean."""
-        plan, t, size = self.plan, planned.step.t, self.plan.batch_sizes[self.number]
-        taken: slice | NDArray[np.int64]
-        if planned.batch_range is None:
-            taken = rows = as_row_indices(
+        plan, t, size = self.plan, planned_round.step.t, self.plan.batch_sizes[self.number]
+        positions: slice | NDArray[np.int64]
+        if planned_round.batch_range is None:
+            positions = rows = as_row_indices(
                 plan.schedule.select_rows(t, size, self.number, lambda: self._sampling_randomness)
             )
-        else:  # as `PublicOrder.rows`; a slice reads without a copy
-            taken = slice(planned.batch_range.start * size, planned.batch_range.stop * size)
-            rows = np.arange(taken.start, taken.stop)
-        places = taken if self.unit_order is None else self.unit_order[taken]
-        held, there = self._records_and_mask
-        records = Records(ensure_aligned(held.features[places]), ensure_aligned(held.labels[places]))
-        weights = there[places] * record_weight(1.0, size, planned.batch_count)
+        else:  # Same rows as `PublicOrder.select_rows`, and a slice reads without a copy.
+            positions = slice(planned_round.batch_range.start * size, planned_round.batch_range.stop * size)
+            rows = np.arange(positions.start, positions.stop)
+        indices = positions if self.unit_order is None else self.unit_order[positions]
+        all_records, mask = self._records_and_mask
+        records = Records(
+            ensure_aligned(all_records.features[indices]), ensure_aligned(all_records.labels[indices])
+        )
+        weights = mask[indices] * record_weight(1.0, size, planned_round.batch_count)
         return RoundBatch(records, weights, ((self.number, len(rows)),), rows)
 
     @cached_property
     def _records_and_mask(self) -> tuple[Records, Tensor]:
-        """The records, with labels for all places, and 1 for each place that counts, else 0, in float64.
+        """Records with labels for all positions, and the mask of the records that count, float64 0 or 1.
 
-        `PerUnit` knows of its own which records of a unit count.
+        With several records a unit the mask is 1, because `PerUnit` masks the records inside a unit.
         """
         if self.plan.unit.max_records > 1:
             return self.records, torch.ones(len(self.records.labels), dtype=torch.float64)
-        records, there = mask_absent_records(self.records)
-        return records, there.double()
+        records, mask = mask_absent_records(self.records)
+        return records, mask.double()
 
     @cached_property
     def _sampling_randomness(self) -> SamplingRandomness:
@@ -263,7 +303,10 @@ class Silo:
 
 
 _HEADER = struct.Struct("<QIIIQ")
-"""The last round answered, past vectors, sums, the mechanism's, bytes of the chain."""
+"""Header: last answered round, three numbers of vectors, and bytes of the query chain.
+
+The numbers count past vectors, vectors of the accumulator, and vectors of the mechanism state.
+"""
 _NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype("<f4"),
     torch.float64: np.dtype("<f8"),
@@ -273,35 +316,42 @@ _ALIGNMENT = 8
 
 
 def pack_state(state: RoundState) -> bytes:
-    """Pack a state as a ledger keeps it: header, chain, every vector's type, then past, sums and the mechanism's.
+    """Pack a state as the ledger stores it.
 
-    Each vector keeps its own type: past queries are the run's, sums integers where releases are exact and float64
-    else, noise float64.
+    The layout is the header, the query chain, the type of every vector, then past vectors, accumulator and
+    mechanism state, each padded to 8 bytes.  Each vector keeps its own type: past queries have the run's, sums are
+    integers in exact releases and float64 otherwise, and noise is float64.
     """
-    vectors, numbered = (*state.past_vectors, *state.accumulator, *state.mechanism_state), list(_NUMPY_TYPES)
+    vectors, dtypes = (*state.past_vectors, *state.accumulator, *state.mechanism_state), list(_NUMPY_TYPES)
     counts = len(state.past_vectors), len(state.accumulator), len(state.mechanism_state)
     header = _HEADER.pack(state.last_round, *counts, len(state.query_chain))
-    types = bytes(numbered.index(vector.dtype) for vector in vectors)
+    type_codes = bytes(dtypes.index(vector.dtype) for vector in vectors)
     parts = [
-        memoryview(header + state.query_chain + types),
+        memoryview(header + state.query_chain + type_codes),
         *(np.ascontiguousarray(v.numpy()).data.cast("B") for v in vectors),
     ]
     return b"".join(piece for part in parts for piece in (part, bytes(_round_up_size(len(part)) - len(part))))
 
 
 def unpack_state(packed: bytes, silo: Silo) -> RoundState:
-    """The state over the packed bytes, without copies: nobody writes into a state's vectors."""
-    answered, past, sums, hidden, chained = _HEADER.unpack_from(packed)
-    start, size = _HEADER.size + chained, silo.plan.objective.dimension
-    types = packed[start : start + past + sums + hidden]
-    offset = _round_up_size(start + len(types))
-    vectors, numbered = list[Tensor](), list(_NUMPY_TYPES.values())
-    for code in types:
-        values = np.frombuffer(packed, numbered[code], size, offset)
+    """Unpack a state without copying its vectors, which no code writes into."""
+    last_round, past_count, accumulator_count, mechanism_count, chain_bytes = _HEADER.unpack_from(packed)
+    start, size = _HEADER.size + chain_bytes, silo.plan.objective.dimension
+    type_codes = packed[start : start + past_count + accumulator_count + mechanism_count]
+    offset = _round_up_size(start + len(type_codes))
+    vectors, dtypes = list[Tensor](), list(_NUMPY_TYPES.values())
+    for code in type_codes:
+        values = np.frombuffer(packed, dtypes[code], size, offset)
         vectors.append(torch.from_numpy(values))
         offset += _round_up_size(values.nbytes)
-    before, between, after = vectors[:past], vectors[past : past + sums], vectors[past + sums :]
-    return RoundState(answered, tuple(before), tuple(between), tuple(after), packed[_HEADER.size : start])
+    past_vectors, accumulator, mechanism_state = (
+        vectors[:past_count],
+        vectors[past_count : past_count + accumulator_count],
+        vectors[past_count + accumulator_count :],
+    )
+    return RoundState(
+        last_round, tuple(past_vectors), tuple(accumulator), tuple(mechanism_state), packed[_HEADER.size : start]
+    )
 
 
 def _round_up_size(size: int) -> int:
