@@ -1,12 +1,12 @@
-"""Models by import path, "package.module:Name": any torch module that this installation has.
+"""Torch modules by import path, "package.module:Name", and their weights by SHA-256.
 
-Nothing is imported when a scenario is read, only when its model is built: a guard checks the name first.  What a
-module has to be is found out by running it: one record in, as many outputs as needed, and no look at other
-records. `trained` gives a trained model back as a torch module.
+A module is imported only when its model is built, not when a scenario is read: a guard checks the name first.  Its
+requirements are then tested by running it (`check_outputs`): it maps one record to as many outputs as needed, and
+no record's outputs depend on other records.  `make_trained_model` returns a trained model as a torch module.
 
-Weights of modules by the SHA-256 of the file that holds them: a scenario names no path, and all have the same.
-
-A file is looked for in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt.
+A scenario names a file of weights by its digest and not by a path, so all parties have the same values.  The file
+is
+looked for in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt.
 """
 
 import copy
@@ -49,30 +49,47 @@ def is_import_path(name: str) -> bool:
 
 
 def import_callable(path: str, key: str) -> Callable[..., Any]:
-    """The class or function at `path`; InputError, naming `key`, if it cannot be imported or called."""
+    """Import the class or function at `path`.
+
+    Args:
+        path: Import path, "package.module:Name".
+        key: Key of the scenario, for error messages.
+
+    Raises:
+        InputError: It cannot be imported or called.
+    """
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise CodeError(f"{key} = {path!r}: cannot be imported here", sanitize_line(str(error))) from None
-    except Exception as error:  # whatever a stranger's module does while it is imported
+    except Exception as error:  # an imported module may raise any error
         raise CodeError(f"{key} = {path!r}: fails while it is imported", type(error).__name__) from None
-    if not callable(found):
+    if not callable(function):
         raise InputError(f"{key} = {path!r}: is neither a class nor a function")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def build_module(path: str, key: str, positional: tuple[int, ...], arguments: dict[str, Any]) -> nn.Module:
-    """The module that the class or function at `path` gives; InputError in one line if it gives none.
+    """Build the torch module that the class or function at `path` returns.
 
     Guarantee: `CodeError.public`, which is all that a guard says of a failure, depends on the scenario alone.
+
+    Args:
+        path: Import path, "package.module:Name".
+        key: Key of the scenario, for error messages.
+        positional: Positional arguments.
+        arguments: Keyword arguments.
+
+    Raises:
+        InputError: It cannot be imported or built, or is no torch module.
     """
     factory = import_callable(path, key)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # what a class draws for a buffer is the same at silo and server
+            torch.manual_seed(0)  # so that random buffers are the same at silo and server
             module = factory(*positional, **arguments)
-    except Exception as error:  # as above
+    except Exception as error:  # a factory may raise any error
         raise CodeError(
             f"{key} = {path!r}: cannot be built from {positional} and {arguments}",
             reason_of(error),
@@ -83,7 +100,10 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """The module with GroupNorm in place of every BatchNorm: of one record alone, and with as many parameters."""
+    """Replace every BatchNorm by a GroupNorm with as many parameters, which depends on one record only.
+
+    Submodules are replaced in place.
+    """
     if isinstance(module, _BatchNorm):
         channels = module.num_features
         groups = next(count for count in range(min(_MAX_GROUPS, channels), 0, -1) if channels % count == 0)
@@ -93,11 +113,21 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     return module
 
 
-_PROBE_RECORDS = 3  # records of a probe
+_PROBE_RECORDS = 3  # see `_make_probes`
+"""Number of records of a probe."""
 
 
 def check_record_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str) -> None:
-    """InputError if records of this shape have another number of values than the data set's."""
+    """Check that records of a shape have as many values as those of the data set.
+
+    Args:
+        record: Shape in which the module takes a record.
+        flat: Shape of the data set's records.
+        name: Name of the model.
+
+    Raises:
+        InputError: The numbers of values differ.
+    """
     if math.prod(record) != math.prod(flat):
         raise InputError(
             f"model.name = {name!r} takes records of shape {record}, {math.prod(record)} values, and those of the "
@@ -106,7 +136,10 @@ def check_record_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str
 
 
 GIVEN_PREFIX = "module-"
-"""How the names of modules begin that a program gave; nobody typed such a name."""
+"""Prefix of the names of modules that a program passed as objects.
+
+No user has typed such a name.
+"""
 
 
 def check_outputs(
@@ -118,26 +151,42 @@ def check_outputs(
     inputs: Sequence[InputLayout] = (),
     why_needed: str = "",
 ) -> tuple[int, ...]:
-    """InputError if the module cannot be trained here, or does not map one flat record to these outputs.
+    """Check that a module can be trained and maps one flat record to the needed outputs.
 
-    None for outputs: any.  It gives the shape of a record's, and says `why` they are needed.  The module is really
-    run, so that code which no name gives away is found too: see `check_alone`.
+    The module is run, so that problems are found which no layer's name reveals (see `check_per_record`).
+
+    Args:
+        module: Module to check.
+        values: Number of values of a flat record.
+        outputs: Number or shape of one record's outputs, or None for any.
+        name: Name of the model in error messages.
+        inputs: Layout of each input, or empty for numbers.
+        why_needed: Explanation of `outputs` for the error message.
+
+    Returns:
+        The shape of one record's outputs.
+
+    Raises:
+        InputError: The module cannot be trained, raises, or has other outputs.
     """
     check_module(module)
     needed = (outputs,) if isinstance(outputs, int) else outputs
     if any(parameter.is_meta for parameter in module.parameters()):
-        return needed or (1,)  # built to be measured, not to be run
+        return needed or (1,)  # a module on the meta device has sizes but cannot be run
     probe = torch.zeros(1, values, dtype=next(module.parameters(), torch.zeros(1)).dtype)
     try:
         shape = tuple(run_trial(module, probe).shape)
     except InputError:
         raise
-    except Exception as error:  # whatever a stranger's module does
+    except Exception as error:  # a module may raise any error
         kinds = {"tokens": "tokens (floats are numbers)", "mask": "truth values"}
-        held = (
-            " and ".join(f"{each.size} {kinds.get(each.kind, 'values')}" for each in inputs) or f"{values} values"
+        record_text = (
+            " and ".join(f"{layout.size} {kinds.get(layout.kind, 'values')}" for layout in inputs)
+            or f"{values} values"
         )
-        raise CodeError(f"{_describe_module(name)} cannot be given a record of {held}", reason_of(error)) from None
+        raise CodeError(
+            f"{_describe_module(name)} cannot be given a record of {record_text}", reason_of(error)
+        ) from None
     if needed is not None and shape != (1, *needed):
         raise InputError(
             f"{_describe_module(name)} maps one record to shape {shape}, but {(1, *needed)} is needed{why_needed}"
@@ -147,64 +196,87 @@ def check_outputs(
 
 
 def _describe_module(name: str) -> str:
-    """The key, or the argument that a program gave."""
+    """Name a module by the scenario's key, or as the argument that a program passed."""
     return "model: the module" if name.startswith(GIVEN_PREFIX) else f"model.name = {name!r}"
 
 
 def _make_probes(
-    module: nn.Module, features: int, inputs: Sequence[InputLayout], kind: torch.dtype, generator: torch.Generator
+    module: nn.Module, features: int, inputs: Sequence[InputLayout], dtype: torch.dtype, generator: torch.Generator
 ) -> Tensor:
-    """Made-up records (`_PROBED`, features): standard normal numbers, tokens of the smallest table of the module's
-    that looks words up, and random truth values."""
+    """Random records (`_PROBE_RECORDS`, features) for tests of a module.
 
-    def drawn(size: int, below: int | None) -> Tensor:
+    Numbers are standard normal, and truth values are random.  Tokens are rows of the smallest embedding of the
+    module.
+    """
+
+    def draw_values(size: int, limits: int | None) -> Tensor:
         return (
-            torch.randn(_PROBE_RECORDS, size, generator=generator, dtype=kind)
-            if below is None
-            else torch.randint(0, below, (_PROBE_RECORDS, size), generator=generator).to(kind)
+            torch.randn(_PROBE_RECORDS, size, generator=generator, dtype=dtype)
+            if limits is None
+            else torch.randint(0, limits, (_PROBE_RECORDS, size), generator=generator).to(dtype)
         )
 
-    known = [
+    table_sizes = [
         layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     ]
-    below = {"numbers": None, "tokens": min(known, default=2), "mask": 2}
+    limits = {"numbers": None, "tokens": min(table_sizes, default=2), "mask": 2}
     return torch.cat(
-        [drawn(each.size, below[each.kind]) for each in inputs or (InputLayout((features,), "numbers"),)], dim=1
+        [
+            draw_values(layout.size, limits[layout.kind])
+            for layout in inputs or (InputLayout((features,), "numbers"),)
+        ],
+        dim=1,
     )
 
 
 def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequence[InputLayout] = ()) -> None:
-    """InputError unless a record's outputs and gradients are what they are whatever the other records are.
+    """Check that a record's outputs and gradients do not depend on the other records of a batch.
 
-    It really runs the module, which must leave its buffers as they are (`outputs_of_trial`): records 1 and 2 of a
-    batch of 3 are replaced, and outputs and gradient of record 0 have to stay, bit by bit, at the module's own
-    parameters and at others.  A batch of one has to give the same up to rounding.  Increments are taken of each
-    record alone, so what is found here would not break their guarantee, but the model that is evaluated would be
-    another one than the model that is trained.
+    The module is run, and must not change its buffers (`run_trial`).  Records 1 and 2 of a batch of 3 are
+    replaced.
+    Outputs and gradient of record 0 have to stay the same, bit by bit, at the module's own parameters and at
+    others.  A
+    batch of one has to give the same outputs up to rounding.
+
+    Increments are computed of each record alone, so a failure here would not break their guarantee.  But the model
+    that
+    is evaluated would differ from the model that is trained.
+
+    Args:
+        module: Module to check.
+        features: Number of values of a flat record.
+        name: Name of the model in error messages.
+        inputs: Layout of each input, or empty for numbers.
+
+    Raises:
+        InputError: Outputs or gradients depend on other records, or are not finite at the module's own parameters.
     """
     generator = torch.Generator().manual_seed(0)
     parameters = trainable_parameters(module)
-    kind = next((p.dtype for p in parameters.values()), torch.float32)
-    first, second = (_make_probes(module, features, inputs, kind, generator) for _ in range(2))
-    second[0] = first[0]
-    run_trial(module, first[:1])
+    dtype = next((parameter.dtype for parameter in parameters.values()), torch.float32)
+    probe, other_probe = (_make_probes(module, features, inputs, dtype, generator) for _ in range(2))
+    other_probe[0] = probe[0]
+    run_trial(module, probe[:1])
     for scale in (0.0, 1.0):
-        moved = {
-            key: (p.detach() + scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)).requires_grad_()
-            for key, p in parameters.items()
+        shifted = {
+            key: (
+                parameter.detach()
+                + scale * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            ).requires_grad_()
+            for key, parameter in parameters.items()
         }
-        (out, slope), (other, other_slope), (alone, _) = (
-            _first_outputs_and_gradients(module, moved, batch) for batch in (first, second, first[:1])
+        (outputs, gradients), (other_outputs, other_gradients), (single_outputs, _) = (
+            _first_outputs_and_gradients(module, shifted, batch) for batch in (probe, other_probe, probe[:1])
         )
-        if not (out.isfinite().all() and all(part.isfinite().all() for part in slope)):
+        if not (outputs.isfinite().all() and all(part.isfinite().all() for part in gradients)):
             if scale == 0.0:
                 raise InputError(
                     f"model.name = {name!r}: at its own parameters a record of standard normal numbers (or of "
                     "tokens) has outputs or gradients that are not finite"
                 )
-            continue  # parameters that nobody trains to
-        same = torch.equal(out, other) and all(map(torch.equal, slope, other_slope))
-        if not same or not torch.allclose(out, alone, rtol=1e-3, atol=1e-3, equal_nan=True):
+            continue  # overflow at random parameters proves nothing
+        is_same = torch.equal(outputs, other_outputs) and all(map(torch.equal, gradients, other_gradients))
+        if not is_same or not torch.allclose(outputs, single_outputs, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise InputError(
                 f"model.name = {name!r}: a record's outputs change with the other records of its batch, or from "
                 "call to call; models here look at one record (model.group_norm = true replaces BatchNorm)"
@@ -214,32 +286,43 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
 def _first_outputs_and_gradients(
     module: nn.Module, parameters: dict[str, Tensor], batch: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Outputs of record 0, and the gradients of their sum of squares."""
+    """Outputs of record 0, and the gradients of the sum of their squares."""
     with torch.enable_grad():
-        given = FunctionalModule(module)(parameters, batch)
-        used = [parameter for parameter in parameters.values() if parameter.requires_grad]
-        slopes = torch.autograd.grad(given[0].square().sum(), used, allow_unused=True)
-    return given[0].detach(), [torch.zeros(()) if slope is None else slope for slope in slopes]
+        outputs = FunctionalModule(module)(parameters, batch)
+        trainable = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        gradients = torch.autograd.grad(outputs[0].square().sum(), trainable, allow_unused=True)
+    return outputs[0].detach(), [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A module with the trained parameters, of features as the scenario's model maps records to them."""
+    """A module with trained parameters.
+
+    Its inputs are features as the scenario's model makes them of records.
+    """
 
     module: nn.Module
     feature_count: int | None
-    """It takes so many features, the first ones; None: all."""
+    """Number of leading features that the module takes, or None for all."""
     loss: Loss
-    """By which outputs are to be read."""
+    """Loss of the outputs, which says how to read them."""
 
     @torch.inference_mode()
     def outputs(self, features: Tensor) -> Tensor:
-        """(n, f) -> (n, outputs); no record looks at another."""
+        """Compute outputs (n, outputs) of features (n, f), where each record is computed by itself."""
         return map_records(make_vmap_module(self.module), features[:, : self.feature_count])
 
 
 def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedModel:
-    """The model whose flat parameters (d,) are `vector`; InputError for an objective that is no module."""
+    """Make the model with flat parameters `vector` (d,).
+
+    Args:
+        objective: Objective that was trained.
+        vector: Flat parameters, (d,).
+
+    Raises:
+        InputError: The objective is no torch module.
+    """
     while isinstance(objective, View):
         objective = objective.base
     point = torch.from_numpy(np.array(vector)).to(objective.initial().dtype)
@@ -256,16 +339,17 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
             )
         case LinearScore():
             layer = nn.Linear(objective.dimension, 1, bias=False, dtype=point.dtype)
-            weights = point[: objective.dimension].view(1, -1)  # a row may keep numbers of its own behind them
+            weights = point[: objective.dimension].view(1, -1)  # a row may append other numbers to the weights
             return TrainedModel(_set_parameters(layer, {"weight": weights}), None, objective.loss)
     raise InputError(f"{type(objective).__name__} is no torch module; cell.model() gives its parameters")
 
 
 def parameter_shapes(objective: Objective) -> list[tuple[int, ...]]:
-    """The shapes of the arrays that its flat parameters (d,) are, one behind the other.
+    """Return the shapes of the arrays that make up the flat parameters (d,), in order.
 
-    Those of a torch module are in the order of its `state_dict`, less what is not trained; an objective that is
-    no module has one of (d,).
+    Those of a torch module are in the order of its `state_dict`, without frozen parameters.  Any other objective
+    has one
+    array (d,).
     """
     while isinstance(objective, View):
         objective = objective.base
@@ -277,9 +361,9 @@ def parameter_shapes(objective: Objective) -> list[tuple[int, ...]]:
 
 
 def copy_with_parameters(module: nn.Module, point: Tensor) -> nn.Module:
-    """A copy of the module, in evaluation mode, with these flat parameters (d,) in the order of its own.
+    """Copy a module in evaluation mode, with flat parameters `point` (d,) in the module's order.
 
-    What is not trained, and buffers, are the module's.
+    Frozen parameters and buffers are the module's.
     """
     return _set_parameters(copy.deepcopy(module).to(point.dtype), unflatten_parameters(module, point))
 
@@ -296,17 +380,26 @@ DIGEST_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def weights_folder() -> Path:
-    """$FEDPRIV_WEIGHTS, or fedpriv/weights in the user's cache folder."""
-    if chosen := os.environ.get("FEDPRIV_WEIGHTS"):
-        return Path(chosen).expanduser()
+    """Return $FEDPRIV_WEIGHTS, or fedpriv/weights in the user's cache folder."""
+    if folder := os.environ.get("FEDPRIV_WEIGHTS"):
+        return Path(folder).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fedpriv" / "weights"
 
 
 def read_weights(weights: str, key: str) -> bytes:
-    """The bytes of the file of this digest; InputError, naming `key`, where there is none.
+    """Read the file of weights with this digest.
 
-    Guarantee: their SHA-256 is the one that is named, so what a claim names is what a record passes through.
+    Guarantee: the SHA-256 of the bytes is the one that is named, so the weights that a claim names are the weights
+    that a
+    record passes through.
+
+    Args:
+        weights: Digest, "sha256:HEX".
+        key: Key of the scenario, for error messages.
+
+    Raises:
+        InputError: There is no such file, or its digest is another.
     """
     file = weights_folder() / f"{weights.removeprefix('sha256:')}.pt"
     try:
@@ -321,46 +414,61 @@ def read_weights(weights: str, key: str) -> bytes:
 
 
 def read_state_dict(weights: str, key: str, path: str) -> dict[str, Tensor]:
-    """The state_dict in that file, of the module at `path`."""
+    """Read the state_dict of the module at `path` from the file with this digest.
+
+    Args:
+        weights: Digest, "sha256:HEX".
+        key: Key of the scenario, for error messages.
+        path: Import path of the module, for error messages.
+
+    Raises:
+        InputError: There is no such file, or it holds no state_dict.
+    """
     content = read_weights(weights, key)
     try:
         with torch.device("cpu"):
             return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
-    except Exception as error:  # of a damaged file
+    except Exception as error:  # a damaged file may raise any error
         raise weights_error(weights, key, path, error) from None
 
 
 def weights_error(weights: str, key: str, path: str, error: Exception) -> CodeError:
-    """The error of weights that a module at `path` does not take."""
+    """Make the error for weights that do not fit the module at `path`."""
     return CodeError(f"{key} = {weights!r}: do not fit {path!r}", str(error).split("\n")[0][:200])
 
 
 @dataclass(frozen=True)
 class InitializedView(RecordView):
-    """`base`, from the values of the parameters that `module` has, but for those named in `without`."""
+    """`base` whose x_1 has the values of `module`, except for the parameters in `seeded_names`."""
 
     module: nn.Module
     seeded_names: frozenset[str] = frozenset()
+    """Parameters that keep the values that `base` draws for them."""
 
     convex_within = 0.0
 
     def initial(self) -> Tensor:
-        like = self.base.initial()
-        own = trainable_parameters(self.module)
-        parts = [
-            values if name in self.seeded_names else own[name].detach().to(like.dtype)
-            for name, values in unflatten_parameters(self.module, like).items()
+        seeded_point = self.base.initial()
+        module_parameters = trainable_parameters(self.module)
+        values = [
+            seeded_values if name in self.seeded_names else module_parameters[name].detach().to(seeded_point.dtype)
+            for name, seeded_values in unflatten_parameters(self.module, seeded_point).items()
         ]
-        return torch.cat([part.flatten() for part in parts])
+        return torch.cat([part.flatten() for part in values])
 
 
 def load_constants(module: nn.Module, weights: str | None, path: str) -> frozenset[str]:
-    """Put the file's values into the module; the names of parameters to train that it lacks.
+    """Load a file of weights into the module, and return the names of trainable parameters that it lacks.
 
-    These begin as the scenario's seed says: a head, or what `lora` adds.
+    These parameters start from the scenario's seed, such as a head or the parameters that `lora` adds.
 
     Guarantee: every frozen parameter, and every buffer of a state_dict, has the values of the named digest;
     InputError where one has not, as a silo and its server might fill it each in its own way.
+
+    Args:
+        module: Module to load the values into.
+        weights: Digest, or None for a module without frozen parameters.
+        path: Import path of the module, for error messages.
     """
     frozen = frozen_names(module)
     if weights is None:
@@ -370,17 +478,19 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
                 'model.weights = "sha256:…", of the file with the state_dict'
             )
         return frozenset(trainable_parameters(module))
-    where = next(module.parameters()).device  # none of memory, where a size is measured
-    state = {name: values.to(where) for name, values in read_state_dict(weights, "model.weights", path).items()}
-    learnt = {name for name, each in module.named_parameters(remove_duplicate=False) if each.requires_grad}
-    if missing := [name for name in module.state_dict() if name not in {*learnt, *state}]:
+    device = next(module.parameters()).device  # the meta device if only sizes are computed
+    state = {name: values.to(device) for name, values in read_state_dict(weights, "model.weights", path).items()}
+    trainable_names = {
+        name for name, parameter in module.named_parameters(remove_duplicate=False) if parameter.requires_grad
+    }
+    if missing_names := [name for name in module.state_dict() if name not in {*trainable_names, *state}]:
         raise InputError(
-            f"model.weights = {weights!r}: holds no {sanitize_line(missing[0])}, which is not trained"
+            f"model.weights = {weights!r}: holds no {sanitize_line(missing_names[0])}, which is not trained"
         )
     try:
-        found = module.load_state_dict(state, strict=False)
-        if found.unexpected_keys:
-            raise InputError(f"holds {found.unexpected_keys[0]}, which the module does not have")
-    except Exception as error:  # of another shape
+        load_result = module.load_state_dict(state, strict=False)
+        if load_result.unexpected_keys:
+            raise InputError(f"holds {load_result.unexpected_keys[0]}, which the module does not have")
+    except Exception as error:  # values of another shape raise
         raise weights_error(weights, "model.weights", path, error) from None
     return frozenset(set(trainable_parameters(module)) - set(state))

@@ -206,14 +206,14 @@ def make_layout_objective(
 
 
 def _describe_needed_outputs(layout: FeatureLayout, classes: int) -> str:
-    by_label = f" for each of its labels {layout.label_shape}" if layout.label_shape else ""
+    suffix = f" for each of its labels {layout.label_shape}" if layout.label_shape else ""
     if classes:
         return (
-            f": an output for each of {classes} classes{by_label}, since labels are 0 … {classes - 1} (labels that "
+            f": an output for each of {classes} classes{suffix}, since labels are 0 … {classes - 1} (labels that "
             "begin with 1 are labels - 1 here)"
         )
     return (
-        f": one output{by_label}, since labels are floats and so real numbers (classes are whole numbers: "
+        f": one output{suffix}, since labels are floats and so real numbers (classes are whole numbers: "
         "labels.astype(int))"
     )
 
