@@ -1,14 +1,14 @@
-"""Worst-case canaries: a small run of the code under audit, and records that its claim is hardest for.
+"""Worst-case canaries, small cells that hold them, and real guards that answer queries on them.
 
-Queries stay at 0, a canary's increment is far above the clip, and in the two worlds it points in opposite
-directions (replace-one), or is there or not (zero-out): as far apart as the neighbouring relation allows.
-Canaries of one run have features of their own, so that their increments are orthogonal; noise is independent
-between coordinates, so one run is as many independent trials (Steinke, Nasr & Jagielski 2023, "Privacy auditing
-with one training run").
+Queries are 0, and a canary's increment is far above the clip.  Its two worlds are as far apart as the neighbouring
+relation allows: opposite increments (replace-one), or presence and absence (zero-out).
 
-Where a canary takes part is written down from the definition of the order, not asked of the code under audit.
+Each canary of a run has a feature that no other has, so that increments are orthogonal.  Noise is independent
+between coordinates.  So each canary of a run is an independent trial (Steinke, Nasr & Jagielski 2023, "Privacy
+auditing with one training run").
 
-Real guards with ledgers in a folder, which the audit asks as a server would.
+The rounds of a canary follow from the definition of the order here, not from the code under audit.  Guards have
+ledgers in a folder, and the audit sends them queries as a server does.
 """
 
 import json
@@ -37,28 +37,28 @@ from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import Policy, RunLimits
 from fedpriv.silo.shard import Shard, ShardViews
 
-_RUN_COUNT = 8  # that a policy of the audit pays for
+_RUN_COUNT = 8  # runs that the budget of an audit's policy allows
 
 
 class RestartableSilo(SiloEndpoint, Protocol):
-    """A silo, asked as a guard is, whose process can end."""
+    """Silo that answers queries as a guard does, and whose process can end."""
 
     def restart(self) -> None:
-        """The process ends, and another one goes on."""
+        """End the process, and start another one that continues its runs."""
 
     def back_up(self) -> Callable[[], None]:
-        """Copy all that it keeps, as a backup of its disk does; the result puts it back."""
+        """Copy all stored state, as a backup of the disk does, and return a function that restores the copy."""
 
     def close(self) -> None: ...
 
 
 class PublicOrderViews(ShardViews):
-    """A shard whose persons are read in the order of their names, which is public.
+    """Shard whose persons are read in the public order of their numbers.
 
-    A guard's own order follows from the key of the run and is told to nobody.  What it releases is a mixture over
-    orders, each as likely for a file as for its neighbour, and who knows which one was drawn sees all that others
-    see, and more: a claim that stands in every one of them stands with a secret one, too.  So an adversary is
-    given more here, and the audit knows in which rounds its canaries are.
+    A deployed guard derives a secret order from the key of the run.  Its releases are a mixture over orders, each
+    as likely for a file as for its neighbour.  An adversary who knows the order sees all that other adversaries
+    see, and more.  So a claim that holds for every order holds for a secret order, too.  The audit tests the
+    stronger adversary, and knows the rounds of its canaries.
     """
 
     def order(self, cell: Cell, key: bytes) -> None:
@@ -66,7 +66,7 @@ class PublicOrderViews(ShardViews):
 
 
 class PublicGuard(Guard):
-    """A guard whose order is public.  No policy and no scenario leads here: only the audit builds it."""
+    """Guard with a public order.  No policy and no scenario selects it, only the audit."""
 
     def __init__(self, policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
         super().__init__(policy, ledger, shard)
@@ -74,7 +74,7 @@ class PublicGuard(Guard):
 
 
 class GuardedSilo:
-    """One silo's `PublicGuard`, its ledger and its policy; `shard` is what it protects."""
+    """Silo with a `PublicGuard`, a ledger and a policy, which protects the records of `shard`."""
 
     def __init__(self, policy: Policy, cell: Cell, shard: Shard) -> None:
         self._cell = json.dumps(cell.canonical_data(), sort_keys=True)
@@ -83,25 +83,25 @@ class GuardedSilo:
         self._ledger, self._guard = self._open()
 
     def restart(self) -> None:
-        """The guard's process ends, and another one goes on from the ledger."""
+        """End the guard's process, and start another one from the ledger."""
         self._ledger.close()
         self._ledger, self._guard = self._open()
 
     def back_up(self) -> Callable[[], None]:
-        """Ledger, mark and key: a machine that is restored from its backup has all of them restored."""
+        """Copy ledger, rollback mark and key, which a backup of the machine restores together."""
         self._ledger.close()
-        kept = {path: path.read_bytes() for path in self._files()}
+        contents = {path: path.read_bytes() for path in self._files()}
         self._ledger, self._guard = self._open()
 
-        def put_back() -> None:
+        def restore() -> None:
             self._ledger.close()
-            for path in self._files() - kept.keys():
+            for path in self._files() - contents.keys():
                 path.unlink()
-            for path, content in kept.items():
+            for path, content in contents.items():
                 path.write_bytes(content)
             self._ledger, self._guard = self._open()
 
-        return put_back
+        return restore
 
     def _files(self) -> set[Path]:
         ledger = self._policy.ledger
@@ -111,7 +111,11 @@ class GuardedSilo:
         self._ledger.close()
 
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        """Return what leaves in round t of a run; RunError for a refusal."""
+        """Return the reply of round t of a run.
+
+        Raises:
+            RunError: If the guard refuses.
+        """
         return self._guard.answer(run, self._cell, t, query, keys)
 
     def public_key(self, run: str) -> bytes:
@@ -123,7 +127,7 @@ class GuardedSilo:
 
 
 def open_guarded_silos(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Shard]) -> list[GuardedSilo]:
-    """The guards of silos 0, 1, … with these shards."""
+    """Open the guards of silos 0, 1, … with these shards."""
     allow = _make_limits(cell, plan)
     policies = [
         Policy(
@@ -140,47 +144,52 @@ def open_guarded_silos(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Sh
 
 
 def _make_limits(cell: Cell, plan: Plan) -> RunLimits:
-    """A policy no narrower than the scenario: the audit is of what guards answer, not of their refusals."""
+    """Make a policy that allows all of the scenario, because the audit tests replies and not refusals."""
     rounds = plan.schedule.rounds
-    target = cell.target_mu
-    assert target is not None  # a cell without noise claims nothing
-    known, secret = {"budget": target * _RUN_COUNT}, {"budget": 1e6, "slack": 0.1, "slack_per_run": 1e-5}
+    target_mu = cell.target_mu
+    assert target_mu is not None  # a cell without noise claims nothing
+    public_limits, secret_limits = (
+        {"budget": target_mu * _RUN_COUNT},
+        {"budget": 1e6, "slack": 0.1, "slack_per_run": 1e-5},
+    )
     return RunLimits.model_validate(
         {
             "trust": cell.algorithm.trust,
             "relation": cell.privacy.relation,
             "unit": cell.privacy.unit,
-            **(secret if cell.schedule.secret else known),  # paid for as if they were known, and more
+            **(
+                secret_limits if cell.schedule.secret else public_limits
+            ),  # secret rounds are charged as public ones, and more
             "clip": max(plan.estimator.round(t).max_contribution for t in range(1, rounds + 1)),
             "rounds": rounds,
-            "query": sys.float_info.max,  # of what is asked, nothing is refused for its size
+            "query": sys.float_info.max,  # no query is refused for its size
             "silos": len(plan.weights) if len(plan.weights) > 1 else None,
         }
     )
 
 
 FAR_NORM = 1e4
-"""The norm of a canary's features: far above a clip of 1, so that a missing clip cannot go unseen."""
+"""Norm of a canary's features, far above a clip of 1, so that a missing clip is detected."""
 CLASS_COUNT = 2
 _RECORDS_PER_PERSON, _EXCESS_FACTOR = (
     4,
     3,
-)  # of a person: at most so many count, and so many times as many are there
-_CLIP = 1.0  # where a scenario takes its clip from the loss's constants, which are not the canaries'
+)  # largest number of records that count of a person, and factor of the number that is present
+_CLIP = 1.0  # replaces a clip from constants of the scenario's loss, which do not hold for canaries
 
 
 def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, epochs: int = 1) -> Cell:
-    """The cell cut to a size that can be repeated, on a linear model, recalibrated to `mu` by the same code.
+    """Cut a cell to a small size on a linear model, recalibrated to `mu` by the code under audit.
 
-    Persons and clients keep a few records each; where silos come from does not matter to who they are.
+    Persons and clients have a few records each.  The partition is "iid", because it does not matter for canaries.
     """
     size = {"rounds": rounds, "silos": silos, "batch": batch, "epochs": epochs}
-    if cell.federation.clients is not None:  # whose passes are said by how many there are
+    if cell.federation.clients is not None:  # the number of clients determines the passes
         size = {"rounds": rounds, "clients": rounds // epochs * batch, "cohort": batch}
-    whole: dict[str, Any] = {"samples": None, "size_skew": None, "batches": None, "drop_out": 0.0, "away": {}}
-    federation = cell.federation.model_copy(update={**size, **whole})
-    few = None if cell.privacy.records is None else min(cell.privacy.records, _RECORDS_PER_PERSON)
-    target = {"mu": mu, "rho": None, "zcdp": None, "epsilon": None, "records": few, "shares": None}
+    resets: dict[str, Any] = {"samples": None, "size_skew": None, "batches": None, "drop_out": 0.0, "away": {}}
+    federation = cell.federation.model_copy(update={**size, **resets})
+    max_records = None if cell.privacy.records is None else min(cell.privacy.records, _RECORDS_PER_PERSON)
+    target = {"mu": mu, "rho": None, "zcdp": None, "epsilon": None, "records": max_records, "shares": None}
     privacy = cell.privacy.model_copy(update=target)
     run = cell.run.model_copy(
         update={
@@ -197,93 +206,120 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
 
 
 def make_canary_objective(cell: Cell, features: int) -> Objective:
-    """The small model's loss over records of so many features, as the silos' own code builds it; and a bias."""
+    """Build the small model's loss on `features` features and a bias, by the silos' own code."""
     return cell.model.row.objective((features + 1,), CLASS_COUNT, DTYPES[cell.run.dtype], cell.model.settings)
 
 
 def rows_by_round(cell: Cell) -> list[range]:
-    """The rows of a silo's order that rounds 1, 2, … read, by definition: each batch once, one after another.
+    """Return the rows of a silo's order that rounds 1, 2, … read, by the definition of a fixed order.
 
-    Every pass has the same order, and so have the turns of cohorts of clients.  InputError for a scenario of no
-    fixed order with records in every round.
+    Each batch is read once, one after another.  Every pass has the same order, and so have the turns of cohorts of
+    clients.
+
+    Raises:
+        InputError: If the scenario has no fixed order with records in every round.
     """
     schedule = cell.schedule
     if not isinstance(schedule, FixedOrder):
         raise InputError(
             'the audit\'s canaries are made for a fixed order with records in every round: sampling = "fixed"'
         )
-    (size, *_), read, federation = cell.batch_sizes, 0, cell.federation
+    (batch_size, *_), next_batch, federation = cell.batch_sizes, 0, cell.federation
     rows = []
     for t in range(1, schedule.rounds + 1):
         batches = schedule.batch_counts[t - 1] if schedule.batch_counts else 1
-        rows.append(range(read * size, (read + batches) * size))
-        read += batches
+        rows.append(range(next_batch * batch_size, (next_batch + batches) * batch_size))
+        next_batch += batches
         if not schedule.batch_counts:
-            read %= federation.rounds_per_epoch
+            next_batch %= federation.rounds_per_epoch
     return rows
 
 
 def why_misread(cell: Cell, rows: Sequence[range]) -> str | None:
-    """Where the schedule that silos follow is not the one that the claim is about; None if nowhere."""
-    size = cell.batch_sizes[0]
-    for t, defined in enumerate(rows, start=1):
+    """Return the first difference of the silos' schedule to the claimed one, or None if they agree."""
+    batch_size = cell.batch_sizes[0]
+    for t, expected in enumerate(rows, start=1):
         batches = cell.schedule.batches(t) if isinstance(cell.schedule, FixedOrder) else range(0)
-        read = range(batches.start * size, batches.stop * size)
-        if read != defined:
-            wanted = f"{defined.start} to {defined.stop - 1}"
-            return f"round {t} reads records {read.start} to {read.stop - 1}, not {wanted}"
+        actual = range(batches.start * batch_size, batches.stop * batch_size)
+        if actual != expected:
+            expected_rows = f"{expected.start} to {expected.stop - 1}"
+            return f"round {t} reads records {actual.start} to {actual.stop - 1}, not {expected_rows}"
     return None
 
 
 @dataclass(frozen=True)
 class CanaryLayout:
-    """In which round each canary takes part, and in which row of the silo's order: (n,) each."""
+    """Round and row index of each canary in silo 0."""
 
     rounds: NDArray[np.int64]
+    """(n,)."""
     row_indices: NDArray[np.int64]
+    """(n,), indices in the silo's order."""
     row_count: int
+    """Number of rows of a silo, with a canary or without."""
 
     @staticmethod
     def from_rows(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "CanaryLayout":
-        """As many as fit in round `heaviest`, where one weighs most; the others spread over the other rounds.
+        """Put up to `batch` canaries into round `heaviest`, and spread the rest over the other rounds.
 
-        Of rounds that read the same rows, the first one stands for all.
+        Among rounds that read the same rows, the first one has the canaries.
+
+        Args:
+            passes: Rows of the silo's order that rounds 1, 2, … read.
+            heaviest: Round in which a canary weighs most.
+            canaries: Number of canaries, fewer if the other rounds are full.
+            batch: Largest number of canaries of a round.
         """
-        others = [t for t, read in enumerate(passes, 1) if t != heaviest and read not in passes[: t - 1]]
-        spread = [others[place % len(others)] for place in range(min(canaries - batch, batch * len(others)))]
-        rounds = np.array([heaviest] * min(batch, canaries) + spread)
-        places = [int(np.sum(rounds[:canary] == t)) for canary, t in enumerate(rounds.tolist())]
-        row = [passes[t - 1].start + place for t, place in zip(rounds.tolist(), places, strict=True)]
-        return CanaryLayout(rounds, np.array(row), max(read.stop for read in passes))
+        other_rounds = [
+            t
+            for t, rows_of_round in enumerate(passes, 1)
+            if t != heaviest and rows_of_round not in passes[: t - 1]
+        ]
+        spread_rounds = [
+            other_rounds[index % len(other_rounds)]
+            for index in range(min(canaries - batch, batch * len(other_rounds)))
+        ]
+        rounds = np.array([heaviest] * min(batch, canaries) + spread_rounds)
+        offsets = [int(np.sum(rounds[:canary] == t)) for canary, t in enumerate(rounds.tolist())]
+        row_indices = [passes[t - 1].start + index for t, index in zip(rounds.tolist(), offsets, strict=True)]
+        return CanaryLayout(rounds, np.array(row_indices), max(rows_of_round.stop for rows_of_round in passes))
 
     def make_shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
-        """Zeros, and each canary in its row: its own feature, far longer than the clip.
+        """Make a shard whose canaries have `FAR_NORM` in their feature, and whose other records are zero.
 
-        An absent one is zero under zero-out, and under replace-one a record whose increment points the other way.
+        An absent canary is zero under zero-out.  Under replace-one it is a record with the opposite increment.
+
+        Args:
+            present: (n,), the coins.
+            relation: Neighbouring relation.
         """
-        count = len(self.rounds)
-        images: NDArray[Any] = np.zeros((self.row_count, count), np.float32)
+        canary_count = len(self.rounds)
+        images: NDArray[Any] = np.zeros((self.row_count, canary_count), np.float32)
         labels = np.zeros(self.row_count, np.int64)
-        there = np.arange(count) if relation == "replace-one" else np.flatnonzero(present)
-        images[self.row_indices[there], there] = FAR_NORM
+        nonzero = np.arange(canary_count) if relation == "replace-one" else np.flatnonzero(present)
+        images[self.row_indices[nonzero], nonzero] = FAR_NORM
         labels[self.row_indices] = ~present
         return Shard(images, labels)
 
 
 def expand_units(shard: Shard, unit: Unit) -> Shard:
-    """The same with a unit for every row: where units are persons, each canary's has more records than count.
+    """Return a shard whose rows are units.
 
-    All of them point one way, far beyond the clip, so that a clip of record by record adds them up.
+    A person of a canary has more records than count.  All of them point the same way, far beyond the clip, so that
+    a clip of each record in place of each person would add them up.
     """
     if unit.name == RECORD.name:
         return shard
-    there = shard.images.reshape(len(shard.labels), -1).any(axis=1)
-    rows = np.repeat(np.arange(len(shard.labels)), np.where(there, _EXCESS_FACTOR * unit.max_records, 1))
+    is_canary = shard.images.reshape(len(shard.labels), -1).any(axis=1)
+    rows = np.repeat(np.arange(len(shard.labels)), np.where(is_canary, _EXCESS_FACTOR * unit.max_records, 1))
     return Shard(shard.images[rows], shard.labels[rows], persons=rows)
 
 
 def unit_records(shard: Shard, cell: Cell) -> Records:
-    """A shard of canaries as the cell's model sees it, in its units; a client holds what counts, and all alike."""
+    """Convert a shard of canaries to inputs of the cell's model, grouped by unit.
+
+    A client has as many records as count, all equal.
+    """
     unit = cell.privacy.protected_unit
     if unit.name != CLIENT.name:
         return expand_units(shard, unit).model_records(cell)
@@ -293,5 +329,5 @@ def unit_records(shard: Shard, cell: Cell) -> Records:
 
 
 def zero_shard(rows: int, features: int) -> Shard:
-    """Records of zeros, which move nothing but the bias."""
+    """Make a shard of zeros, which move only the bias."""
     return Shard(np.zeros((rows, features), np.float32), np.zeros(rows, np.int64))

@@ -1,11 +1,11 @@
 """Families of tests of rounds in a public order, and their power.
 
-A run is audited as a whole, in parts that canaries are planted in: its first step, which is a round of DP-SGD, and
-its evaluations are cells of their own, each against its own claim, and releases of all parts together, about the
-same canaries, against the composed claim.
+A run is audited in parts: its rounds, its first step, which is a round of DP-SGD, and its evaluations.  Canaries
+are planted in each part, which is a cell of its own and is tested against its own claim.  The releases of all
+parts about the same canaries are tested against the composed claim.
 
-The power of an audit says how much of the noise would have to be gone for it to be seen at the trials that there
-were.
+The power of a family is the largest share of the noise that it refutes with probability `POWER`, at the number of
+trials that the audit has.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -44,74 +44,83 @@ from fedpriv.scenario.schema import Cell
 
 _Each = TypeVar("_Each")
 ProgressCallback = Callable[[float], None]
-"""Hears which share of the work is done."""
+"""Function that is called with the share of the work that is finished, from 0 to 1."""
 
 
 class StepCounter:
-    """Counts steps that take about as long as one run of canaries."""
+    """Counter of steps, where a step takes about as long as one run of canaries."""
 
     def __init__(self, progress: ProgressCallback, total: float) -> None:
-        self._progress, self._total, self._done = progress, total, 0.0
+        self._progress, self._total, self._finished_steps = progress, total, 0.0
 
     def __call__(self, steps: float = 1.0) -> None:
-        self._done += steps
-        self._progress(min(1.0, self._done / self._total))
+        self._finished_steps += steps
+        self._progress(min(1.0, self._finished_steps / self._total))
 
-    def after(self, each: Iterable[_Each], steps: float = 1.0) -> Iterator[_Each]:
-        """Go through `each`, and count so many steps when one is done."""
-        for one in each:
-            yield one
+    def after(self, items: Iterable[_Each], steps: float = 1.0) -> Iterator[_Each]:
+        """Yield the items, and count `steps` after each item."""
+        for item in items:
+            yield item
             self(steps)
 
 
 POWER = 0.95
-"""The probability with which an audit refutes noise of the size that it says it would see."""
+"""Probability with which an audit refutes noise of the detectable size that it reports."""
 
 
-def detectable_noise_share(apart: float, claimed: float, trials: int, failure: float) -> float:
-    """The largest f ≤ 1 such that noise of f times its size is refuted with probability `POWER` or more; 0: none.
+def detectable_noise_share(world_distance: float, claimed_mu: float, trials: int, failure: float) -> float:
+    """Return the largest share f of the noise that is refuted with probability `POWER` or more.
 
-    `apart` is the `separation` of both worlds at the whole noise.  Of `trials` canaries the test that has half of
-    `failure` guesses wrongly with probability Φ(-apart / 2f), independently, and the claim falls if wrong guesses
-    are so few that `bound_at_threshold` is above `claimed`: a binomial probability, exactly.  Other tests of a
-    family can see more, and none of them takes from this one.
+    The best test has half of `failure`.  On noise of f times its size it guesses wrongly with probability
+    Φ(-world_distance / 2f) in each trial, independently.  The claim is refuted if wrong guesses are so few that
+    `bound_at_threshold` exceeds `claimed_mu`.  Their number is binomial, and its probability is exact.  Other
+    tests of a family can refute more, and none of them reduces the power of this test.
+
+    Args:
+        world_distance: `separation` of both worlds at the full noise.
+        claimed_mu: μ of the claim.
+        trials: Number of canaries.
+        failure: Probability of failure of the family.
+
+    Returns:
+        f in [0, 1], 0 if no share can be refuted.
     """
-    most = _max_wrong_guesses(claimed, trials, failure * BEST_TEST_SHARE / 2.0)
-    if most < 0 or apart <= 0.0:
+    max_wrong_guesses = _max_wrong_guesses(claimed_mu, trials, failure * BEST_TEST_SHARE / 2.0)
+    if max_wrong_guesses < 0 or world_distance <= 0.0:
         return 0.0
-    rate = float(special.bdtri(most, trials, POWER))
-    return min(1.0, apart / (-2.0 * float(special.ndtri(rate)))) if rate < 0.5 else 1.0
+    error_rate = float(special.bdtri(max_wrong_guesses, trials, POWER))
+    return min(1.0, world_distance / (-2.0 * float(special.ndtri(error_rate)))) if error_rate < 0.5 else 1.0
 
 
-def _max_wrong_guesses(claimed: float, trials: int, failure: float) -> int:
-    """The most wrong guesses of so many that refute a claim; -1 if none do."""
-    refuting = -2.0 * special.ndtri(upper_rates(np.arange(trials), trials, failure)) > claimed
-    return int(np.sum(refuting)) - 1
+def _max_wrong_guesses(claimed_mu: float, trials: int, failure: float) -> int:
+    """Return the largest number of wrong guesses that still refutes a claim, or -1 if no number does."""
+    is_refuted = -2.0 * special.ndtri(upper_rates(np.arange(trials), trials, failure)) > claimed_mu
+    return int(np.sum(is_refuted)) - 1
 
 
 MAX_ROUNDS, MAX_SILOS = 12, 3
 CANARY_COUNT, HEAVIEST_ROUND_COUNT = 1024, 256
-"""Of one run, and of those in the round where they weigh most."""
+"""Number of canaries of a run, and of those in the round where canaries weigh most."""
 
 
 class AuditRefutedError(FedprivError):
-    """The claim does not stand: a test can tell more than it says.  Exit code 3."""
+    """Refutation of a claim, by a test whose lower bound exceeds it.  Exit code 3."""
 
     exit_code = 3
 
 
 class FamilyResult(NamedTuple):
-    """Result of a family: a lower bound on μ, by which test, the claim that it is about, and its power."""
+    """Result of a family: its largest lower bound on μ, the test, the claimed μ, and the power."""
 
     mu: float
     test: str
     claimed_mu: float
     detectable_noise_share: float | None = None
-    """Which share of the noise, see `sees`; None for a family that looks for something else."""
+    """Largest share of the noise that is refuted with probability `POWER`, or None if it is not computed."""
 
 
 class AuditedPart(NamedTuple):
-    """A part of a run that is audited: the cell, cut to the canaries' size, so many runs, the claim, the seed."""
+    """Part of a run under audit: its cell, its small cell for canaries, number of runs, claim and seed."""
 
     cell: Cell
     small_cell: Cell
@@ -119,16 +128,20 @@ class AuditedPart(NamedTuple):
     mu: float
     seed: int
     composed_mu: float
-    """To the records that it reads, by all parts that read them."""
+    """μ of all parts together that read the same records."""
 
     @staticmethod
-    def from_cell(cell: Cell, mu: float, runs: int, seed: int, promised: float) -> "AuditedPart":
-        """AuditRefutedError if records are not read as the claim presumes."""
+    def from_cell(cell: Cell, mu: float, runs: int, seed: int, composed_mu: float) -> "AuditedPart":
+        """Cut a cell to the size of an audit.
+
+        Raises:
+            AuditRefutedError: If its schedule reads other records than the claim assumes.
+        """
         (rounds, passes), silos = public_run_size(cell, MAX_ROUNDS), min(cell.federation.silos, MAX_SILOS)
         small = make_audit_cell(cell, mu, rounds, silos, HEAVIEST_ROUND_COUNT, passes)
-        if wrong := why_misread(small, rows_by_round(small)):
-            raise AuditRefutedError(f"the schedule is not the one that is claimed: {wrong}")
-        return AuditedPart(cell, small, runs, mu, seed, promised)
+        if reason := why_misread(small, rows_by_round(small)):
+            raise AuditRefutedError(f"the schedule is not the one that is claimed: {reason}")
+        return AuditedPart(cell, small, runs, mu, seed, composed_mu)
 
     def build_plan(self, features: int = CANARY_COUNT) -> Plan:
         return make_plan(self.small_cell, make_canary_objective(self.small_cell, features), for_release=True)
@@ -141,7 +154,10 @@ class AuditedPart(NamedTuple):
     def collect_trials(
         self, plan: Plan, runs: int, queries: Sequence[Tensor] | None, steps: StepCounter
     ) -> Trials:
-        """Trials of so many runs, each with its own coins and noise; other parts' runs have the same coins."""
+        """Run the canaries `runs` times, each with its own coins and noise.
+
+        Run i of another part has the same coins, so that its canaries are the same.
+        """
         layout, seeds = self.build_layout(plan), (run_seed(self.seed, number) for number in range(runs))
         return _concatenate_trials(
             [run_trials(self.small_cell, layout, seed, queries) for seed in steps.after(seeds)]
@@ -149,27 +165,27 @@ class AuditedPart(NamedTuple):
 
 
 def run_seed(seed: int, number: int) -> int:
-    """The seed of the coins of run `number` of an audit."""
+    """Return the seed of the coins of run `number` of an audit."""
     return 1_000_000 * seed + number
 
 
 def make_run_parts(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, AuditedPart]:
-    """The rounds, the first step and the evaluations of a run whose records have the claim `mu`.
+    """Make the parts of a run whose records have the claim `mu`: rounds, first step and evaluations.
 
-    Rounds and first step have their shares of it.  Test records are other records: their claim is `mu`, too.  A
-    step that was taken elsewhere is not there to be audited.
+    Rounds and first step have their shares of `mu`.  Evaluations have the whole of it, because test records are
+    other records.  A first step that was taken elsewhere is not audited.
     """
-    promise, budget = cell.privacy.target_mu, cell.budget
-    assert promise is not None
+    target_mu, budget = cell.privacy.target_mu, cell.budget
+    assert target_mu is not None
     assert budget.rounds_mu is not None
-    parts = {"rounds": AuditedPart.from_cell(cell, mu * budget.rounds_mu / promise, runs, seed, mu)}
-    if (first := first_step_cell(cell)) is not None:
-        parts[FIRST_STEP] = AuditedPart.from_cell(first, mu * budget.other_mu / promise, runs, seed, mu)
+    parts = {"rounds": AuditedPart.from_cell(cell, mu * budget.rounds_mu / target_mu, runs, seed, mu)}
+    if (step_cell := first_step_cell(cell)) is not None:
+        parts[FIRST_STEP] = AuditedPart.from_cell(step_cell, mu * budget.other_mu / target_mu, runs, seed, mu)
     return parts | make_evaluation_parts(cell, mu, runs, seed)
 
 
 def make_evaluation_parts(cell: Cell, mu: float, runs: int, seed: int) -> dict[str, AuditedPart]:
-    """The evaluations as a part of a run; nothing where they have no claim."""
+    """Make the evaluations a part of a run, or no part if they have no claim."""
     if cell.evaluation is None or cell.evaluation.mu is None:
         return {}
     return {"evaluations": AuditedPart.from_cell(evaluation_cell(cell), mu, runs, seed, mu)}
@@ -180,63 +196,73 @@ def run_families(
 ) -> dict[str, FamilyResult]:
     """Run the families that are named in `families`, and return their results by name.
 
-    Guarantee: where all claims hold, a bound exceeds its claim with probability at most `failure`: the shares of
-    the families add up to 1 (Bonferroni).
+    Guarantee: if all claims hold, some bound exceeds its claim with probability at most `failure`: the failure
+    shares of the families add up to 1 (Bonferroni).
     """
-    chosen = {name: family for name, family in FAMILIES.items() if name in families}
-    steps = StepCounter(progress, sum(family.count_steps(parts) for family in chosen.values()))
-    found = dict[str, FamilyResult]()
-    for family in chosen.values():
-        found |= family.run(parts, failure * family.failure_share, steps)
-    return found
+    selected_families = {name: family for name, family in FAMILIES.items() if name in families}
+    steps = StepCounter(progress, sum(family.count_steps(parts) for family in selected_families.values()))
+    results = dict[str, FamilyResult]()
+    for family in selected_families.values():
+        results |= family.run(parts, failure * family.failure_share, steps)
+    return results
 
 
 def audit_canaries(
     parts: Mapping[str, AuditedPart], failure: float, steps: StepCounter
 ) -> dict[str, FamilyResult]:
-    """The best bounds of canaries in the worst case, part by part, and of all parts of a run together."""
+    """Return the best bounds of canaries in the worst case, for each part and for all parts together.
+
+    With several parts, the rounds have half of `failure`, and the others and the whole share the other half.
+    """
     plans = {name: part.build_plan() for name, part in parts.items()}
     trials = {name: part.collect_trials(plans[name], part.run_count, None, steps) for name, part in parts.items()}
-    others = len(parts)  # all but the rounds, and the whole
-    share = failure if others == 1 else failure / 2.0
-    found = dict[str, FamilyResult]()
+    further_count = len(parts)  # all parts but the rounds, and the whole
+    group_failure = failure if further_count == 1 else failure / 2.0
+    results = dict[str, FamilyResult]()
     for name, part in parts.items():
-        mine = share if name == "rounds" else failure / (2.0 * others)
+        part_failure = group_failure if name == "rounds" else failure / (2.0 * further_count)
         count = len(trials[name].select_round(heaviest_round(plans[name])).present)
-        would_see = detectable_noise_share(separation(plans[name]), part.mu, count, mine)
-        bound, test = find_best_bound(plans[name], trials[name], mine)
-        family, of = ("canaries", "") if name == "rounds" else (f"canaries, {name}", f" of the {name}")
-        found[family] = FamilyResult(bound, test + of, part.mu, would_see)
-    if others > 1:
-        found["canaries, all parts"] = _audit_all_parts(parts, plans, trials, failure / (2.0 * others))
-    return found
+        noise_share = detectable_noise_share(separation(plans[name]), part.mu, count, part_failure)
+        bound, test = find_best_bound(plans[name], trials[name], part_failure)
+        family, test_suffix = ("canaries", "") if name == "rounds" else (f"canaries, {name}", f" of the {name}")
+        results[family] = FamilyResult(bound, test + test_suffix, part.mu, noise_share)
+    if further_count > 1:
+        results["canaries, all parts"] = _audit_all_parts(parts, plans, trials, failure / (2.0 * further_count))
+    return results
 
 
 def _audit_all_parts(
     parts: Mapping[str, AuditedPart], plans: Mapping[str, Plan], trials: Mapping[str, Trials], failure: float
 ) -> FamilyResult:
-    """Test the same canaries in all parts, which an adversary sees together, against what is promised for all."""
+    """Test the same canaries in the releases of all parts against the composed claim."""
     coins = [trials[name].select_round(heaviest_round(plans[name])).present for name in parts]
-    assert all(np.array_equal(coins[0], each) for each in coins)
+    assert all(np.array_equal(coins[0], part_coins) for part_coins in coins)
     evidence = np.sum([log_likelihood_ratios(plans[name], trials[name]) for name in parts], axis=0)
-    claimed = compose([parts[name].composed_mu for name in parts if name != FIRST_STEP])
+    claimed_mu = compose([parts[name].composed_mu for name in parts if name != FIRST_STEP])
     bound = max(
         bound_at_threshold(0.0, evidence, coins[0], failure / 2.0),
         mu_lower_bound(evidence, coins[0], failure / 2.0),
     )
-    would_see = detectable_noise_share(
-        compose([separation(plan) for plan in plans.values()]), claimed, len(coins[0]), failure
+    noise_share = detectable_noise_share(
+        compose([separation(plan) for plan in plans.values()]), claimed_mu, len(coins[0]), failure
     )
-    return FamilyResult(bound, f"{' and '.join(parts)} together", claimed, would_see)
+    return FamilyResult(bound, f"{' and '.join(parts)} together", claimed_mu, noise_share)
 
 
 def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
-    """The same where queries overflow, are denormal or cancel: what canaries add there may have either sign."""
+    """Test canaries under hostile queries, with scores of either sign.
+
+    Increments of canaries may change their sign if a query overflows, is denormal or cancels.
+    """
     plan = part.build_plan()
-    fitting = part.build_plan(len(part.build_layout(plan).rounds))  # few rounds hold fewer canaries
-    trials = part.collect_trials(plan, _reduce_run_count(part.run_count), attacks.hostile_queries(fitting), steps)
-    turned = trials._replace(releases=-trials.releases)
-    bound, test = max(find_best_bound(plan, either, failure / 2) for either in (trials, turned))
+    canary_plan = part.build_plan(len(part.build_layout(plan).rounds))  # runs of few rounds have fewer canaries
+    trials = part.collect_trials(
+        plan, _reduce_run_count(part.run_count), attacks.hostile_queries(canary_plan), steps
+    )
+    negated_trials = trials._replace(releases=-trials.releases)
+    bound, test = max(
+        find_best_bound(plan, signed_trials, failure / 2) for signed_trials in (trials, negated_trials)
+    )
     return bound, f"{test}, under hostile queries"
 
 
@@ -245,9 +271,10 @@ def _reduce_run_count(runs: int) -> int:
 
 
 def _audit_rollback(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
-    """A machine that is put back to before the round in which canaries weigh most, and asked another query.
+    """Test releases before and after a machine is restored to the start of the canaries' heaviest round.
 
-    Not to before the first one, if there are others: a run that is opened again draws another key.
+    After the restoration that round gets another query.  With several rounds the first round is not chosen,
+    because a run that is opened again draws another key.
     """
     t = max(heaviest_round(part.build_plan()), min(2, part.small_cell.schedule.rounds))
     layout = CanaryLayout.from_rows(rows_by_round(part.small_cell), t, HEAVIEST_ROUND_COUNT, HEAVIEST_ROUND_COUNT)
@@ -267,26 +294,26 @@ def _concatenate_trials(runs: Sequence[Trials]) -> Trials:
 
 
 def _audit_integers(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
-    small = attacks.integers_cell(part.cell, part.mu)
+    small_cell = attacks.integers_cell(part.cell, part.mu)
     seeds = (run_seed(part.seed, number) for number in range(attacks.TRIALS))
     return attacks.bound_integers_attack(
-        [attacks.attack_integers(small, seed) for seed in steps.after(seeds, 0.5)], failure
+        [attacks.attack_integers(small_cell, seed) for seed in steps.after(seeds, 0.5)], failure
     )
 
 
 def _audit_hostile_queries(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
-    if (small := attacks.hostile_cell(part.cell, part.mu)) is None:
+    if (small_cell := attacks.hostile_cell(part.cell, part.mu)) is None:
         return 0.0, "none"
     seeds = [run_seed(part.seed, number) for number in range(attacks.TRIALS)]
     outcomes = {
-        kind: [attacks.attack_with_hostile_queries(small, kind, seed) for seed in seeds]
+        kind: [attacks.attack_with_hostile_queries(small_cell, kind, seed) for seed in seeds]
         for kind in steps.after(attacks.HOSTILE_KINDS, attacks.TRIALS / 16)
     }
     return attacks.bound_hostile_attack(outcomes, failure)
 
 
 class _Family(NamedTuple):
-    """A family of tests: which share of the failure it may use, its steps, and what it finds, by name."""
+    """Family of tests, with its share of the failure, its number of steps, and its results by name."""
 
     failure_share: float
     count_steps: Callable[[Mapping[str, AuditedPart]], float]
@@ -295,17 +322,19 @@ class _Family(NamedTuple):
 
 def _rounds_family(
     name: str,
-    share: float,
+    failure_share: float,
     count_steps: Callable[[int], float],
-    bound: Callable[[AuditedPart, float, StepCounter], tuple[float, str]],
+    find_bound: Callable[[AuditedPart, float, StepCounter], tuple[float, str]],
 ) -> _Family:
-    """A family that looks at the rounds alone: what it tries is code that all parts have in common."""
+    """Make a family that tests the rounds only, because it tests code that all parts share."""
 
-    def found(parts: Mapping[str, AuditedPart], failure: float, done: StepCounter) -> dict[str, FamilyResult]:
+    def run_family(
+        parts: Mapping[str, AuditedPart], failure: float, steps: StepCounter
+    ) -> dict[str, FamilyResult]:
         rounds = parts["rounds"]
-        return {name: FamilyResult(*bound(rounds, failure, done), rounds.mu)}
+        return {name: FamilyResult(*find_bound(rounds, failure, steps), rounds.mu)}
 
-    return _Family(share, lambda parts: count_steps(parts["rounds"].run_count), found)
+    return _Family(failure_share, lambda parts: count_steps(parts["rounds"].run_count), run_family)
 
 
 FAMILIES = {

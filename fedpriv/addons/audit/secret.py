@@ -1,16 +1,15 @@
-"""Canaries whose rounds are secret: what is seen of them, and tests that know no more than an adversary does.
+"""Canaries in secret rounds, and tests that know as much about their rounds as an adversary.
 
-Two families, against the curve that is claimed (`statistics.ClaimedCurve`):
+Two families of tests are compared with the claimed curve (`statistics.ClaimedCurve`):
 
-* canaries: many in one run of the deployed path, each in rounds that its guard drew.  The best test is the mean of
-  the likelihood ratios of the rounds it may be in; others presume what a broken schedule would give away, such as
-  coins of the public seed.
-* company: one canary, and all other records of the silo pull the other way as far as they can.  An adversary that
-  knows all others must not learn the canary's round from them, nor from what the sum is divided by: equal batches,
-  first come first served and means over those drawn show here.
+* Canaries: one run of the deployed path has many canaries, each in rounds that its guard draws.  The best test is
+  the mean of the likelihood ratios over the rounds that are possible.  Other tests assume a broken schedule, for
+  example one whose coins follow from the public seed.
+* Company: a silo has one canary, and all its other records pull the other way as far as they can.  An adversary
+  who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.  This
+  family detects equal batches, first come first served, and means over the drawn records.
 
-Releases are looked at in units of one record's clipped weight: z · N(0, 1), and 1 more where the canary takes
-part.
+Releases are in units of one record's clipped weight: noise z · N(0, 1), plus 1 in rounds of the canary.
 """
 
 import math
@@ -55,14 +54,21 @@ Floats = NDArray[np.float64]
 _MAX_BINS, _MAX_EPOCHS, _MAX_SILOS = 8, 6, 3
 _BATCH_SIZE, _COMPANY_BATCH_SIZE = 128, 128
 CANARY_COUNT = 512
-"""Of one run."""
+"""Canaries of one run."""
 TRIALS_PER_COMPANY_RUN, COMPANY_RUNS_PER_STEP = 16, 32
-"""So many trials ask for one run of the other family; so many of those take about as long as a run of canaries."""
+"""Numbers of trials for each run of the family "company", and of its runs in one step of the progress.
+
+A step takes about as long as a run of canaries.
+"""
 BEST_TEST_SHARE = 0.5
 
 
 def small_run_size(cell: Cell) -> tuple[int, int]:
-    """Rounds and epochs of a run that can be repeated, of the same groups; InputError for sums that go on."""
+    """Return rounds and epochs of a small run with the same groups.
+
+    Raises:
+        InputError: If no rounds are secret.
+    """
     schedule = cell.schedule
     if not isinstance(schedule, SecretOrder):
         raise InputError(f'federation.sampling = "{cell.federation.sampling}": nobody\'s rounds are secret')
@@ -71,28 +77,36 @@ def small_run_size(cell: Cell) -> tuple[int, int]:
 
 
 def make_canary_cell(cell: Cell, mu: float) -> Cell:
-    """The cell as canaries among each other need it."""
+    """Cut a cell to the size of an audit, for a run of many canaries."""
     rounds, epochs = small_run_size(cell)
     return make_audit_cell(cell, mu, rounds, min(cell.federation.silos, _MAX_SILOS), _BATCH_SIZE, epochs)
 
 
 def make_company_cell(cell: Cell, mu: float) -> Cell:
-    """One silo of few records, which adds the noise itself: its schedule and sums are the same in every trust."""
+    """Cut a cell to one silo of few records, which adds the noise itself.
+
+    Schedule and sums of a silo are the same in every trust setting.
+    """
     rounds, epochs = small_run_size(cell)
-    small = make_audit_cell(cell, mu, rounds, 1, _COMPANY_BATCH_SIZE, epochs)
-    return small.model_copy(update={"algorithm": small.algorithm.model_copy(update={"trust": UNTRUSTED.name})})
+    company_cell = make_audit_cell(cell, mu, rounds, 1, _COMPANY_BATCH_SIZE, epochs)
+    return company_cell.model_copy(
+        update={"algorithm": company_cell.algorithm.model_copy(update={"trust": UNTRUSTED.name})}
+    )
 
 
 class CanaryTrials(NamedTuple):
-    """Trials as rows: releases along each canary in units of its clipped weight (n, T), its coin, its row (n,)."""
+    """Trials of canaries: releases along each canary in units of its clipped weight, coins, row indices."""
 
     releases: Floats
+    """(n, T)."""
     present: NDArray[np.bool_]
+    """(n,), the coins."""
     row_indices: NDArray[np.int64]
+    """(n,), rows in the silo's file."""
 
 
 def sampled_guarantee(plan: Plan) -> Sampled:
-    """Return the guarantee that is claimed of the plan's releases."""
+    """Return the claimed guarantee of the plan's releases."""
     guarantee = _claimed_stream(plan).guarantee
     assert isinstance(guarantee, Sampled)  # a cell without noise, or without secret rounds, is not audited here
     return guarantee
@@ -107,37 +121,43 @@ def _claimed_stream(plan: Plan) -> ReleaseStream:
     )
 
 
-def _to_weight_units(plan: Plan, along: Floats) -> Floats:
-    """(n, T) over what one record's increment weighs in each round.
+def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
+    """Divide releases (n, T) by the weight of one record's increment in each round.
 
-    Correlated noise is taken apart first: of y = C s + z, which the releases B y are a function of, column t of C
-    is what a record of round t moves, and its matched filter is the best test of that round.  Filters of rounds
-    that lie `groups` apart look at disjoint blocks, so that their noise is independent.
+    Correlated noise is whitened first.  The releases are B y with y = C s + z and independent noise z.  A record
+    of round t moves y along column t of C, whose matched filter is the best test of that round.  Filters of rounds
+    that lie `groups` apart read disjoint blocks, so that their noise is independent.
     """
     stream = _claimed_stream(plan)
-    weights: Floats = stream.record_weight * np.array(stream.clips[: along.shape[1]])
+    weights: Floats = stream.record_weight * np.array(stream.clips[: releases.shape[1]])
     blocks = stream.mechanism.blocks(stream.workload)
     if blocks is None or (blocks.bands == 1 and stream.decay == 0.0):
-        return along / weights
-    rows, columns = _factorize(stream.mechanism, stream.workload)
-    noisy = np.linalg.solve(rows, along.T)
-    largest = float(np.max(weights * blocks.norms))
-    return np.asarray((columns.T @ noisy).T / (np.linalg.norm(columns, axis=0) * largest), np.float64)
+        return releases / weights
+    noise_factor, sensitivity_factor = _factorize(stream.mechanism, stream.workload)
+    whitened = np.linalg.solve(noise_factor, releases.T)
+    max_sensitivity = float(np.max(weights * blocks.norms))
+    return np.asarray(
+        (sensitivity_factor.T @ whitened).T / (np.linalg.norm(sensitivity_factor, axis=0) * max_sensitivity),
+        np.float64,
+    )
 
 
 def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats]:
-    """B and C of A = B C, (T, T), of a mechanism with one fresh vector a round: B is what it streams."""
-    state, rows = mechanism.start(), np.empty((workload.rounds, workload.rounds))
-    for t, fresh in enumerate(torch.eye(workload.rounds, dtype=torch.float64), start=1):
-        row, state = mechanism.noise(state, t, fresh)
-        rows[t - 1] = row.numpy()
-    places = np.arange(workload.rounds)
-    sums = np.tril(workload.decay ** np.subtract.outer(places, places).clip(0))
-    return rows, np.linalg.solve(rows, sums).astype(np.float64)
+    """Return B and C, both (T, T), of A = B C for a mechanism with one fresh vector a round.
+
+    Row t of B has the mechanism's factors of the vectors in round t.
+    """
+    state, noise_factor = mechanism.start(), np.empty((workload.rounds, workload.rounds))
+    for t, impulse in enumerate(torch.eye(workload.rounds, dtype=torch.float64), start=1):
+        row, state = mechanism.noise(state, t, impulse)
+        noise_factor[t - 1] = row.numpy()
+    indices = np.arange(workload.rounds)
+    workload_matrix = np.tril(workload.decay ** np.subtract.outer(indices, indices).clip(0))
+    return noise_factor, np.linalg.solve(noise_factor, workload_matrix).astype(np.float64)
 
 
 def run_canaries(small: Cell, seed: int) -> CanaryTrials:
-    """One run of canaries of silo 0, spread over all groups, on the path of a deployment."""
+    """Run canaries of silo 0 once on the path of a deployment, spread over all groups."""
     plan = make_plan(small, make_canary_objective(small, CANARY_COUNT), for_release=True)
     rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
     count = min(CANARY_COUNT, rows)
@@ -149,28 +169,28 @@ def run_canaries(small: Cell, seed: int) -> CanaryTrials:
 def run_company(
     small: Cell, runs: int, seed: int, steps: Callable[[float], None] = lambda _: None
 ) -> CanaryTrials:
-    """Runs of one silo in which row 0 is the canary and every other record pulls the other way."""
+    """Run one silo `runs` times, with the canary in row 0 and all other records pulling the other way."""
     plan = make_plan(small, make_canary_objective(small, 1), for_release=True)
     rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
     coins = public_generator(seed, "audit company").random(runs) < 0.5
-    sides = []
-    for there in (False, True):
-        others = zero_shard(rows, 1)
-        others.images[:], others.labels[:] = FAR_NORM, 1
-        others.labels[0] = not there
-        if not there and small.privacy.relation == "zero-out":
-            others.images[0] = 0.0
-        sides.append(unit_records(others, small))
-    query, along = torch.zeros_like(plan.objective.initial()), np.empty((runs, plan.schedule.rounds))
-    for number, there in enumerate(coins):
-        silo = Silo.for_release(0, plan, sides[int(there)], system_key(), b"")
+    shards = []
+    for is_present in (False, True):
+        shard = zero_shard(rows, 1)
+        shard.images[:], shard.labels[:] = FAR_NORM, 1
+        shard.labels[0] = not is_present
+        if not is_present and small.privacy.relation == "zero-out":
+            shard.images[0] = 0.0
+        shards.append(unit_records(shard, small))
+    query, projections = torch.zeros_like(plan.objective.initial()), np.empty((runs, plan.schedule.rounds))
+    for trial, is_present in enumerate(coins):
+        silo = Silo.for_release(0, plan, shards[int(is_present)], system_key(), b"")
         state = silo.initial_state()
         for t in range(1, plan.schedule.rounds + 1):
             release, state = silo.answer(state, t, query)
             classes = release.vector.view(2, -1)[:, 0]
-            along[number, t - 1] = float(classes[1] - classes[0]) / 2**0.5
+            projections[trial, t - 1] = float(classes[1] - classes[0]) / 2**0.5
         steps(1.0 / COMPANY_RUNS_PER_STEP)
-    return CanaryTrials(_to_weight_units(plan, along), coins, np.zeros(runs, np.int64))
+    return CanaryTrials(_to_weight_units(plan, projections), coins, np.zeros(runs, np.int64))
 
 
 @dataclass(frozen=True)
@@ -182,26 +202,34 @@ class Evidence:
     multiplier: float
 
     def log_ratios(self, releases: Floats, row: NDArray[np.int64], shift: float = 1.0) -> Floats:
-        """ln of (row takes part with `shift` in its secret rounds) over (no row does), (n,)."""
+        """Return ln of the likelihood ratio of a shift in the row's secret rounds to no shift, (n,)."""
         return self._mix_ratios(self._release_ratios(releases, shift), row)
 
     def score_secret_rounds(self, trials: CanaryTrials) -> Floats:
-        """The canary against nothing, or against its opposite: the best test of code that is right."""
-        there = self.log_ratios(trials.releases, trials.row_indices)
+        """Score the canary against its absence, or against its opposite, by the best test of correct code."""
+        log_ratios = self.log_ratios(trials.releases, trials.row_indices)
         return (
-            there
+            log_ratios
             if self.relation == "zero-out"
-            else there - self.log_ratios(trials.releases, trials.row_indices, -1.0)
+            else log_ratios - self.log_ratios(trials.releases, trials.row_indices, -1.0)
         )
 
     def score_known_company(self, trials: CanaryTrials) -> Floats:
-        """Where all others are known to fill every round but for the canary's place: 2 there, or 1, or nothing."""
-        filled = trials.releases + _COMPANY_BATCH_SIZE
-        there = self.log_ratios(filled, trials.row_indices, 2.0)
-        return there - self.log_ratios(filled, trials.row_indices, 1.0) if self.relation == "zero-out" else there
+        """Score the canary if all other records of each round are known to pull the other way.
+
+        After their sum is added back, a round of the canary has a shift of 2 if the canary is present.  The shift
+        is 1 if the canary is absent under zero-out, and 0 if it is replaced by its opposite.
+        """
+        shifted_releases = trials.releases + _COMPANY_BATCH_SIZE
+        log_ratios = self.log_ratios(shifted_releases, trials.row_indices, 2.0)
+        return (
+            log_ratios - self.log_ratios(shifted_releases, trials.row_indices, 1.0)
+            if self.relation == "zero-out"
+            else log_ratios
+        )
 
     def score_fixed_round(self, trials: CanaryTrials) -> Floats:
-        """As if a row kept its round: the same places of all epochs together."""
+        """Score the canary as if its row had the same round in every epoch."""
         ratios = self._release_ratios(trials.releases, 1.0)
         return self._mix_ratios(
             ratios.reshape(len(ratios), -1, self.schedule.rounds_per_epoch).sum(1), trials.row_indices
@@ -210,57 +238,58 @@ class Evidence:
     def score_known_rounds(
         self, trials: CanaryTrials, sampling_randomness: SamplingRandomness, batch: int
     ) -> Floats:
-        """As if the rounds were those that `coins` draw."""
-        ratios, known = self._release_ratios(trials.releases, 1.0), np.zeros_like(trials.releases)
+        """Score the canary as if `sampling_randomness` drew its rounds."""
+        ratios, participation = self._release_ratios(trials.releases, 1.0), np.zeros_like(trials.releases)
         for t in range(1, self.schedule.rounds + 1):
-            known[
+            participation[
                 np.isin(trials.row_indices, self.schedule.select_rows(t, batch, 0, lambda: sampling_randomness)),
                 t - 1,
             ] = 1.0
-        return np.asarray((known * ratios).sum(1), np.float64)
+        return np.asarray((participation * ratios).sum(1), np.float64)
 
     def _release_ratios(self, releases: Floats, shift: float) -> Floats:
-        """ln of N(shift, z²) over N(0, z²) at every release, (n, T)."""
+        """Return ln of the density of N(shift, z²) over that of N(0, z²) at each release, (n, T)."""
         return (shift * releases - shift**2 / 2.0) / self.multiplier**2
 
     def _mix_ratios(self, ratios: Floats, row: NDArray[np.int64]) -> Floats:
+        # (n, T) -> (n,): a row's rounds are those of its group.
         scores = np.empty(len(ratios))
         for group in range(self.schedule.groups):
             members = row % self.schedule.groups == group
             if members.any():
-                own = ratios[members, group :: self.schedule.groups]
-                scores[members] = _MIXTURES[type(self.schedule)](self.schedule, own)
+                member_ratios = ratios[members, group :: self.schedule.groups]
+                scores[members] = _MIXTURES[type(self.schedule)](self.schedule, member_ratios)
         return scores
 
 
 def _mix_per_epoch(schedule: SecretOrder, ratios: Floats) -> Floats:
-    """One of the `bins` rounds of every epoch: ratios (n, epochs · bins)."""
-    epochs = ratios.reshape(len(ratios), -1, schedule.bins)
-    largest = epochs.max(-1, keepdims=True)
+    """Mix ratios (n, epochs · bins) over one secret round of the `bins` rounds of every epoch."""
+    epoch_ratios = ratios.reshape(len(ratios), -1, schedule.bins)
+    largest = epoch_ratios.max(-1, keepdims=True)
     largest[~np.isfinite(largest)] = 0.0
-    with np.errstate(divide="ignore", over="ignore"):  # of releases that are not finite
-        means = np.log(np.exp(epochs - largest).mean(-1))
-    return np.asarray((means + largest[..., 0]).sum(-1), np.float64)
+    with np.errstate(divide="ignore", over="ignore"):  # for releases that are not finite
+        log_means = np.log(np.exp(epoch_ratios - largest).mean(-1))
+    return np.asarray((log_means + largest[..., 0]).sum(-1), np.float64)
 
 
 def _mix_per_round(schedule: SecretOrder, ratios: Floats) -> Floats:
-    """Every round by a coin of rate 1 / bins."""
+    """Mix ratios (n, rounds) over a coin of rate 1 / bins in each round."""
     rate = 1.0 / schedule.bins
     return np.asarray(np.logaddexp(np.log1p(-rate) if rate < 1.0 else -np.inf, np.log(rate) + ratios).sum(-1))
 
 
 def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
-    """Any `passes` of all rounds: the mean over sets of them, by elementary symmetric polynomials."""
+    """Mix ratios (n, rounds) over all sets of `passes` rounds, by elementary symmetric polynomials."""
     rounds, passes = ratios.shape[1], ratios.shape[1] // schedule.bins
-    sums = np.full((passes + 1, len(ratios)), -np.inf)
-    sums[0] = 0.0
+    log_sums = np.full((passes + 1, len(ratios)), -np.inf)
+    log_sums[0] = 0.0
     for t in range(rounds):
-        sums[1:] = np.logaddexp(sums[1:], sums[:-1] + ratios[:, t])
-    return np.asarray(sums[-1] - math.log(math.comb(rounds, passes)), np.float64)
+        log_sums[1:] = np.logaddexp(log_sums[1:], log_sums[:-1] + ratios[:, t])
+    return np.asarray(log_sums[-1] - math.log(math.comb(rounds, passes)), np.float64)
 
 
 AuditedSchedule = RandomAllocation | PoissonSampling
-"""The schedules that tests are made for."""
+"""Schedules for which the audit has tests."""
 _MIXTURES: Mapping[type[AuditedSchedule], Callable[[SecretOrder, Floats], Floats]] = {
     RandomAllocation: _mix_per_epoch,
     BalancedSubsampling: _mix_any_rounds,
@@ -269,7 +298,11 @@ _MIXTURES: Mapping[type[AuditedSchedule], Callable[[SecretOrder, Floats], Floats
 
 
 def make_evidence(plan: Plan) -> Evidence:
-    """InputError for a schedule that no test is made for."""
+    """Make the likelihood ratios of a plan's secret schedule.
+
+    Raises:
+        InputError: If the audit has no test for the schedule.
+    """
     schedule = plan.schedule
     if not isinstance(schedule, AuditedSchedule):
         raise InputError(
@@ -282,40 +315,43 @@ def make_evidence(plan: Plan) -> Evidence:
 def evaluate_canaries(
     small: Cell, plan: Plan, trials: CanaryTrials, curve: ClaimedCurve, failure: float
 ) -> CurveResult:
-    """The largest excess of the tests of many canaries."""
+    """Return the result with the largest excess among the tests of many canaries."""
     evidence, batch = make_evidence(plan), plan.batch_sizes[0]
-    of_integers = KeyedNormal(integer_noise_key(small.seed), np.float64).sampling_randomness()
-    others = {
+    integer_randomness = KeyedNormal(integer_noise_key(small.seed), np.float64).sampling_randomness()
+    other_tests = {
         "coins of the public seed": evidence.score_known_rounds(trials, simulated_randomness(small), batch),
-        "coins of the public seed's integers": evidence.score_known_rounds(trials, of_integers, batch),
+        "coins of the public seed's integers": evidence.score_known_rounds(trials, integer_randomness, batch),
         "one round in all epochs": evidence.score_fixed_round(trials),
         "sum of all releases": trials.releases.sum(1),
         "largest release": trials.releases.max(1),
     }
     return _find_largest_excess(
-        curve, {"rounds kept secret": evidence.score_secret_rounds(trials)}, others, trials.present, failure
+        curve, {"rounds kept secret": evidence.score_secret_rounds(trials)}, other_tests, trials.present, failure
     )
 
 
 def evaluate_company(plan: Plan, trials: CanaryTrials, curve: ClaimedCurve, failure: float) -> CurveResult:
-    """The largest excess of the tests of a canary whose company is known."""
-    best = {"a round that all others leave": make_evidence(plan).score_known_company(trials)}
+    """Return the result with the largest excess among the tests of a canary in known company."""
+    best_tests = {"a round that all others leave": make_evidence(plan).score_known_company(trials)}
     return _find_largest_excess(
-        curve, best, {"sum of all releases": trials.releases.sum(1)}, trials.present, failure
+        curve, best_tests, {"sum of all releases": trials.releases.sum(1)}, trials.present, failure
     )
 
 
 def _find_largest_excess(
     curve: ClaimedCurve,
-    best: Mapping[str, Floats],
-    others: Mapping[str, Floats],
+    best_tests: Mapping[str, Floats],
+    other_tests: Mapping[str, Floats],
     present: NDArray[np.bool_],
     failure: float,
 ) -> CurveResult:
-    """Guarantee: shares of the failure add up to it (Bonferroni), whatever the dependence between tests."""
+    """Return the result with the largest excess over the claimed curve.
+
+    Guarantee: the failures of the tests add up to `failure` (Bonferroni), whatever the dependence between tests.
+    """
     shares = [
-        (best, failure * BEST_TEST_SHARE / len(best)),
-        (others, failure * (1.0 - BEST_TEST_SHARE) / len(others)),
+        (best_tests, failure * BEST_TEST_SHARE / len(best_tests)),
+        (other_tests, failure * (1.0 - BEST_TEST_SHARE) / len(other_tests)),
     ]
     return max(
         (
@@ -323,10 +359,10 @@ def _find_largest_excess(
             for tests, share in shares
             for name, scores in tests.items()
         ),
-        key=lambda each: each.excess,
+        key=lambda result: result.excess,
     )
 
 
 def simulated_randomness(cell: Cell) -> SamplingRandomness:
-    """The coins of a simulation of the cell."""
+    """Return the sampling randomness of a simulation of the cell."""
     return simulation_noise(cell.seed, cell.run.dtype).sampling_randomness()

@@ -1,23 +1,25 @@
-"""Statistics of an audit: bounds on μ from scores with known worlds, the tests of canaries, claims as curves.
+"""Statistics of an audit: lower bounds on μ, tests of canaries, and claims that are curves.
 
-A μ-GDP release lets no test have errors with Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) > μ (Dong, Roth & Su 2022).  So upper bounds
-on both error rates of any test give a lower bound on μ, with confidence (Nasr et al. 2023, "Tight auditing of
-differentially private machine learning", section on Gaussian DP); and since worlds are chosen by fair coins, no
-test is right with a probability above Φ(μ/2), so that a lower bound on that probability gives another.
+Every trial has a world, present or absent, chosen by a fair coin, and a score.  Two facts on a μ-GDP release turn
+scores into lower bounds on μ, with confidence:
 
-The family of tests of canaries is fixed: it says which scores are looked at, and how much of the failure each may
-use.  A matched filter on the whole transcript is the best test of code that is right; repeated, forgotten or badly
-stored noise would lower its score, and shows in single releases, in differences of releases, of silos and of runs,
-and in the sum of all releases.
+* No test has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) > μ (Dong, Roth & Su 2022).  So upper bounds on both error rates of a test
+  give a lower bound on μ (Nasr et al. 2023, "Tight auditing of differentially private machine learning", section
+  on Gaussian DP).
+* No test is right with a probability above Φ(μ/2).  So a lower bound on that probability gives another one.
 
-Where a claim is a curve of (ε, δ) and not a μ, a test with false alarms α and misses β is impossible under it, for
-both directions, unless
+The family of tests of canaries is fixed, with the scores that it reads and the share of the failure of each test.
+A matched filter on the whole transcript is the best test of correct code.  Repeated, missing or badly stored noise
+would lower its score.  Such noise shows in single releases, in differences of releases, of silos and of runs, and
+in the sum of all releases.
+
+A claim may be a curve of (ε, δ) in place of a μ.  Under it a test with false alarms α and misses β is impossible,
+for both directions, unless
 
     β ≥ f(α) = max over ε of 1 - δ(ε) - e^ε α  and  e^-ε (1 - δ(ε) - α)
 
-(Wasserman & Zhou 2010; Dong, Roth & Su 2022).  What was shown is Φ⁻¹(1 - α) - Φ⁻¹(β) at upper bounds of both
-rates, and what the claim allows there is the same with f(α) for β: the μ of the Gaussian curve through that point,
-which is another one at every α.
+(Wasserman & Zhou 2010; Dong, Roth & Su 2022).  A test shows μ = Φ⁻¹(1 - α) - Φ⁻¹(β) at upper bounds of both rates.
+The claim allows the same with f(α) for β, the μ of the Gaussian curve through (α, f(α)), which depends on α.
 """
 
 import itertools
@@ -39,11 +41,11 @@ from fedpriv.plan.plan import Plan
 Scores = NDArray[np.float64]
 
 QUANTILES = np.linspace(0.005, 0.995, 199)
-THRESHOLD_FRACTION = 4  # one trial in so many chooses the threshold
+THRESHOLD_FRACTION = 4  # one in four trials chooses the threshold
 
 
 class ErrorCounts(NamedTuple):
-    """Wrong guesses of a test in both worlds, an entry a threshold, and of how many trials."""
+    """Wrong guesses of a test at each threshold, and the number of trials, in both worlds."""
 
     false_alarms: NDArray[np.int64]
     misses: NDArray[np.int64]
@@ -52,29 +54,40 @@ class ErrorCounts(NamedTuple):
 
 
 def mu_lower_bound(scores: Scores, present: NDArray[np.bool_], failure: float) -> float:
-    """A μ that the release exceeds, but for a probability of at most `failure`; 0 if nothing can be said.
+    """Return a lower bound on μ that is wrong with a probability of at most `failure`.
 
-    `scores` (n,) are large where the canary is `present` (n,).  The threshold with the best bound is chosen on
-    the first quarter of the trials, and the bound that counts is that of the others at this one threshold.
+    The threshold with the best bound is chosen on the first quarter of the trials.  The result is the bound of the
+    other trials at this one threshold.
 
-    Guarantee: trials are independent, their coins are fair, and the others are not looked at before the threshold
-    is fixed.
+    Guarantee: the bound holds if trials are independent and their coins are fair; the other trials are not looked
+    at before the threshold is fixed.
+
+    Args:
+        scores: (n,), large if the canary is present.
+        present: (n,), the coins.
+        failure: Probability in (0, 1).
+
+    Returns:
+        The bound, 0 if the trials show nothing.
     """
-    first = len(scores) // THRESHOLD_FRACTION
-    candidates = np.quantile(scores[:first], QUANTILES)
-    promised = _mu_bounds(count_errors(candidates, scores[:first], present[:first]), failure)
+    pilot_count = len(scores) // THRESHOLD_FRACTION
+    candidates = np.quantile(scores[:pilot_count], QUANTILES)
+    pilot_bounds = _mu_bounds(count_errors(candidates, scores[:pilot_count], present[:pilot_count]), failure)
     return bound_at_threshold(
-        float(candidates[[int(np.argmax(promised))]][0]), scores[first:], present[first:], failure
+        float(candidates[[int(np.argmax(pilot_bounds))]][0]), scores[pilot_count:], present[pilot_count:], failure
     )
 
 
 def bound_at_threshold(threshold: float, scores: Scores, present: NDArray[np.bool_], failure: float) -> float:
-    """As above, at a threshold that was fixed without a look at these trials; for few of them."""
+    """Return the bound of `mu_lower_bound` at a threshold that was fixed without a look at these trials.
+
+    It needs no trials for the choice of a threshold, so it suits few trials.
+    """
     return max(0.0, float(_mu_bounds(count_errors(np.array([threshold]), scores, present), failure)[0]))
 
 
 def count_errors(thresholds: Scores, scores: Scores, present: NDArray[np.bool_]) -> ErrorCounts:
-    """The errors of a test that says "present" above each of `thresholds`."""
+    """Count the errors of a test that guesses "present" above a threshold, for each of `thresholds`."""
     with_canary, without = np.sort(scores[present]), np.sort(scores[~present])
     return ErrorCounts(
         len(without) - np.searchsorted(without, thresholds, "right"),
@@ -85,29 +98,35 @@ def count_errors(thresholds: Scores, scores: Scores, present: NDArray[np.bool_])
 
 
 def _mu_bounds(errors: ErrorCounts, failure: float) -> Scores:
-    """The larger of both bounds at each threshold; half of `failure` for each."""
+    """Return the larger of both bounds on μ at each threshold, with half of `failure` for each bound."""
     highest_alarms = upper_rates(errors.false_alarms, errors.absent_count, failure / 4)
     highest_misses = upper_rates(errors.misses, errors.present_count, failure / 4)
     by_rates = -special.ndtri(highest_alarms) - special.ndtri(highest_misses)
-    wrong = upper_rates(
+    highest_errors = upper_rates(
         errors.false_alarms + errors.misses, errors.absent_count + errors.present_count, failure / 2
     )
-    return np.asarray(np.maximum(by_rates, -2.0 * special.ndtri(wrong)))
+    return np.asarray(np.maximum(by_rates, -2.0 * special.ndtri(highest_errors)))
 
 
 def upper_rates(events: NDArray[np.int64], trials: int, failure: float) -> Scores:
-    """Clopper & Pearson: rates that are exceeded with probability at most `failure`; 1 if every trial was one."""
+    """Return upper bounds on rates that are wrong with a probability of at most `failure` each.
+
+    They are those of Clopper & Pearson, 1 if every trial is an event.
+    """
     rates = special.betainccinv(events + 1.0, np.maximum(trials - events, 1.0), failure)
     return np.where(events >= trials, 1.0, rates)
 
 
 BEST_TEST_SHARE = 0.5
-"""The share of the failure for the best test of code that is right: the whole transcript of canaries in the round
-where they weigh most, half-way between what it expects in both worlds."""
+"""Share of the failure for the best test of correct code.
+
+That test is the matched filter on the whole transcript of canaries in the heaviest round.  Its threshold lies
+half-way between the expected scores of both worlds.
+"""
 
 
 def heaviest_round(plan: Plan) -> int:
-    """The round whose canaries the whole transcript tells best."""
+    """Return the round of the first pass whose canaries the whole transcript separates best."""
     first_pass = min(plan.schedule.rounds, plan.schedule.rounds_per_epoch)
     clips = [float(plan.estimator.round(t).clip) / _batch_count(plan, t) for t in range(1, first_pass + 1)]
     squared_norms = [
@@ -117,44 +136,50 @@ def heaviest_round(plan: Plan) -> int:
 
 
 def find_best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, str]:
-    """The largest lower bound on μ of the family, and by which test.
+    """Return the largest lower bound on μ of the family of tests, and the name of the test.
 
-    Guarantee: code that keeps its claim gets a bound above it with a probability of at most `failure`: the shares
-    add up to it (Bonferroni), whatever the dependence between tests.
+    Guarantee: code that keeps its claim gets a bound above the claim with a probability of at most `failure`: the
+    failures of the tests add up to `failure` (Bonferroni), whatever the dependence between tests.
     """
     heaviest = heaviest_round(plan)
     groups = {t: trials.select_round(t) for t in sorted(set(trials.rounds.tolist()))}
     families = {t: _canary_scores(plan, t, group) for t, group in groups.items()}
-    least = failure * (1.0 - BEST_TEST_SHARE) / sum(map(len, families.values()))
-    best, _ = families[heaviest]["whole transcript"]
+    test_failure = failure * (1.0 - BEST_TEST_SHARE) / sum(map(len, families.values()))
+    best_scores, _ = families[heaviest]["whole transcript"]
     bound = bound_at_threshold(
-        _midpoint(plan, heaviest), _replace_nonfinite(best), groups[heaviest].present, failure * BEST_TEST_SHARE
+        _midpoint(plan, heaviest),
+        _replace_nonfinite(best_scores),
+        groups[heaviest].present,
+        failure * BEST_TEST_SHARE,
     )
-    found = bound, f"whole transcript, canary in round {heaviest}"
+    best_result = bound, f"whole transcript, canary in round {heaviest}"
     for t, family in families.items():
         for name, (scores, runs) in family.items():
-            # Several runs are √(their number)·μ-GDP together.
-            bound = mu_lower_bound(_replace_nonfinite(scores), groups[t].present, least) / math.sqrt(runs)
-            found = max(found, (bound, f"{name}, canary in round {t}"))
-    return found
+            # Composed, k runs of μ-GDP are √k·μ-GDP.
+            bound = mu_lower_bound(_replace_nonfinite(scores), groups[t].present, test_failure) / math.sqrt(runs)
+            best_result = max(best_result, (bound, f"{name}, canary in round {t}"))
+    return best_result
 
 
 def find_rollback_bound(trials: Trials, failure: float) -> tuple[float, str]:
-    """The largest lower bound on μ of releases before and after a machine was put back: each keeps the claim."""
-    found, count = (0.0, "none"), trials.run_differences.shape[1]
-    for place in range(count):
+    """Return the largest lower bound on μ from releases before and after a machine was restored.
+
+    Both releases keep the claim, so that their difference is √2 μ-GDP.
+    """
+    best_result, round_count = (0.0, "none"), trials.run_differences.shape[1]
+    for index in range(round_count):
         bound = mu_lower_bound(
-            _replace_nonfinite(trials.run_differences[:, place]), trials.present, failure / count
+            _replace_nonfinite(trials.run_differences[:, index]), trials.present, failure / round_count
         ) / math.sqrt(2.0)
         test = "release of the round before a rollback minus that after it"
-        found = max(found, (bound, test if place == 0 else f"{test}, {place} later"))
-    return found
+        best_result = max(best_result, (bound, test if index == 0 else f"{test}, {index} later"))
+    return best_result
 
 
 def log_likelihood_ratios(plan: Plan, trials: Trials) -> Scores:
-    """ln of (the canary is present) over (it is absent), (n,), for canaries of the heaviest round.
+    """Return ln of the likelihood ratio of present to absent, (n,), for canaries of the heaviest round.
 
-    Ratios of independent releases of the same canaries add up: their sum is the best test of all of them.
+    Ratios of independent releases of the same canaries add up: their sum is the best joint test.
     """
     heaviest = heaviest_round(plan)
     scores = _replace_nonfinite(trials.select_round(heaviest).releases @ matched_filter(plan, heaviest))
@@ -163,7 +188,10 @@ def log_likelihood_ratios(plan: Plan, trials: Trials) -> Scores:
 
 
 def separation(plan: Plan) -> float:
-    """Standard deviations of the noise between both worlds in the best test: μ, if it is exact."""
+    """Distance of both worlds in the best test, in standard deviations of its noise.
+
+    It equals μ if the claim is exact.
+    """
     heaviest = heaviest_round(plan)
     weight, std = canary_weight_and_std(plan, heaviest)
     squared = float(_signal(plan, heaviest) @ matched_filter(plan, heaviest))
@@ -171,56 +199,60 @@ def separation(plan: Plan) -> float:
 
 
 def canary_weight_and_std(plan: Plan, canary_round: int) -> tuple[float, float]:
-    """Weight of a canary in what is seen, and the standard deviation of the noise there."""
-    in_mean = plan.masked or float(plan.noise.std_of(SERVER)) > 0.0
-    weight = (plan.weights[0] if in_mean else 1.0) / plan.batch_sizes[0]
-    std = plan.noise.std_in_mean if in_mean else float(plan.noise.std_of(0))
+    """Return a canary's weight times its clip in the visible release, and the noise's deviation there."""
+    sees_mean = plan.masked or float(plan.noise.std_of(SERVER)) > 0.0
+    weight = (plan.weights[0] if sees_mean else 1.0) / plan.batch_sizes[0]
+    std = plan.noise.std_in_mean if sees_mean else float(plan.noise.std_of(0))
     return weight * float(plan.estimator.round(canary_round).clip) / _batch_count(plan, canary_round), std
 
 
 def _world_distance(plan: Plan) -> int:
-    """Number of its weights that lie between a canary's two worlds."""
+    """Distance of a canary's two worlds, in units of its weight."""
     return 2 if plan.relation == "replace-one" else 1
 
 
 def _replace_nonfinite(scores: Scores) -> Scores:
-    """Scores that can be ordered; what is no number counts as very large."""
+    """Replace NaN and infinite scores by very large ones, so that scores can be ordered."""
     return np.asarray(np.nan_to_num(scores, nan=math.inf).clip(-1e300, 1e300))
 
 
 def _midpoint(plan: Plan, canary_round: int) -> float:
-    """Between the matched filter's scores of both worlds, if records are clipped and weighted as the plan says."""
+    """Midpoint of the matched filter's expected scores in both worlds, for code that follows the plan."""
     if plan.relation == "replace-one":
-        return 0.0  # increments that point in opposite directions
+        return 0.0  # increments of both worlds are opposite
     weight, _ = canary_weight_and_std(plan, canary_round)
     return weight * float(_signal(plan, canary_round) @ matched_filter(plan, canary_round)) / 2.0
 
 
 def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:
-    """Scores (n,), and of how many runs; the same names for every round of a canary."""
-    seen, rounds = trials.releases, trials.releases.shape[1]
+    """Return scores (n,) and their number of runs by test, with the same tests for every canary round."""
+    releases, rounds = trials.releases, trials.releases.shape[1]
     scores = {
-        "whole transcript": seen @ matched_filter(plan, canary_round),
-        "sum of releases": seen[:, canary_round - 1 :].sum(1),
+        "whole transcript": releases @ matched_filter(plan, canary_round),
+        "sum of releases": releases[:, canary_round - 1 :].sum(1),
     }
-    scores |= {f"release {t}": seen[:, t - 1] for t in range(1, rounds + 1)}
+    scores |= {f"release {t}": releases[:, t - 1] for t in range(1, rounds + 1)}
     scores |= {
-        f"release {late} minus {early}": seen[:, late - 1] - seen[:, early - 1]
+        f"release {late} minus {early}": releases[:, late - 1] - releases[:, early - 1]
         for early, late in itertools.combinations(range(1, rounds + 1), 2)
     }
     scores |= {
         f"release {t} minus silo 1's": trials.silo_differences[:, t - 1]
         for t in range(1, trials.silo_differences.shape[1] + 1)
     }
-    twice = {
+    run_pair_scores = {
         f"release {t} minus that of another run": (trials.run_differences[:, t - 1], 2)
         for t in range(1, trials.run_differences.shape[1] + 1)
     }
-    return {name: (values, 1) for name, values in scores.items()} | twice
+    return {name: (values, 1) for name, values in scores.items()} | run_pair_scores
 
 
 def noise_factor(plan: Plan) -> Scores:
-    """B (T, T): what a mechanism with one fresh vector a round adds to release t is row t times those vectors."""
+    """Return B (T, T) of a mechanism that adds row t of B, times one fresh vector a round, to release t.
+
+    Raises:
+        InputError: If the mechanism draws several vectors a round.
+    """
     if plan.mechanism.draws(1) is not None:
         raise InputError("the audit knows mechanisms with one fresh vector a round; this one draws several")
     state, rows = plan.mechanism.start(), []
@@ -231,35 +263,38 @@ def noise_factor(plan: Plan) -> Scores:
 
 
 def matched_filter(plan: Plan, canary_round: int) -> Scores:
-    """Σ⁺ δ (T,): the best linear test against the noise covariance Σ = B Bᵀ of the signal δ."""
+    """Return Σ⁺ δ (T,), the best linear test of the signal δ under noise of covariance Σ = B Bᵀ."""
     factor = noise_factor(plan)
     return np.asarray(np.linalg.pinv(factor @ factor.T) @ _signal(plan, canary_round))
 
 
 def _signal(plan: Plan, canary_round: int) -> Scores:
-    """δ_t = Σ decay^(t-k) over k ≤ t: how much of a canary is in release t, in units of its first increment; (T,).
+    """Return a canary's signal δ (T,) in each release, in units of its first increment.
 
-    k are the rounds in which it takes part: `canary_round`, and for clients one pass later again.
+    δ_t is the sum of decay^(t-k) clip_k / clip_c over the rounds k ≤ t in which the canary takes part.  They are
+    c = `canary_round`, and the same round of every later pass.
     """
-    rounds, first = plan.schedule.rounds, float(plan.estimator.round(canary_round).clip)
+    rounds, first_clip = plan.schedule.rounds, float(plan.estimator.round(canary_round).clip)
     signal: Scores = np.zeros(rounds)
     for k in range(canary_round, rounds + 1, plan.schedule.rounds_per_epoch):
-        since = np.arange(1, rounds + 1) - k
-        size = float(plan.estimator.round(k).clip) / first
-        signal += size * np.where(since >= 0, plan.estimator.decay ** np.maximum(since, 0.0), 0.0)
+        rounds_since = np.arange(1, rounds + 1) - k
+        relative_clip = float(plan.estimator.round(k).clip) / first_clip
+        signal += relative_clip * np.where(
+            rounds_since >= 0, plan.estimator.decay ** np.maximum(rounds_since, 0.0), 0.0
+        )
     return signal
 
 
 def _batch_count(plan: Plan, t: int) -> int:
-    reads = getattr(plan.schedule, "reads", ())
-    return int(reads[t - 1]) if reads else 1
+    counts = getattr(plan.schedule, "reads", ())
+    return int(counts[t - 1]) if counts else 1
 
 
 _EPSILONS = np.concatenate([np.linspace(0.0, 3.0, 301), np.linspace(3.0, 12.0, 181)[1:]])
 
 
 class CurveResult(NamedTuple):
-    """Result of a test at its rate of false alarms, and what the claim allows there; `test` names it."""
+    """μ that a test shows, and μ that the claim allows at the test's rate of false alarms."""
 
     mu: float
     allowed_mu: float
@@ -269,54 +304,54 @@ class CurveResult(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """Above 0 the claim is refuted."""
+        """Shown μ minus allowed μ, above 0 if the claim is refuted."""
         return self.mu - self.allowed_mu
 
     def epsilon(self, delta: float) -> float:
-        """The ε that it shows at δ."""
+        """Return the ε that the test shows at δ, at least 0."""
         power = 1.0 - self.miss_rate - delta
         return float(max(0.0, np.log(power / self.false_alarm_rate))) if power > 0.0 else 0.0
 
 
 class ClaimedCurve:
-    """A claimed trade-off: the least rate of misses for every rate of false alarms."""
+    """Claimed trade-off curve: smallest rate of misses for every rate of false alarms."""
 
     def __init__(self, guarantee: Sampled) -> None:
         self._factors = np.exp(_EPSILONS)
         self._deltas = guarantee.curve(_EPSILONS)
 
     def min_miss_rates(self, alarms: NDArray[np.float64]) -> NDArray[np.float64]:
-        """f(α) for every α of `alarms`, rounded down to the chords of a grid of ε."""
-        given = np.asarray(alarms, np.float64)[..., None]
-        power = 1.0 - self._deltas - self._factors * given
-        mirrored = (1.0 - self._deltas - given) / self._factors
-        return np.asarray(np.maximum(0.0, np.maximum(power, mirrored).max(-1)))
+        """Return f(α) for each α of `alarms`, or less, as the maximum runs over a grid of ε only."""
+        rates = np.asarray(alarms, np.float64)[..., None]
+        from_alarms = 1.0 - self._deltas - self._factors * rates
+        from_misses = (1.0 - self._deltas - rates) / self._factors
+        return np.asarray(np.maximum(0.0, np.maximum(from_alarms, from_misses).max(-1)))
 
 
 def evaluate_on_curve(
     curve: ClaimedCurve, scores: Scores, present: NDArray[np.bool_], failure: float, test: str = ""
 ) -> CurveResult:
-    """Evaluate a test whose `scores` (n,) are large where the canary is `present` (n,).
+    """Evaluate a test whose `scores` (n,) are large if the canary is `present` (n,).
 
-    The threshold that exceeds the claim most is chosen on the first quarter of the trials, and what is shown is
-    that of the others at this one threshold.
+    The threshold that exceeds the claim most is chosen on the first quarter of the trials.  The result is that of
+    the other trials at this one threshold.
 
     Guarantee: where the claim holds, trials are independent and coins fair, `excess` is above 0 with probability
     at most `failure`.
     """
-    first = len(scores) // THRESHOLD_FRACTION
-    candidates = np.quantile(scores[:first], QUANTILES)
-    promised = _curve_bounds(curve, candidates, scores[:first], present[:first], failure)
-    chosen = candidates[[int(np.argmax(promised[0] - promised[1]))]]
-    columns = _curve_bounds(curve, chosen, scores[first:], present[first:], failure)
-    mu, allowed, alarms, misses = (float(column[0]) for column in columns)
-    return CurveResult(mu, allowed, alarms, misses, test)
+    pilot_count = len(scores) // THRESHOLD_FRACTION
+    candidates = np.quantile(scores[:pilot_count], QUANTILES)
+    pilot_bounds = _curve_bounds(curve, candidates, scores[:pilot_count], present[:pilot_count], failure)
+    threshold = candidates[[int(np.argmax(pilot_bounds[0] - pilot_bounds[1]))]]
+    columns = _curve_bounds(curve, threshold, scores[pilot_count:], present[pilot_count:], failure)
+    mu, allowed_mu, alarms, misses = (float(column[0]) for column in columns)
+    return CurveResult(mu, allowed_mu, alarms, misses, test)
 
 
 def _curve_bounds(
     curve: ClaimedCurve, thresholds: Scores, scores: Scores, present: NDArray[np.bool_], failure: float
 ) -> tuple[Scores, Scores, Scores, Scores]:
-    """Shown μ, allowed μ, and upper bounds of both error rates, at each threshold."""
+    """Return shown μ, allowed μ, and upper bounds of both error rates, at each threshold."""
     errors = count_errors(thresholds, scores, present)
     alarms = upper_rates(errors.false_alarms, errors.absent_count, failure / 2)
     misses = upper_rates(errors.misses, errors.present_count, failure / 2)
