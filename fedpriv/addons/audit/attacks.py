@@ -1,20 +1,22 @@
-"""Attacks on the bits of noisy integers, and by hostile queries: do they tell more than the noise's law?
+"""Attacks on the bits of noisy integers, and by hostile queries, beyond the distribution of the noise.
 
-On integers everything but one record is known, so that for each world (the record is there, or not) an attacker
-can compute what the noise would be: z = y - (C s).  For the right world it is noise, for the wrong one something
-else:
+The attacker on integers knows all records but one.  So for each world, in which the record is present or absent,
+the attacker computes the noise z = y - C s that the world implies.  In the true world z has the distribution of
+the noise.  Three tests tell the worlds apart if the noise is defective:
 
-* the lattice of a generator, in the manner of Mironov 2012: Box & Muller's transform takes the radius of two
-  values from one integer n of few bits, r = √(-2 ln((n + ½) 2^-w)), so that k = 2^w exp(-r²/2) - ½ is close to a
-  whole number, where k is small enough for its type to show it;
-* residues: a discrete Gaussian is uniform modulo numbers far below its size, and a sum that is rounded after its
-  noise, or noise of few digits, is not;
-* the public seed: whether the noise is the one that a simulation of the scenario would draw.
+* Lattice of a generator, after Mironov 2012: Box & Muller's transform takes the radius of two values from one
+  integer n of few bits, r = √(-2 ln((n + ½) 2^-w)).  So k = 2^w exp(-r²/2) - ½ is close to an integer, if k is
+  small enough for the floating-point type to show it.
+* Residues: a discrete Gaussian is uniform modulo numbers far below its size.  A sum that is rounded after its
+  noise, or noise of few digits, is not.
+* Public seed: the noise equals that of a simulation of the scenario.
 
-"On significance of the least significant bits for differential privacy", CCS 2012, did the first to Laplace noise.
+Mironov attacked Laplace noise ("On significance of the least significant bits for differential privacy", CCS
+2012).
 
-A server may send any finite vector.  Where a query drives the arithmetic out of its range for some records and not
-for others, the reply is not finite, or none, or far too long for those: one look is enough, whatever the noise is.
+A server may send any finite vector.  A hostile query drives the arithmetic out of range for some records only.
+Then the reply is not finite, missing, or far too long for those records, and one round suffices whatever
+the noise.
 """
 
 import dataclasses
@@ -54,36 +56,38 @@ from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo
 
 TRIALS = 32
-"""Of integers, and of every kind of query."""
+"""Number of trials on integers, and on each kind of hostile query."""
 
 RADIUS_BITS = (31, 23, 15)
-"""Bits of a radius that are tried."""
+"""Widths of a radius in bits that the lattice test tries."""
 MODULUS_BITS = (8, 16, 24, 32)
-"""Powers of 2 of the residues that are tried."""
+"""Exponents of the powers of 2 that are moduli of the residue test."""
 INTEGER_TESTS = (
     *(f"the lattice of {width}-bit radii" for width in RADIUS_BITS),
     *(f"residues modulo 2^{bits}" for bits in MODULUS_BITS),
     "noise of the public seed",
 )
 _ROUND_COUNT = 4
-_FEATURE_COUNT = (
-    2**17 - 1
-)  # and a bias: with two classes as many values as blocks of bits have, whatever their type
+_FEATURE_COUNT = 2**17 - 1  # with a bias and two classes, 2^18 values: whole blocks of bits of every type
 _MAX_EXACT_K = 4e4
-"""k up to which float32 shows it: rounding moves k by about k r² 2^-23."""
+"""Largest k that float32 shows exactly enough, as rounding moves k by about k r² 2^-23."""
 _RESIDUE_COUNT = 2**14
-"""Values of a round whose residues are looked at: where they tell anything, few do."""
+"""Number of values of a round in the residue test, as few suffice to detect a defect."""
 _SAME_VALUE_TOLERANCE = 2.0**-12
-"""Of the noise: values this near to the guess are the guess, but for the type they were sent in."""
+"""Tolerance in units of the noise, within which a value equals the guess up to its type's rounding."""
 
 
 def integers_cell(cell: Cell, mu: float) -> Cell:
-    """The cell as this attack needs it: one record a batch, few rounds, a long vector."""
+    """Cut a cell to the size of the attack on integers: few rounds, and one record a batch."""
     return make_audit_cell(cell, mu, min(_ROUND_COUNT, cell.schedule.rounds), min(2, cell.federation.silos), 1)
 
 
 def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
-    """One run with a record that is there or not: whether it is, and how much each test says so; (tests,)."""
+    """Run a record that is present or absent by a fair coin.
+
+    Returns:
+        The coin, and the evidence of each test for presence, (tests,).
+    """
     plan = make_plan(cell, make_canary_objective(cell, _FEATURE_COUNT), for_release=True)
     present = bool(public_generator(seed, "audit integers").random() < 0.5)
     idle = [zero_shard(plan.schedule.batches_per_silo, _FEATURE_COUNT)] * (len(plan.weights) - 1)
@@ -97,26 +101,28 @@ def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
             noisy = collect_masked_sums(plan, silos, zero_queries(plan)).astype(np.float64)
         else:
             noisy = _noisy_integers(plan, plan.required_exact_plan, collect_replies(silos[0], zero_queries(plan)))
-    known = idle if plan.trust.publishes_sums(SERVER) else []
-    others = [_silo_sums(cell, plan, shard, number) for number, shard in enumerate(known, start=1)]
-    without, there = (
+    known_shards = idle if plan.trust.publishes_sums(SERVER) else []
+    other_sums = [_silo_sums(cell, plan, shard, silo_id) for silo_id, shard in enumerate(known_shards, start=1)]
+    absent_scores, present_scores = (
         _score_world(
-            cell, plan, plan.required_exact_plan, noisy, [_silo_sums(cell, plan, records[world], 0), *others]
+            cell, plan, plan.required_exact_plan, noisy, [_silo_sums(cell, plan, records[world], 0), *other_sums]
         )
         for world in (False, True)
     )
-    return present, there - without
+    return present, present_scores - absent_scores
 
 
 def bound_integers_attack(trials: Sequence[tuple[bool, Scores]], failure: float) -> tuple[float, str]:
-    """The largest lower bound on μ that the trials give, and by which test."""
+    """Return the largest lower bound on μ from the trials, and the name of the test."""
     coins, scores = (np.array(column) for column in zip(*trials, strict=True))
-    bounds = (bound_at_threshold(0.0, of_test, coins, failure / len(INTEGER_TESTS)) for of_test in scores.T)
+    bounds = (
+        bound_at_threshold(0.0, test_scores, coins, failure / len(INTEGER_TESTS)) for test_scores in scores.T
+    )
     return max([(0.0, "none"), *zip(bounds, INTEGER_TESTS, strict=True)])
 
 
 def _target_shard(cell: Cell, plan: Plan, *, is_present: bool) -> Shard:
-    """The record that is looked for, in a world, among records of zeros."""
+    """Make the shard of a world: the target record, and records of zeros."""
     shard = zero_shard(plan.schedule.batches_per_silo, _FEATURE_COUNT)
     if is_present or cell.privacy.relation == "replace-one":
         shard.images[0] = FAR_NORM / _FEATURE_COUNT**0.5
@@ -125,16 +131,16 @@ def _target_shard(cell: Cell, plan: Plan, *, is_present: bool) -> Shard:
 
 
 def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) -> NDArray[np.float64]:
-    """y, (T, d), as far as the type that it was sent in shows it."""
+    """Compute y, (T, d), from releases B y, up to rounding in the type of the releases."""
     rows = np.stack([vector.double().numpy() for vector in releases])
     records = sum(plan.batch_sizes) if plan.trust.adds_noise(SERVER) else plan.batch_sizes[0]
     return np.asarray(np.linalg.inv(noise_factor(plan)) @ rows * (records / exact.lattice.unit))
 
 
-def _silo_sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
-    """A silo's integer sums of every round, by its own code: what it would send a trusted server."""
-    records, sending = unit_records(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
-    silo = Silo.for_release(number, sending, records, bytes(32), b"")
+def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
+    """Compute a silo's integer sum of each round by its own code, as for a trusted server."""
+    records, sending_plan = unit_records(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
+    silo = Silo.for_release(silo_id, sending_plan, records, bytes(32), b"")
     state, sums = silo.initial_state(), []
     for t, query in enumerate(zero_queries(plan), start=1):
         release, state = silo.answer(state, t, query)
@@ -145,42 +151,59 @@ def _silo_sums(cell: Cell, plan: Plan, shard: Shard, number: int) -> list[Ints]:
 def _score_world(
     cell: Cell, plan: Plan, exact: ExactPlan, noisy: NDArray[np.float64], sums: Sequence[Sequence[Ints]]
 ) -> Scores:
-    """Score how well what is left of y without the sums of a world, `sums[silo][t - 1]`, fits each test."""
-    strategy, passed = exact.inputs.factorization.strategy, []
+    """Score the fit of each test to the noise that a world implies, (tests,).
+
+    That noise is y minus the strategy's outputs for the sums of the world.
+
+    Args:
+        noisy: y, (T, d).
+        sums: Integer sums of silo i in round t at [i][t - 1], (d,).
+    """
+    strategy, outputs = exact.inputs.factorization.strategy, []
     state = strategy.initial_state()
-    for t, of_round in enumerate(zip(*sums, strict=True), start=1):
-        out, state = strategy.step(state, t, _sum_vectors(of_round))
-        passed.append(out)
-    fresh = noisy - np.array(passed)
-    size = exact.party_claim(0).sigma * (exact.inputs.party_count**0.5)
-    guess = _seeded_release(cell, plan, [own[0] for own in sums])
-    alike = float((np.abs(noisy[0] - guess) <= _SAME_VALUE_TOLERANCE * size).mean())
-    few = fresh[:, :_RESIDUE_COUNT]
-    residues = [float(np.cos(2.0 * np.pi * np.mod(few, 2.0**bits) / 2.0**bits).sum()) for bits in MODULUS_BITS]
-    return np.array([*_radius_scores(fresh / size), *residues, alike])
+    for t, round_sums in enumerate(zip(*sums, strict=True), start=1):
+        output, state = strategy.step(state, t, _sum_vectors(round_sums))
+        outputs.append(output)
+    residual = noisy - np.array(outputs)
+    noise_size = exact.party_claim(0).sigma * (exact.inputs.party_count**0.5)
+    seeded_release = _seeded_release(cell, plan, [silo_sums[0] for silo_sums in sums])
+    match_share = float((np.abs(noisy[0] - seeded_release) <= _SAME_VALUE_TOLERANCE * noise_size).mean())
+    residual_part = residual[:, :_RESIDUE_COUNT]
+    residues = [
+        float(np.cos(2.0 * np.pi * np.mod(residual_part, 2.0**bits) / 2.0**bits).sum()) for bits in MODULUS_BITS
+    ]
+    return np.array([*_radius_scores(residual / noise_size), *residues, match_share])
 
 
 def _seeded_release(cell: Cell, plan: Plan, sums: Sequence[Ints]) -> Scores:
-    """y of round 1, (d,), with the noise that a simulation of the scenario draws, for everybody's sums."""
-    step, query = IntegerSteps(plan, integer_noise_key(cell.seed)), zero_queries(plan)[0]
-    of_owners = {SERVER: _sum_vectors(sums)} if plan.trust.adds_noise(SERVER) else dict(enumerate(sums))
-    drawn = [
-        step.add_noise(step.initial_state(owner), 1, torch.from_numpy(own), owner, query)[0].numpy()
-        for owner, own in of_owners.items()
+    """Compute y of round 1, (d,), with the noise that a simulation draws, from the sums of all silos."""
+    integer_steps, query = IntegerSteps(plan, integer_noise_key(cell.seed)), zero_queries(plan)[0]
+    sums_by_party = {SERVER: _sum_vectors(sums)} if plan.trust.adds_noise(SERVER) else dict(enumerate(sums))
+    noisy_sums = [
+        integer_steps.add_noise(integer_steps.initial_state(party), 1, torch.from_numpy(party_sum), party, query)[
+            0
+        ].numpy()
+        for party, party_sum in sums_by_party.items()
     ]
-    return _sum_vectors(drawn).astype(np.float64)
+    return _sum_vectors(noisy_sums).astype(np.float64)
 
 
 def _sum_vectors(vectors: Sequence[Ints]) -> Ints:
     return np.asarray(np.sum(vectors, axis=0))
 
 
-def _radius_scores(fresh: NDArray[np.float64]) -> list[float]:
-    """Σ cos 2πk of what would be the fresh vectors (T, d), for each width."""
-    half = fresh.shape[1] // 2
-    squares = fresh[:, :half] ** 2 + fresh[:, half:] ** 2
-    far = {width: squares[squares > 2.0 * (width * np.log(2.0) - np.log(_MAX_EXACT_K))] for width in RADIUS_BITS}
-    return [float(np.cos(2.0 * np.pi * (2.0**w * np.exp(-few / 2.0) - 0.5)).sum()) for w, few in far.items()]
+def _radius_scores(residual: NDArray[np.float64]) -> list[float]:
+    """Return Σ cos 2πk of the implied noise (T, d), for each width of a radius."""
+    half_count = residual.shape[1] // 2
+    squared_radii = residual[:, :half_count] ** 2 + residual[:, half_count:] ** 2
+    squares_by_width = {
+        width: squared_radii[squared_radii > 2.0 * (width * np.log(2.0) - np.log(_MAX_EXACT_K))]
+        for width in RADIUS_BITS
+    }
+    return [
+        float(np.cos(2.0 * np.pi * (2.0**bit_count * np.exp(-squares_of_width / 2.0) - 0.5)).sum())
+        for bit_count, squares_of_width in squares_by_width.items()
+    ]
 
 
 HOSTILE_KINDS = ("overflowing logits", "large weights", "denormal weights", "cancelling points")
@@ -190,57 +213,65 @@ _HOSTILE_TESTS = ("no finite reply to", "too long a reply to")
 
 
 def hostile_cell(cell: Cell, mu: float) -> Cell | None:
-    """The cell as this attack needs it; None where silos answer to a server that they trust."""
+    """Cut a cell to the size of the attack by queries, or return None if the server is trusted."""
     if cell.algorithm.trust_setting.adds_noise(SERVER):
         return None
     return make_audit_cell(cell, mu, min(_HOSTILE_ROUNDS, cell.schedule.rounds), min(2, cell.federation.silos), 1)
 
 
 def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool, Scores]:
-    """A run of one kind of query: whether its record is bright, and what came back, one number a test; (2,)."""
+    """Run one kind of query on a silo whose first record is bright or zero by a fair coin.
+
+    Returns:
+        The coin, and the outcome of each test, (2,), 1 if it detects a bad reply and else 0.
+    """
     objective = make_canary_objective(cell, _HOSTILE_FEATURES)
     plan = make_plan(cell, objective, for_release=True)
-    bright = bool(public_generator(seed, "audit hostile", kind).random() < 0.5)
+    is_bright = bool(public_generator(seed, "audit hostile", kind).random() < 0.5)
     record = zero_shard(plan.schedule.batches_per_silo, _HOSTILE_FEATURES)
-    record.images[0] = FAR_NORM / _HOSTILE_FEATURES**0.5 if bright else 0.0
+    record.images[0] = FAR_NORM / _HOSTILE_FEATURES**0.5 if is_bright else 0.0
     idle = [zero_shard(plan.schedule.batches_per_silo, _HOSTILE_FEATURES)] * (len(plan.weights) - 1)
     with open_silos(cell, plan, [record, *idle]) as (_, silos):
         keys = b"".join(silo.public_key("run") for silo in silos) if plan.masked else b""
         queries = _queries_of_kind(kind, objective, plan.schedule.rounds)
         replies = [_ask_reply(silos[0], t, query, keys) for t, query in enumerate(queries, start=1)]
-    silent = [reply is None or not torch.isfinite(reply.double()).all() for reply in replies]
-    return bright, np.array([float(any(silent)), max(_excess_length(plan, reply) for reply in replies)])
+    reply_defects = [reply is None or not torch.isfinite(reply.double()).all() for reply in replies]
+    return is_bright, np.array([float(any(reply_defects)), max(_excess_length(plan, reply) for reply in replies)])
 
 
 def bound_hostile_attack(trials: Mapping[str, list[tuple[bool, Scores]]], failure: float) -> tuple[float, str]:
-    """The largest lower bound on μ that the trials of all kinds give, and by which test."""
-    found, share = (0.0, "none"), failure / (len(trials) * len(_HOSTILE_TESTS))
+    """Return the largest lower bound on μ from the trials of all kinds, and the name of the test."""
+    best_result, share = (0.0, "none"), failure / (len(trials) * len(_HOSTILE_TESTS))
     for kind, outcomes in trials.items():
         coins, scores = (np.array(column) for column in zip(*outcomes, strict=True))
-        for of_test, test in zip(scores.T, _HOSTILE_TESTS, strict=True):
-            found = max(found, (bound_at_threshold(0.5, of_test, coins, share), f"{test} a query with {kind}"))
-    return found
+        for test_scores, test in zip(scores.T, _HOSTILE_TESTS, strict=True):
+            best_result = max(
+                best_result, (bound_at_threshold(0.5, test_scores, coins, share), f"{test} a query with {kind}")
+            )
+    return best_result
 
 
 def hostile_queries(plan: Plan) -> list[Tensor]:
-    """One query a round, of all kinds in turn: what canaries are looked at under."""
+    """Return the queries under which canaries are tested, one a round, of all kinds in turn."""
     rounds = plan.schedule.rounds
     kinds = [_queries_of_kind(kind, plan.objective, rounds) for kind in HOSTILE_KINDS]
     return [kinds[t % len(kinds)][t] for t in range(rounds)]
 
 
 def _queries_of_kind(kind: str, objective: Objective, rounds: int) -> list[Tensor]:
-    """One query a round."""
+    """Return one query of a kind for each round."""
     pattern = torch.zeros_like(objective.initial())
     pattern.view(2, -1)[0, :-1], pattern.view(2, -1)[1, :-1] = 1.0, -1.0
-    largest = torch.finfo(pattern.dtype)
+    float_info = torch.finfo(pattern.dtype)
     match kind:
         case "overflowing logits":
-            return [largest.max / (2 * pattern.numel()) * pattern] * rounds  # sums of its values do not overflow
+            return [
+                float_info.max / (2 * pattern.numel()) * pattern
+            ] * rounds  # the sum of its values does not overflow
         case "large weights":
             return [2.0**39 * pattern] * rounds
         case "denormal weights":
-            return [largest.smallest_normal * 2.0**-20 * pattern] * rounds
+            return [float_info.smallest_normal * 2.0**-20 * pattern] * rounds
         case _:
             return [(-1.0) ** t * (1.0 + 1e-6 * t) * 2.0**39 * pattern for t in range(rounds)]
 
@@ -253,10 +284,10 @@ def _ask_reply(silo: RestartableSilo, t: int, query: Tensor, keys: bytes) -> Ten
 
 
 def _excess_length(plan: Plan, reply: Tensor | None) -> float:
-    """1 if a reply is longer than clipped records and six times the noise account for, else 0."""
-    if reply is None or plan.masked:  # masked words have no length
+    """Return 1 if a reply is longer than all clipped records plus six times the noise, else 0."""
+    if reply is None or plan.masked:  # encoded messages have no length
         return 0.0
     rounds = range(1, plan.schedule.rounds + 1)
-    accounted = sum(plan.estimator.round(t).max_contribution for t in rounds)
-    noise = float(plan.noise.std_of(0)) * float(np.sqrt(len(reply) * len(rounds)))
-    return float(float(torch.linalg.vector_norm(reply.double())) > accounted + 6.0 * noise)
+    expected_norm = sum(plan.estimator.round(t).max_contribution for t in rounds)
+    noise_norm = float(plan.noise.std_of(0)) * float(np.sqrt(len(reply) * len(rounds)))
+    return float(float(torch.linalg.vector_norm(reply.double())) > expected_norm + 6.0 * noise_norm)

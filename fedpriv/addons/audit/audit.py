@@ -1,17 +1,17 @@
-"""`fedpriv audit`: does the code leak more than it claims?
+"""Audit of a cell: lower bounds on μ from the code of a deployment, compared with the claim.
 
-The code that a deployment runs (guards with their ledgers, the server with its journal) is asked about canaries in
-the scenario's own arithmetic, and fixed families of tests try to tell the worlds apart:
+Guards with their ledgers, and the server with its journal, run on canaries in the scenario's own arithmetic.
+Fixed families of tests try to tell the two worlds of a canary apart:
 
-* canaries in the worst case of the clip and the relation (`transcripts`, `statistics`), in the rounds, in a first
-  step, in evaluations, and in all of them together,
-* the same canaries where hostile queries drive the arithmetic (`attacks.hostile_queries`),
-* the same where a machine is put back to before a round, and asked another query there (`transcripts`),
-* the bits of the noisy integers, and of the floats that leave (`attacks`),
-* whether replies to hostile queries come, and are finite (`attacks`),
+* canaries in the worst case of clip and relation, in the rounds, in a first step, in evaluations, and in all of
+  these together (`transcripts`, `statistics`),
+* the same canaries under hostile queries (`attacks.hostile_queries`),
+* the same canaries after a machine is restored from a backup and gets another query (`transcripts`),
+* bits of the noisy integers, and of the floats that leave (`attacks`),
+* missing, infinite or too long replies to hostile queries (`attacks`).
 
-and the order in which records are read is compared with the definition of a single pass.  The largest lower bound
-on μ, corrected for the size of the families (Bonferroni), must stay under the claim.
+The order in which records are read is compared with its definition.  The largest lower bound on μ, corrected for
+the number of tests (Bonferroni), must not exceed the claim.
 """
 
 import time
@@ -48,20 +48,18 @@ from fedpriv.plan.plan import make_plan
 from fedpriv.scenario.schema import Cell
 
 MIN_TRIALS = 2 * CANARY_COUNT
-MIN_MU, MAX_MU = 1e-3, 100.0  # beyond, no number of trials that can be run says anything
+MIN_MU, MAX_MU = 1e-3, 100.0  # outside, no feasible number of trials shows anything
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The outcome: `mu` is exceeded by what the code leaks, but for a probability of 1 - confidence.
+    """Outcome of an audit.
 
-    Both are of the family that comes nearest to its claim, or exceeds it most: `families` has the bound of each
-    that was tried, `claims` what each is about (parts of a run have claims of their own).  `sees` says, by
-    family, which share of the noise it would notice: noise of that share of its size, or less, is refuted with
-    probability 95 % or more, and a smaller loss of noise could be missed.  Where rounds are secret it has no share
-    of theirs, and the claim is a curve: `claimed_mu` is what it allows at the rate `alarms` of false alarms, where
-    `mu` was shown.
-    `pool` says that units are clients, whose pool is simulated only: the server alone is a deployment's.
+    `mu` is a lower bound on the privacy loss of the code, wrong with a probability of at most 1 - confidence.
+    `claimed_mu` and `mu` are those of the family that comes nearest to its claim, or exceeds it most.
+
+    Where rounds are secret the claim is a curve.  Then `claimed_mu` is the μ that the curve allows at the rate
+    `alarms` of false alarms, at which `mu` was shown, and `sees` has no share for the rounds.
     """
 
     claimed_mu: float
@@ -70,9 +68,16 @@ class Audit:
     claimed_epsilon: float
     delta: float
     statistic: str
+    """Name of the test that shows `mu`."""
     families: Mapping[str, float]
+    """Lower bound on μ of each family."""
     claims: Mapping[str, float]
+    """Claimed μ that each family tests, which differs between parts of a run."""
     sees: Mapping[str, float]
+    """Largest share of the noise that is refuted with probability 95 % or more, by family.
+
+    Noise of that share of its size, or less, is detected, and a smaller loss of noise can be missed.
+    """
     confidence: float
     trials: int
     rounds: int
@@ -83,10 +88,13 @@ class Audit:
     dtype: str
     seconds: float
     alarms: float | None = None
+    """Rate of false alarms at which `mu` was shown, or None for a claim of a μ."""
     pool: bool = False
+    """Whether units are clients, whose pool is simulated, so that only the server runs as deployed."""
 
     @property
     def stands(self) -> bool:
+        """Whether the shown μ is at most the claimed one."""
         return self.mu <= self.claimed_mu
 
 
@@ -99,31 +107,44 @@ def audit(
     progress: ProgressCallback = lambda _: None,
     families: Collection[str] = tuple(FAMILIES),
 ) -> Audit:
-    """Audit a cell's code path, recalibrated to `claimed_mu` and cut to a few rounds and silos by the same code.
+    """Audit the code path of a cell.
 
-    About `trials` canaries are tried, a quarter of them in the round where they weigh most.  InputError for a cell
-    without noise or options out of range; AuditRefutedError if records are not read as the claim presumes.
-    Coins are `seed`'s; noise is keyed by the operating system, as in every deployment.
-    `families` are those to try.
+    The code under audit recalibrates the cell to `claimed_mu` and cuts it to a few rounds and silos.  Coins follow
+    from `seed`.  Noise is keyed by the operating system, as in every deployment.
 
     Guarantee: code that keeps its claim is refuted with probability at most 1 - confidence.
+
+    Args:
+        cell: Cell of a scenario.
+        claimed_mu: μ of the claim.
+        trials: Approximate number of canaries, a quarter of them in the round where they weigh most.
+        confidence: Confidence of the lower bounds, in [0.5, 1).
+        seed: Seed of the coins.
+        progress: Function that is called with the finished share of the work.
+        families: Names of the families to run, for rounds in a public order.
+
+    Raises:
+        InputError: If the cell has no noise, or an option is out of range.
+        AuditRefutedError: If records are not read as the claim assumes.
     """
     _check_options(cell, claimed_mu, trials, confidence, seed)
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     with limit_to_one_thread(), torch.inference_mode():
         if cell.schedule.secret:
-            return _audit_secret_rounds(cell, claimed_mu, trials, confidence, seed, progress, started)
+            return _audit_secret_rounds(cell, claimed_mu, trials, confidence, seed, progress, start_time)
         if cell.model.name == STATISTICS:
-            return _audit_statistics(cell, claimed_mu, trials, confidence, seed, progress, started)
+            return _audit_statistics(cell, claimed_mu, trials, confidence, seed, progress, start_time)
         runs = -(-trials // CANARY_COUNT)
         parts = make_run_parts(cell, claimed_mu, runs, seed)
-        found = run_families(parts, 1.0 - confidence, families, progress)
-    bound = _make_bound(_worst_result(found), cell.privacy.delta)
-    return _make_audit(cell, parts["rounds"].small_cell, bound, found, confidence, runs * CANARY_COUNT, started)
+        results = run_families(parts, 1.0 - confidence, families, progress)
+    bound = _make_bound(_worst_result(results), cell.privacy.delta)
+    return _make_audit(
+        cell, parts["rounds"].small_cell, bound, results, confidence, runs * CANARY_COUNT, start_time
+    )
 
 
 class _Bound(NamedTuple):
-    """The first fields of an outcome: the bound that is the largest part of its claim."""
+    """Fields of the outcome for the bound that is the largest fraction of its claim."""
 
     claimed_mu: float
     mu: float
@@ -133,46 +154,49 @@ class _Bound(NamedTuple):
     alarms: float | None = None
 
 
-def _make_bound(worst: FamilyResult, delta: float) -> _Bound:
-    shown, claimed = epsilon_of(worst.mu, delta) if worst.mu else 0.0, epsilon_of(worst.claimed_mu, delta)
-    return _Bound(worst.claimed_mu, worst.mu, shown, claimed, worst.test)
+def _make_bound(result: FamilyResult, delta: float) -> _Bound:
+    shown_epsilon, claimed_epsilon = (
+        epsilon_of(result.mu, delta) if result.mu else 0.0,
+        epsilon_of(result.claimed_mu, delta),
+    )
+    return _Bound(result.claimed_mu, result.mu, shown_epsilon, claimed_epsilon, result.test)
 
 
 def _make_audit(
     cell: Cell,
-    small: Cell,
+    small_cell: Cell,
     bound: _Bound,
-    found: Mapping[str, FamilyResult],
+    results: Mapping[str, FamilyResult],
     confidence: float,
     trials: int,
-    started: float,
+    start_time: float,
 ) -> Audit:
     return Audit(
         **bound._asdict(),
         delta=cell.privacy.delta,
-        families={family: each.mu for family, each in found.items()},
-        claims={family: each.claimed_mu for family, each in found.items()},
+        families={family: result.mu for family, result in results.items()},
+        claims={family: result.claimed_mu for family, result in results.items()},
         sees={
-            family: each.detectable_noise_share
-            for family, each in found.items()
-            if each.detectable_noise_share is not None
+            family: result.detectable_noise_share
+            for family, result in results.items()
+            if result.detectable_noise_share is not None
         },
         confidence=confidence,
         trials=trials,
-        rounds=small.schedule.rounds,
-        silos=small.federation.silos,
+        rounds=small_cell.schedule.rounds,
+        silos=small_cell.federation.silos,
         trust=cell.algorithm.trust,
         relation=cell.privacy.relation,
         unit=cell.privacy.protected_unit.description,
         dtype=cell.run.dtype,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - start_time,
         pool=cell.federation.clients is not None,
     )
 
 
-def _worst_result(found: Mapping[str, FamilyResult]) -> FamilyResult:
-    """The bound that is the largest part of its claim."""
-    return max(found.values(), key=lambda each: each.mu / each.claimed_mu)
+def _worst_result(results: Mapping[str, FamilyResult]) -> FamilyResult:
+    """Return the result whose bound is the largest fraction of its claim."""
+    return max(results.values(), key=lambda result: result.mu / result.claimed_mu)
 
 
 def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
@@ -203,43 +227,71 @@ def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float
 
 
 def _audit_statistics(
-    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: ProgressCallback, started: float
+    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: ProgressCallback, start_time: float
 ) -> Audit:
-    """Statistics: releases of the plan's own tables, in which the canary is in one of two cells of each."""
-    releases = -(-trials // CANARIES_PER_RELEASE)
-    found = {COUNTS: audit_counts(cell, mu, releases, 1.0 - confidence, seed, StepCounter(progress, releases))}
-    bound = _make_bound(found[COUNTS], cell.privacy.delta)
-    return _make_audit(cell, make_counts_cell(cell, mu), bound, found, confidence, releases, started)
+    """Audit releases of a plan's own tables, in which a canary is in one of two cells of each table."""
+    release_count = -(-trials // CANARIES_PER_RELEASE)
+    results = {
+        COUNTS: audit_counts(cell, mu, release_count, 1.0 - confidence, seed, StepCounter(progress, release_count))
+    }
+    bound = _make_bound(results[COUNTS], cell.privacy.delta)
+    return _make_audit(cell, make_counts_cell(cell, mu), bound, results, confidence, release_count, start_time)
 
 
 def _audit_secret_rounds(
-    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: ProgressCallback, started: float
+    cell: Cell, mu: float, trials: int, confidence: float, seed: int, progress: ProgressCallback, start_time: float
 ) -> Audit:
-    """Secret rounds against the curve that is claimed for them: canaries, and a canary in known company."""
-    small, few = secret.make_canary_cell(cell, mu), secret.make_company_cell(cell, mu)
-    plan, alone = (make_plan(each, make_canary_objective(each, 1), for_release=True) for each in (small, few))
-    runs, companies = -(-trials // secret.CANARY_COUNT), trials // secret.TRIALS_PER_COMPANY_RUN
-    steps = StepCounter(progress, runs + companies / secret.COMPANY_RUNS_PER_STEP)
-    gathered = [secret.run_canaries(small, run_seed(seed, number)) for number in steps.after(range(runs))]
-    seen = secret.CanaryTrials(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))
-    beside = secret.run_company(few, companies, seed, steps)
-    tests, failure = make_evaluation_parts(cell, mu, -(-trials // CANARY_COUNT), seed), 1.0 - confidence
-    of_tests = audit_canaries(tests, failure / 5.0, steps) if tests else {}
-    failure, curve = failure * (0.4 if tests else 0.5), ClaimedCurve(secret.sampled_guarantee(plan))
-    shown = {
-        "canaries": secret.evaluate_canaries(small, plan, seen, curve, failure),
-        "company": secret.evaluate_company(alone, beside, ClaimedCurve(secret.sampled_guarantee(alone)), failure),
-    }
-    best, delta = max(shown.values(), key=lambda each: each.excess), cell.privacy.delta
-    bound = _Bound(
-        best.allowed_mu,
-        max(0.0, best.mu),
-        best.epsilon(delta),
-        epsilon_of(mu, delta),
-        best.test,
-        best.false_alarm_rate,
+    """Audit secret rounds against their claimed curve, by many canaries and by a canary in known company.
+
+    Each of both families has half of the failure.  With evaluations these have a fifth, and both families two
+    fifths each.
+    """
+    canary_cell, company_cell = secret.make_canary_cell(cell, mu), secret.make_company_cell(cell, mu)
+    canary_plan, company_plan = (
+        make_plan(item, make_canary_objective(item, 1), for_release=True) for item in (canary_cell, company_cell)
     )
-    if bound.mu <= bound.claimed_mu and of_tests and (worst := _worst_result(of_tests)).mu > worst.claimed_mu:
+    runs, company_count = -(-trials // secret.CANARY_COUNT), trials // secret.TRIALS_PER_COMPANY_RUN
+    steps = StepCounter(progress, runs + company_count / secret.COMPANY_RUNS_PER_STEP)
+    run_trials = [secret.run_canaries(canary_cell, run_seed(seed, number)) for number in steps.after(range(runs))]
+    canary_trials = secret.CanaryTrials(*(np.concatenate(columns) for columns in zip(*run_trials, strict=True)))
+    company_trials = secret.run_company(company_cell, company_count, seed, steps)
+    evaluation_parts, failure = make_evaluation_parts(cell, mu, -(-trials // CANARY_COUNT), seed), 1.0 - confidence
+    evaluation_results = audit_canaries(evaluation_parts, failure / 5.0, steps) if evaluation_parts else {}
+    failure, curve = (
+        failure * (0.4 if evaluation_parts else 0.5),
+        ClaimedCurve(secret.sampled_guarantee(canary_plan)),
+    )
+    curve_results = {
+        "canaries": secret.evaluate_canaries(canary_cell, canary_plan, canary_trials, curve, failure),
+        "company": secret.evaluate_company(
+            company_plan, company_trials, ClaimedCurve(secret.sampled_guarantee(company_plan)), failure
+        ),
+    }
+    best_result, delta = max(curve_results.values(), key=lambda item: item.excess), cell.privacy.delta
+    bound = _Bound(
+        best_result.allowed_mu,
+        max(0.0, best_result.mu),
+        best_result.epsilon(delta),
+        epsilon_of(mu, delta),
+        best_result.test,
+        best_result.false_alarm_rate,
+    )
+    if (
+        bound.mu <= bound.claimed_mu
+        and evaluation_results
+        and (worst := _worst_result(evaluation_results)).mu > worst.claimed_mu
+    ):
         bound = _make_bound(worst, delta)
-    found = {family: FamilyResult(max(0.0, each.mu), each.test, each.allowed_mu) for family, each in shown.items()}
-    return _make_audit(cell, small, bound, found | of_tests, confidence, len(seen.present) + companies, started)
+    results = {
+        family: FamilyResult(max(0.0, item.mu), item.test, item.allowed_mu)
+        for family, item in curve_results.items()
+    }
+    return _make_audit(
+        cell,
+        canary_cell,
+        bound,
+        results | evaluation_results,
+        confidence,
+        len(canary_trials.present) + company_count,
+        start_time,
+    )

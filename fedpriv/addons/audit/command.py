@@ -1,4 +1,4 @@
-"""`fedpriv audit`: run it, show it, exit 0 if the claim stands and 3 if it is refuted."""
+"""Command `fedpriv audit`, which exits with 0 if the claim stands and with 3 if it is refuted."""
 
 import dataclasses
 import json
@@ -24,25 +24,30 @@ from fedpriv.scenario.load import load_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.statement import check_same_algorithm, describe_power, store_audit
 
-_LINE_SECONDS = 5.0  # seconds, where there is no terminal to draw a bar on
+_LINE_SECONDS = 5.0  # between two lines of progress without a terminal
 
 
-def audit_scenario(asked: AuditRequest) -> None:
-    """Audit the first cell of a scenario."""
-    import_files(asked.imports or [])
-    cell = _load_cell(asked)
-    if asked.store is not None:
+def audit_scenario(request: AuditRequest) -> None:
+    """Audit the first cell of a scenario, print the report, and store it on request.
+
+    Raises:
+        InputError: If the scenario or an option is not valid.
+        AuditRefutedError: If the claim is refuted.
+    """
+    import_files(request.imports or [])
+    cell = _load_cell(request)
+    if request.store is not None:
         if cell.schedule.secret:
             raise InputError(
                 "--store: a report draws the claim of an audit as a mu, and secret rounds have none; leave it out"
             )
-        check_same_algorithm(asked.store, cell.canonical_data())
+        check_same_algorithm(request.store, cell.canonical_data())
     with _show_progress() as progress:
-        outcome = audit(cell, asked.mu, asked.trials, asked.confidence, asked.seed, progress)
-    told = {**dataclasses.asdict(outcome), "stands": outcome.stands}
-    if asked.store is not None:
-        store_audit(asked.store, told)
-    print_text(json.dumps(told) + "\n" if asked.as_json else _format_report(outcome))
+        outcome = audit(cell, request.mu, request.trials, request.confidence, request.seed, progress)
+    fields = {**dataclasses.asdict(outcome), "stands": outcome.stands}
+    if request.store is not None:
+        store_audit(request.store, fields)
+    print_text(json.dumps(fields) + "\n" if request.as_json else _format_report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
             f"the claim μ = {format_upper(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
@@ -50,40 +55,43 @@ def audit_scenario(asked: AuditRequest) -> None:
         )
 
 
-def _load_cell(asked: AuditRequest) -> Cell:
-    """The first cell of a scenario, or that of a plan of statistics."""
-    path, overrides = Path(asked.scenario), asked.overrides or []
-    for cell_of in load_add_on_parts("scenario file").values():
-        if path.is_file() and (cell := cell_of(path, overrides)) is not None:
+def _load_cell(request: AuditRequest) -> Cell:
+    """Load the first cell of a scenario, or the cell of a plan of statistics."""
+    path, overrides = Path(request.scenario), request.overrides or []
+    for load_cell in load_add_on_parts("scenario file").values():
+        if path.is_file() and (cell := load_cell(path, overrides)) is not None:
             return cast(Cell, cell)
-    return load_scenario(asked.scenario, overrides).points[0].cell
+    return load_scenario(request.scenario, overrides).points[0].cell
 
 
 def _format_family(outcome: Audit, name: str, bound: float) -> str:
-    """Write a family's bound, and its claim where parts of a run have claims of their own."""
-    several = outcome.alarms is None and len(set(outcome.claims.values())) > 1
-    return f"{name} μ ≥ {bound:.3g}" + (f" of {outcome.claims[name]:.3g}" if several else "")
+    """Format a family's bound, with its claim if the families have different claims."""
+    has_own_claims = outcome.alarms is None and len(set(outcome.claims.values())) > 1
+    return f"{name} μ ≥ {bound:.3g}" + (f" of {outcome.claims[name]:.3g}" if has_own_claims else "")
 
 
 @contextmanager
 def _show_progress() -> Iterator[Callable[[float], None]]:
-    """Show a bar on a terminal, a line now and then elsewhere; on stderr, so that --json stays JSON."""
+    """Show progress on stderr, as a bar on a terminal and in lines elsewhere.
+
+    Standard output stays free for JSON.
+    """
     console = Console(stderr=True)
     if console.is_terminal:
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("auditing", total=1.0)
-            yield lambda done: progress.update(bar, completed=done)
+            yield lambda share: progress.update(bar, completed=share)
         return
-    last = time.monotonic()
+    last_time = time.monotonic()
 
-    def line(done: float) -> None:
-        nonlocal last
-        if time.monotonic() - last > _LINE_SECONDS:
-            last = time.monotonic()
-            sys.stderr.write(f"fedpriv: auditing, {100 * done:.0f} % done\n")
+    def write_line(share: float) -> None:
+        nonlocal last_time
+        if time.monotonic() - last_time > _LINE_SECONDS:
+            last_time = time.monotonic()
+            sys.stderr.write(f"fedpriv: auditing, {100 * share:.0f} % done\n")
 
     sys.stderr.write("fedpriv: auditing\n")
-    yield line
+    yield write_line
 
 
 def _format_report(outcome: Audit) -> str:

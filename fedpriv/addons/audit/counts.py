@@ -1,9 +1,9 @@
-"""Statistics under audit: which of the two records that lie furthest apart was counted?
+"""Audit of statistics, by two records whose increments lie furthest apart.
 
-A release of statistics is charged for the distance of two indicators (`apart`, √2 clips of plain counts), not for
-two clips.  Here real guards of a table count one of two raw records whose increments differ the most, a fair coin
-says which, and the matched filter on what the trust setting's adversary sees has to guess.  Every trial is another
-plan by its title, and so another charge with noise of its own.
+A release of statistics is charged for the distance of two indicators, √2 clips for plain counts, not for two
+clips.  Real guards of a table count one of two raw records whose increments differ most, selected by a fair coin.
+The matched filter on the adversary's view guesses the coin.  Every trial has another title and so is another plan,
+with a charge and noise of its own.
 """
 
 import json
@@ -32,14 +32,14 @@ from fedpriv.silo.shard import Shard
 
 COUNTS = "counts"
 CANARIES_PER_RELEASE = 16
-"""So many canaries of another audit take as long as a release of statistics, of which each is one trial."""
+"""Canaries of another audit that take as long as one release of statistics, which is one trial."""
 _ROW_COUNT, _MAX_SILOS, _CANDIDATE_COUNT, _MAX_VALUES = 2, 3, 400, 2**24
 _RELEASES_PER_LEDGER = 32
-"""Releases of a guard: with every charge in its ledger the next one takes longer."""
+"""Largest number of releases of a guard, because every charge in a ledger slows down the next one."""
 
 
 def make_counts_cell(cell: Cell, mu: float) -> Cell:
-    """The plan over two places in each of at most three silos, recalibrated to `mu` by the same code."""
+    """Cut a plan to two rows in each of at most three silos, recalibrated to `mu` by the code under audit."""
     schema, silos = _schema(cell), min(cell.federation.silos, _MAX_SILOS)
     table = schema.model_copy(update={"sites": schema.sites[:silos]}) if schema.sites else schema
     federation = cell.federation.model_copy(
@@ -66,17 +66,19 @@ def _schema(cell: Cell) -> TableSchema:
 
 
 class _WorldPair(NamedTuple):
-    """Raw records (2, columns), whether each is there, and their increments (2, d)."""
+    """Two worlds of a raw record."""
 
     raw: NDArray[np.float64]
+    """(2, columns)."""
     is_present: tuple[bool, bool]
     increments: Tensor
+    """(2, d)."""
 
 
 def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
-    """The two worlds of the relation that lie furthest apart, of a few hundred records in cells of all kinds.
+    """Find the two worlds of the relation that lie furthest apart, among a few hundred random records.
 
-    What is missed costs the audit power, and nothing else.
+    Their values come from all cells of each axis.  A pair that is further apart and missed costs power only.
     """
     settings = cell.model.settings
     assert isinstance(settings, StatisticsSettings)
@@ -85,52 +87,54 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
         (min(_CANDIDATE_COUNT, max(8, _MAX_VALUES // plan.objective.dimension)), len(_schema(cell).raw_columns))
     )
     for axis in (axis for table in settings.tables for axis in table.axes):
-        kinds = _axis_values(axis)
-        raw[:, axis.column] = draw.choice(kinds, len(raw))
-        raw[: len(kinds), axis.column] = kinds[: len(raw)]
+        cell_values = _axis_values(axis)
+        raw[:, axis.column] = draw.choice(cell_values, len(raw))
+        raw[: len(cell_values), axis.column] = cell_values[: len(raw)]
     records = ModelInputs.from_cell(cell).make_records(raw, np.zeros(len(raw), np.int64))
     batch, rows = Batch(records, torch.ones(len(raw)).double()), torch.arange(len(raw))
-    found = plan.objective.per_record(Query((plan.objective.initial(),)), batch, rows, UNCLIPPED).double()
+    increments = plan.objective.per_record(Query((plan.objective.initial(),)), batch, rows, UNCLIPPED).double()
     if plan.relation == "zero-out":
-        one = int(found.norm(dim=1).argmax())
-        return _WorldPair(raw[[one, one]], (True, False), torch.stack([found[one], 0.0 * found[one]]))
-    one, other = divmod(int(torch.cdist(found, found).argmax()), len(raw))
-    return _WorldPair(raw[[one, other]], (True, True), found[[one, other]])
+        first = int(increments.norm(dim=1).argmax())
+        return _WorldPair(
+            raw[[first, first]], (True, False), torch.stack([increments[first], 0.0 * increments[first]])
+        )
+    first, second = divmod(int(torch.cdist(increments, increments).argmax()), len(raw))
+    return _WorldPair(raw[[first, second]], (True, True), increments[[first, second]])
 
 
 def _axis_values(axis: Axis) -> NDArray[np.float64]:
-    """A value of every cell, extreme ones first."""
+    """Return a value in each cell of an axis, extreme ones first."""
     if axis.edges is None:
         return np.array([0.0, *range((axis.words or 1) - 1, 0, -1), np.nan])
     edges = np.array(axis.edges)
-    inside = (edges[1:] + edges[:-1]) / 2.0
-    return np.array([edges[0], edges[-1], edges[0] - 1.0, edges[-1] + 1.0, np.nan, *inside])
+    midpoints = (edges[1:] + edges[:-1]) / 2.0
+    return np.array([edges[0], edges[-1], edges[0] - 1.0, edges[-1] + 1.0, np.nan, *midpoints])
 
 
 class _CountingSilo(GuardedSilo):
-    """A silo's guard over raw records, asked for one plan after another."""
+    """Silo whose guard counts raw records, for one plan after another."""
 
     def __init__(
-        self, folder: Path, number: int, cell: Cell, raw: NDArray[np.float64], *, is_present: bool
+        self, folder: Path, silo_id: int, cell: Cell, raw: NDArray[np.float64], *, is_present: bool
     ) -> None:
         schema, cells = _schema(cell), np.zeros((_ROW_COUNT, len(raw)))
         labels = np.full(_ROW_COUNT, -1) if schema.class_count else np.full(_ROW_COUNT, np.nan)
         if is_present:
             cells[0], labels[0] = raw, 0
-        allow = {
+        limits = {
             "trust": cell.algorithm.trust, "relation": cell.privacy.relation, "clip": 1.0, "rounds": 1,
             "budget": 1e6, "statistics": list(schema.raw_columns),
             "silos": cell.federation.silos if cell.federation.silos > 1 else None,
         }  # fmt: skip
         policy = Policy(
-            silo=number, shard=folder / f"{number}.csv", table=schema, ledger=folder / f"{number}.sqlite",
-            socket=folder / f"{number}.sock", allow=RunLimits.model_validate(allow),
+            silo=silo_id, shard=folder / f"{silo_id}.csv", table=schema, ledger=folder / f"{silo_id}.sqlite",
+            socket=folder / f"{silo_id}.sock", allow=RunLimits.model_validate(limits),
         )  # fmt: skip
         super().__init__(policy, cell, Shard(np.zeros((_ROW_COUNT, schema.width)), labels, cells=cells))
         self._tree, self._run_name = cell.canonical_data(), ""
 
     def select_plan(self, number: int) -> None:
-        """From now on it is plan `number` that is asked for."""
+        """Select the plan of all later calls by its number."""
         self._run_name = f"run-{number}"
         self._cell = json.dumps({**self._tree, "title": self._run_name}, sort_keys=True)
 
@@ -144,41 +148,41 @@ class _CountingSilo(GuardedSilo):
 def audit_counts(
     cell: Cell, mu: float, trials: int, failure: float, seed: int, steps: StepCounter
 ) -> FamilyResult:
-    """The bound on μ that so many releases of a plan's tables show, against the claim `mu`."""
+    """Return the lower bound on μ that `trials` releases of a plan's tables show, with the claim `mu`."""
     small = make_counts_cell(cell, mu)
     plan = make_plan(small, make_schema_task(small, _schema(small)).objective, for_release=True)
     pair, (weight, std) = find_furthest_pair(small, plan, seed), canary_weight_and_std(plan, 1)
-    apart = pair.increments[0] - pair.increments[1]
-    middle = weight * float(pair.increments.mean(0) @ apart)
+    difference = pair.increments[0] - pair.increments[1]
+    midpoint = weight * float(pair.increments.mean(0) @ difference)
     present = public_generator(seed, "audit coins").random(trials) < 0.5
     scores, query = np.empty(trials), plan.objective.initial()
     with temporary_folder() as name:
         for first in range(0, trials, _RELEASES_PER_LEDGER):
-            of_ledger, folder = range(first, min(trials, first + _RELEASES_PER_LEDGER)), Path(name) / f"{first}"
+            numbers, folder = range(first, min(trials, first + _RELEASES_PER_LEDGER)), Path(name) / f"{first}"
             folder.mkdir()
             worlds = [_open_world(folder / f"world-{world}", small, pair, world) for world in (0, 1)]
-            for number in of_ledger:
+            for number in numbers:
                 silos, run = worlds[0 if present[number] else 1], folder / f"run-{number}"
                 for silo in silos:
                     silo.select_plan(number)
                 run.mkdir()
                 (released,) = collect_transcript(plan, run, silos, [query])
-                scores[number] = float(released.double() @ apart) - middle
+                scores[number] = float(released.double() @ difference) - midpoint
                 steps()
-            for silo in (each for world in worlds for each in world):
+            for silo in (opened_silo for world in worlds for opened_silo in world):
                 silo.close()
     bound = max(
         mu_lower_bound(scores, present, failure / 2.0), bound_at_threshold(0.0, scores, present, failure / 2.0)
     )
-    distance = float(apart.norm())
+    distance = float(difference.norm())
     would_see = detectable_noise_share(weight * distance / std, mu, trials, failure)
     return FamilyResult(bound, f"the two worlds that lie furthest apart, {distance:.4f} clips", mu, would_see)
 
 
 def _open_world(folder: Path, cell: Cell, pair: _WorldPair, world: int) -> list[_CountingSilo]:
-    """The guards of all silos, where silo 0 counts one of the two records, and nobody anything else."""
+    """Open the guards of all silos, where silo 0 counts a world's record and the others count nothing."""
     folder.mkdir()
     return [
-        _CountingSilo(folder, number, cell, pair.raw[world], is_present=number == 0 and pair.is_present[world])
-        for number in range(cell.federation.silos)
+        _CountingSilo(folder, silo_id, cell, pair.raw[world], is_present=silo_id == 0 and pair.is_present[world])
+        for silo_id in range(cell.federation.silos)
     ]

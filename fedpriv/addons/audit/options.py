@@ -1,4 +1,4 @@
-"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+"""Options of this add-on's commands, whose code is imported when a command is called."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from fedpriv.cli.options import Imports, Json, Overrides, expand_option_groups
 
 @dataclass(frozen=True)
 class AuditRequest:
-    """All that `fedpriv audit` is asked for."""
+    """Options of `fedpriv audit`."""
 
     scenario: Annotated[
         Path,
@@ -35,7 +35,7 @@ class AuditRequest:
 
 @expand_option_groups
 def audit(request: AuditRequest) -> None:
-    """Try to refute the privacy claim with canaries; exit code 0 if it stands, 3 if it is refuted.
+    """Try to refute the privacy claim with canaries, exit code 0 if it stands and 3 if it is refuted.
 
     Example: fedpriv audit scenarios/quickstart.toml --set algorithm.trust=trusted
     """

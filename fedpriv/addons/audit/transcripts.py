@@ -1,19 +1,18 @@
-"""Transcripts: what an adversary sees of many canaries, by the path that a deployment takes.
+"""Transcripts: an adversary's view of many canaries on the path of a deployment.
 
-| trust | whose code runs | what is seen |
+| trust | code that runs | view |
 |---|---|---|
-| untrusted | the guards of two silos, each with its ledger, restarted half-way | their replies, of two runs |
-| secure-aggregation | the guards of all silos, likewise | the sum of their masked words |
-| trusted | the deployed server with its journal, and guards, all restarted half-way | what it broadcasts |
-| trusted, with clients | the same server, and the pool of clients that it keeps | what it broadcasts |
+| untrusted | guards of two silos with their ledgers, one of them restarted half-way | their replies, in two runs |
+| secure-aggregation | guards of all silos, likewise | sum of their encoded messages |
+| trusted | deployed server with its journal, and guards, restarted half-way | releases of the server |
+| trusted, with clients | the same server, and its pool of clients | releases of the server |
 
-Of a machine that is restored from its backup, `run_rollback` has what is seen before and after.
+`run_rollback` has the views before and after a machine is restored from its backup.
 
-Nothing is recomputed in another type: replies are those of the scenario's own `run.dtype`.
+Replies have the scenario's own `run.dtype`.  They are not recomputed in another type.
 
-No guard has clients: the trusted server keeps their pool and draws their cohorts.  So the pool's own code answers,
-cut to the size of an audit, and draws with a key of the operating system, as everything does that is really
-released.
+No guard has clients, because the trusted server has their pool and draws their cohorts.  So the pool's own code
+answers, cut to the size of an audit.  It draws with a key of the operating system, as all real releases do.
 """
 
 import dataclasses
@@ -55,28 +54,32 @@ from fedpriv.silo.shard import Shard
 from fedpriv.silo.silo import Silo
 
 MAX_PASSES = 3
-"""Of cyclic cohorts, and evaluations of the same test records."""
+"""Most passes over cyclic cohorts, and most evaluations of the same test records."""
 _CLIP_MARGIN = 10.0
 _FIRST_GRADIENT = FAR_NORM * 0.5**0.5
-"""The gradient of a canary where the model is 0, with probabilities ½ and ½ of its two classes."""
+"""Norm of a canary's gradient at the model 0, which has probability ½ for each of two classes."""
 
 
 def count_passes(cell: Cell) -> int:
-    """Number of turns of a client; of records as often as the scenario says."""
+    """Return the number of turns of a client, or the number of epochs of a run without clients."""
     if cell.federation.clients is None:
         return cell.federation.epochs
     return -(-cell.federation.total_rounds // cell.federation.rounds_per_epoch)
 
 
 def public_run_size(cell: Cell, max_rounds: int) -> tuple[int, int]:
-    """Rounds and passes of a run of at most `most` rounds whose order is no secret."""
+    """Return rounds and passes of a run of at most `max_rounds` rounds in a public order."""
     passes = min(MAX_PASSES, count_passes(cell))
-    each = cell.schedule.rounds if passes == 1 else cell.federation.rounds_per_epoch
-    return passes * min(each, max_rounds // passes), passes
+    rounds_per_pass = cell.schedule.rounds if passes == 1 else cell.federation.rounds_per_epoch
+    return passes * min(rounds_per_pass, max_rounds // passes), passes
 
 
 def check_clients(cell: Cell) -> None:
-    """InputError, in one line, for clients whom canaries cannot stand for."""
+    """Check that canaries can represent the clients of a cell.
+
+    Raises:
+        InputError: If they cannot, in one line.
+    """
     if cell.federation.clients is None:
         raise InputError('privacy.unit = "client": no guard has clients, and the audit is of pools: give clients')
     if isinstance(cell.schedule, DrawnOrder):
@@ -100,7 +103,7 @@ def check_clients(cell: Cell) -> None:
 
 
 class ClientPool:
-    """Silo 0 of a plan whose rows are clients; each of `shard` holds as many alike records as count."""
+    """Silo 0 of a plan whose rows are clients, each with as many equal records as count."""
 
     def __init__(self, cell: Cell, plan: Plan, shard: Shard) -> None:
         self._plan, self._records, self._key = plan, unit_records(shard, cell), system_key()
@@ -108,23 +111,23 @@ class ClientPool:
         self._state = self._silo.initial_state()
 
     def restart(self) -> None:
-        """It is built again from its key, and goes on from its state."""
+        """Build the pool again from its key, and continue from its state."""
         self._silo = self._make_silo()
 
     def back_up(self) -> Callable[[], None]:
-        """Its state: its key is the same for good."""
+        """Copy the state, because the key never changes, and return a function that restores the copy."""
         state = self._state
 
-        def put_back() -> None:
+        def restore() -> None:
             self._state = state
 
-        return put_back
+        return restore
 
     def close(self) -> None:
-        """It holds nothing open."""
+        """Close nothing, as a pool has no open file."""
 
     def public_key(self, run: str) -> bytes:
-        """Nothing: a trusted server gets no masked messages."""
+        """Return no key, as a trusted server gets no masked messages."""
         return b""
 
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
@@ -136,34 +139,38 @@ class ClientPool:
         return Silo.for_release(0, self._plan, self._records, self._key, b"")
 
 
-_CONFIDENT_WEIGHT = 1e2 / FAR_NORM  # a weight that makes the model sure of a canary's class
+_CONFIDENT_WEIGHT = 1e2 / FAR_NORM  # weight at which the model is sure of a canary's class
 
 _MEMORY_FOLDER = "/dev/shm"
-"""Ledgers of an audit need not survive a power cut, and waiting for a disk takes most of its time."""
+"""Folder in memory for ledgers, which need not survive a power cut, and would mostly wait for a disk."""
 
 
 class Trials(NamedTuple):
-    """Canaries as rows: what was seen along each one's direction (n, rounds), its coin (n,), its round (n,).
+    """View of n canaries, projected on their directions.
 
-    `apart` is silo 0's releases minus silo 1's, `twice` its releases minus those of another run of the same
-    records under other queries: (n, rounds), and (n, 0) where no adversary sees both.
+    Differences are (n, 0) if no adversary sees both terms.
     """
 
     releases: NDArray[np.float64]
+    """(n, rounds)."""
     silo_differences: NDArray[np.float64]
+    """Releases of silo 0 minus those of silo 1, (n, rounds)."""
     run_differences: NDArray[np.float64]
+    """Releases of silo 0 minus those of another run of the same records under other queries, (n, rounds)."""
     present: NDArray[np.bool_]
+    """Coins (n,)."""
     rounds: NDArray[np.int64]
+    """Round of each canary (n,)."""
 
     def select_round(self, t: int) -> "Trials":
-        """The canaries of one round."""
-        chosen = self.rounds == t
-        return Trials(*(column[chosen] for column in self))
+        """Return the canaries of one round."""
+        mask = self.rounds == t
+        return Trials(*(column[mask] for column in self))
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordingOptimizer:
-    """An optimizer that asks what it is told to and notes what it is given: the server's releases, unprocessed."""
+    """Optimizer that sends fixed queries and records the server's releases without processing."""
 
     queries: Sequence[Tensor]
     releases: list[Tensor]
@@ -183,35 +190,40 @@ class RecordingOptimizer:
 
 
 def zero_queries(plan: Plan) -> list[Tensor]:
-    """Queries at which every canary's increment is known."""
+    """Return queries of zeros, at which the increment of every canary is known."""
     return [torch.zeros_like(plan.objective.initial())] * plan.schedule.rounds
 
 
 def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Tensor] | None = None) -> Trials:
-    """One run with the layout's canaries in silo 0, each present or not by a fair coin.
+    """Run the layout's canaries in silo 0, each present or absent by a fair coin.
 
-    `queries` are asked in place of zeros; then there is this one run of this one silo.
+    Guarantee: the returned view is the view that the trust setting shows its adversary, and nothing else.
 
-    Guarantee: what is returned is what the trust setting shows its adversary, and nothing else.
+    Args:
+        cell: Small cell of the audit.
+        layout: Rounds and rows of the canaries.
+        seed: Seed of the coins.
+        queries: Queries in place of zeros.  With them the trials have no differences.
     """
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
     present, shards = _draw_shards(cell, plan, layout, seed)
-    asked, none = queries or zero_queries(plan), np.empty((count, 0))
+    sent_queries, no_differences = queries or zero_queries(plan), np.empty((count, 0))
     with open_silos(cell, plan, shards) as (folder, silos):
         if queries is not None or plan.trust.publishes_sums(SERVER):
-            seen = _project_on_canaries(collect_transcript(plan, folder, silos, asked))
-            return Trials(seen, none, none, present, layout.rounds)
-        first, again, other = _run_twice(plan, silos, asked)
-    seen = _project_on_canaries(first)
-    apart = seen - _project_on_canaries(other) if other else none
-    return Trials(seen, apart, seen - _project_on_canaries(again), present, layout.rounds)
+            releases = _project_on_canaries(collect_transcript(plan, folder, silos, sent_queries))
+            return Trials(releases, no_differences, no_differences, present, layout.rounds)
+        first_run, second_run, other_silo = _run_twice(plan, silos, sent_queries)
+    releases = _project_on_canaries(first_run)
+    silo_differences = releases - _project_on_canaries(other_silo) if other_silo else no_differences
+    return Trials(releases, silo_differences, releases - _project_on_canaries(second_run), present, layout.rounds)
 
 
 def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
-    """A run that is put back to before round t, silos and server, and asked something else in this round.
+    """Run canaries, restore silos and server to the state before round t, and repeat from there.
 
-    `twice` are its releases of rounds t, t + 1, … minus those of before, which were asked the same but for t.
+    The repetition has another query in round t and the same ones later.  `run_differences` are the releases of
+    rounds t, t + 1, … before the restoration minus those after it.
     """
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
@@ -222,26 +234,28 @@ def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
         if t > 1:
             collect_transcript(plan, folder, silos, before[: t - 1])
         backup = {path: path.read_bytes() for path in _journal_files(folder)}
-        put_back = [silo.back_up() for silo in silos]
-        first = _project_on_canaries(collect_transcript(plan, folder, silos, before))
+        restores = [silo.back_up() for silo in silos]
+        original = _project_on_canaries(collect_transcript(plan, folder, silos, before))
         for path in _journal_files(folder) - backup.keys():
             path.unlink()
         for path, content in backup.items():
             path.write_bytes(content)
             path.chmod(0o600)
-        for silo in put_back:
+        for silo in restores:
             silo()
-        again = _project_on_canaries(collect_transcript(plan, folder, silos, after))
-    return Trials(first, np.empty((count, 0)), first[:, t - 1 :] - again[:, t - 1 :], present, layout.rounds)
+        replayed = _project_on_canaries(collect_transcript(plan, folder, silos, after))
+    return Trials(
+        original, np.empty((count, 0)), original[:, t - 1 :] - replayed[:, t - 1 :], present, layout.rounds
+    )
 
 
 def _journal_files(folder: Path) -> set[Path]:
-    """Make the journal that the server keeps of the run."""
+    """Return the files of the server's journal."""
     return set((folder / "journal").glob("*"))
 
 
 def _draw_shards(cell: Cell, plan: Plan, layout: CanaryLayout, seed: int) -> tuple[NDArray[np.bool_], list[Shard]]:
-    """Fair coins of a run, of which longer runs have more, and its silos' records: canaries are silo 0's."""
+    """Draw the coins of a run, (n,), and make the shards of its silos, with all canaries in silo 0."""
     present = public_generator(seed, "audit coins").random(len(layout.rounds)) < 0.5
     idle = [zero_shard(layout.row_count, len(layout.rounds))] * (len(plan.weights) - 1)
     return present, [layout.make_shard(present, cell.privacy.relation), *idle]
@@ -250,7 +264,10 @@ def _draw_shards(cell: Cell, plan: Plan, layout: CanaryLayout, seed: int) -> tup
 def collect_transcript(
     plan: Plan, folder: Path, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Collect what this trust setting's adversary sees of the rounds that have `queries`; some may be over."""
+    """Collect the adversary's view of the rounds that have `queries`.
+
+    Some of these rounds may be over already.
+    """
     if plan.trust.adds_noise(SERVER):
         return collect_broadcasts(plan, folder, silos, queries)
     return (
@@ -261,7 +278,7 @@ def collect_transcript(
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for ledgers, in memory where there is room."""
+    """Return a temporary folder for ledgers, in memory if that folder is writable."""
     memory = _MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK) else None
     return tempfile.TemporaryDirectory(prefix="fedpriv-audit-", dir=memory)
 
@@ -270,7 +287,7 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
 def open_silos(
     cell: Cell, plan: Plan, shards: Sequence[Shard]
 ) -> Iterator[tuple[Path, Sequence[RestartableSilo]]]:
-    """Guards with these shards, or a pool of clients, in a folder that is gone afterwards."""
+    """Open guards with these shards, or a pool of clients, in a folder that is removed afterwards."""
     with temporary_folder() as name:
         silos: Sequence[RestartableSilo]
         if cell.federation.clients is not None:
@@ -288,44 +305,50 @@ def open_silos(
 def _run_twice(
     plan: Plan, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Silo 0's replies in two runs at a time, and those of silo 1, if there is one, in the first."""
-    pushed = _confident_query(queries[0])
-    first, again, other = [], [], []
+    """Return replies of silo 0 in two interleaved runs, and of silo 1, if it exists, in the first run.
+
+    The second run has another query.  Silo 0 is restarted half-way.
+    """
+    confident_query = _confident_query(queries[0])
+    first_replies, second_replies, other_silo_replies = [], [], []
     for t, query in enumerate(queries, start=1):
-        first.append(silos[0].answer("first", t, query))
-        again.append(silos[0].answer("second", t, pushed))
-        other += [silo.answer("first", t, query) for silo in silos[1:2]]
+        first_replies.append(silos[0].answer("first", t, query))
+        second_replies.append(silos[0].answer("second", t, confident_query))
+        other_silo_replies += [silo.answer("first", t, query) for silo in silos[1:2]]
         if t == plan.schedule.rounds // 2:
             silos[0].restart()
-    return first, again, other
+    return first_replies, second_replies, other_silo_replies
 
 
 def _confident_query(query: Tensor) -> Tensor:
-    """A model that is sure of a canary's class, so that one of its two worlds adds next to nothing."""
-    pushed = torch.zeros_like(query)
-    pushed.view(2, -1)[0, :-1], pushed.view(2, -1)[1, :-1] = _CONFIDENT_WEIGHT, -_CONFIDENT_WEIGHT
-    return pushed
+    """Return a model that is sure of a canary's class, so that one of its two worlds adds almost nothing."""
+    confident_query = torch.zeros_like(query)
+    confident_query.view(2, -1)[0, :-1], confident_query.view(2, -1)[1, :-1] = (
+        _CONFIDENT_WEIGHT,
+        -_CONFIDENT_WEIGHT,
+    )
+    return confident_query
 
 
 def collect_masked_sums(
     plan: Plan, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
 ) -> NDArray[np.int64]:
-    """The sums of the masked words (T, d), as the receiver of all of them decodes them."""
+    """Collect the sums (T, d) that the receiver of all encoded messages decodes."""
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
     for t, query in enumerate(queries, start=1):
-        words = [silo.answer("run", t, query, keys).numpy().tobytes() for silo in silos]
-        sums.append(unpack_sum(words, plan.required_exact_plan.inputs.word_bits, query.shape))
+        messages = [silo.answer("run", t, query, keys).numpy().tobytes() for silo in silos]
+        sums.append(unpack_sum(messages, plan.required_exact_plan.inputs.word_bits, query.shape))
         if t == len(queries) // 2:
             silos[0].restart()
     return np.stack(sums)
 
 
-def _decode_means(plan: Plan, noisy: NDArray[np.int64]) -> list[Tensor]:
-    """The noisy running sums that follow from noisy integers."""
-    step, means = IntegerSteps(plan, b""), list[Tensor]()
-    state = step.initial_state(SERVER)
-    for t, row in enumerate(noisy, start=1):
-        mean, state = step.release(state, t, torch.from_numpy(row), SERVER)
+def _decode_means(plan: Plan, noisy_sums: NDArray[np.int64]) -> list[Tensor]:
+    """Compute the noisy means of the running sums that follow from noisy integers (T, d)."""
+    integer_steps, means = IntegerSteps(plan, b""), list[Tensor]()
+    state = integer_steps.initial_state(SERVER)
+    for t, noisy_sum in enumerate(noisy_sums, start=1):
+        mean, state = integer_steps.release(state, t, torch.from_numpy(noisy_sum), SERVER)
         means.append(mean)
     return means
 
@@ -338,23 +361,26 @@ def collect_replies(silo: RestartableSilo, queries: Sequence[Tensor]) -> list[Te
 def collect_broadcasts(
     plan: Plan, folder: Path, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Collect what a deployed server with noise of its own releases in the rounds that have `queries`.
+    """Collect the releases of a deployed server that adds the noise, in the rounds that have `queries`.
 
-    It is killed half-way and goes on.
+    The server is ended half-way, and another one continues from its journal.
     """
     grid, initial = InProcessGrid(make_client_app(silos, "run"), len(silos), {}), queries[0]
-    broadcast: list[Tensor] = []
+    releases: list[Tensor] = []
     for rounds in (len(queries) // 2, len(queries)):
-        broadcast.clear()
-        watched = dataclasses.replace(plan, optimizer=RecordingOptimizer(queries, broadcast))
+        releases.clear()
+        recording_plan = dataclasses.replace(plan, optimizer=RecordingOptimizer(queries, releases))
         with quiet_flower_logs(), ServerJournal(folder / "journal", EntrySizes.from_plan(plan)) as journal:
             if rounds:
-                deployed_strategy(watched, initial, journal).run(grid, rounds)
+                deployed_strategy(recording_plan, initial, journal).run(grid, rounds)
         silos[0].restart()
-    return broadcast
+    return releases
 
 
 def _project_on_canaries(vectors: Sequence[Tensor]) -> NDArray[np.float64]:
-    """Every canary's coordinate (n, rounds): its direction is its feature, class 0 against class 1."""
+    """Project vectors on the canaries, (n, rounds).
+
+    The direction of a canary is its feature, class 1 minus class 0, of norm 1.
+    """
     classes = torch.stack([vector.double() for vector in vectors]).view(len(vectors), 2, -1)[..., :-1]
     return np.asarray(((classes[:, 1] - classes[:, 0]) / 2**0.5).T.numpy().copy())
