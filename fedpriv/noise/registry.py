@@ -1,11 +1,12 @@
-"""The table of mechanisms: a line each, and those that others add.
+"""Table of mechanisms: those of fedpriv, a line each, and those that users add.
 
-Name, words, options, JSON form, certificate and the integer half of a mechanism are in its own file.
+Each mechanism's own file has its name, description, options, JSON form, certificate and integer half.  This module
+looks mechanisms up by name and builds them from a scenario or a ledger.
 
-Measure the price of a mechanism of one's own from what it streams; its class is never believed.
-
-B is what `noise` makes of one unit vector a round, and C = B^-1 A: no certificate may be below what the columns of
-that C cost.  This is a check of the class, since code can do anything to other vectors.
+A mechanism of a user is not believed: `check_mechanism_claims` measures its price from its stream.  B is the
+matrix by which `noise` transforms one unit vector a round, and C = B^-1 A.  A certificate must not be below the
+cost of the columns of that C.  This checks the class as it acts on unit vectors, since code can treat other
+vectors in any way.
 """
 
 import dataclasses
@@ -45,16 +46,23 @@ from fedpriv.noise.toeplitz import (
 from fedpriv.noise.tree import BinaryTree, PaperTree
 
 MAX_ROUNDS = 2000
-"""T² numbers are measured."""
+"""Most rounds T of a mechanism that is measured, which takes T² numbers."""
 _ROUNDING = 1e-6
-"""Relative: more than a certificate in floats and a solved triangle differ by."""
+"""Relative tolerance, above the difference of a certificate in floats and a solved triangular system."""
 
 
 def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
-    """InputError for a mechanism that does not do what it says of itself in a workload, as far as can be measured.
+    """Check a mechanism's claims in a workload as far as they can be measured.
 
-    Guarantee: what passes has a certificate that is not below the sensitivity of C = B^-1 A, for the B that its
-    `noise` applies to unit vectors, and is asked in public orders, for any queries.
+    Guarantee: a mechanism that passes has a certificate that is not below the sensitivity of C = B^-1 A, for the B
+    that its `noise` applies to unit vectors, and is asked in public orders, for any queries.
+
+    Args:
+        mechanism: Mechanism of a user.
+        workload: Running sums.
+
+    Raises:
+        InputError: A claim is wrong, or cannot be measured.
     """
     name = f"mechanism {mechanism.name!r}"
     if getattr(workload.schedule, "secret", False):
@@ -66,46 +74,48 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
             f"{name}: what a mechanism of one's own costs is measured, for at most {MAX_ROUNDS} rounds; here are "
             f"{workload.rounds}"
         )
-    rows, most = _noise_matrix(cast(Any, mechanism), workload.rounds)
-    fresh = np.diag(rows)
-    if np.any(np.triu(rows, 1)) or not np.all(fresh > 0.0):
+    rows, state_length = _noise_matrix(cast(Any, mechanism), workload.rounds)
+    diagonal = np.diag(rows)
+    if np.any(np.triu(rows, 1)) or not np.all(diagonal > 0.0):
         raise InputError(f"{name}: row t of B z adds a multiple above 0 of z_t, and no later vector")
-    if mechanism.fresh_std > float(np.min(fresh)) * (1.0 + _ROUNDING):
-        adds = format_lower(float(np.min(fresh)))
-        raise InputError(f"{name}: fresh_std = {format_upper(mechanism.fresh_std)}, and a round adds {adds}")
-    if most > (said := mechanism.memory_vectors(workload)):
-        raise InputError(f"{name}: memory_vectors = {said}, and a state holds {most}")
-    c: Floats = np.linalg.solve(rows, _prefix_sum_matrix(workload)).astype(np.float64)
-    products = Columns(np.sum(c**2, axis=0), lambda held: np.abs(c[:, held].T @ c[:, held]))
-    moved = of_columns(products, workload).value
-    charged = min(mechanism.certified(workload).value, mechanism.charged_sensitivity(workload).value)
-    if not charged >= moved * (1.0 - _ROUNDING):
+    if mechanism.fresh_std > float(np.min(diagonal)) * (1.0 + _ROUNDING):
+        min_fresh_text = format_lower(float(np.min(diagonal)))
         raise InputError(
-            f"{name}: its certificate says that a record moves C s by {charged:.6g} at most, and what it streams "
-            f"is moved by {moved:.6g}"
+            f"{name}: fresh_std = {format_upper(mechanism.fresh_std)}, and a round adds {min_fresh_text}"
+        )
+    if state_length > (memory_vectors := mechanism.memory_vectors(workload)):
+        raise InputError(f"{name}: memory_vectors = {memory_vectors}, and a state holds {state_length}")
+    c: Floats = np.linalg.solve(rows, _prefix_sum_matrix(workload)).astype(np.float64)
+    products = Columns(np.sum(c**2, axis=0), lambda rounds: np.abs(c[:, rounds].T @ c[:, rounds]))
+    displacement = of_columns(products, workload).value
+    claim = min(mechanism.certified(workload).value, mechanism.charged_sensitivity(workload).value)
+    if not claim >= displacement * (1.0 - _ROUNDING):
+        raise InputError(
+            f"{name}: its certificate says that a record moves C s by {claim:.6g} at most, and what it streams "
+            f"is moved by {displacement:.6g}"
         )
 
 
 def _prefix_sum_matrix(workload: Workload) -> Floats:
-    """A, (T, T)."""
+    """Return A, (T, T)."""
     rounds = np.arange(workload.rounds)
     lag = np.subtract.outer(rounds, rounds)
-    same = np.equal.outer(rounds // workload.rounds_per_period, rounds // workload.rounds_per_period)
-    return np.where((lag >= 0) & same, float(workload.decay) ** np.maximum(lag, 0), 0.0)
+    in_same_period = np.equal.outer(rounds // workload.rounds_per_period, rounds // workload.rounds_per_period)
+    return np.where((lag >= 0) & in_same_period, float(workload.decay) ** np.maximum(lag, 0), 0.0)
 
 
 @lru_cache(maxsize=4)
 def _noise_matrix(mechanism: Mechanism, rounds: int) -> tuple[Floats, int]:
-    """B, (T, T), of unit vectors that `noise` gets; and the most vectors that a state holds."""
+    """Return B, (T, T), as `noise` applies it to unit vectors, and the most vectors of a state."""
     import torch
 
-    state, rows, most = mechanism.start(), np.zeros((rounds, rounds)), 0
+    state, rows, max_state_length = mechanism.start(), np.zeros((rounds, rounds)), 0
     for t, fresh in enumerate(torch.eye(rounds, dtype=torch.float64), start=1):
         if mechanism.draws(t) is not None:
             raise InputError(f"mechanism {mechanism.name!r}: a mechanism of one's own takes one vector a round")
         row, state = mechanism.noise(state, t, fresh)
-        rows[t - 1], most = row.numpy(), max(most, len(state))
-    return rows, most
+        rows[t - 1], max_state_length = row.numpy(), max(max_state_length, len(state))
+    return rows, max_state_length
 
 
 SELECTABLE_MECHANISMS: tuple[type[Mechanism], ...] = (
@@ -117,10 +127,10 @@ SELECTABLE_MECHANISMS: tuple[type[Mechanism], ...] = (
     LambdaCgd,
     BufferedToeplitz,
 )
-"""Those that a scenario can name: `of` builds them from any workload."""
+"""Mechanisms that a scenario can name, since `of` builds them from any workload."""
 
 AUTO = "auto"
-"""No mechanism: a fit replaces it by one of them, with its numbers, before round 1."""
+"""Name for which a fit before round 1 substitutes one of these mechanisms, with its numbers."""
 
 _ALGORITHM_MECHANISMS: tuple[type[Mechanism], ...] = (
     LeafGaussian,
@@ -133,17 +143,22 @@ _ALGORITHM_MECHANISMS: tuple[type[Mechanism], ...] = (
 MECHANISMS: Mapping[str, type[Mechanism]] = MappingProxyType(
     {kind.name: kind for kind in (*SELECTABLE_MECHANISMS, *_ALGORITHM_MECHANISMS)}
 )
-"""fedpriv's own: read-only, so that an extension cannot replace one."""
+"""Mechanisms of fedpriv by name, read-only so that an extension cannot replace one."""
 _BUILT_IN = frozenset({*MECHANISMS.values(), RoundedBanded})
 USER_MECHANISMS: dict[str, type[Mechanism]] = {}
-"""Those of others."""
+"""Mechanisms of users by name."""
 
 
 def add_mechanism(kind: type[Mechanism]) -> None:
-    """Give a mechanism of one's own its name: scenarios can then ask for it, and runs with it can be read back.
+    """Add a mechanism to the table, for scenarios that name it and for reading back runs with it.
 
-    `kind` is a frozen dataclass that follows `Mechanism`, with fields of numbers, text and tuples.  One's own
-    mechanism of that name is replaced; InputError for the name of one of fedpriv's, or for another class.
+    A user's mechanism of the same name is replaced.
+
+    Args:
+        kind: Frozen dataclass that follows `Mechanism`, with fields of numbers, text and tuples.
+
+    Raises:
+        InputError: The name is one of fedpriv's, or the class is no mechanism.
     """
     if Mechanism not in getattr(kind, "__mro__", ()) or not dataclasses.is_dataclass(kind):
         raise InputError(
@@ -162,14 +177,20 @@ def add_mechanism(kind: type[Mechanism]) -> None:
 
 
 def lookup_mechanism_class(name: str) -> type[Mechanism] | None:
-    """The class of that name, one's own included; extensions are imported for a name that is not known here."""
+    """Return the mechanism class of a name, or None.
+
+    Extensions are imported for a name that is not in the table yet.
+    """
     if name not in MECHANISMS and name not in USER_MECHANISMS and name != AUTO:
         load_extensions()
     return MECHANISMS.get(name) or USER_MECHANISMS.get(name)
 
 
 class MechanismOptions(BandedOptions, BufferedOptions, ScheduledOptions):
-    """Keys of a scenario for the mechanisms it names, all in one; each mechanism reads its own."""
+    """Keys of a scenario for its mechanism, in one model.
+
+    Each mechanism reads its own keys.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -178,8 +199,8 @@ class MechanismOptions(BandedOptions, BufferedOptions, ScheduledOptions):
     )
 
 
-def _accept_user_name(name: Any, otherwise: Any) -> Any:
-    """One's own name as it is; `otherwise` says which ones fedpriv has."""
+def _accept_user_name(name: Any, next_validator: Any) -> Any:
+    """Accept a name that a user added, and leave others to the next validator."""
     if (
         isinstance(name, str)
         and name not in MECHANISMS
@@ -187,7 +208,7 @@ def _accept_user_name(name: Any, otherwise: Any) -> Any:
         and lookup_mechanism_class(name) is not None
     ):
         return name
-    return otherwise(name)
+    return next_validator(name)
 
 
 if TYPE_CHECKING:
@@ -201,14 +222,23 @@ else:
 
 
 def needs_fit(name: str, options: MechanismOptions) -> bool:
-    """Whether numbers have to be fitted before `chosen_mechanism` can make it."""
+    """Whether numbers have to be fitted before `make_mechanism` can build the mechanism."""
     if name == ScheduledGaussian.name:
         return not options.noise_sizes
     return name == AUTO or (name in (LambdaCgd.name, BufferedToeplitz.name) and not options.theta)
 
 
 def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> Mechanism:
-    """The mechanism that a person named; InputError if there is none, or it cannot be chosen."""
+    """Build the mechanism that a scenario names.
+
+    Args:
+        name: Name of the mechanism.
+        workload: Running sums.
+        options: Options of the scenario.
+
+    Raises:
+        InputError: No mechanism has this name, it cannot be chosen, or an option belongs to another one.
+    """
     if name == AUTO:
         raise InputError(
             'mechanism = "auto": it is fitted before a run starts, and what is sent then names the mechanism and '
@@ -227,7 +257,11 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
 
 
 def mechanism_from_data(data: Mapping[str, Any]) -> Mechanism:
-    """The mechanism that `Mechanism.as_data` wrote; InputError if there is none of that name."""
+    """Build a mechanism from the output of `Mechanism.as_data`.
+
+    Raises:
+        InputError: No mechanism has this name.
+    """
     settings = dict(data)
     name = settings.pop("name")
     if (kind := lookup_mechanism_class(name)) is None:
@@ -239,9 +273,18 @@ _IMPORT_HINT = "; for one of your own, name the file that adds it in FEDPRIV_IMP
 
 
 def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> None:
-    """InputError for a mechanism that `mechanism_from` would not give back, or that is not what it says.
+    """Check that a ledger's reader would build an equal mechanism, and that its claims hold.
 
-    A name alone says nothing: the class that a name is read as has to be the one that makes the noise.
+    A name alone proves nothing: the class that a name is read as has to be the class that makes the noise.
+
+    Args:
+        mechanism: Mechanism of the run.
+        workload: Running sums.
+        algorithm: Name of the algorithm, for messages.
+
+    Raises:
+        InputError: `mechanism_from_data` would not return an equal mechanism, or a claim of a user's mechanism is
+            wrong.
     """
     if type(mechanism) in _BUILT_IN:
         return
@@ -253,11 +296,11 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
             f"{', '.join(MECHANISMS)}"
         )
     try:
-        again = mechanism_from_data(json.loads(json.dumps(mechanism.as_data())))
-        same = again == mechanism and hash(again) == hash(mechanism)
+        read_back = mechanism_from_data(json.loads(json.dumps(mechanism.as_data())))
+        is_same = read_back == mechanism and hash(read_back) == hash(mechanism)
     except TypeError:
-        same = False
-    if not same:
+        is_same = False
+    if not is_same:
         raise InputError(
             f"mechanism {mechanism.name!r}: what it writes (as_data) is not what it is read as (from_data); its "
             "fields are numbers, text, and tuples of them"
@@ -266,9 +309,16 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
 
 
 def integer_form(mechanism: Mechanism, workload: Workload) -> Factorization:
-    """The integer half of a mechanism; InputError if it has none.
+    """Return the factorization with C on integers.
 
-    Guarantee: it is that of a class of fedpriv, whose file proves its sensitivity.
+    Guarantee: the factorization is that of a class of fedpriv, whose file proves its sensitivity.
+
+    Args:
+        mechanism: Mechanism of the run.
+        workload: Running sums in real units.
+
+    Raises:
+        InputError: The mechanism has no integer form.
     """
     if type(mechanism) not in _BUILT_IN:
         raise InputError(

@@ -118,8 +118,8 @@ class _OptimizerStream:
         state: tuple[Tensor, ...] = self._optimizer.start(torch.ones((rows, 1), dtype=torch.float64))
         return state
 
-    def advance(self, state: tuple[Tensor, ...], t: int, increment: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        next_state: Any = self._optimizer.update(self._state_type(*state), increment, self._make_round(t))
+    def advance(self, state: tuple[Tensor, ...], t: int, inputs: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        next_state: Any = self._optimizer.update(self._state_type(*state), inputs, self._make_round(t))
         return next_state, torch.where(
             self._is_output, self._optimizer.output(next_state), self._optimizer.query(next_state)
         )

@@ -1,13 +1,13 @@
-"""`mechanism = "auto"`: the mechanism with the least state among those that are nearly the best for a row.
+"""Choice of `mechanism = "auto"`: the least state among mechanisms that are nearly the best for a row.
 
-Only public numbers go in (the optimizer's coefficients, clips, the schedule), before round 1.  What comes out is a
-mechanism with its numbers: they are stored and certified, never fitted again.
+A fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The result is
+a mechanism with its numbers, which are stored and certified, and never fitted again.
 
-Mechanisms are compared side by side, by the noise that each leaves in the output and in the queries; figures are
-for noise sized to sensitivity 1 (μ = 1 under zero-out), and inversely proportional to μ.
+Mechanisms are compared by the noise that each leaves in the output and in the queries (J of `fitting/cost.py`).
+Figures are for noise calibrated to sensitivity 1 (μ = 1 under zero-out), and inversely proportional to μ.
 
-The best sizes of scheduled noise have a closed form.  With fresh noise d_t z_t the J is Σ_t d_t² w_t, w_t
-the squared weight of round t in all rows, and a record that has moved the sum of round t by m_t is charged Σ_t
+The best sizes of scheduled noise have a closed form.  With fresh noise d_t z_t, J is Σ_t d_t² w_t, where w_t is
+the squared weight of round t in all rows.  A record that has moved the sum of round t by m_t is charged Σ_t
 m_t²/d_t².  By Cauchy and Schwarz the least product is (Σ_t m_t √w_t)², at d_t² = m_t / √w_t.
 """
 
@@ -30,11 +30,18 @@ from fedpriv.noise.tree import BinaryTree
 from fedpriv.participation.orders import MinSeparation
 
 _MIN_WEIGHT = 1e-3
-"""Of the largest √w: a round that hardly weighs gets much noise, not any amount of it."""
+"""Least √w relative to the largest.
+
+A round with little weight gets much noise, but not without limit.
+"""
 
 
 def fit_sizes(cost: NoiseCost) -> ScheduledGaussian:
-    """The best sizes where one record moves every sum the most: prefix sums, equal clips; elsewhere nearly so."""
+    """Fit the sizes of scheduled noise.
+
+    They are the best ones if one record moves every sum the most, as with prefix sums and equal clips.  Otherwise
+    they are nearly the best.
+    """
     workload = cost.workload
     weights = np.sqrt(_neighbour_weights(np.sum(cost.weights**2, axis=0), len(cost.weights)))
     weights = np.maximum(weights, _MIN_WEIGHT * np.max(weights))
@@ -43,52 +50,58 @@ def fit_sizes(cost: NoiseCost) -> ScheduledGaussian:
 
 
 def _neighbour_weights(weights: Floats, rows: int) -> Floats:
-    """Of the largest `weights` (T,) before and after a round, as far as two queries lie apart, the smaller one.
+    """Smooth the weights of rounds between queries, (T,).
 
-    A fit of many rounds looks at `rows` of them: a round between two queries may weigh in others alone, and noise
-    there must not look free.  Weights that fall or rise steadily stay what they are.
+    A round gets the smaller one of the largest weights before and after the round, as far as two queries lie
+    apart.  A fit of many rounds looks at `rows` queries.  A round between two of them may have weight in other
+    queries only, and noise there must not seem free.  Weights that fall or rise steadily are unchanged.
     """
     reach = max(0, -(-len(weights) // max(1, rows - 1)))  # one of the rows may be the output
     if len(weights) <= rows:
         return weights
-    windows = np.max(np.lib.stride_tricks.sliding_window_view(np.pad(weights, reach), reach + 1), axis=1)
-    return np.asarray(np.minimum(windows[: len(weights)], windows[reach:]))
+    window_maxima = np.max(np.lib.stride_tricks.sliding_window_view(np.pad(weights, reach), reach + 1), axis=1)
+    return np.asarray(np.minimum(window_maxima[: len(weights)], window_maxima[reach:]))
 
 
 def max_displacements(workload: Workload) -> Floats:
-    """Compute the farthest that some record can have moved the sum of every round; (T,).
+    """Compute the largest distance by which a record can have moved the sum of every round, (T,).
 
-    The record of round t has moved it by its clips, decayed by whole epochs; any other by what it moved, decayed.
+    The record of round t has moved it by its clips, decayed by whole epochs.  Any other record has moved it by its
+    largest displacement in the round before, decayed.
     """
     order, rounds = workload.public_order, workload.rounds
-    epoch, last = rounds, rounds
+    spacing, last_round_distance = rounds, rounds
     if not order.single_pass:
-        epoch = order.min_separation if isinstance(order, MinSeparation) else order.rounds_per_epoch
-        last = order.max_rounds_per_record * epoch if isinstance(order, MinSeparation) else rounds
+        spacing = order.min_separation if isinstance(order, MinSeparation) else order.rounds_per_epoch
+        last_round_distance = order.max_rounds_per_record * spacing if isinstance(order, MinSeparation) else rounds
     clips, decay = workload.clips.tolist(), workload.decay
-    own, most = list[float](), list[float]()
+    record_displacements, distances = list[float](), list[float]()
     for t, clip in enumerate(clips):
-        own.append(clip + (decay**epoch * own[t - epoch] if t >= epoch else 0.0))
-        if t >= last:  # a record that comes back no more
-            own[t] -= decay**last * clips[t - last]
-        most.append(max(own[t], decay * most[t - 1] if t else 0.0))
-    return np.array(most)
+        record_displacements.append(
+            clip + (decay**spacing * record_displacements[t - spacing] if t >= spacing else 0.0)
+        )
+        if t >= last_round_distance:  # the participation has ended
+            record_displacements[t] -= decay**last_round_distance * clips[t - last_round_distance]
+        distances.append(max(record_displacements[t], decay * distances[t - 1] if t else 0.0))
+    return np.array(distances)
 
 
 _NOISE_FACTOR = 1.01
 """Factor of noise that is accepted for less memory, and that scaling must save to be worth it."""
 
 _TIE_TOLERANCE = 1e-6
+"""Relative difference of noise up to which two mechanisms are tied."""
 _FEW_ROUNDS = 2
+"""Most rounds for which noise is independent without a fit."""
 
 
 @dataclass(frozen=True)
 class MechanismCandidate:
-    """A mechanism fitted to a row, and what it costs there."""
+    """Mechanism fitted to a row, with its memory and its noise there."""
 
     mechanism: Mechanism
     vector_count: int
-    """Its state."""
+    """Most vectors in its state."""
     noise: float
     """√J."""
 
@@ -104,9 +117,16 @@ class MechanismCandidate:
 def fit_named(
     cost: NoiseCost, name: str, options: MechanismOptions, *, scalable: bool = True
 ) -> MechanismCandidate:
-    """The mechanism of a scenario that names "auto", "scheduled", "lambda-cgd" or "blt" without numbers.
+    """Fit a mechanism that a scenario names without numbers.
 
-    `scalable` says whether "auto" may scale noise; the last two do if `options` ask for it.
+    Args:
+        cost: Cost of noise for the row.
+        name: "auto", "scheduled", "lambda-cgd" or "blt".
+        options: Options of the scenario, which decide whether "lambda-cgd" and "blt" scale noise.
+        scalable: Whether "auto" may scale noise.
+
+    Raises:
+        InputError: No mechanism of that name fits into the state.
     """
     if name == AUTO:
         return fit_auto(cost, options.max_vectors, scalable=scalable)
@@ -117,22 +137,33 @@ def fit_named(
 
 
 def fit_auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) -> MechanismCandidate:
-    """Of at most `max_vectors` vectors the candidate with the fewest within 1 % of the best √J.
+    """Return the candidate with the least state within 1 % of the best √J.
 
-    Scaled noise is taken if it is allowed (`scalable`) and saves more than 1 %.  With one or two rounds it is
-    independent noise.
+    Scaled noise is chosen if it is allowed and saves more than 1 %.  With one or two rounds noise is independent.
+
+    Args:
+        cost: Cost of noise for the row.
+        max_vectors: Most vectors in the state.
+        scalable: Whether noise may be scaled.
+
+    Raises:
+        InputError: `max_vectors` is negative.
     """
     if max_vectors < 0:
         raise InputError(f"max_vectors = {max_vectors}: a state has 0 or more vectors")
     return choose_candidate(
-        [each for each in undominated_candidates(cost, max_vectors) if scalable or not each.is_scaled]
+        [
+            candidate
+            for candidate in undominated_candidates(cost, max_vectors)
+            if scalable or not candidate.is_scaled
+        ]
     )
 
 
-def choose_candidate(found: Sequence[MechanismCandidate]) -> MechanismCandidate:
-    """The one of `found` that `auto` takes."""
-    plain = _choose_frugal([candidate for candidate in found if not candidate.is_scaled])
-    scaled = [candidate for candidate in found if candidate.is_scaled]
+def choose_candidate(candidates: Sequence[MechanismCandidate]) -> MechanismCandidate:
+    """Choose the candidate that "auto" uses."""
+    plain = _choose_frugal([candidate for candidate in candidates if not candidate.is_scaled])
+    scaled = [candidate for candidate in candidates if candidate.is_scaled]
     if not scaled or _choose_frugal(scaled).noise * _NOISE_FACTOR >= plain.noise:
         return plain
     return _choose_frugal(scaled)
@@ -141,56 +172,74 @@ def choose_candidate(found: Sequence[MechanismCandidate]) -> MechanismCandidate:
 def fit_kind(
     cost: NoiseCost, kind: type[BufferedToeplitz], max_vectors: int, *, scaled: bool
 ) -> MechanismCandidate:
-    """The best of one kind: λ-CGD, or buffers of at most `max_vectors` vectors; InputError if none has so few."""
-    found = _scaled_candidates(cost, max_vectors) if scaled else _plain_candidates(cost, max_vectors)
-    fitting = [
+    """Return the best mechanism of one kind: λ-CGD, or buffers of at most `max_vectors` vectors.
+
+    Args:
+        cost: Cost of noise for the row.
+        kind: Class of the mechanism.
+        max_vectors: Most vectors in the state.
+        scaled: Whether noise is scaled.
+
+    Raises:
+        InputError: No candidate has so few vectors, or noise cannot be scaled.
+    """
+    candidates = _scaled_candidates(cost, max_vectors) if scaled else _plain_candidates(cost, max_vectors)
+    candidates_in_limit = [
         candidate
-        for candidate in found
+        for candidate in candidates
         if candidate.vector_count <= max_vectors
         and (kind is BufferedToeplitz or isinstance(candidate.mechanism, kind))
     ]
-    if not fitting:
+    if not candidates_in_limit:
         raise InputError(
             f'mechanism = "{kind.name}": max_vectors = {max_vectors} are too few'
             + (", or noise cannot be scaled here: it takes one pass with equal clips" if scaled else "")
         )
-    best = min(fitting, key=lambda candidate: candidate.noise)
-    asked = best.mechanism
-    assert isinstance(asked, BufferedToeplitz)
+    best = min(candidates_in_limit, key=lambda candidate: candidate.noise)
+    fitted = best.mechanism
+    assert isinstance(fitted, BufferedToeplitz)
     return MechanismCandidate(
-        kind(asked.decay, asked.theta, asked.phi, asked.column_scale), best.vector_count, best.noise
+        kind(fitted.decay, fitted.theta, fitted.phi, fitted.column_scale), best.vector_count, best.noise
     )
 
 
 def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
-    """All that fit into `max_vectors`, but for those that an earlier one beats with as few vectors."""
-    found: list[MechanismCandidate] = []
+    """Yield candidates of at most `max_vectors` vectors that no earlier candidate dominates.
+
+    A candidate dominates another with at least as many vectors and at least as much noise.
+    """
+    undominated: list[MechanismCandidate] = []
     for candidate in all_candidates(cost, max_vectors):
-        beaten = any(
+        is_dominated = any(
             other.vector_count <= candidate.vector_count
             and other.noise <= candidate.noise * (1.0 + _TIE_TOLERANCE)
-            for other in found
+            for other in undominated
         )
-        if candidate.vector_count <= max_vectors and not beaten:
-            found.append(candidate)
+        if candidate.vector_count <= max_vectors and not is_dominated:
+            undominated.append(candidate)
             yield candidate
 
 
-def all_candidates(cost: NoiseCost, most: int) -> Iterator[MechanismCandidate]:
-    """One candidate of every kind and size that a state of `most` vectors may allow, beaten ones too."""
+def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
+    """Yield one candidate of every kind and size that a state may allow, dominated ones too.
+
+    Args:
+        cost: Cost of noise for the row.
+        max_vectors: Most vectors in the state.
+    """
     yield _make_candidate(IndependentGaussian(), cost)
     decay, rounds = cost.workload.decay, cost.workload.rounds
     if rounds <= _FEW_ROUNDS:
         return
     yield _make_candidate(fit_sizes(cost), cost)
-    if BinaryTree(decay).memory_vectors(cost.workload) <= most:
+    if BinaryTree(decay).memory_vectors(cost.workload) <= max_vectors:
         yield _make_candidate(BinaryTree(decay), cost)
     if not cost.workload.schedule.single_pass:
-        # with few places a C that ends before a record comes back can be best
-        for bands in range(2, most + 1):
+        # With few rounds an epoch, a C whose bands end before a record's next round can be best.
+        for bands in range(2, max_vectors + 1):
             yield _make_candidate(BandedSquareRoot(decay, bands), cost)
-    yield from _plain_candidates(cost, most)
-    yield from _scaled_candidates(cost, most)
+    yield from _plain_candidates(cost, max_vectors)
+    yield from _scaled_candidates(cost, max_vectors)
 
 
 def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate:
@@ -199,8 +248,8 @@ def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate
     )
 
 
-def _plain_candidates(cost: NoiseCost, most: int) -> Iterator[MechanismCandidate]:
-    if not most:
+def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
+    if not max_vectors:
         return
     workload, loss = cost.workload, PlainLoss(cost)
 
@@ -212,19 +261,21 @@ def _plain_candidates(cost: NoiseCost, most: int) -> Iterator[MechanismCandidate
     single = fit_lambda(cost)
     yield candidate(single)
     for pairs, last_free in ((2, False), (2, True), (3, True)):
-        if _count_vectors(workload, pairs, last_free) <= most:
+        if _count_vectors(workload, pairs, last_free) <= max_vectors:
             yield candidate(fit_roots(loss, pairs, last_free, single.theta))
 
 
-def _scaled_candidates(cost: NoiseCost, most: int) -> Iterator[MechanismCandidate]:
-    """In one pass with equal clips: there the scale follows from C."""
+def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
+    """Yield candidates with scaled noise, for one pass with equal clips, where the scale follows from C."""
     workload = cost.workload
     if not workload.schedule.single_pass or not workload.equal_clips:
         return
-    loss, around = ScaledLoss(cost), fit_lambda(cost).theta
+    loss, lambda_cgd_root = ScaledLoss(cost), fit_lambda(cost).theta
     for pairs, last_free in ((1, False), (1, True), (2, True), (3, True)):
-        if _count_vectors(workload, pairs, True) <= most:  # with a scale the last noise is kept in any case
-            fit = fit_roots(loss, pairs, last_free, around)
+        if (
+            _count_vectors(workload, pairs, True) <= max_vectors
+        ):  # scaled noise has the last vector in its state in any case
+            fit = fit_roots(loss, pairs, last_free, lambda_cgd_root)
             mechanism = _make_buffered(workload, fit).with_equal_columns(workload)
             yield MechanismCandidate(mechanism, mechanism.memory_vectors(workload), math.exp(fit.loss / 2.0))
 
@@ -238,39 +289,47 @@ def _count_vectors(workload: Workload, pairs: int, last_free: bool) -> int:
     return pairs + (last_free and workload.decay > 0.0)
 
 
-def _choose_frugal(found: list[MechanismCandidate]) -> MechanismCandidate:
-    enough = _NOISE_FACTOR * min(candidate.noise for candidate in found)
+def _choose_frugal(candidates: list[MechanismCandidate]) -> MechanismCandidate:
+    max_noise = _NOISE_FACTOR * min(candidate.noise for candidate in candidates)
     return min(
-        (candidate for candidate in found if candidate.noise <= enough), key=lambda c: (c.vector_count, c.noise)
+        (candidate for candidate in candidates if candidate.noise <= max_noise),
+        key=lambda c: (c.vector_count, c.noise),
     )
 
 
 @dataclass(frozen=True)
 class PublishedNoise:
-    """Standard deviations per coordinate in what a run publishes."""
+    """Standard deviations per coordinate in the points that a run publishes."""
 
     queries: float
     """Root mean square over the response's queries."""
     output: float | None
-    """None if the response has no output."""
+    """Standard deviation in the output, or None if the response has no output."""
 
 
 @dataclass(frozen=True)
 class MechanismComparison:
-    """One mechanism's line."""
+    """One mechanism's line in a comparison."""
 
     sensitivity: Sensitivity
-    """Also the standard deviation of fresh vectors."""
+    """Sensitivity, which is also the standard deviation of fresh vectors."""
     rows_rms: float
     """Noise of the released sums, root mean square over the rounds."""
     rows_last: float
-    """In the last round."""
+    """Noise of the released sum in the last round."""
     published_noise: PublishedNoise
     vector_count: int
-    """The most that a state holds."""
+    """Most vectors in a state."""
 
 
 def compare_mechanism(mechanism: Mechanism, response: NoiseResponse, workload: Workload) -> MechanismComparison:
+    """Compute a mechanism's line in a comparison, for noise of μ = 1 under zero-out.
+
+    Args:
+        mechanism: Mechanism of the line.
+        response: Weights of the released rows in the published points.
+        workload: Running sums.
+    """
     sensitivity = mechanism.certified(workload)
     rows = response.queries if response.output is None else np.vstack([response.queries, response.output])
     stds = (sensitivity.value * np.sqrt(output_variances(mechanism, rows, workload))).tolist()
@@ -286,10 +345,13 @@ def compare_mechanism(mechanism: Mechanism, response: NoiseResponse, workload: W
 
 
 def least_published_noise(response: NoiseResponse, workload: Workload) -> PublishedNoise:
-    """Lower bound for every mechanism with these clips; no one mechanism attains that of the queries."""
-    queries, output = std_lower_bounds(response.queries, workload).tolist(), response.output
+    """Compute a lower bound of the published noise of every mechanism with these clips.
+
+    No single mechanism attains the bound of the queries.
+    """
+    query_bounds, output = std_lower_bounds(response.queries, workload).tolist(), response.output
     return PublishedNoise(
-        _rms(queries), None if output is None else float(std_lower_bounds(output[None], workload)[0])
+        _rms(query_bounds), None if output is None else float(std_lower_bounds(output[None], workload)[0])
     )
 
 

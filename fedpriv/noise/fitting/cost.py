@@ -1,23 +1,22 @@
-"""Noise cost: the weight of each released row's noise in what a run publishes, its output and its queries.
+"""Cost of a mechanism's noise in the points that a run publishes: its output and its queries.
 
-With gradients fixed and no projection active, both are affine in the released rows.  The variance that a mechanism
-leaves there is that of rational filters along the last axis, in sections of first order: nothing divides by small
-gaps.  What a fit makes small compares it with lower bounds that hold for any mechanism:
+With gradients fixed and no projection active, both are affine in the released rows.  A fit minimizes a mechanism's
+variance there, relative to lower bounds that hold for any mechanism:
 
     J = V_output / LB_output² + mean_t V_t / mean_t LB_t²
 
-V is the variance in what is published for noise sized to sensitivity 1; both terms are 1 at best.  A row without
-an output in its `Response` (theorems that ask for the mean noise of the rows) has the second term alone.
+V is the variance in a published point for noise calibrated to sensitivity 1.  Both terms are 1 at best.  A row
+without an output in its `NoiseResponse` (theorems about the mean noise of the rows) has the second term alone.
 
-The lower bounds: a number h · (released rows) = a · (increments) with a = h A moves by Σ clip_i |a_i| if a record
+Lower bounds: a number h · (released rows) = a · (increments) with a = h A moves by Σ clip_i |a_i| if a record
 moves its increments by their clips in the right directions.  A mechanism of sensitivity 1 that releases that
 number alone needs at least this standard deviation.
 
-Linear maps of streams, read off the parts that compute them, by running them backwards.
-
-An optimizer turns released rows into queries, a mechanism turns fresh vectors into noise.  Both are affine, one
-round after the other.  A row of the map, how much each round's input weighs in one number, is the gradient of
-that number: one backward pass for all rows at once, a row a replicate.
+Variances follow from linear maps of streams.  An optimizer maps released rows to queries, and a mechanism maps
+fresh vectors to noise.  Both are affine, one round after the other.  A row of the map, the weight of each round's
+input in one number, is the gradient of that number: `apply_adjoint` computes all rows in one backward pass, with a
+replicate for each row.  Mechanisms with a noise series need no backward pass: their variances are those of
+rational filters along the last axis, in sections of first order, so that no small gap of two roots is a divisor.
 """
 
 from collections.abc import Sequence
@@ -37,23 +36,29 @@ from fedpriv.participation.orders import MinSeparation, Phases
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SEGMENT_ROUNDS = 1000  # rounds whose graph is held at once
+_SEGMENT_ROUNDS = 1000
+"""Rounds whose graph is in memory at a time."""
 
 
 class LinearStream(Protocol):
-    """A state machine over vectors of shape (rows, 1)."""
+    """State machine over vectors of shape (rows, 1)."""
 
     def start(self, rows: int) -> "tuple[Tensor, ...]":
-        """The state before round 1."""
+        """Return the state before round 1."""
         ...
 
-    def advance(self, state: "tuple[Tensor, ...]", t: int, given: "Tensor") -> "tuple[tuple[Tensor, ...], Tensor]":
-        """The state after round t, and what the round answers, (rows, 1)."""
+    def advance(
+        self, state: "tuple[Tensor, ...]", t: int, inputs: "Tensor"
+    ) -> "tuple[tuple[Tensor, ...], Tensor]":
+        """Return the state after round t, and the round's answer, (rows, 1)."""
         ...
 
 
 class NoiseStream:
-    """The noise of a mechanism: fresh vectors in, rows of B z out.  It must take one fresh vector a round."""
+    """Noise of a mechanism as a stream from fresh vectors to rows of B z.
+
+    The mechanism must take one fresh vector a round.
+    """
 
     def __init__(self, mechanism: Mechanism) -> None:
         if mechanism.draws(1) is not None:
@@ -63,65 +68,79 @@ class NoiseStream:
     def start(self, rows: int) -> MechanismState:
         return self._mechanism.start()
 
-    def advance(self, state: MechanismState, t: int, given: "Tensor") -> "tuple[MechanismState, Tensor]":
-        noise, after = self._mechanism.noise(state, t, given)
-        return after, noise
+    def advance(self, state: MechanismState, t: int, inputs: "Tensor") -> "tuple[MechanismState, Tensor]":
+        noise, next_state = self._mechanism.noise(state, t, inputs)
+        return next_state, noise
 
 
 def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
-    """Weigh every round's input in Σ_t weights[r, t] · answer_t, for each row r; (rows, T) -> (rows, T).
+    """Compute the weight of every round's input in Σ_t weights[r, t] · answer_t, for each row r.
 
-    Memory is for some rounds at a time: states in between are computed forwards once and kept.
+    Only some rounds' graph is in memory at a time.  The states between these segments are computed once, forwards,
+    and stored.
+
+    Args:
+        stream: Linear map from inputs to answers.
+        weights: Weights of the answers, (rows, T).
+
+    Returns:
+        Weights of the inputs, (rows, T).
     """
-    import torch  # slow to import: only mechanisms without a series pay for it
+    import torch  # slow to import, and needed only for streams
 
     rows, rounds = weights.shape
     starts = range(1, rounds + 1, _SEGMENT_ROUNDS)
     states = _segment_states(stream, rows, starts)
-    wanted = torch.from_numpy(np.ascontiguousarray(weights.T))[..., None]
-    pulled = np.empty((rows, rounds))
-    later: tuple[Tensor, ...] | None = None
+    answer_weights = torch.from_numpy(np.ascontiguousarray(weights.T))[..., None]
+    input_weights = np.empty((rows, rounds))
+    next_gradients: tuple[Tensor, ...] | None = None
     for start, state in zip(reversed(starts), reversed(states), strict=True):
         count = min(_SEGMENT_ROUNDS, rounds - start + 1)
-        given = torch.zeros((count, rows, 1), dtype=torch.float64, requires_grad=True)
-        held = tuple(vector.detach().clone().requires_grad_() for vector in state)
-        after, answers = held, []
-        for offset, vector in enumerate(given.unbind()):
-            after, answer = stream.advance(after, start + offset, vector)
+        inputs = torch.zeros((count, rows, 1), dtype=torch.float64, requires_grad=True)
+        start_state = tuple(vector.detach().clone().requires_grad_() for vector in state)
+        end_state, answers = start_state, []
+        for offset, vector in enumerate(inputs.unbind()):
+            end_state, answer = stream.advance(end_state, start + offset, vector)
             answers.append(answer)
-        total = torch.sum(torch.stack(answers) * wanted[start - 1 : start - 1 + count])
-        if later is not None:
-            total = total + sum(torch.sum(ours * theirs) for ours, theirs in zip(after, later, strict=True))
-        gradients = torch.autograd.grad(total, (given, *held), allow_unused=True, materialize_grads=True)
-        pulled[:, start - 1 : start - 1 + count] = gradients[0][..., 0].T.numpy()
-        later = gradients[1:]
-    return pulled
+        total = torch.sum(torch.stack(answers) * answer_weights[start - 1 : start - 1 + count])
+        if next_gradients is not None:
+            total = total + sum(
+                torch.sum(state_vector * gradient)
+                for state_vector, gradient in zip(end_state, next_gradients, strict=True)
+            )
+        gradients = torch.autograd.grad(total, (inputs, *start_state), allow_unused=True, materialize_grads=True)
+        input_weights[:, start - 1 : start - 1 + count] = gradients[0][..., 0].T.numpy()
+        next_gradients = gradients[1:]
+    return input_weights
 
 
 def _segment_states(stream: LinearStream, rows: int, starts: range) -> "list[tuple[Tensor, ...]]":
-    """The state before every round of `starts`, if every input is 0."""
+    """Return the state before every round of `starts`, for inputs of 0."""
     import torch
 
-    still = torch.zeros((rows, 1), dtype=torch.float64)
+    zero_input = torch.zeros((rows, 1), dtype=torch.float64)
     states = [stream.start(rows)]
     with torch.no_grad():
-        for start, following in pairwise(starts):
+        for start, next_start in pairwise(starts):
             state = states[-1]
-            for t in range(start, following):
-                state, _ = stream.advance(state, t, still)
+            for t in range(start, next_start):
+                state, _ = stream.advance(state, t, zero_input)
             states.append(state)
     return states
 
 
 _MANY_ROUNDS = 6000
+"""Number of rounds beyond which a fit looks at fewer queries."""
 
 
 @dataclass(frozen=True)
 class NoiseResponse:
-    """Weights of the released rows 1 … T in some queries, (Q, T), and in the output, (T,), if that counts."""
+    """Weights of the released rows 1 … T in some queries and in the output."""
 
     queries: Floats
+    """(Q, T)."""
     output: Floats | None = None
+    """(T,), or None if the output does not count."""
 
     @property
     def rounds(self) -> int:
@@ -129,30 +148,42 @@ class NoiseResponse:
 
 
 def max_queries(rounds: int) -> int:
-    """Number of queries that a fit looks at: 64, beyond 6,000 rounds 16."""
+    """Number of queries at which a fit looks: 64, or 16 beyond 6,000 rounds."""
     return 64 if rounds <= _MANY_ROUNDS else 16
 
 
 def rows_response(rounds: int, queries: int | None = None) -> NoiseResponse:
-    """The released rows themselves: for theorems that ask for their mean noise (normalized SGD)."""
+    """Return the response of the released rows themselves, for theorems about their mean noise.
+
+    Normalized SGD has such a theorem.
+
+    Args:
+        rounds: T.
+        queries: Most rows, or None for `max_queries(rounds)`.
+    """
     points = spaced_indices(rounds, max_queries(rounds) if queries is None else queries)
     return NoiseResponse(np.equal.outer(points, np.arange(rounds)).astype(np.float64))
 
 
 def spaced_indices(rounds: int, count: int) -> NDArray[np.int64]:
-    """At most `count` of 0 … rounds - 1, the first and the last among them."""
+    """Return at most `count` evenly spaced indices of 0 … rounds - 1, with the first and the last."""
     return np.unique(np.round(np.linspace(0, rounds - 1, min(count, rounds))).astype(np.int64))
 
 
 def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
-    """The variance in every row of `rows`, for fresh vectors of variance 1; (n, T) -> (n,).
+    """Compute the noise variance in every row, (n,), for fresh vectors of variance 1.
 
-    Read off the mechanism's streaming where it has no series, which takes torch.
+    A mechanism without a series is run as a stream, which takes torch.
+
+    Args:
+        mechanism: Mechanism of the noise.
+        rows: Weights of the released rows, (n, T).
+        workload: Running sums.
     """
-    if np.all(np.count_nonzero(rows, axis=1) == 1):  # each looks at one release
+    if np.all(np.count_nonzero(rows, axis=1) == 1):  # every row has one release
         return np.asarray(np.sum(rows**2 * mechanism.variance(workload), axis=1), np.float64)
     if (series := mechanism.noise_series(workload)) is not None:
-        from scipy.signal import fftconvolve  # slow to import: only fits pay for it
+        from scipy.signal import fftconvolve  # slow to import, and needed only for fits
 
         backwards = fftconvolve(rows[:, ::-1], series[None], axes=1)[:, : workload.rounds]
         return np.asarray(np.sum(backwards**2, axis=1), np.float64)
@@ -161,8 +192,8 @@ def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> 
 
 
 def filter_rational(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Floats:
-    """Π (1 - zero x) / Π (1 - pole x) applied to `signal` (..., T); x delays by one."""
-    from scipy.signal import lfilter  # half a second to import: only fits pay for it
+    """Apply Π (1 - zero x) / Π (1 - pole x) to a signal (..., T), where x delays by one round."""
+    from scipy.signal import lfilter  # half a second to import, and needed only for fits
 
     for zero, pole in zip_longest(zeros, poles, fillvalue=0.0):
         if zero != pole:
@@ -171,57 +202,69 @@ def filter_rational(signal: Floats, zeros: Sequence[float], poles: Sequence[floa
 
 
 def filter_delayed(signal: Floats, pole: float) -> Floats:
-    """x / (1 - pole x) applied to `signal` (..., T)."""
+    """Apply x / (1 - pole x) to a signal (..., T), where x delays by one round."""
     from scipy.signal import lfilter
 
     return np.asarray(lfilter([0.0, 1.0], [1.0, -pole], signal, axis=-1), np.float64)
 
 
-def sum_products(left: Floats, right: Floats) -> float:
-    """The sum of products, without the threads of a matrix library: on a busy machine they wait for each other."""
-    return float(np.sum(left * right))
+def sum_products(first: Floats, second: Floats) -> float:
+    """Sum products without the threads of a matrix library, which wait for each other on a busy machine."""
+    return float(np.sum(first * second))
 
 
 def increment_weights(rows: Floats, decay: float) -> Floats:
-    """h A for every row h; (n, T) -> (n, T)."""
+    """Compute the weights of increments h A for every row h: (n, T) -> (n, T)."""
     return filter_rational(rows[:, ::-1], zeros=(), poles=(decay,))[:, ::-1]
 
 
 def std_lower_bounds(rows: Floats, workload: Workload) -> Floats:
-    """The least standard deviation in h · (released rows) for each row h; (n, T) -> (n,)."""
-    moved = np.abs(increment_weights(rows, workload.decay)) * workload.clips
+    """Compute the least standard deviation in h · (released rows) for each row h: (n, T) -> (n,).
+
+    Raises:
+        InputError: The run is phased.
+    """
+    displacements = np.abs(increment_weights(rows, workload.decay)) * workload.clips
     schedule = workload.schedule
     if isinstance(schedule, Phases):
         raise InputError("noise of a phased run lies in its empty rounds: nothing is fitted to it")
     if isinstance(schedule, MinSeparation):
-        return heaviest_patterns(moved, schedule)
+        return heaviest_patterns(displacements, schedule)
     rounds_per_epoch = min(schedule.rounds_per_epoch, workload.rounds)
-    padded = np.pad(moved, ((0, 0), (0, -workload.rounds % rounds_per_epoch)))
+    padded = np.pad(displacements, ((0, 0), (0, -workload.rounds % rounds_per_epoch)))
     return np.asarray(np.max(padded.reshape(len(rows), -1, rounds_per_epoch).sum(axis=1), axis=1), np.float64)
 
 
 @dataclass(frozen=True)
 class NoiseCost:
-    """J of one row's response under one workload, all of it public before round 1."""
+    """Cost J of one row's response under one workload, from numbers that are public before round 1."""
 
     workload: Workload
     weights: Floats
-    """Responses, weighted so that J is the square of sensitivity · ‖rows B‖; (n, T)."""
+    """Responses, weighted so that J is the square of sensitivity · ‖rows B‖, (n, T)."""
 
     def evaluate(self, mechanism: Mechanism) -> float:
-        """J, with the mechanism's certified sensitivity."""
+        """Compute J with the mechanism's certified sensitivity."""
         variances = output_variances(mechanism, self.weights, self.workload)
         return float(mechanism.sensitivity(self.workload) ** 2 * np.sum(variances))
 
 
 def make_noise_cost(response: NoiseResponse, workload: Workload) -> NoiseCost:
-    """InputError for sums that restart, and where the lower bounds are not known."""
+    """Return the cost of noise for a response.
+
+    Args:
+        response: Weights of the released rows in the published points.
+        workload: Running sums.
+
+    Raises:
+        InputError: The sums restart, or the lower bounds are not known.
+    """
     if response.rounds != workload.rounds:
         raise InputError(f"the response is for {response.rounds} rounds, the workload has {workload.rounds}")
     if workload.period is not None:
         raise InputError("noise is not fitted to sums that restart")
-    least = float(np.mean(std_lower_bounds(response.queries, workload) ** 2))
-    rows = response.queries / np.sqrt(len(response.queries) * least)
+    mean_bound = float(np.mean(std_lower_bounds(response.queries, workload) ** 2))
+    rows = response.queries / np.sqrt(len(response.queries) * mean_bound)
     if response.output is not None:
         output = response.output[None]
         rows = np.concatenate([rows, output / std_lower_bounds(output, workload)])
