@@ -1,7 +1,7 @@
-"""[data] and [data.scale] of a scenario: which records, and how they are spread over the silos.
+"""Sections [data] and [data.scale] of a scenario: records, their silos, and their scaling.
 
-[data] says what is public about the records; [data.scale] has columns of numbers scaled by noisy means and
-deviations, which a first step releases.
+[data] holds what is public about the records.  With [data.scale] a first step releases noisy means and deviations
+of a table's columns of numbers, and the rounds use scaled columns.
 """
 
 from typing import Annotated, Literal, Self
@@ -21,10 +21,10 @@ Numbers = Annotated[tuple[Annotated[float, Field(allow_inf_nan=False)], ...], Fi
 
 
 class ScaleSection(Section):
-    """[data.scale]: a first step releases noisy means and squares of a table's numbers; the rounds use them.
+    """Section [data.scale], whose first step releases noisy moments of a table's numbers for the rounds.
 
-    `means` and `deviations` are what it released: `fedpriv run` writes them, and guards take numbers only.  A run
-    whose scenario gives them is charged for a first step elsewhere.
+    `means` and `deviations` are the results of this release.  `fedpriv run` writes them, and guards accept numbers
+    only.  A run whose scenario gives them is charged for a first step elsewhere.
     """
 
     share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
@@ -56,7 +56,11 @@ class ScaleSection(Section):
         return self
 
     def make_scaling(self, schema: TableSchema) -> Scaling | None:
-        """The map of the table's features; None before the first step, ValueError for numbers of other columns."""
+        """Return the map of the table's features, or None before the first step.
+
+        Raises:
+            ValueError: The numbers are those of other columns.
+        """
         if self.means is None or self.deviations is None:
             return None
         if len(self.means) != len(schema.number_features):
@@ -69,7 +73,16 @@ class ScaleSection(Section):
 
 
 def check_first_step(federation: FederationSection, unit: Unit, without_silos: str | None) -> None:
-    """ValueError for runs whose first step cannot be taken, or not be composed with their rounds."""
+    """Refuse runs whose first step cannot be taken, or cannot be composed with their rounds.
+
+    Args:
+        federation: Section [federation].
+        unit: Unit of protection.
+        without_silos: Key by which a run continues without silos that do not reply, or None.
+
+    Raises:
+        ValueError: A first step cannot be taken.
+    """
     refuse(
         {
             f"data.scale: a first step composes with rounds that have a mu, and federation.sampling = "
@@ -91,11 +104,11 @@ def check_first_step(federation: FederationSection, unit: Unit, without_silos: s
 
 
 PARTITION_KEYS = {"dirichlet": "concentration", "shards": "shards"}
-"""The key of [data] that a partition needs, and no other takes."""
+"""Key of [data] that a partition needs and no other partition takes."""
 
 
 class DataSection(Section):
-    """[data]: which records, and how they are spread over the silos."""
+    """Section [data]: the records, and their distribution over the silos."""
 
     name: str = Field(
         description="a data set's name, as `fedpriv data fetch` takes it, or the path of a .csv, .parquet or .npz "
@@ -155,29 +168,37 @@ class DataSection(Section):
 
     @property
     def split_and_spared(self) -> tuple[int | None, float | None]:
-        """The split and the share of training records that is spared, None for what is as published."""
+        """Number of the split, None for the published one, and share of blanked training records, or None."""
         return self.split, self.spared
 
     @property
     def table_schema(self) -> TableSchema | None:
-        """Public schema of the table, given here or known for its name; None if the data are no table."""
+        """Public schema of the table, given here or known for its name, or None for data without a table."""
         return find_schema(self.name, self.table)
 
     @property
     def scaling(self) -> Scaling | None:
-        """The map of a table's features that the first step gave; None where there is none, or none yet."""
+        """Map of a table's features from the first step, or None without a first step or before it."""
         schema = self.table_schema
         return None if self.scale is None or schema is None else self.scale.make_scaling(schema)
 
     @property
     def needs_first_step(self) -> bool:
-        """Whether a first step is still to be taken."""
+        """Whether the run has a first step that is not taken yet."""
         return self.scale is not None and self.scale.means is None
 
     def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
-        """ValueError unless the table is described as a run needs it: with noise in public, by site for `silos`.
+        """Check that the table has the public schema that a run needs.
 
-        Guarantee: ranges and vocabularies that are said to come from the records enter no run with noise.
+        Guarantee: ranges and vocabularies that are declared to come from the records enter no run with noise.
+
+        Args:
+            silos: Number of silos.
+            private: Whether the run has noise, so that the schema must be public.
+            per_silo: Whether metrics are computed for each site.
+
+        Raises:
+            ValueError: The schema is missing, not public, or names no sites or another number of them.
         """
         try:
             schema = self.table_schema

@@ -1,15 +1,15 @@
-"""Load a TOML file as the cells it stands for: overrides, sweep, seeds, validation.
+"""Load a TOML file as the cells of a scenario: overrides, sweep, seeds and validation.
 
-`--set` gives a key a value, narrows a swept one, and drops keys that the new one excludes.
+An option `--set` gives a key a value.  It narrows a swept key, and drops the keys that the new value excludes.
 
-[[where]] sets keys where swept keys have certain values: a sweep over algorithms needs settings of its own for
-each, and a rule says at which points they hold:
+A rule [[where]] sets keys at the sweep points where other keys have certain values.  A sweep over algorithms, for
+instance, needs different settings for each algorithm:
 
     [[where]]
     when = { "algorithm.name" = "dp-sgd", "privacy.mu" = [0.3, 1.0] }
     set = { "algorithm.clip" = 5.0 }
 
-Rules apply in the order of the file, after the sweep and before overrides of single keys.
+Rules apply in the order of the file, after the sweep and before the overrides of single keys.
 """
 
 import copy
@@ -45,71 +45,84 @@ from fedpriv.scenario.published import (
 from fedpriv.scenario.schema import AlgorithmSection, Cell, ModelSection
 
 PRIVACY_TARGETS = ("mu", "rho", "zcdp", "epsilon")
-"""The keys of [privacy] of which exactly one says how private a run is."""
+"""Keys of [privacy] for the privacy target.  A private run has exactly one of them."""
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Overrides, by what they override."""
+    """Overrides of a scenario, split into axes of the sweep and single values."""
 
     axes: Mapping[str, Any]
-    """The axes of the sweep; "seeds" as it was given."""
+    """Values of each axis of the sweep, and "seeds" in the form of the file."""
     fixed_values: Mapping[str, Any]
-    """Keys that get one value."""
+    """Value of each key that has one value for all points."""
     overridden_keys: frozenset[str]
-    """Every key that was overridden."""
+    """Names of the overridden keys."""
 
 
-def split_overrides(overrides: Iterable[str], swept: Mapping[str, Any]) -> Overrides:
+def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> Overrides:
     """Split "KEY=VALUE" overrides into axes of the sweep and fixed keys.
 
-    A swept key is narrowed to the value or the list of values given; another key with a list becomes an axis.  A
-    privacy target takes the place of another one, swept or not, and `privacy.mode=none` of all.  A value that is
-    given twice counts once.  InputError for an empty list.
+    * A swept key is narrowed to the value, or to the list of values.  A value that occurs twice counts once.
+    * A list makes an axis of another key.
+    * A privacy target replaces the other ones, swept or not, and `privacy.mode=none` removes all.
+
+    Args:
+        overrides: Texts "KEY=VALUE".
+        sweep_axes: Values of each axis in the file, and "seeds".
+
+    Raises:
+        InputError: An override is malformed, or has an empty list.
     """
-    axes, fixed, touched = dict(swept), dict[str, Any](), set[str]()
+    axes, fixed_values, overridden_keys = dict(sweep_axes), dict[str, Any](), set[str]()
     for assignment in overrides:
         key, value = parse_assignment(assignment)
-        key = key.removeprefix("sweep.")  # as it stands in the file
+        key = key.removeprefix("sweep.")  # a user may name the key as it stands in the file
         if key != "seeds" and isinstance(value, list):
             if not value:
                 raise InputError(f"--set {assignment!r}: expected at least one value to sweep")
             axes[key] = drop_duplicates(value)
-            fixed.pop(key, None)
+            fixed_values.pop(key, None)
         elif key in axes or key == "seeds":
             axes[key] = value if key == "seeds" else [value]
         else:
-            fixed[key] = value
-        touched.add(key)
-    for key in find_excluded_targets(touched, fixed.get("privacy.mode")):
+            fixed_values[key] = value
+        overridden_keys.add(key)
+    for key in find_excluded_targets(overridden_keys, fixed_values.get("privacy.mode")):
         axes.pop(key, None)
-    return Overrides(axes, fixed, frozenset(touched))
+    return Overrides(axes, fixed_values, frozenset(overridden_keys))
 
 
 def drop_duplicates(values: list[Any]) -> list[Any]:
-    """Drop values that are there already: the same cell twice is no second seed."""
-    return [each for place, each in enumerate(values) if each not in values[:place]]
+    """Drop repeated values, since a cell that occurs twice is no second seed."""
+    return [value for index, value in enumerate(values) if value not in values[:index]]
 
 
-def find_excluded_targets(given: Iterable[str], mode: Any = None) -> list[str]:
-    """The privacy targets that give way to those that were `given`, or to a mode without noise."""
+def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> list[str]:
+    """Return the privacy targets that the overridden ones replace, or all targets in a mode without noise."""
     targets = [f"privacy.{name}" for name in PRIVACY_TARGETS]
-    chosen = [key for key in targets if key in given]
-    return [key for key in targets if key not in chosen] if chosen or mode == "none" else []
+    kept_targets = [key for key in targets if key in overridden_keys]
+    return [key for key in targets if key not in kept_targets] if kept_targets or mode == "none" else []
 
 
-def drop_superseded_keys(tree: dict[str, Any], given: Overrides) -> None:
-    """Take out of a cell's tree what an override excludes: other privacy targets, settings of other partitions."""
-    for key in find_excluded_targets(given.overridden_keys, given.fixed_values.get("privacy.mode")):
+def drop_superseded_keys(tree: dict[str, Any], overrides: Overrides) -> None:
+    """Drop keys from a cell's tree that an override excludes.
+
+    These are the other privacy targets, and the settings of other partitions.
+    """
+    for key in find_excluded_targets(overrides.overridden_keys, overrides.fixed_values.get("privacy.mode")):
         tree.get("privacy", {}).pop(key.removeprefix("privacy."), None)
-    if "data.partition" in given.overridden_keys:
+    if "data.partition" in overrides.overridden_keys:
         for partition, key in PARTITION_KEYS.items():
-            if tree["data"]["partition"] != partition and f"data.{key}" not in given.overridden_keys:
+            if tree["data"]["partition"] != partition and f"data.{key}" not in overrides.overridden_keys:
                 tree["data"].pop(key, None)
 
 
 class Rule(BaseModel):
-    """[[where]]: if every key of `when` has its value, or one of its values, the keys of `set` get theirs."""
+    """Rule [[where]], which sets the keys of `set` at the points that `when` selects.
+
+    At these points every key of `when` has its value, or one of its values.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -117,39 +130,50 @@ class Rule(BaseModel):
     set: dict[str, Any] = Field(description="dotted keys and the values they get")
 
     def apply(self, tree: dict[str, Any]) -> None:
-        """Set the rule's keys in a cell's tree, if it holds there."""
-        if all(look_up_key(tree, key) in _as_list(wanted) for key, wanted in self.when.items()):
+        """Set the rule's keys in a cell's tree, if all its conditions hold there."""
+        if all(look_up_key(tree, key) in _as_list(condition) for key, condition in self.when.items()):
             for key, value in self.set.items():
                 assign_key(tree, key, value)
 
 
-def parse_rules(given: Any, axes: Mapping[str, list[Any]], source: str) -> list[Rule]:
-    """The rules of a file; InputError if one is malformed or names a value that its swept key never has."""
-    if not isinstance(given, list):
-        raise InputError(f"{source}: where = {given!r}: expected [[where]] tables with `when` and `set`")
+def parse_rules(entries: Any, axes: Mapping[str, list[Any]], source: str) -> list[Rule]:
+    """Parse the [[where]] rules of a file.
+
+    Args:
+        entries: Value of the key `where`.
+        axes: Values of each axis of the sweep in the file.
+        source: Name of the file in messages.
+
+    Raises:
+        InputError: A rule is malformed, sets a swept key, or names a value that its swept key never has.
+    """
+    if not isinstance(entries, list):
+        raise InputError(f"{source}: where = {entries!r}: expected [[where]] tables with `when` and `set`")
     rules = []
-    for place, entry in enumerate(given, start=1):
-        rule = validate_section(Rule, entry, source, f"where (number {place})")
-        for key, wanted in rule.when.items():
-            for value in _as_list(wanted):
+    for number, entry in enumerate(entries, start=1):
+        rule = validate_section(Rule, entry, source, f"where (number {number})")
+        for key, condition in rule.when.items():
+            for value in _as_list(condition):
                 if key in axes and value not in axes[key]:
                     raise InputError(
-                        f"{source}: where (number {place}): {key} is never {value!r}; "
+                        f"{source}: where (number {number}): {key} is never {value!r}; "
                         f"the sweep has {', '.join(map(repr, axes[key]))}"
                     )
-        if swept := [key for key in rule.set if key in axes]:
-            raise InputError(f"{source}: where (number {place}): {swept[0]} is swept and cannot be set by a rule")
+        if swept_keys := [key for key in rule.set if key in axes]:
+            raise InputError(
+                f"{source}: where (number {number}): {swept_keys[0]} is swept and cannot be set by a rule"
+            )
         rules.append(rule)
     return rules
 
 
-def _as_list(wanted: Any) -> list[Any]:
-    return wanted if isinstance(wanted, list) else [wanted]
+def _as_list(condition: Any) -> list[Any]:
+    return condition if isinstance(condition, list) else [condition]
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One run of a scenario: which swept values it has (dotted key -> value), and the resolved cell."""
+    """One run of a scenario: the values of its swept keys (dotted key -> value), and the resolved cell."""
 
     swept_values: Mapping[str, Any]
     cell: Cell
@@ -157,7 +181,7 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario file with its overrides: every point to run, and what was published."""
+    """Scenario file with its overrides: all points to run, and the published values."""
 
     name: str
     title: str
@@ -167,39 +191,57 @@ class Scenario:
     published: PublishedValues | None
     growth: Growth | None = None
     tuning: Tuning | None = None
-    """How its settings were chosen, where `fedpriv tune` wrote the file."""
+    """Record of the choice of settings, if `fedpriv tune` wrote the file."""
 
-    def at_single_point(self, place: int) -> "Scenario":
-        """The scenario of its point at `place` only: its axes and seeds have one value each."""
-        point = self.points[place]
+    def at_single_point(self, index: int) -> "Scenario":
+        """Return the scenario of one point alone, whose axes and seeds have one value each."""
+        point = self.points[index]
         axes = {key: [value] for key, value in point.swept_values.items()}
         return dataclasses.replace(self, axes=axes, seeds=[point.cell.seed], points=[point])
 
 
 def load_scenario(path: Path, overrides: Iterable[str] = ()) -> Scenario:
-    """Read, override ("KEY=VALUE", dotted keys, TOML values), sweep and validate a scenario.
+    """Read, override, sweep and validate a scenario.
 
-    `path` is a file or the name of a shipped scenario, as `scenario_file` finds it.
+    Args:
+        path: File, or name of a shipped scenario (`find_scenario_file`).
+        overrides: Texts "KEY=VALUE" with dotted keys and TOML values.
+
+    Raises:
+        InputError: The file cannot be read, or a key is malformed.
     """
     return parse_scenario(read_toml(find_scenario_file(path)), str(path), overrides)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file.
+
+    Raises:
+        InputError: The file cannot be read, or is not valid TOML.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a text file: {error}") from None
     except tomllib.TOMLDecodeError as error:
         if is_table_path(path.name):
-            made = f"fedpriv data inspect {path} --target COLUMN --out FOLDER"
-            raise InputError(f"{path}: is a table, and no scenario; write one with: {made}") from None
+            command = f"fedpriv data inspect {path} --target COLUMN --out FOLDER"
+            raise InputError(f"{path}: is a table, and no scenario; write one with: {command}") from None
         raise InputError(f"{path}: not valid TOML: {error}") from None
 
 
 def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> Scenario:
-    """The scenario that a parsed TOML tree stands for; `source` names it in messages.
+    """Return the scenario of a parsed TOML tree.
 
-    Overriding a swept key narrows its axis to the value, or the list of values, given.
+    An override of a swept key narrows its axis to the value, or to the list of values.
+
+    Args:
+        tree: Parsed TOML.
+        source: Name of the file in messages.
+        overrides: Texts "KEY=VALUE" with dotted keys and TOML values.
+
+    Raises:
+        InputError: A key or an override is malformed.
     """
     base = copy.deepcopy(dict(tree))
     sweep, layout = base.pop("sweep", {}), [key for key in ("paper", "table") if key in base]
@@ -213,48 +255,54 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
     for key, values in sweep.items():
         if key != "seeds" and (not isinstance(values, list) or not values):
             raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
-    printed_axes = {key: values for key, values in sweep.items() if key != "seeds"}
-    printed = copy.deepcopy(base)
-    published = parse_published(paper, printed_axes, source, *layout)
-    scaling = parse_growth(base.pop("scaling", None), printed_axes, source)
-    tuned = parse_tuning(base.pop("tuned", None), source)
-    rules = parse_rules(base.pop("where", []), printed_axes, source)
-    given = split_overrides(
+    file_axes = {key: values for key, values in sweep.items() if key != "seeds"}
+    file_tree = copy.deepcopy(base)
+    published = parse_published(paper, file_axes, source, *layout)
+    growth = parse_growth(base.pop("scaling", None), file_axes, source)
+    tuning = parse_tuning(base.pop("tuned", None), source)
+    rules = parse_rules(base.pop("where", []), file_axes, source)
+    override_parts = split_overrides(
         overrides,
         {key: drop_duplicates(values) if isinstance(values, list) else values for key, values in sweep.items()},
     )
-    axes = dict(given.axes)
-    labels = {key: value for key, value in given.fixed_values.items() if key.startswith("label.")}
+    axes = dict(override_parts.axes)
+    labels = {key: value for key, value in override_parts.fixed_values.items() if key.startswith("label.")}
     for key, values in (labels | axes).items():
-        given_values = values if isinstance(values, list) else [values]
-        if any(isinstance(value, float) and not math.isfinite(value) for value in given_values):
+        choices = values if isinstance(values, list) else [values]
+        if any(isinstance(value, float) and not math.isfinite(value) for value in choices):
             raise InputError(f"{source}: {key}: swept values and labels are finite numbers, texts or lists")
-    for key, value in given.fixed_values.items():
+    for key, value in override_parts.fixed_values.items():
         assign_key(base, key, value)
     if published is not None and not {published.tables.rows, published.tables.columns} <= axes.keys():
-        published = None  # another privacy target took an axis away
-    if published is not None or scaling is not None:
-        added = {key: values for key, values in axes.items() if key != "seeds" and key not in printed_axes}
-        alone = {key: values[0] if len(values) == 1 else values for key, values in added.items()}
-        other = find_changed_keys(printed, {**given.fixed_values, **alone})  # no setting equals a list
-        other += [] if tuned is None else ["what `fedpriv tune` chose"]
+        published = None  # an override of the privacy target removed an axis of the tables
+    if published is not None or growth is not None:
+        new_axes = {key: values for key, values in axes.items() if key != "seeds" and key not in file_axes}
+        new_values = {key: values[0] if len(values) == 1 else values for key, values in new_axes.items()}
+        # A list of values equals no setting of the file, so that such a key counts as changed.
+        changed = find_changed_keys(file_tree, {**override_parts.fixed_values, **new_values})
+        changed += [] if tuning is None else ["what `fedpriv tune` chose"]
         if published is not None:
-            published = published.without_values(other + find_changed_axes(printed_axes, axes, published))
-        scaling = scaling and scaling.without_theory_if(other)
+            published = published.without_values(changed + find_changed_axes(file_axes, axes, published))
+        growth = growth and growth.without_theory_if(changed)
     seeds = _parse_seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
     points = [
         SweepPoint(
-            dict(zip(axes, values, strict=True)), _resolve_point(base, axes, values, rules, given, seed, source)
+            dict(zip(axes, values, strict=True)),
+            _resolve_point(base, axes, values, rules, override_parts, seed, source),
         )
         for values in itertools.product(*axes.values())
         for seed in seeds
     ]
     first = points[0].cell
-    return Scenario(first.name, first.title, axes, seeds, points, published, scaling, tuned)
+    return Scenario(first.name, first.title, axes, seeds, points, published, growth, tuning)
 
 
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
-    """Validate one cell; InputError with one line if it cannot be run."""
+    """Validate one cell.
+
+    Raises:
+        InputError: The cell cannot be run.  The message has one line.
+    """
     cell = validate_section(Cell, tree, source)
     row = cell.algorithm.row
     validate_section(row.settings, cell.algorithm.model_extra or {}, source, "algorithm", AlgorithmSection)
@@ -265,7 +313,7 @@ def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
             f"{' or '.join(map(repr, row.trusts))}"
         )
     if cell.federation.sampling != "fixed" or cell.federation.groups > 1:
-        try:  # refused at once where rounds do not fit; the plan refuses what cannot be accounted for
+        try:  # rounds that do not fit are refused here, and the plan refuses what cannot be accounted for
             _ = cell.schedule
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
@@ -281,33 +329,33 @@ def _resolve_point(
     axes: Mapping[str, Any],
     values: tuple[Any, ...],
     rules: Iterable[Rule],
-    given: Overrides,
+    overrides: Overrides,
     seed: int,
     source: str,
 ) -> Cell:
-    """One cell: the file with the overrides, at a sweep point, with its rules, which overrides outrank."""
+    """Resolve one point of the sweep: the file, the swept values, the rules, then the overrides."""
     tree = copy.deepcopy(dict(base))
     for key, value in zip(axes, values, strict=True):
         assign_key(tree, key, value)
     for rule in rules:
         rule.apply(tree)
-    for key, value in given.fixed_values.items():
+    for key, value in overrides.fixed_values.items():
         assign_key(tree, key, value)
-    drop_superseded_keys(tree, given)
+    drop_superseded_keys(tree, overrides)
     tree["seed"] = seed
     return resolve_cell(tree, source)
 
 
-def _parse_seeds(swept: Any, single: Any, source: str) -> list[int]:
-    """`sweep.seeds = 5` means seeds 0 … 4, a list exactly those; without it the one `seed` of the file."""
-    if swept is None:
+def _parse_seeds(seeds: Any, single: Any, source: str) -> list[int]:
+    """Return the seeds 0 … 4 for `sweep.seeds = 5`, those of a list, or else the one `seed` of the file."""
+    if seeds is None:
         if type(single) is int and single >= 0:
             return [single]
         raise InputError(f"{source}: seed = {single!r}: expected a whole number of at least 0")
-    if type(swept) is int and swept >= 1:
-        return list(range(swept))
-    if isinstance(swept, list) and swept and all(type(seed) is int and seed >= 0 for seed in swept):
-        return list(dict.fromkeys(swept))
+    if type(seeds) is int and seeds >= 1:
+        return list(range(seeds))
+    if isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds):
+        return list(dict.fromkeys(seeds))
     raise InputError(
-        f"{source}: seeds = {swept!r}: expected how many (such as 5) or a list of non-negative numbers"
+        f"{source}: seeds = {seeds!r}: expected how many (such as 5) or a list of non-negative numbers"
     )

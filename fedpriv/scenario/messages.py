@@ -1,4 +1,4 @@
-"""Pydantic's findings as lines a person can act on: the key, the value, and what would be accepted."""
+"""Format pydantic's findings for users: the key, the value, and the accepted values, in one line."""
 
 import difflib
 from collections.abc import Mapping
@@ -24,35 +24,55 @@ SectionModel = TypeVar("SectionModel", bound=BaseModel)
 
 
 def validate_section(
-    kind: type[SectionModel], given: Any, source: str, section: str = "", beside: type[BaseModel] | None = None
+    model: type[SectionModel],
+    values: Any,
+    source: str,
+    section: str = "",
+    other_model: type[BaseModel] | None = None,
 ) -> SectionModel:
-    """`given` as a section of that kind; InputError in one line, with its `source`, if it is malformed.
+    """Validate values as a section.
 
-    `beside` has the keys of the section that are read elsewhere, for suggestions.
+    Args:
+        model: Type of the section.
+        values: Parsed TOML of the section.
+        source: Name of the file in messages.
+        section: Dotted name of the section, put before its keys.
+        other_model: Model of keys of the same section that are read elsewhere, for suggestions.
+
+    Raises:
+        InputError: The section is malformed.  The message has one line.
     """
     try:
-        return kind.model_validate(given)
+        return model.model_validate(values)
     except ValidationError as error:
-        raise InputError(f"{source}: {format_validation_error(error, kind, section, beside)}") from None
+        raise InputError(f"{source}: {format_validation_error(error, model, section, other_model)}") from None
 
 
 def format_validation_error(
-    error: ValidationError, model: type[BaseModel], prefix: str = "", beside: type[BaseModel] | None = None
+    error: ValidationError, model: type[BaseModel], prefix: str = "", other_model: type[BaseModel] | None = None
 ) -> str:
-    """The first finding (of several keys, how many more) in one line; `prefix` is put before its key."""
+    """Format the first finding in one line, with the number of other keys that have findings.
+
+    Args:
+        error: Error of pydantic.
+        model: Type of the section.
+        prefix: Dotted name of the section, put before the key.
+        other_model: Model of keys of the same section that are read elsewhere, for suggestions.
+    """
     by_key: dict[str, list[ErrorDetails]] = {}
     for finding in error.errors(include_url=False):
         by_key.setdefault(".".join(_key_path(finding)), []).append(finding)
-    unknown = [key for key, findings in by_key.items() if findings[0]["type"] == "extra_forbidden"]
-    first = unknown[0] if unknown else next(iter(by_key))  # what was mistyped, before what is missing without it
-    line = _format_findings(by_key[first], model, prefix, beside)
+    unknown_keys = [key for key, findings in by_key.items() if findings[0]["type"] == "extra_forbidden"]
+    # A mistyped key comes first, since another key may be missing for this reason alone.
+    first = unknown_keys[0] if unknown_keys else next(iter(by_key))
+    line = _format_findings(by_key[first], model, prefix, other_model)
     missing = {key for key, findings in by_key.items() if findings[0]["type"] == "missing"}
-    more = len(by_key) - 1 - len(_intended_keys(by_key[first][0], model) & missing)
-    return f"{line} (and {more} more)" if more else line
+    remaining = len(by_key) - 1 - len(_intended_keys(by_key[first][0], model) & missing)
+    return f"{line} (and {remaining} more)" if remaining else line
 
 
 def _intended_keys(finding: ErrorDetails, model: type[BaseModel]) -> set[str]:
-    """The key that an unknown one may have been meant for, which is then missing for that reason alone."""
+    """Return the key that an unknown one resembles, whose absence is then not counted."""
     path = _key_path(finding)
     if finding["type"] != "extra_forbidden" or not (close := _close_keys(path, model)[0]):
         return set()
@@ -64,18 +84,18 @@ def _key_path(finding: ErrorDetails) -> list[str]:
 
 
 def _format_findings(
-    findings: list[ErrorDetails], model: type[BaseModel], prefix: str, beside: type[BaseModel] | None
+    findings: list[ErrorDetails], model: type[BaseModel], prefix: str, other_model: type[BaseModel] | None
 ) -> str:
-    """One line for all findings on one key: a key that admits several types has one for each."""
+    """Format all findings on one key in one line.  A key of several types has a finding for each type."""
     first = findings[0]
     path = _key_path(first)
     key = ".".join(filter(None, [prefix, *path]))
-    kind = first["type"]
-    if kind == "extra_forbidden":
-        return f"{key}: unknown key{_format_suggestion(path, model, beside)}"
-    if kind == "missing":
+    error_type = first["type"]
+    if error_type == "extra_forbidden":
+        return f"{key}: unknown key{_format_suggestion(path, model, other_model)}"
+    if error_type == "missing":
         return f"{key}: this key is missing{_format_description(path, model)}"
-    if kind == "value_error":
+    if error_type == "value_error":
         return f"{key}: {first['ctx']['error']}" if key else str(first["ctx"]["error"])
     return f"{key} = {first['input']!r}: expected {' or '.join(map(_format_expectation, findings))}"
 
@@ -97,7 +117,7 @@ def _format_expectation(finding: ErrorDetails) -> str:
 
 
 def _is_union_branch(part: str | int) -> bool:
-    """Pydantic names the member of a union in the path ("literal['paper']", "float"); users never wrote it."""
+    """Whether a part of pydantic's path names the member of a union, which no user wrote."""
     if not isinstance(part, str):
         return False
     return part in {"float", "int", "str", "bool"} or part.startswith(
@@ -116,24 +136,27 @@ def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
 
 
 def _close_keys(
-    path: list[str], model: type[BaseModel], beside: type[BaseModel] | None = None
+    path: list[str], model: type[BaseModel], other_model: type[BaseModel] | None = None
 ) -> tuple[list[str], list[str]]:
-    """The known keys that an unknown one is close to, and all that are known."""
-    known = [*(beside.model_fields if beside is not None else ()), *_find_section(path, model).model_fields]
+    """Return the known keys that resemble an unknown one, and all known keys."""
+    known_keys = [
+        *(other_model.model_fields if other_model is not None else ()),
+        *_find_section(path, model).model_fields,
+    ]
     if len(path) == 1:  # a key that belongs into a section
         sections = list(_find_section(path, model).model_fields)
-        known += [
+        known_keys += [
             f"{name}.{path[0]}" for name in sections if path[0] in _find_section([name, *path], model).model_fields
         ]
-    close = [key for key in known if key.endswith(f".{path[-1]}")] or difflib.get_close_matches(
-        path[-1], known, n=1
+    close = [key for key in known_keys if key.endswith(f".{path[-1]}")] or difflib.get_close_matches(
+        path[-1], known_keys, n=1
     )
-    return close, known
+    return close, known_keys
 
 
-def _format_suggestion(path: list[str], model: type[BaseModel], beside: type[BaseModel] | None) -> str:
-    close, known = _close_keys(path, model, beside)
-    return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known) or 'none'}"
+def _format_suggestion(path: list[str], model: type[BaseModel], other_model: type[BaseModel] | None) -> str:
+    close, known_keys = _close_keys(path, model, other_model)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known_keys) or 'none'}"
 
 
 def _format_description(path: list[str], model: type[BaseModel]) -> str:
@@ -142,8 +165,10 @@ def _format_description(path: list[str], model: type[BaseModel]) -> str:
 
 
 def format_fitting_batches(records: int, batches: int, batch: int) -> str:
-    """Say what so many training records are enough for: fewer batches, or smaller ones; and by which keys."""
-    fewer, smaller = records // batch, records // batches
-    fitting = [f"{fewer} batches of {batch}"] * (fewer > 0) + [f"{batches} of {smaller}"] * (smaller > 0)
-    enough = f"enough for {', or '.join(fitting)}" if fitting else "too few for either"
-    return f"{records} training records: {enough}; change federation.rounds, silos, samples or batch"
+    """Describe the batches that a number of training records suffices for, and the keys that change them."""
+    batch_count, batch_size = records // batch, records // batches
+    fitting = [f"{batch_count} batches of {batch}"] * (batch_count > 0) + [f"{batches} of {batch_size}"] * (
+        batch_size > 0
+    )
+    text = f"enough for {', or '.join(fitting)}" if fitting else "too few for either"
+    return f"{records} training records: {text}; change federation.rounds, silos, samples or batch"

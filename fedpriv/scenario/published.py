@@ -1,8 +1,8 @@
-"""Sections of a scenario about its results, which no run reads: [paper], [table], [scaling] and [tuned].
+"""Sections of a scenario about its results: [paper], [table], [scaling] and [tuned].
 
-They say what was published for a scenario, how its tables are laid out, which growth it is about, and how its
-settings were chosen, which `fedpriv tune` writes and reports read.  They name other keys by dotted paths, which
-`look_up` and `assign` follow in a parsed TOML tree.
+No run reads these sections.  They hold the values that were published for a scenario, the layout of its tables,
+the growth that it studies, and the record of the choice of its settings, which `fedpriv tune` writes and reports
+read.  They name other keys by dotted paths, which `look_up_key` and `assign_key` follow in a parsed TOML tree.
 """
 
 import dataclasses
@@ -19,7 +19,11 @@ from fedpriv.scenario.messages import validate_section
 
 
 def assign_key(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set a key, making its sections; InputError if one of them is a value."""
+    """Set a dotted key in a tree, and create missing sections.
+
+    Raises:
+        InputError: A section on the path is a value.
+    """
     *sections, key = dotted.split(".")
     node = tree
     for section in sections:
@@ -30,7 +34,7 @@ def assign_key(tree: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def look_up_key(tree: Mapping[str, Any], dotted: str) -> Any:
-    """The value of a key, None if it is not there."""
+    """Return the value of a dotted key, or None if it is missing."""
     node: Any = tree
     for part in dotted.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -38,17 +42,21 @@ def look_up_key(tree: Mapping[str, Any], dotted: str) -> Any:
 
 
 def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested keys as dotted ones, with their values."""
-    found: list[tuple[str, Any]] = []
+    """Return nested keys as dotted ones, with their values."""
+    keys: list[tuple[str, Any]] = []
     for key, value in tree.items():
-        found += (
+        keys += (
             flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
         )
-    return found
+    return keys
 
 
 def parse_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
-    """A "KEY=VALUE" of a command line's `option`, its value as TOML reads it; InputError if it is none."""
+    """Parse "KEY=VALUE" of a command line's option, with the value as TOML.
+
+    Raises:
+        InputError: The text has no key or no equals sign.
+    """
     key, equals, text = assignment.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -56,17 +64,17 @@ def parse_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return key, text.strip()  # a bare word is taken as text, so that quotes need no quoting in a shell
+        return key, text.strip()  # a bare word counts as a text, so that a shell needs no quotes around quotes
 
 
 PUBLISHED_METRICS = ("test_loss", "test_accuracy", "test_accuracy_mean_of_silos")
-"""The metrics that tables beside the measured ones can be given for."""
+"""Metrics for which published tables can be given, which reports show beside measured ones."""
 
 
 class PublishedTables(BaseModel):
-    """[paper]: published values, shown beside what was measured; each metric is a table rows × columns.
+    """Section [paper] with published values, which reports show beside measured ones.
 
-    [table] lays out the same tables where nothing was published.
+    Each metric is a table rows × columns.  A section [table] has the same layout without published values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,63 +82,66 @@ class PublishedTables(BaseModel):
     rows: str
     columns: str
     metrics: list[str] = []
-    """Shown as tables although nothing was published for them."""
+    """Metrics that are shown as tables without published values."""
     test_loss: list[list[float]] | None = None
     test_accuracy: list[list[float]] | None = None
     test_accuracy_mean_of_silos: list[list[float]] | None = None
 
     @property
     def published_metrics(self) -> list[str]:
-        """The metrics of which values were published."""
+        """Metrics with published values."""
         return [key for key in PUBLISHED_METRICS if getattr(self, key) is not None]
 
     @property
     def table_metrics(self) -> list[str]:
-        """The metrics that get a table of rows × columns."""
+        """Metrics that are shown as tables of rows × columns."""
         return [*self.metrics, *self.published_metrics]
 
 
 class Growth(BaseModel):
-    """[scaling]: how what an algorithm needs grows with n; shown as fitted exponents beside the theory's."""
+    """Section [scaling] on the growth of a resource with n, shown as fitted and as theoretical exponents."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     along: str
-    """The swept key that is n."""
+    """Swept key that is n."""
     smallest: str
-    """The swept key whose smallest sufficient value is looked for, such as federation.rounds."""
+    """Swept key whose smallest sufficient value is searched for, such as federation.rounds."""
     by: str
-    """The swept key of what is compared, such as algorithm.name."""
+    """Swept key of the compared values, such as algorithm.name."""
     metric: str
     factor: float
     scale: float
-    """L R: the unit of the target factor · scale · (1/√n + √d/(ε n))."""
+    """Product L R, the unit of the target factor · scale · (1/√n + √d/(ε n))."""
     theory: dict[str, float] = {}
-    """Exponents to compare with, by value of `by`; none where overrides change the setting that they are about."""
+    """Theoretical exponents by value of `by`, or none if overrides change the setting of the theory."""
 
     def without_theory_if(self, changed: list[str]) -> "Growth":
-        """The layout without the theory's exponents, if any key has `changed`."""
+        """Return the layout without theoretical exponents if any key was changed."""
         return self.model_copy(update={"theory": {}}) if changed else self
 
 
 @dataclass(frozen=True)
 class PublishedValues:
-    """The paper's tables with the axis values they were printed for: a narrowed sweep still finds its own."""
+    """Published tables with the axis values that they were printed for.
+
+    A narrowed sweep finds its values by them.
+    """
 
     tables: PublishedTables
     row_values: list[Any]
     column_values: list[Any]
     withheld_keys: list[str] = dataclasses.field(default_factory=list)
-    """The overridden keys for which published values are not shown."""
+    """Overridden keys that hide the published values."""
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data for results.json, enough to build this again."""
+        """Return plain data for results.json, which `from_data` reads."""
         axes = {"row_values": self.row_values, "column_values": self.column_values}
         return {**self.tables.model_dump(), **axes, "withheld": self.withheld_keys}
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> "PublishedValues":
-        """The inverse of `as_data`."""
+        """Return the published values of plain data that `to_data` returned."""
         table = {key: value for key, value in data.items() if key in PublishedTables.model_fields}
         return PublishedValues(
             PublishedTables.model_validate(table),
@@ -140,7 +151,7 @@ class PublishedValues:
         )
 
     def without_values(self, changed: list[str]) -> "PublishedValues":
-        """The layout alone, if any key has `changed`: values belong to the settings they were published for."""
+        """Return the layout alone if any key was changed, since values belong to their published settings."""
         if not changed or not self.tables.published_metrics:
             return self
         empty = PublishedTables(
@@ -149,7 +160,12 @@ class PublishedValues:
         return dataclasses.replace(self, tables=empty, withheld_keys=changed)
 
     def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
-        """The published `metric` (one of `PUBLISHED`) at a sweep point; None where none was printed."""
+        """Published value of a metric at a sweep point, or None if none was printed.
+
+        Args:
+            metric: One of `PUBLISHED_METRICS`.
+            swept: Value of each swept key at the point.
+        """
         cells: list[list[float]] | None = getattr(self.tables, metric, None)
         row, column = swept[self.tables.rows], swept[self.tables.columns]
         if cells is None or row not in self.row_values or column not in self.column_values:
@@ -162,23 +178,37 @@ def _check_swept(name: str, key: str, axes: Mapping[str, list[Any]], source: str
         raise InputError(f"{source}: {name} = {key!r}: expected a swept key: {', '.join(axes) or 'none'}")
 
 
-def parse_growth(given: Any, axes: Mapping[str, list[Any]], source: str) -> Growth | None:
-    """[scaling] of a file; InputError if it is malformed."""
-    if given is None:
+def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Growth | None:
+    """Parse the section [scaling] of a file.
+
+    Raises:
+        InputError: The section is malformed.
+    """
+    if section is None:
         return None
-    scaling = validate_section(Growth, given, source, "scaling")
+    growth = validate_section(Growth, section, source, "scaling")
     for role in ("along", "smallest", "by"):
-        _check_swept(f"scaling.{role}", getattr(scaling, role), axes, source)
-    return scaling
+        _check_swept(f"scaling.{role}", getattr(growth, role), axes, source)
+    return growth
 
 
 def parse_published(
-    given: Any, axes: Mapping[str, list[Any]], source: str, section: str = "paper"
+    values: Any, axes: Mapping[str, list[Any]], source: str, section: str = "paper"
 ) -> PublishedValues | None:
-    """[paper] or [table] of a file, by the name that the file has for it; InputError if it is malformed."""
-    if given is None:
+    """Parse the section [paper] or [table] of a file.
+
+    Args:
+        values: Parsed TOML of the section, or None.
+        axes: Values of each axis of the sweep in the file.
+        source: Name of the file in messages.
+        section: Name of the section in the file.
+
+    Raises:
+        InputError: The section is malformed.
+    """
+    if values is None:
         return None
-    paper = validate_section(PublishedTables, given, source, section)
+    paper = validate_section(PublishedTables, values, source, section)
     _check_swept(f"{section}.rows", paper.rows, axes, source)
     _check_swept(f"{section}.columns", paper.columns, axes, source)
     rows, columns = axes[paper.rows], axes[paper.columns]
@@ -190,80 +220,88 @@ def parse_published(
 
 
 _NEUTRAL_KEYS = ("name", "title", "seed", "run", "deployment", "label")
-"""Keys and sections that say how to compute or what to call it, not what."""
+"""Keys and sections that name a run, or set how it is computed, and leave its setting unchanged."""
 
 
-def find_changed_keys(printed: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[str]:
-    """The overridden keys that make another setting of the one that values were published for."""
+def find_changed_keys(file_tree: Mapping[str, Any], fixed_values: Mapping[str, Any]) -> list[str]:
+    """Return the overridden keys that change the setting for which values were published."""
     return [
         key
-        for key, value in fixed.items()
-        if key.partition(".")[0] not in _NEUTRAL_KEYS and look_up_key(printed, key) != value
+        for key, value in fixed_values.items()
+        if key.partition(".")[0] not in _NEUTRAL_KEYS and look_up_key(file_tree, key) != value
     ]
 
 
 def find_changed_axes(
-    printed: Mapping[str, list[Any]], axes: Mapping[str, list[Any]], published: PublishedValues
+    file_axes: Mapping[str, list[Any]], axes: Mapping[str, list[Any]], published: PublishedValues
 ) -> list[str]:
-    """Swept keys beside rows and columns that have a value now which the printed sweep had not."""
-    own = (published.tables.rows, published.tables.columns)
+    """Return the swept keys, without rows and columns, with a value that the file's sweep does not have."""
+    table_axes = (published.tables.rows, published.tables.columns)
     return [
         key
-        for key, values in printed.items()
-        if key not in own and (key not in axes or any(value not in values for value in axes[key]))
+        for key, values in file_axes.items()
+        if key not in table_axes and (key not in axes or any(value not in values for value in axes[key]))
     ]
 
 
 class TunedChoice(BaseModel):
-    """The choice of one point of the sweep."""
+    """Choice of settings for one point of the sweep."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     when: dict[str, Any]
-    """The swept keys and their values there."""
+    """Values of the swept keys at the point."""
     mu: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """What every run of a private choice promised; None for a choice that is not."""
+    """Privacy parameter μ of every run of a private choice, or None for a choice that is not private."""
 
     def matches(self, tree: Mapping[str, Any]) -> bool:
-        """Whether a cell's tree is of this point."""
+        """Whether a cell's tree belongs to this point."""
         return all(look_up_key(tree, key) == value for key, value in self.when.items())
 
 
 class Tuning(BaseModel):
-    """Record of how settings were chosen."""
+    """Section [tuned], the record of the choice of settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     settings: int = Field(ge=1)
-    """In the grid of every row, or tried of it."""
+    """Number of settings in the grid of every row, or tried from it."""
     held_out: int = Field(ge=1)
     metric: str
     law: Literal["none", "negative-binomial", "poisson"] = "none"
-    """Of the number of runs of a private choice; "none" for a choice that nothing accounts for."""
+    """Distribution of the number of runs of a private choice, or "none" without accounting."""
     mean: float | None = None
     eta: float = 0.0
     rows: tuple[TunedChoice, ...] = ()
 
     @property
     def run_count_distribution(self) -> RunCountDistribution | None:
-        """The law of a private choice; InputError for a mean that it cannot have."""
+        """Distribution of the number of runs of a private choice, or None.
+
+        Raises:
+            InputError: The distribution cannot have this mean.
+        """
         if self.law == "none":
             return None
         mean = 0.0 if self.mean is None else self.mean
         return PoissonRunCount(mean) if self.law == "poisson" else NegativeBinomialRunCount(mean, self.eta)
 
     def find_choice(self, tree: Mapping[str, Any]) -> TunedChoice | None:
-        """The choice that a cell's tree has its settings from; None for a point that was not tuned."""
+        """Return the choice for the point of a cell's tree, or None for a point that was not tuned."""
         return next((row for row in self.rows if row.matches(tree)), None)
 
 
-def parse_tuning(given: Any, source: str) -> Tuning | None:
-    """[tuned] of a file; InputError if it is malformed."""
-    if given is None:
+def parse_tuning(section: Any, source: str) -> Tuning | None:
+    """Parse the section [tuned] of a file.
+
+    Raises:
+        InputError: The section is malformed.
+    """
+    if section is None:
         return None
-    tuned = validate_section(Tuning, given, source, "tuned")
+    tuning = validate_section(Tuning, section, source, "tuned")
     try:
-        _ = tuned.run_count_distribution
+        _ = tuning.run_count_distribution
     except InputError as error:
         raise InputError(f"{source}: tuned: {error}") from None
-    return tuned
+    return tuning

@@ -1,7 +1,7 @@
-"""Schema of a scenario's cell: every key checked before anything runs.
+"""Schema of a scenario's cell, which checks every key before anything runs.
 
-Checks across sections are here: whether the algorithm is known and takes its settings, whether a run can go on
-without a silo that does not answer, and which units the data and the federation have.
+The checks across sections are here: whether the algorithm is known and takes its settings, whether a run may
+continue without a silo that does not reply, and whether data and federation have the unit of protection.
 """
 
 from typing import Annotated, Any, Self
@@ -34,9 +34,17 @@ from fedpriv.scenario.sections import (
 
 
 def check_absences(federation: FederationSection, key: str | None, trust: Trust) -> None:
-    """ValueError, naming `key`, under a trust setting that needs all silos, and for silos or rounds there are not.
+    """Refuse a run without some silos if its trust setting needs all of them.
 
-    Guarantee: what is released without a silo is a sum with fixed weights, whose noise is what is claimed.
+    Guarantee: a release without a silo is a sum with fixed weights, and its noise is the claimed noise.
+
+    Args:
+        federation: Section [federation].
+        key: Key by which the run continues without silos that do not reply, or None.
+        trust: Trust setting.
+
+    Raises:
+        ValueError: The trust setting needs all silos, or `away` names a silo or a round that does not exist.
     """
     if key is None:
         return
@@ -50,11 +58,22 @@ def check_absences(federation: FederationSection, key: str | None, trust: Trust)
 
 
 _POOL_PARTITIONS = ("iid", "dirichlet", "shards")
-"""How records are spread over clients."""
+"""Partitions that spread records over the clients of a pool."""
 
 
 def check_units(unit: Unit, data: DataSection, federation: FederationSection, secret: bool, trust: Trust) -> None:
-    """ValueError for a unit that the data or the federation do not have, or that cannot be accounted for."""
+    """Refuse a unit that the data or the federation do not have, or that cannot be accounted for.
+
+    Args:
+        unit: Unit of protection.
+        data: Section [data].
+        federation: Section [federation].
+        secret: Whether the participation is secret.
+        trust: Trust setting.
+
+    Raises:
+        ValueError: The unit cannot be protected.
+    """
     if federation.clients is not None:
         _check_pool(unit, data, trust)
     elif unit.name == CLIENT.name and secret and trust.why_no_cohorts:
@@ -84,7 +103,7 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
 
 
 def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
-    """ValueError unless a server that is trusted with them protects clients of a pool."""
+    """Refuse a pool of clients unless clients are the unit and a trusted server keeps the pool."""
     refuse(
         {
             f'federation.clients with privacy.unit = "{unit.name}": what is clipped and counted in a cohort is '
@@ -99,10 +118,13 @@ def _check_pool(unit: Unit, data: DataSection, trust: Trust) -> None:
 
 
 def check_shares(privacy: PrivacySection, data: DataSection, federation: FederationSection, trust: Trust) -> None:
-    """ValueError for shares of a budget that are not one for every silo, or that nothing keeps.
+    """Refuse budget shares that are not one for each silo, or that the noise cannot honour.
 
-    Guarantee: only a silo that adds all of its noise itself has a budget of its own; noise that is added once for
+    Guarantee: only a silo that adds all of its noise itself has a budget of its own.  Noise that is added once for
     all silos is the same for all of them.
+
+    Raises:
+        ValueError: The shares cannot be used.
     """
     if (shares := privacy.shares) is None:
         return
@@ -122,7 +144,7 @@ def check_shares(privacy: PrivacySection, data: DataSection, federation: Federat
 
 
 class ModelSection(BaseModel):
-    """[model]: a row of the table of models, and the row's own keys (`settings`)."""
+    """Section [model]: a row of the table of models, and the row's own keys (`settings`)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -134,44 +156,48 @@ class ModelSection(BaseModel):
 
     @property
     def settings(self) -> ModelSettings:
-        """The row's own keys, validated by the row's own type."""
+        """Settings of the row's own keys, validated by the row's own type."""
         return self.row.settings.model_validate(self.model_extra or {})
 
     @property
     def is_regression(self) -> bool:
-        """Whether its labels are real numbers."""
-        own = self.settings.regression
-        return self.row.regression if own is None else own
+        """Whether labels are real numbers."""
+        setting = self.settings.regression
+        return self.row.regression if setting is None else setting
 
     @property
     def is_survival(self) -> bool:
-        """Whether its labels are bins survived and events, and its outputs hazards."""
+        """Whether labels are survived bins and events, and outputs are hazards."""
         return self.row.survival or (is_import_path(self.name) and self.settings.survival)
 
     @property
     def is_classification(self) -> bool:
-        """Whether its predictions are right or wrong."""
+        """Whether predictions are right or wrong."""
         return not self.is_regression and not self.is_survival
 
     @property
     def import_paths(self) -> tuple[str, ...]:
-        """Import paths of code that is none of fedpriv's."""
+        """Import paths of the model's code outside fedpriv."""
         return (*((self.name,) if is_import_path(self.name) else ()), *self.settings.code)
 
 
 def check_survival(model: ModelSection, data: DataSection) -> None:
-    """ValueError for hazards of data without times, and for times with a model of classes."""
+    """Refuse hazards for data without times, and times for a model of classes.
+
+    Raises:
+        ValueError: Model and data do not fit together.
+    """
     schema = data.table_schema
-    times = schema is not None and schema.survival is not None
-    if model.row.evaluated and model.is_survival != times:
+    has_times = schema is not None and schema.survival is not None
+    if model.row.evaluated and model.is_survival != has_times:
         raise ValueError(
             f'model.name = "{model.name}": '
-            + ("the table has survival; take hazard-regression" if times else "needs a table with survival")
+            + ("the table has survival; take hazard-regression" if has_times else "needs a table with survival")
         )
 
 
 class AlgorithmSection(BaseModel):
-    """[algorithm]: a row of the table, the trust setting, and the row's own keys (`settings`)."""
+    """Section [algorithm]: a row of the table, the trust setting, and the row's own keys (`settings`)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -192,12 +218,12 @@ class AlgorithmSection(BaseModel):
 
     @property
     def settings(self) -> Settings:
-        """The row's own keys, validated by the row's own type."""
+        """Settings of the row's own keys, validated by the row's own type."""
         return self.row.settings.model_validate(self.model_extra or {})
 
 
 class Cell(Section):
-    """One resolved run: a scenario at one sweep point and one seed."""
+    """Resolved run: a scenario at one sweep point and one seed."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="lower-case letters, digits and dashes")
     title: str = ""
@@ -216,13 +242,13 @@ class Cell(Section):
     _budget: RunBudget = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Give the cell its budget: here a run is composed, of a first step and rounds where it has both."""
+        """Split the cell's budget between a first step and the rounds, the only place where a run is composed."""
         scale = self.data.scale
         self._budget = split_budget(self.privacy.target_mu, 0.0 if scale is None else scale.share)
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
-        """Check what one section presumes of others; the first finding is told."""
+        """Check the requirements that sections have of each other, and report the first failure."""
         federation, privacy, unit = self.federation, self.privacy, self.privacy.protected_unit
         trust, private = find_trust(self.algorithm.trust), self.privacy.mode != "none"
         check_absences(federation, self.absence_key, trust)
@@ -259,7 +285,7 @@ class Cell(Section):
 
     @property
     def absence_key(self) -> str | None:
-        """The key by which a run goes on without silos that do not answer; None if it ends there."""
+        """Key by which a run continues without silos that do not reply, or None if the run ends there."""
         if self.deployment.missing == "continue":
             return 'deployment.missing = "continue"'
         if self.federation.drop_out:
@@ -268,23 +294,23 @@ class Cell(Section):
 
     @property
     def budget(self) -> RunBudget:
-        """Budget of the rounds, and what is spent beside them."""
+        """Budget of the rounds, and μ of the other step of the run."""
         return self._budget
 
     @property
     def target_mu(self) -> float | None:
-        """μ of the rounds; None when the run is not private."""
+        """μ of the rounds, or None for a run that is not private."""
         return self._budget.rounds_mu
 
     @property
     def target_mus(self) -> tuple[float, ...] | None:
-        """μ of the rounds for the records of silo 0, 1, …; None when the run is not private."""
+        """μ of the rounds for the records of silo 0, 1, …, or None for a run that is not private."""
         if (target := self.target_mu) is None:
             return None
         if not self.privacy.shares:
             return (target,) * len(self.batch_sizes)
-        shared = [self.privacy.silo_target_mu(silo) for silo in range(self.federation.silos)]
-        return tuple(mu for mu in shared if mu is not None)
+        silo_mus = [self.privacy.silo_target_mu(silo) for silo in range(self.federation.silos)]
+        return tuple(mu for mu in silo_mus if mu is not None)
 
     def derive_cell(
         self,
@@ -297,20 +323,29 @@ class Cell(Section):
         model: ModelSection | None = None,
         run: RunSection | None = None,
     ) -> "Cell":
-        """A run of its own that is cut out of this one: its first step, its evaluations, what an audit asks.
+        """Derive a separate run from this one: its first step, an evaluation, or a run of an audit.
 
-        Sections that are not given are this cell's.  Whatever is given, it drops
+        Sections that are not given are this cell's.  The derived cell always drops
 
-        | what | since |
+        | dropped | reason |
         |---|---|
-        | the budget | its rounds spend their own promise, all of `privacy`; `beside` is the μ of the other step |
+        | the budget | the derived rounds spend the whole promise of `privacy` |
         | `data.scale` | a first step is composed with the rounds that it was taken for, and with nothing else |
         | `evaluation` | test records are other records, with a promise of their own |
 
-        Guarantee: its target is that of `privacy`, before and after it was sent as text, whatever the keys of
-        this cell.
+        Guarantee: the derived cell's target is that of `privacy`, before and after the cell was sent as text,
+        whatever the keys of this cell.
+
+        Args:
+            privacy: Section [privacy], with the promise of the derived run.
+            federation: Section [federation].
+            algorithm: Section [algorithm].
+            other_mu: μ of the other step of the run.
+            data: Section [data], or None for this cell's.
+            model: Section [model], or None for this cell's.
+            run: Section [run], or None for this cell's.
         """
-        given = {name: section for name, section in (("model", model), ("run", run)) if section is not None}
+        sections = {name: section for name, section in (("model", model), ("run", run)) if section is not None}
         cell = self.model_copy(
             update={
                 "privacy": privacy,
@@ -318,7 +353,7 @@ class Cell(Section):
                 "algorithm": algorithm,
                 "data": (data or self.data).model_copy(update={"scale": None}),
                 "evaluation": None,
-                **given,
+                **sections,
             }
         )
         cell._budget = RunBudget(privacy.target_mu, other_mu)
@@ -326,45 +361,54 @@ class Cell(Section):
 
     @property
     def noise_seed(self) -> int:
-        """The seed of a simulation's noise: a first step has another one than its rounds, and the same records."""
+        """Seed of a simulation's noise, which a first step and its rounds do not share.
+
+        Their records are the same.
+        """
         if self.model.row.evaluated:
             return self.seed
         return int.from_bytes(seed_key(self.seed, "first step")[:8], "big")
 
     @property
     def schedule(self) -> Participation:
-        """Participation of the records, as the algorithm arranges it; InputError if it cannot."""
+        """Participation of the records, as the algorithm arranges it.
+
+        Raises:
+            InputError: The algorithm's rounds do not fit the section [federation].
+        """
         federation = self.federation
         declared = FixedOrder(federation.total_rounds, federation.rounds_per_epoch)
-        arranged = self.algorithm.row.schedule(self.algorithm.settings, declared)
+        order = self.algorithm.row.schedule(self.algorithm.settings, declared)
         refuse(
             {
-                f"federation.samples: {self.algorithm.name} reads {arranged.batches_per_silo} batches of every "
+                f"federation.samples: {self.algorithm.name} reads {order.batches_per_silo} batches of every "
                 "silo "
                 f"in {declared.batches_per_silo} rounds, so samples does not say how many rounds there are: give "
                 "rounds and batch": (
-                    federation.samples is not None and arranged.batches_per_silo > declared.batches_per_silo
+                    federation.samples is not None and order.batches_per_silo > declared.batches_per_silo
                 ),
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '
-                'of its own; use "fixed"': (arranged != declared and federation.sampling != FixedOrder.name),
+                'of its own; use "fixed"': (order != declared and federation.sampling != FixedOrder.name),
             }
         )
-        return make_participation(federation.sampling, arranged, federation.participation_keys)
+        return make_participation(federation.sampling, order, federation.participation_keys)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Records of each silo in one round, expected if they are sampled; a public choice."""
+        """Number of records of each silo in one round, expected under sampling.  The sizes are public."""
         return self.federation.batch_sizes(self.seed)
 
     @property
     def unread_count(self) -> int:
-        """Number of `federation.samples` that no silo holds, since every round reads equally many of each silo.
+        """Number of `federation.samples` that no silo holds.
 
-        With `size_skew` fewer than one pass has rounds; silos of equal size leave fewer than rounds · silos.
+        Every round reads equally many records of a silo, and the remainder is not read.  With `size_skew` the
+        remainder is smaller than the number of rounds of one pass.  With silos of equal size it is smaller than
+        rounds · silos.
         """
-        asked = self.federation.samples
-        return 0 if asked is None else asked - sum(self.batch_sizes) * self.schedule.batches_per_silo
+        sample_count = self.federation.samples
+        return 0 if sample_count is None else sample_count - sum(self.batch_sizes) * self.schedule.batches_per_silo
 
     def canonical_data(self) -> dict[str, Any]:
-        """Plain data that identifies the run: what results.json stores and what engines pass on."""
+        """Return plain data that identifies the run, which results.json stores and engines pass on."""
         return self.model_dump(mode="json", exclude_none=True)

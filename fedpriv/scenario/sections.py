@@ -1,11 +1,11 @@
-"""Sections of a scenario: [federation], [privacy], [run], [deployment] and [evaluation], and their base class.
+"""Sections of a scenario: [federation], [privacy], [run], [deployment] and [evaluation].
 
-| section | says |
+| section | content |
 |---|---|
-| [federation] | silos or clients, rounds, and who takes part in which |
-| [privacy] | the target, what it is a guarantee of, and what a cell's rounds may spend of it |
-| [run], [deployment] | how to compute, and what a server does about silos that are not there |
-| [evaluation] | the silos evaluate the model, each on its own test records |
+| [federation] | silos or clients, rounds, and their participation |
+| [privacy] | the privacy target, the unit of protection, and the budget of a cell's rounds |
+| [run], [deployment] | how to compute, and what a server does about silos that do not reply |
+| [evaluation] | evaluation of the model by the silos, each on its own test records |
 """
 
 import math
@@ -30,21 +30,25 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Section(BaseModel):
-    """A table of a scenario file: no key that is not listed, no value of another type."""
+    """Base class of sections, tables of a scenario file without unknown keys or values of another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class FederationSection(Section):
-    """[federation]: how many silos, rounds and records.
+    """Section [federation]: the numbers of silos, rounds and records.
 
-    `rounds` alone reads `batch` records of each silo a round; `samples` alone gives as many rounds as they last;
-    both together share the samples out over the rounds: the way to large batches.  All three give passes of as
-    many rounds as the samples last, and as many passes as the rounds do: the last one may be cut.  Every round of
-    a pass reads equally many records of a silo, which is a public number: what does not fill a round is left out.
+    * `rounds` alone: every round reads `batch` records of each silo.
+    * `samples` alone: there are as many rounds as the samples suffice for.
+    * `rounds` and `samples`: the samples are divided among the rounds, which is the way to large batches.
+    * `rounds`, `samples` and `batch`: a pass has as many rounds as the samples suffice for, and passes follow each
+      other until all rounds are done.  The last pass may be cut.
 
-    With `clients` and `cohort` there is one pool of clients, kept by a trusted server, in place of silos: a round
-    reads a cohort of them, and `rounds` says how many there are.
+    Every round of a pass reads equally many records of a silo, a public number.  Records that do not fill a round
+    are left out.
+
+    With `clients` and `cohort` a trusted server keeps one pool of clients in place of silos.  A round reads a
+    cohort of them, and `rounds` is the number of rounds.
     """
 
     silos: Annotated[Count, Field(le=10_000_000)] = Field(
@@ -101,8 +105,8 @@ class FederationSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_pool_silo(cls, given: Any) -> Any:
-        return {"silos": 1, **given} if isinstance(given, dict) and "clients" in given else given
+    def _fill_pool_silo(cls, values: Any) -> Any:
+        return {"silos": 1, **values} if isinstance(values, dict) and "clients" in values else values
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
@@ -114,14 +118,14 @@ class FederationSection(Section):
             if find_sampling_class(self.sampling).client_initiated:
                 raise ValueError(f'sampling = "{self.sampling}" is of clients: give clients and cohort, not silos')
             return self
-        other = {key: getattr(self, key) for key in ("samples", "batch", "batches", "size_skew")}
-        other |= {
+        unused = {key: getattr(self, key) for key in ("samples", "batch", "batches", "size_skew")}
+        unused |= {
             "silos": self.silos if self.silos > 1 else None,
             "epochs": self.epochs if self.epochs > 1 else None,
             "drop_out": self.drop_out or None,
             "away": self.away or None,
         }
-        key = next((key for key, value in other.items() if value is not None), None)
+        key = next((key for key, value in unused.items() if value is not None), None)
         refuse(
             {
                 f"{key} says nothing of clients in cohorts: leave it out, or leave clients out": (key),
@@ -137,7 +141,7 @@ class FederationSection(Section):
     def _check_consistency(self) -> Self:
         if self.clients is not None:
             return self
-        least = self.silos * (self.batch or (1 if self.rounds is None else self.rounds_per_epoch))
+        min_samples = self.silos * (self.batch or (1 if self.rounds is None else self.rounds_per_epoch))
         refuse(
             {
                 "needs rounds, or samples, or both": (self.rounds is None and self.samples is None),
@@ -162,8 +166,8 @@ class FederationSection(Section):
                 f"batches has {len(self.batches or ())} numbers, and there are {self.silos} silos": (
                     self.batches is not None and len(self.batches) != self.silos
                 ),
-                f"samples = {self.samples} are too few for one pass: at least {least} are needed": (
-                    self.samples is not None and self.samples < least
+                f"samples = {self.samples} are too few for one pass: at least {min_samples} are needed": (
+                    self.samples is not None and self.samples < min_samples
                 ),
                 f"rounds = {self.rounds} do not read the samples once: at batch = {self.batch} it takes "
                 f"{self.rounds_per_epoch}; leave batch out, or give fewer samples": (
@@ -176,7 +180,7 @@ class FederationSection(Section):
 
     @property
     def rounds_per_epoch(self) -> int:
-        """Rounds of one pass."""
+        """Number of rounds of one pass."""
         if self.clients is not None and self.cohort is not None:
             return self.clients // self.cohort
         if self.samples is None or (self.rounds is not None and self.batch is None):
@@ -185,16 +189,22 @@ class FederationSection(Section):
 
     @property
     def total_rounds(self) -> int:
-        """T."""
+        """Number T of rounds."""
         return self.rounds_per_epoch * self.epochs if self.rounds is None else self.rounds
 
     @property
     def participation_keys(self) -> ParticipationKeys:
-        """Keys that a participation takes beside the order."""
+        """Further keys of [federation] that a participation takes."""
         return ParticipationKeys(self.groups, self.min_separation, self.max_participations)
 
     def batch_sizes(self, seed: int) -> tuple[int, ...]:
-        """Records of each silo in one round, or the cohort; every place of the silo's order has as many."""
+        """Return the number of records of each silo in one round, or the size of the cohort.
+
+        Every position of a silo's order has this many records.
+
+        Args:
+            seed: Public seed, which skewed sizes depend on.
+        """
         if self.cohort is not None:
             return (self.cohort,)
         if self.batches is not None:
@@ -204,40 +214,44 @@ class FederationSection(Section):
         return silo_sizes(self.samples // self.rounds_per_epoch, self.silos, self.size_skew, seed)
 
 
-_MIN_USELESS_DELTA = 0.1  # δ from here on is refused
+_MIN_USELESS_DELTA = 0.1  # δ of this size or more is refused
 _ROUND_DOWN = 1.0 - 2.0**-48
-"""Less than what composing two steps rounds: together they stay within what was promised."""
+"""Factor below 1 that outweighs the rounding of two composed steps, so that they keep to the promise."""
 
 
 @dataclass(frozen=True)
 class RunBudget:
-    """Budget of a promise: for the rounds of a cell, and for what is spent beside them of the same records.
+    """Budget of a promise for the same records: for the rounds of a cell, and for the run's other step.
 
-    | field | meaning |
-    |---|---|
-    | `rounds` | μ that the noise of the cell's own rounds is calibrated to; None: they add none |
-    | `beside` | μ of the other step of the run, such as a first step; 0 where there is none |
+    A cell gets its budget where a run is composed, and keeps it through all copies.  No code computes it from
+    other keys.
 
-    A cell gets it where a run is composed, and keeps it however it is copied: nothing reads it off other keys.
-
-    Guarantee: rounds² + beside² is at most the square of the promise.
+    Guarantee: rounds_mu² + other_mu² is at most the square of the promise.
     """
 
     rounds_mu: float | None
+    """μ that the noise of the cell's own rounds is calibrated to, or None if the rounds add no noise."""
     other_mu: float = 0.0
+    """μ of the other step of the run, such as a first step, or 0 without another step."""
 
 
 def split_budget(promise: float | None, share: float = 0.0) -> RunBudget:
-    """The promise μ of a run whose other step takes the `share` of μ²; without one the rounds have all of it."""
+    """Split the promise μ of a run between its rounds and its other step.
+
+    Args:
+        promise: μ of the run, or None for a run that is not private.
+        share: Share of μ² for the other step.  With 0 the rounds have all of it.
+    """
     if promise is None or share == 0.0:
         return RunBudget(promise)
     return RunBudget(promise * math.sqrt(1.0 - share) * _ROUND_DOWN, promise * math.sqrt(share) * _ROUND_DOWN)
 
 
 class PrivacySection(Section):
-    """[privacy]: the guarantee each silo's records get; exactly one of mu, rho, zcdp or epsilon with delta.
+    """Section [privacy]: the guarantee for each silo's records.
 
-    `mu` is the Gaussian-DP parameter μ; `rho` is the name Reshef & Levy give it; `zcdp` is μ²/2.
+    A private run has exactly one of mu, rho, zcdp, or epsilon with delta.  `mu` is the parameter μ of Gaussian
+    differential privacy, `rho` is Reshef & Levy's name for μ, and `zcdp` is μ²/2.
     """
 
     mode: Literal["gaussian", "none"] = Field("gaussian", description='"none" runs without noise or guarantee')
@@ -261,24 +275,24 @@ class PrivacySection(Section):
 
     @model_validator(mode="after")
     def _check_one_target(self) -> Self:
-        given = [name for name in ("mu", "rho", "zcdp", "epsilon") if getattr(self, name) is not None]
-        if self.mode == "none" and given:
-            raise ValueError(f'mode = "none" means no noise, so {given[0]} cannot be given with it')
-        if self.mode == "gaussian" and len(given) != 1:
+        targets = [name for name in ("mu", "rho", "zcdp", "epsilon") if getattr(self, name) is not None]
+        if self.mode == "none" and targets:
+            raise ValueError(f'mode = "none" means no noise, so {targets[0]} cannot be given with it')
+        if self.mode == "gaussian" and len(targets) != 1:
             raise ValueError(
-                f"needs exactly one of mu, rho, zcdp and epsilon; given: {', '.join(given) or 'none'}"
+                f"needs exactly one of mu, rho, zcdp and epsilon; given: {', '.join(targets) or 'none'}"
             )
         return self
 
     @model_validator(mode="after")
     def _check_records(self) -> Self:
-        which = "of one person count at most" if self.unit == USER.name else "one client holds at most"
+        bound = "of one person count at most" if self.unit == USER.name else "one client holds at most"
         refuse(
             {
                 f'records = {self.records} is for unit = "user" or "client"; set that, or leave it out': (
                     self.unit == RECORD.name and self.records is not None
                 ),
-                f'records is needed for unit = "{self.unit}": how many records {which}, '
+                f'records is needed for unit = "{self.unit}": how many records {bound}, '
                 "e.g. privacy.records = 4": (self.unit != RECORD.name and self.records is None),
                 f"shared = {self.shared}: only persons have records in several silos": (
                     self.unit != USER.name and self.shared > 1
@@ -290,14 +304,14 @@ class PrivacySection(Section):
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
-        largest = max(self.shares or (1.0,))
+        max_share = max(self.shares or (1.0,))
         refuse(
             {
                 'shares: mode = "none" means no noise, so there is no budget to have a share of': (
                     self.shares and self.mode == "none"
                 ),
-                f"shares: the largest is {largest:g}, and no silo has the whole target; lower the "
-                "target, and give the silo that it is for the share 1": (largest < 1.0),
+                f"shares: the largest is {max_share:g}, and no silo has the whole target; lower the "
+                "target, and give the silo that it is for the share 1": (max_share < 1.0),
                 f'shares with unit = "{self.unit}": a budget for each silo is of its own records': (
                     self.shares and self.unit != RECORD.name
                 ),
@@ -322,11 +336,11 @@ class PrivacySection(Section):
 
     @property
     def target_mu(self) -> float | None:
-        """μ, or None when the run is not private; the largest of all silos'."""
+        """Largest μ of all silos, or None for a run that is not private."""
         return self._mu_of_share(1.0)
 
     def silo_target_mu(self, silo: int) -> float | None:
-        """μ of one silo's records: the whole target, or the silo's share of it."""
+        """Return μ of one silo's records: the whole target, or the silo's share of it."""
         return self._mu_of_share(self.shares[silo] if self.shares else 1.0)
 
     def _mu_of_share(self, share: float) -> float | None:
@@ -334,12 +348,12 @@ class PrivacySection(Section):
             return mu_of(share * self.epsilon, self.delta)
         if self.zcdp is not None:
             return mu_of_zcdp(share * self.zcdp)
-        given = self.mu if self.mu is not None else self.rho
-        return None if given is None else share * given
+        mu = self.mu if self.mu is not None else self.rho
+        return None if mu is None else share * mu
 
 
 class RunSection(Section):
-    """[run]: how to compute, not what; nothing here changes the guarantee."""
+    """Section [run]: how to compute a run.  None of its keys changes the guarantee."""
 
     dtype: Literal["float32", "float64"] = "float32"
     arithmetic: Literal["float", "integers"] = Field(
@@ -374,7 +388,10 @@ class RunSection(Section):
 
 
 class DeploymentSection(Section):
-    """[deployment]: what a server does about silos that do not answer; simulations have no such silos."""
+    """Section [deployment]: a server's treatment of silos that do not reply.
+
+    Simulations have no such silos.
+    """
 
     patience: Positive = Field(600.0, description="seconds to wait for the silos of a round before giving up")
     missing: Literal["stop", "continue"] = Field(
@@ -392,16 +409,17 @@ _WHY_NO_SUM = {
     "concordance": "it ranks every record against all others",
     "integrated_brier": "its weights are of all records",
 }
-"""Why a score of test records is no sum of bounded vectors, one a record."""
+"""Reasons why a score of test records is no sum of bounded vectors, one for each record."""
 
 
-def _parse_curves(given: Any) -> Any:
-    return None if given is None else load_add_on_part("evaluation", "curves").model_validate(given)
+def _parse_curves(section: Any) -> Any:
+    return None if section is None else load_add_on_part("evaluation", "curves").model_validate(section)
 
 
 class EvaluationSection(Section):
-    """[evaluation]: silos send sums over their own test records, which no training reads: no public ones.
+    """Section [evaluation]: silos send sums over their own test records.
 
+    The records are not public, and no training reads them.
     Without this section the server evaluates, on a public test set.
     """
 
@@ -423,17 +441,25 @@ class EvaluationSection(Section):
 
     @property
     def increment_norm(self) -> float:
-        """Of what one test record adds to an evaluation of classes, at most."""
+        """Largest norm of one test record's increment in an evaluation of classes."""
         return 0.5 * math.sqrt(2.0) if self.curves is None else self.curves.increment_norm
 
     def records_per_silo(self, silos: int) -> tuple[int, ...]:
-        """Test records of silo 0, 1, …"""
+        """Return the numbers of test records of silo 0, 1, …"""
         return (self.records,) * silos if isinstance(self.records, int) else self.records
 
     def check_federation(self, silos: int, trust: Trust, privacy: PrivacySection) -> None:
-        """ValueError for what silos cannot evaluate so, or not in private.
+        """Check that silos can evaluate in this way, and in private.
 
         Guarantee: a run with noise evaluates with noise wherever the server is not trusted.
+
+        Args:
+            silos: Number of silos.
+            trust: Trust setting.
+            privacy: Section [privacy].
+
+        Raises:
+            ValueError: They cannot.
         """
         refuse(
             {
@@ -454,7 +480,15 @@ class EvaluationSection(Section):
 
 
 def check_measures(run: RunSection, *, only_sum_published: bool) -> None:
-    """ValueError for measures that silos' sums do not give; `summed`: only the sum over silos is published."""
+    """Refuse measures that cannot be computed from the sums of the silos.
+
+    Args:
+        run: Section [run].
+        only_sum_published: Whether only the sum over silos is published.
+
+    Raises:
+        ValueError: A measure needs more than these sums.
+    """
     if run.metrics:
         raise ValueError(
             f"run.metrics: silos send sums of bounded vectors, one a test record, and {run.metrics[0]} is none: "
