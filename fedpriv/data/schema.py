@@ -1,4 +1,4 @@
-"""Describe a table in public: the columns that are read, their ranges and vocabularies, and the target.
+"""Describe a table in public: the columns that are read, their ranges, vocabularies and target.
 
 The schema alone maps every record to its features.  So the map reads one record at a time, and releases nothing.
 Means, deviations, quantiles or vocabularies that were computed from the records would be releases.
