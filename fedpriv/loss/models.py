@@ -1,8 +1,7 @@
-"""The table of models: how raw images become features, and which loss they get.
+"""The table of models: features that a model makes of raw records, and its loss.
 
-Linear models take the features that the settings name, scaled, and a constant 1.
-
-A torch module of one's own as a row of the table of models.
+`MODELS` has the rows by name.  Linear models take the features that their settings name, scaled, and a constant 1.
+`add_module` adds a torch module of the user as a row.
 """
 
 import copy
@@ -65,7 +64,10 @@ from fedpriv.loss.rows import (
 
 
 class SoftmaxSettings(ModelSettings):
-    """Softmax regression: G = √2 · max‖z‖ and L = max‖z‖²/2, so a smaller `feature_norm` lowers both."""
+    """Settings of softmax regression.
+
+    G = √2 · max‖z‖ and L = max‖z‖²/2, so a smaller `feature_norm` lowers both.
+    """
 
     features: Literal["pixels", "orientations"] = Field(
         "pixels", description="pixels / 255, or how much edge there is in 8 directions in cells of 4 x 4 pixels"
@@ -113,7 +115,7 @@ class SoftmaxSettings(ModelSettings):
 
 
 class LinearSettings(SoftmaxSettings):
-    """A linear score of the features and a constant 1."""
+    """Settings of a linear score of the features and a constant 1."""
 
     penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0.0, description="of ‖x‖²/2 in every record's loss, the constant's weight included; clipped with it"
@@ -127,23 +129,30 @@ class RidgeSettings(SoftmaxSettings):
 
 
 def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
-    """The features that the settings name, scaled, and a constant 1: (n, features + 1).
+    """Compute the features that the settings name, scaled, and a constant 1, (n, features + 1).
 
-    Each record is mapped by itself, so the features are no release about the others.  InputError for features that
-    are numbers and have no `feature_norm`: nothing else bounds them.
+    Each record is mapped by itself, so a record's features reveal nothing about other records.
+
+    Args:
+        images: Raw records, (n, ...).
+        dtype: Type of the features.
+        settings: Settings of the features.
+
+    Raises:
+        InputError: Features are numbers and `feature_norm` is missing, without which they have no bound.
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
-    at_once = len(images) if settings.backbone is not None else IMAGES_PER_CHUNK
-    whole: Tensor | None = None
-    for start in range(0, max(1, len(images)), max(1, at_once)):
-        values = _compute_features(images[start : start + at_once], dtype, settings)
-        if whole is None:  # formed once: copies of a million clients' records would not fit
-            whole = torch.empty(len(images), values.shape[1] + 1, dtype=dtype)
-            whole[:, -1] = 1.0
-        whole[start : start + len(values), :-1] = values
-    assert whole is not None
-    return whole
+    chunk_size = len(images) if settings.backbone is not None else IMAGES_PER_CHUNK
+    features: Tensor | None = None
+    for start in range(0, max(1, len(images)), max(1, chunk_size)):
+        values = _compute_features(images[start : start + chunk_size], dtype, settings)
+        if features is None:  # allocated once, since copies of a million clients' records would not fit
+            features = torch.empty(len(images), values.shape[1] + 1, dtype=dtype)
+            features[:, -1] = 1.0
+        features[start : start + len(values), :-1] = values
+    assert features is not None
+    return features
 
 
 def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
@@ -153,8 +162,13 @@ def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: Softma
     )
     if settings.backbone is not None:
         assert settings.backbone_weights is not None
-        keys = (settings.backbone, settings.backbone_arguments, settings.backbone_weights, settings.backbone_shape)
-        values = compute_frozen_features(values, *keys)
+        backbone_arguments = (
+            settings.backbone,
+            settings.backbone_arguments,
+            settings.backbone_weights,
+            settings.backbone_shape,
+        )
+        values = compute_frozen_features(values, *backbone_arguments)
     return (
         values
         if settings.feature_norm is None
@@ -165,33 +179,41 @@ def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: Softma
 def softmax_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SoftmaxRegression:
+    """Make softmax regression, with features on a grid for exact releases.
+
+    Bytes without scaling are multiples of 1/255.
+    """
     norm = _max_feature_norm(shape, settings)
-    plain = settings.feature_norm is None and settings.centre == 0.0
+    is_bytes = settings.feature_norm is None and settings.centre == 0.0
     return SoftmaxRegression(
-        shape[0], classes, norm, dtype, denominator=255 if plain else grid_denominator(shape[0], norm)
+        shape[0], classes, norm, dtype, denominator=255 if is_bytes else grid_denominator(shape[0], norm)
     )
 
 
 def grid_denominator(features: int, norm: float) -> int | None:
-    """How finely exact releases round features of norms up to `norm`: to multiples of 1/levels, a power of 2.
+    """Find the denominator to which exact releases round features of norms up to `norm`, a power of 2.
 
-    So that integers of them stay below 2^16 and a record moves by at most 2^-10 of `norm`; None where it cannot.
+    Integer features then have norms below 2^16.
+
+    Returns:
+        The denominator, or None if rounding would move a record by more than 2^-10 of `norm`.
     """
-    levels = 2 ** math.floor(math.log2((2**16 - 1) / norm))
-    return levels if levels >= 1 and 0.5 * math.sqrt(features) / levels <= norm * 2.0**-10 else None
+    denominator = 2 ** math.floor(math.log2((2**16 - 1) / norm))
+    return denominator if denominator >= 1 and 0.5 * math.sqrt(features) / denominator <= norm * 2.0**-10 else None
 
 
 def _max_feature_norm(shape: tuple[int, ...], settings: SoftmaxSettings) -> float:
-    """A bound on the norm of a record's features and its constant 1."""
-    largest = settings.feature_norm
-    if largest is None:
-        largest = math.sqrt(shape[0] - 1) * max(settings.centre, 1.0 - settings.centre)
-    return math.hypot(largest, 1.0)
+    """Upper bound on the norm of a record's features and its constant 1."""
+    norm = settings.feature_norm
+    if norm is None:
+        norm = math.sqrt(shape[0] - 1) * max(settings.centre, 1.0 - settings.centre)
+    return math.hypot(norm, 1.0)
 
 
 def logistic_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: LinearSettings
 ) -> LogisticRegression:
+    """Make logistic regression for two classes."""
     _check_two_classes("logistic-regression", classes)
     norm = _max_feature_norm(shape, settings)
     return LogisticRegression(
@@ -202,6 +224,7 @@ def logistic_regression(
 def sigmoid_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SigmoidRegression:
+    """Make sigmoid regression for two classes."""
     _check_two_classes("sigmoid-regression", classes)
     return SigmoidRegression(shape[0], _max_feature_norm(shape, settings), dtype=dtype)
 
@@ -214,7 +237,10 @@ def _check_two_classes(name: str, classes: int) -> None:
 def least_squares_of_scores(
     shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LinearSettings | RidgeSettings
 ) -> LeastSquares:
-    """For any data: the model may be anywhere, so no bound on the gradients is known beside the clip."""
+    """Make least squares for any data.
+
+    The model may be anywhere, so the gradients have no known bound besides the clip.
+    """
     return LeastSquares(
         shape[0], _max_feature_norm(shape, settings), dtype=dtype, penalty=settings.penalty, radius=math.inf
     )
@@ -235,6 +261,11 @@ class RidgeStatisticsSettings(SoftmaxSettings):
 def ridge_statistics(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: RidgeStatisticsSettings
 ) -> RidgeStatistics:
+    """Make the statistics of ridge regression, for two classes or real labels.
+
+    Raises:
+        InputError: There are more than `MAX_FEATURES` features, or more than two classes.
+    """
     if not settings.real:
         _check_two_classes(RIDGE_STATISTICS, classes)
     if shape[0] > MAX_FEATURES:
@@ -251,9 +282,16 @@ class PerceptronSettings(ModuleSettings):
 def perceptron(
     activation: type[nn.Module], loss: Loss | None = None, features: Callable[..., Tensor] = flat_pixels
 ) -> Model:
-    """One hidden layer: features - hidden - classes under the cross-entropy, or one output under `loss`.
+    """Make a row for a network with one hidden layer: features - hidden - outputs.
 
-    |⟨x, z⟩| is the sum of two rectifiers, so the sizes of phase retrieval are within reach of `nn.ReLU`.
+    It has the cross-entropy of all classes, or one output under `loss`, or the outputs of `HazardLoss`.  |⟨x, z⟩|
+    is
+    the sum of two rectifiers, so `nn.ReLU` can represent the sizes of phase retrieval.
+
+    Args:
+        activation: Activation of the hidden layer.
+        loss: Loss of the outputs, or None for the cross-entropy.
+        features: Function from raw records to features.
     """
 
     def objective(
@@ -261,25 +299,35 @@ def perceptron(
     ) -> Objective:
         (width,) = shape
         outputs = classes if loss is None else bin_count(classes) if isinstance(loss, HazardLoss) else 1
-        net = nn.Sequential(nn.Linear(width, settings.hidden), activation(), nn.Linear(settings.hidden, outputs))
-        return make_module_objective(net, width, loss or CrossEntropy(), settings.initial_seed, dtype)
+        network = nn.Sequential(
+            nn.Linear(width, settings.hidden), activation(), nn.Linear(settings.hidden, outputs)
+        )
+        return make_module_objective(network, width, loss or CrossEntropy(), settings.initial_seed, dtype)
 
-    survival = isinstance(loss, HazardLoss)
+    is_survival = isinstance(loss, HazardLoss)
     return Model(
-        PerceptronSettings, features, objective, regression=loss is not None and not survival, survival=survival
+        PerceptronSettings,
+        features,
+        objective,
+        regression=loss is not None and not is_survival,
+        survival=is_survival,
     )
 
 
 def hazard_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> Objective:
-    net = nn.Linear(shape[0], bin_count(classes), bias=False)  # a constant is among the features
-    nn.init.zeros_(net.weight)
-    return make_module_objective(net, shape[0], HazardLoss(), 0, dtype)
+    """Make discrete hazards that are linear in the features."""
+    layer = nn.Linear(shape[0], bin_count(classes), bias=False)  # the features contain a constant
+    nn.init.zeros_(layer.weight)
+    return make_module_objective(layer, shape[0], HazardLoss(), 0, dtype)
 
 
 def convolutional_net(classes: int) -> nn.Sequential:
-    """The network of Papernot et al. 2021 ("Tempered sigmoid activations") with tanh; 26,010 parameters."""
+    """Make the network of Papernot et al. 2021 ("Tempered sigmoid activations") with tanh.
+
+    It has 26,010 parameters.
+    """
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
         nn.Conv2d(1, 16, 8, stride=2, padding=2),
@@ -296,6 +344,7 @@ def convolutional_net(classes: int) -> nn.Sequential:
 
 
 def convolutional(shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ModuleSettings) -> Objective:
+    """Make the CNN for gray images of 28 x 28 pixels under the cross-entropy."""
     if shape != (784,):
         raise InputError(
             f'model.name = "cnn" takes gray images of 28 x 28 = 784 pixels, not {math.prod(shape)} values'
@@ -304,7 +353,7 @@ def convolutional(shape: tuple[int, ...], classes: int, dtype: torch.dtype, sett
 
 
 def keep_numbers(features: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
-    """Features that are numbers already, as they are."""
+    """Convert features that are numbers to a tensor."""
     return torch.from_numpy(features).to(dtype)
 
 
@@ -315,7 +364,7 @@ class PhaseSettings(ModelSettings):
 
 
 def phase_retrieval(power: Literal[1, 2]) -> Model:
-    """Unit measurement vectors as they are."""
+    """Make a row for phase retrieval from unit measurement vectors."""
 
     def objective(
         shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: PhaseSettings
@@ -335,7 +384,10 @@ class LeastSquaresSettings(ModelSettings):
 def linear_regression(
     shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LeastSquaresSettings
 ) -> LeastSquares:
-    """For the data set linear-regression, whose population is known: evaluations have the exact excess risk."""
+    """Make least squares for the data set linear-regression.
+
+    Its population is known, so evaluations have the exact excess risk.
+    """
     (width,) = shape
     curvature, minimizer = (torch.from_numpy(values).to(dtype) for values in power_law(width))
     population = quadratic_in_ball(curvature, minimizer, settings.ball)
@@ -372,9 +424,10 @@ SHIPPED = frozenset({*MODELS, *ADD_ON_PARTS["model"]})
 
 
 def add_model(name: str, model: Model) -> None:
-    """Put a row of one's own into the table; one's own row of that name is replaced.
+    """Add a row of the user to the table, or replace the user's row of that name.
 
-    InputError for the name of a shipped row: a scenario must mean the same everywhere.
+    Raises:
+        InputError: fedpriv ships a row of that name.  A scenario must mean the same everywhere.
     """
     if name in SHIPPED:
         raise InputError(f"add_model: {name!r} is a model of fedpriv; give yours another name")
@@ -383,7 +436,11 @@ def add_model(name: str, model: Model) -> None:
 
 
 def find_model(name: str) -> Model:
-    """A row by name, one's own included, or one for an import path; InputError if there is none."""
+    """Find a row by name, or make one for an import path.
+
+    Raises:
+        InputError: There is no such row.
+    """
     if is_import_path(name):
         return make_imported_model(name)
     if name not in MODELS and name in ADD_ON_PARTS["model"]:
@@ -401,32 +458,42 @@ def find_model(name: str) -> Model:
 
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
-"""From the shape of one record and the number of classes (0: a regression) to an untrained module."""
+"""Function from the shape of one record and the number of classes to an untrained module.
+
+The number of classes is 0 for a regression.
+"""
 
 LossArgument = str | Mapping[str, Any] | Callable[[Tensor, Tensor], Tensor] | None
-"""A name, {"name": …, "class_weights": …, "label_smoothing": …}, or a function of a record's output and label."""
+"""Loss by name, as a mapping, or as a function of one record's output and label.
+
+Keys of a mapping are "name", "class_weights" and "label_smoothing".
+"""
 
 
 def make_loss_choice(loss: LossArgument, *, real: bool) -> LossChoice:
-    """The loss that is asked for; left out, the cross-entropy, or the squared error of `real` labels.
+    """Make the choice of a loss from an argument of the user.
 
-    "squared" and "absolute" are the errors of these names.  Named errors of numbers give way to the cross-entropy
-    where labels are classes.  InputError for what is no loss.
+    Without a loss it is the cross-entropy, or the squared error of `real` labels.  "squared" and "absolute" are
+    short
+    for the errors of these names.
+
+    Raises:
+        InputError: The argument is no loss.
     """
     if loss is None:
         return LossChoice("squared-error" if real else "cross-entropy")
     if callable(loss):
         return LossChoice(getattr(loss, "__qualname__", "function"), loss)
     try:
-        chosen = LossChoice(loss) if isinstance(loss, str) else LossChoice(**loss)
+        choice = LossChoice(loss) if isinstance(loss, str) else LossChoice(**loss)
     except TypeError:
         raise InputError(f"loss = {loss!r}: accepted keys are name, class_weights and label_smoothing") from None
-    name = f"{chosen.name}-error" if f"{chosen.name}-error" in LOSSES else chosen.name
-    chosen = LossChoice(
-        name, None, tuple(float(weight) for weight in chosen.class_weights), chosen.label_smoothing
+    name = f"{choice.name}-error" if f"{choice.name}-error" in LOSSES else choice.name
+    choice = LossChoice(
+        name, None, tuple(float(weight) for weight in choice.class_weights), choice.label_smoothing
     )
-    chosen.check()
-    return chosen
+    choice.check()
+    return choice
 
 
 def add_module(
@@ -439,13 +506,24 @@ def add_module(
 ) -> None:
     """Make `model.name = name` mean the module that `factory(shape, classes)` returns.
 
-    The module maps (records, *shape) to (records, classes), or to (records, 1) for a regression; bytes come as
-    pixels / 255, other whole numbers as int64.  `shape` is that of one record, such as (1, 28, 28); left out,
-    records come flat; several inputs keep theirs.  x_1 follows from the scenario's `model.initial_seed`.
-    The loss is the cross-entropy, for a regression the squared error, or as for `fedpriv.run`.
+    The module maps (records, *shape) to (records, classes), or to (records, 1) for a regression.  Bytes are passed
+    as
+    pixels / 255, other integers as int64.  x_1 follows from the scenario's `model.initial_seed`.
 
-    Each record's gradient is taken alone, so layers that mix records (BatchNorm), draw random numbers (Dropout) or
-    change buffers are refused when the model is used.  InputError for the name of a shipped model.
+    Each record's gradient is computed alone.  Layers that mix records (BatchNorm), draw random numbers (Dropout)
+    or
+    change buffers are therefore refused when the model is used.
+
+    Args:
+        name: Name of the model in scenarios.
+        factory: Function from the shape of one record and the number of classes to an untrained module.
+        shape: Shape of one record, such as (1, 28, 28).  By default records are flat, and several inputs keep
+            theirs.
+        regression: Whether labels are real numbers.
+        loss: Loss as for `fedpriv.run`.  By default the cross-entropy, or the squared error for a regression.
+
+    Raises:
+        InputError: fedpriv ships a model of that name, or the loss is none.
     """
     choice = make_loss_choice(loss, real=regression)
 
@@ -462,13 +540,23 @@ def add_module(
 def add_module_instance(
     name: str, module: nn.Module, record: tuple[int, ...], *, regression: bool, choice: LossChoice
 ) -> None:
-    """As `add_module`, for one module whose parameters are x_1; it is copied, and what is not trained stays."""
-    held = copy.deepcopy(module).to("cpu")
+    """Make `model.name = name` mean one module, whose parameters are x_1.
+
+    The module is copied.  Its frozen parameters keep their values.
+
+    Args:
+        name: Name of the model in scenarios.
+        module: Module that maps (records, *record) to outputs.
+        record: Shape of one record.
+        regression: Whether labels are real numbers.
+        choice: Choice of the loss.
+    """
+    module_copy = copy.deepcopy(module).to("cpu")
 
     def objective(flat: tuple[int, ...], classes: int, dtype: torch.dtype, _settings: ModuleSettings) -> Objective:
         return InitializedView(
             *make_layout_objective(
-                copy.deepcopy(held).to(dtype), as_layout(flat), record, choice, classes, 0, dtype, name
+                copy.deepcopy(module_copy).to(dtype), as_layout(flat), record, choice, classes, 0, dtype, name
             )
         )
 

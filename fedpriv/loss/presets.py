@@ -1,11 +1,10 @@
-"""Networks of the shipped scenarios beside those by name: a small transformer over tokens, and LoRA on the CNN.
+"""Networks of the shipped scenarios: a small transformer over tokens, and LoRA on the CNN.
 
-A scenario has them by import path, as it has anybody's own.
+Scenarios name them by import path, as they would name a user's own module.
 
-LoRA: Linear layers whose weight is a constant W plus (α / r) B A, of which A and B are trained.
-
-Source: Hu et al. 2022, "LoRA: Low-rank adaptation of large language models", section 4.1: B = 0 at the start, and
-A is drawn.
+`lora` makes Linear layers with weight W + (α / r) B A, of which A and B are trained and W is constant.  Source: Hu
+et
+al. 2022, "LoRA: Low-rank adaptation of large language models", section 4.1.  B is 0 at the start, and A is random.
 """
 
 import copy
@@ -24,20 +23,22 @@ from fedpriv.loss.models import convolutional_net
 
 
 class LoraLinear(nn.Linear):
-    """x (W + scale · B A)ᵀ + b, with W and b not trained; made by `lora`.
+    """Linear layer x (W + scale · B A)ᵀ + b with W and b frozen, made by `lora`.
 
     Guarantee: only `lora_a` and `lora_b` are parameters to train: W and b are in no query, no norm and no release.
     """
 
     begin_at_zero = frozenset({"lora_b"})
-    """Parameters that x_1 has zeros for, whatever its seed."""
+    """Parameters that are zero in x_1, for any seed."""
     lora_a: nn.Parameter
+    """A, (rank, in)."""
     lora_b: nn.Parameter
+    """B, (out, rank)."""
     scale: float
 
     def forward(self, values: Tensor) -> Tensor:
-        low = functional.linear(functional.linear(values, self.lora_a), self.lora_b)
-        return super().forward(values) + self.scale * low
+        low_rank = functional.linear(functional.linear(values, self.lora_a), self.lora_b)
+        return super().forward(values) + self.scale * low_rank
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={len(self.lora_a)}, scale={self.scale}"
@@ -52,70 +53,78 @@ def lora(
     train: Collection[str] = (),
     seed: int = 0,
 ) -> nn.Module:
-    """Return a copy in which Linear layers learn a product of two small matrices, and nothing else is trained.
+    """Return a copy whose Linear layers train a product of two small matrices, and freeze all else.
 
-    Its state_dict has the names of the module's own, and NAME.lora_a (rank, in) and NAME.lora_b (out, rank).
-    `merged` makes plain Linear layers of them again.
+    The state_dict has the names of the module's own, and NAME.lora_a (rank, in) and NAME.lora_b (out, rank).
+    `merged`
+    makes plain Linear layers of them again.
 
     Args:
-        module: it is not changed.
-        rank: of the product, r.
-        alpha: the product is added with the factor alpha / rank; by default 1.
-        layers: names of Linear layers as `named_modules` gives them, or of modules all of whose Linear layers are
-            meant; by default every one.
-        train: names of layers and parameters that are trained as they are, such as a new head.
-        seed: A is drawn from it, uniform in ±1/√in.
+        module: Module to copy, which is not changed.
+        rank: Rank r of the product.
+        alpha: α of the factor alpha / rank of the product.  By default the factor is 1.
+        layers: Names of Linear layers as `named_modules` returns them, or of modules, for all of their Linear
+            layers.
+            By default all Linear layers.
+        train: Names of layers and parameters that are trained themselves, such as a new head.
+        seed: Seed of A, whose entries are uniform in ±1/√in.
 
     Raises:
-        InputError: a rank below 1, or a name without a Linear layer.
+        InputError: The rank is below 1, or a name has no Linear layer or no parameters.
     """
     if rank < 1:
         raise InputError(f"lora: rank = {rank}: expected a whole number of 1 or more")
     copied = copy.deepcopy(module).requires_grad_(False)
     linear = {name: layer for name, layer in copied.named_modules() if type(layer) is nn.Linear}
-    known = ", ".join(linear) or "none"
-    for asked in layers or ():
-        if not any(is_inside(name, asked) for name in linear):
-            raise InputError(f"lora: layers = {asked!r} names no Linear layer of the module; it has {known}")
+    linear_names = ", ".join(linear) or "none"
+    for layer_name in layers or ():
+        if not any(is_inside(name, layer_name) for name in linear):
+            raise InputError(
+                f"lora: layers = {layer_name!r} names no Linear layer of the module; it has {linear_names}"
+            )
     names = [name for name, _ in copied.named_parameters(remove_duplicate=False)]
-    for asked in train:
-        if not any(is_inside(name, asked) for name in names):
-            raise InputError(f"lora: train = {asked!r} names no parameters of the module")
-    kept = {
+    for layer_name in train:
+        if not any(is_inside(name, layer_name) for name in names):
+            raise InputError(f"lora: train = {layer_name!r} names no parameters of the module")
+    trained_names = {
         name
         for name, _ in copied.named_parameters(remove_duplicate=False)
-        if any(is_inside(name, each) for each in train)
+        if any(is_inside(name, trained_name) for trained_name in train)
     }
-    chosen = {
+    lora_layers = {
         name: layer
         for name, layer in linear.items()
-        if (layers is None or any(is_inside(name, asked) for asked in layers)) and f"{name}.weight" not in kept
+        if (layers is None or any(is_inside(name, layer_name) for layer_name in layers))
+        and f"{name}.weight" not in trained_names
     }
-    if not chosen:
+    if not lora_layers:
         raise InputError(
             "lora: the module has no Linear layer that could learn a product; nn.Linear itself is one"
         )
     generator = public_generator(seed, "LoRA")
-    for layer in chosen.values():
+    for layer in lora_layers.values():
         layer.__class__ = LoraLinear
         assert isinstance(layer, LoraLinear)
         bound = 1.0 / math.sqrt(layer.in_features)
-        drawn = torch.from_numpy(generator.uniform(-bound, bound, (rank, layer.in_features)))
-        layer.lora_a = nn.Parameter(drawn.to(layer.weight))
+        initial = torch.from_numpy(generator.uniform(-bound, bound, (rank, layer.in_features)))
+        layer.lora_a = nn.Parameter(initial.to(layer.weight))
         layer.lora_b = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
         layer.scale = 1.0 if alpha is None else alpha / rank
-    for above in copied.modules():  # torch's fast paths take a layer's weight, and not what it does
-        if isinstance(above, nn.TransformerEncoderLayer):
-            above.activation_relu_or_gelu = 0
-        elif isinstance(above, nn.TransformerEncoder):
-            above.use_nested_tensor = False
-    for name in kept:
+    for parent in copied.modules():  # torch's fast paths use a layer's weight without its forward
+        if isinstance(parent, nn.TransformerEncoderLayer):
+            parent.activation_relu_or_gelu = 0
+        elif isinstance(parent, nn.TransformerEncoder):
+            parent.use_nested_tensor = False
+    for name in trained_names:
         copied.get_parameter(name).requires_grad_(True)
     return copied
 
 
 def merged(module: nn.Module) -> nn.Module:
-    """A copy with plain Linear layers in place of those of `lora`: W + scale · B A, and the names of before."""
+    """Copy a module, with plain Linear layers of weight W + scale · B A for the layers of `lora`.
+
+    Parameters have the names that they had before `lora`.
+    """
     copied = copy.deepcopy(module)
     for layer in copied.modules():
         if isinstance(layer, LoraLinear):
@@ -127,9 +136,14 @@ def merged(module: nn.Module) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Words and their places, `blocks` layers of attention, and a linear layer on the mean over places."""
+    """Classifier of token sequences.
+
+    It has embeddings with sinusoidal positions, `blocks` layers of attention, and a linear layer on the mean over
+    positions.
+    """
 
     places: Tensor
+    """Encoding of positions, (length, width)."""
 
     def __init__(
         self, length: int, outputs: int, words: int, width: int = 32, heads: int = 4, blocks: int = 1
@@ -147,7 +161,14 @@ class Transformer(nn.Module):
 
 
 def adapted(_pixels: int, classes: int, train: Literal["lora", "head", "all"], rank: int = 8) -> nn.Module:
-    """The CNN by name: LoRA of its first linear layer and the last layer are trained, or that alone, or all."""
+    """Make the CNN of the table of models, with a part of it trained.
+
+    Args:
+        classes: Number of classes.
+        train: Trained part: LoRA of the first linear layer and the last layer ("lora"), the last layer ("head"),
+            or all.
+        rank: Rank of LoRA.
+    """
     network = convolutional_net(classes)
     head = str(len(network) - 1)
     if train == "all":
