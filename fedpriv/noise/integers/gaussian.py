@@ -1,29 +1,29 @@
-"""Discrete Gaussian noise on the integers, D(σ): P(z) proportional to exp(-z² / 2σ²), exact but for 2^-120.
+"""Discrete Gaussian noise D(σ) on the integers, with P(z) proportional to exp(-z² / 2σ²).
 
+The distribution is exact but for 2^-120 in total variation, a value.
 A value is a magnitude a = m · 2^k + j and a sign, with 16 ≤ σ / 2^k < 32 (k = 0 below σ = 32).  An attempt reads
 two AES blocks, four words of 64 bits:
 
-1. word 1 picks one of 512 columns (9 bits), the sign (1 bit) and j (the lowest k bits); word 0 against the
-   column's threshold of 128 bits gives m from an alias table of exp(-(m 2^k)² / 2σ²);
-2. (0, minus) is refused; any other is accepted with probability exp(-j (2 m 2^k + j) / 2σ²), words 2 and 3 being
-   a uniform of 128 bits.
+1. Word 1 picks one of 512 columns (9 bits), the sign (1 bit) and j (the lowest k bits).  Word 0 against the
+  column's threshold of 128 bits gives m from an alias table of exp(-(m 2^k)² / 2σ²).
+2. (0, minus) is refused.  Any other attempt is accepted with probability exp(-j (2 m 2^k + j) / 2σ²), where words
+  2 and 3 are a uniform of 128 bits.
 
-Floating point only predicts the second comparison, with an error below 2^-49; where the two sides are within 2^-44
-integers decide.  So no libm, no instruction set and no platform can change a bit (cf. interval refining in Haney
-et al. 2022, "Precision-based attacks and interval refining").  A first pass goes over all values, and accepts by
-exp(-x) ≥ 1 - x those whose uniform is below 1 - x - 2^-44; the few others (2.4 % at large σ) are looked at again.
+Floating point only predicts the second comparison, with an error below 2^-49.  Where the two sides are within
+2^-44, integers decide.  So no libm, no instruction set and no platform can change a bit (cf. interval refining in
+Haney et al. 2022, "Precision-based attacks and interval refining").  A first pass goes over all values, and
+accepts by exp(-x) ≥ 1 - x those whose uniform is below 1 - x - 2^-44.  A second pass decides on the few others
+(2.4 % at large σ).
 
-Total variation a value: the cut at 512 · 2^k ≥ 16 σ costs 2^-187, thresholds and the uniform 2^-124 together:
-below 2^-120 (`claim` counts it).  How many attempts were needed is independent of the value that is accepted, so
-retries tell nothing about it; not claimed is anything about who shares the processor's caches.
+Total variation of a value: the cut at 512 · 2^k ≥ 16 σ costs 2^-187, thresholds and the uniform together 2^-124,
+the sum is below 2^-120 (`claim` counts it).  The number of attempts is independent of the accepted value, so
+retries reveal nothing about the value.  Nothing is claimed about a party that shares the processor's caches.
 
-What the discrete Gaussian's sampler knows about one σ, computed in integers: the same on every platform.
-
-The key of one round's noise: from the silo's key, the chain of all it was asked, and the sums themselves.
-
-A ledger that is rolled back together with its key must never give the same noise to another sum.  So the key of
-round t depends on all queries up to round t, not on its own alone (a rollback, another query at t and the same one
-at t + 1 would else repeat the noise of t + 1), and on the integers to which the noise is added.
+The key of a round's noise is derived from the silo's key, the chain of all queries so far, and the sums themselves
+(`round_noise`).  A ledger that is rolled back together with its key must never give the same noise to another sum.
+So the key of round t depends on all queries up to round t, not on the last one alone: otherwise a rollback,
+another query at t and the same query at t + 1 would repeat the noise of t + 1.  The key also depends on the
+integers to which the noise is added.
 """
 
 import hashlib
@@ -44,7 +44,9 @@ from fedpriv.noise.integers.fixed_point import Ints, attempt_values, compile_fun
 UnsignedInts = NDArray[np.uint64]
 
 COLUMN_COUNT = 512
+"""Number of columns of an alias table."""
 MIN_SIGMA, MAX_SIGMA = 16.0, 2.0**48
+"""Range of σ, in units of the lattice."""
 _WEIGHT_BITS = 192
 _THRESHOLD_BITS = 128
 _GUARD_BITS = 96
@@ -53,10 +55,12 @@ _WORD_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, eq=False)
 class AliasTable:
-    """Magnitudes are m · step + j, m the number of a column: step = 2^low_bits with 16 ≤ σ / step < 32.
+    """Vose's alias table of the weights exp(-(m step)² / 2σ²), m = 0 … 511.
 
-    Vose's alias table of the weights exp(-(m step)² / 2σ²): column c stands for itself where a uniform of 128
-    bits is below its threshold, in two words, and for `alias[c]` elsewhere.
+    Magnitudes are m · step + j, where m is the number of a column and step = 2^low_bits with 16 ≤ σ / step < 32.
+    A draw of column c gives m = c if a uniform of 128 bits is below the column's threshold, and `alias[c]`
+    otherwise.  `high` and `low` are the thresholds' two words.  The table is computed in integers and is the same
+    on every platform.
     """
 
     sigma: Fraction
@@ -65,7 +69,7 @@ class AliasTable:
     low: UnsignedInts
     alias: NDArray[np.int64]
     quotient: float
-    """1 / 2σ², rounded: for predictions."""
+    """1 / 2σ², rounded, for predictions."""
 
     @property
     def step(self) -> int:
@@ -77,9 +81,16 @@ class AliasTable:
         return uniform < exp_fixed(exponent, _THRESHOLD_BITS)
 
 
-@lru_cache(maxsize=64)  # of a pure function: one table takes some ten milliseconds
+@lru_cache(maxsize=64)  # a pure function, and a table takes some ten milliseconds
 def make_alias_table(sigma: float) -> AliasTable:
-    """The table for 16 ≤ σ < 2^48; InputError for another σ.  A float is a rational: σ is not rounded."""
+    """Return the table for σ, which as a float is a rational and is not rounded.
+
+    Args:
+        sigma: σ, 16 ≤ σ < 2^48.
+
+    Raises:
+        InputError: σ is not in this range.
+    """
     if not MIN_SIGMA <= sigma < MAX_SIGMA:
         raise InputError(f"sigma = {sigma}: discrete Gaussian noise takes 16 ≤ sigma < 2^48 units of the lattice")
     low_bits = max(0, math.frexp(sigma)[1] - 5)
@@ -93,21 +104,21 @@ def make_alias_table(sigma: float) -> AliasTable:
 
 
 def exp_fixed(exponent: Fraction, bits: int) -> int:
-    """2^bits exp(-exponent) for exponent ≥ 0, rounded down, off by less than 1 + 2^-60.
+    """Compute 2^bits exp(-exponent) for exponent ≥ 0, rounded down, with an error below 1 + 2^-60.
 
-    Taylor's series of exp(-exponent / 2^h) in integers with 96 more bits, squared h times.
+    Taylor's series of exp(-exponent / 2^h) is summed in integers with 96 more bits and squared h times.
     """
     if exponent > 2 * bits:
         return 0
     halvings = math.ceil(exponent).bit_length() + 8
     scale = bits + _GUARD_BITS
     one = 1 << scale
-    small = (exponent.numerator << scale) // (exponent.denominator << halvings)  # below 2^-7
+    fraction = (exponent.numerator << scale) // (exponent.denominator << halvings)  # below 2^-7
     total = term = one
     order = 0
     while term:
         order += 1
-        term = (term * small >> scale) // order
+        term = (term * fraction >> scale) // order
         total += -term if order & 1 else term
     for _ in range(halvings):
         total = total * total >> scale
@@ -115,36 +126,45 @@ def exp_fixed(exponent: Fraction, bits: int) -> int:
 
 
 def _build_aliases(weights: list[int]) -> tuple[list[int], list[int]]:
-    """Thresholds ⌊2^128 q⌋ and aliases of every column (Vose 1991); a full column is its own alias."""
+    """Compute thresholds ⌊2^128 q⌋ and aliases of every column (Vose 1991).
+
+    A full column is its own alias.
+    """
     count, total = len(weights), sum(weights)
-    left = [weight * count for weight in weights]
-    small = [column for column in range(count) if left[column] < total]
-    large = [column for column in range(count) if left[column] >= total]
-    full = 1 << _THRESHOLD_BITS
-    thresholds, alias = [full - 1] * count, list(range(count))
+    remaining = [weight * count for weight in weights]
+    small = [column for column in range(count) if remaining[column] < total]
+    large = [column for column in range(count) if remaining[column] >= total]
+    one = 1 << _THRESHOLD_BITS
+    thresholds, alias = [one - 1] * count, list(range(count))
     while small and large:
-        column, giver = small.pop(), large[-1]
-        thresholds[column], alias[column] = (left[column] << _THRESHOLD_BITS) // total, giver
-        left[giver] -= total - left[column]
-        if left[giver] < total:
+        column, donor = small.pop(), large[-1]
+        thresholds[column], alias[column] = (remaining[column] << _THRESHOLD_BITS) // total, donor
+        remaining[donor] -= total - remaining[column]
+        if remaining[donor] < total:
             small.append(large.pop())
     return thresholds, alias
 
 
 KEY_BYTES = 32
 BAND = 2.0**-44
-"""Predictions closer than this are decided in integers; the true error of a prediction is below 2^-49."""
+"""Distance of a prediction's two sides below which integers decide.
 
-_CHUNK = 4096  # values at a time: what they need stays in the second-level cache
-_MIN_COMPILED_VALUES = 1 << 12  # values from which compiled code is worth its import
-_TIE_ATTEMPT = 255  # the attempt whose blocks decide ties with a threshold's upper word
+The error of a prediction is below 2^-49.
+"""
+
+_CHUNK = 4096  # values at a time, so that their memory stays in the second-level cache
+_MIN_COMPILED_VALUES = 1 << 12  # fewest values for which compiled code is worth its import
+_TIE_ATTEMPT = 255  # attempt whose blocks decide ties with a threshold's upper word
 _MAX_NODES, _MAX_VALUES = 1 << 16, 1 << 39
 _U64 = np.uint64
 _LITTLE = np.dtype("<u8")
 
 
 class _ChunkWorkspace(threading.local):
-    """Working memory for a chunk of values, a thread's own: fresh pages would cost more than the work."""
+    """Working memory of a thread for a chunk of values.
+
+    Fresh pages would take more time than the computation.
+    """
 
     def __init__(self) -> None:
         self.counters = np.empty((2 * _CHUNK, 2), _LITTLE)
@@ -156,14 +176,14 @@ class _ChunkWorkspace(threading.local):
         self._booleans = np.empty((2, _CHUNK), np.bool_)
 
     def set_counters(self, counters: UnsignedInts, places: Ints, first: int) -> None:
-        """What `numbered` of kernels.py does."""
+        """Set counters like `fixed_point.set_counters`."""
         blocks = np.left_shift(places, 1, out=self._integers[0, : len(places)]).view(np.uint64)
         np.add(blocks, _U64(first), out=counters[::2, 1])
         np.add(blocks, _U64(first + 1), out=counters[1::2, 1])
 
     def attempt_values(
         self,
-        words: UnsignedInts,
+        random_words: UnsignedInts,
         places: Ints,
         high: UnsignedInts,
         alias: Ints,
@@ -171,30 +191,30 @@ class _ChunkWorkspace(threading.local):
         quotient: float,
         band: float,
         out: Ints,
-        again: Ints,
+        retries: Ints,
     ) -> int:
-        """What `attempts` of kernels.py does, in some twenty passes of NumPy."""
+        """Make attempts like `fixed_point.attempt_values`, in some twenty passes of NumPy."""
         count = len(places)
-        column, threshold, chosen, low, base = (row[:count] for row in self._integers)
+        column, threshold_row, magnitude_column, low, base = (row[:count] for row in self._integers)
         exponent, uniform = (row[:count] for row in self._floats)
-        sure, other = (row[:count] for row in self._booleans)
-        picks, limit = words[:, 1], threshold.view(np.uint64)
+        is_sure, mask = (row[:count] for row in self._booleans)
+        picks, thresholds = random_words[:, 1], threshold_row.view(np.uint64)
         np.right_shift(picks, _U64(55), out=column.view(np.uint64))
-        high.take(column, out=limit, mode="clip")
-        alias.take(column, out=chosen, mode="clip")
-        np.copyto(chosen, column, where=np.less(words[:, 0], limit, out=sure))
-        np.not_equal(words[:, 0], limit, out=sure)
+        high.take(column, out=thresholds, mode="clip")
+        alias.take(column, out=magnitude_column, mode="clip")
+        np.copyto(magnitude_column, column, where=np.less(random_words[:, 0], thresholds, out=is_sure))
+        np.not_equal(random_words[:, 0], thresholds, out=is_sure)
         np.bitwise_and(picks, _U64((1 << low_bits) - 1), out=low.view(np.uint64))
-        np.left_shift(chosen, low_bits, out=base)
-        magnitude = np.add(base, low, out=chosen)
-        sure &= np.not_equal(magnitude, 0, out=other)
+        np.left_shift(magnitude_column, low_bits, out=base)
+        magnitude = np.add(base, low, out=magnitude_column)
+        is_sure &= np.not_equal(magnitude, 0, out=mask)
         base += magnitude
         np.copyto(exponent, low)
-        exponent *= base  # below 2^53 each: the factors are exact
+        exponent *= base  # each factor is below 2^53 and exact
         exponent *= quotient
-        np.copyto(uniform, words[:, 2])
+        np.copyto(uniform, random_words[:, 2])
         uniform *= 2.0**-64
-        sure &= np.less(np.add(uniform, exponent, out=base.view(np.float64)), 1.0 - band, out=other)
+        is_sure &= np.less(np.add(uniform, exponent, out=base.view(np.float64)), 1.0 - band, out=mask)
         np.left_shift(picks, _U64(9), out=column.view(np.uint64))
         column >>= 63  # 0 or -1
         np.bitwise_xor(magnitude, column, out=low)
@@ -203,101 +223,140 @@ class _ChunkWorkspace(threading.local):
             out[places[0] : places[-1] + 1] = low
         else:
             out[places] = low
-        odd = np.flatnonzero(np.logical_not(sure, out=sure))
-        margin = uniform[odd] - np.exp(-exponent[odd])
-        unsure = (np.abs(margin) < band) | (words[odd, 0] == limit[odd])
-        refused = (margin >= 0.0) | ((magnitude[odd] | ~column[odd]) == 0)  # (0, minus) counts once
-        left = np.where(unsure, ~places[odd], places[odd])[unsure | refused]
-        again[: len(left)] = left
-        return len(left)
+        uncertain = np.flatnonzero(np.logical_not(is_sure, out=is_sure))
+        margin = uniform[uncertain] - np.exp(-exponent[uncertain])
+        is_undecided = (np.abs(margin) < band) | (random_words[uncertain, 0] == thresholds[uncertain])
+        is_refused = (margin >= 0.0) | (
+            (magnitude[uncertain] | ~column[uncertain]) == 0
+        )  # refuses (0, minus), so that 0 counts once
+        retry_places = np.where(is_undecided, ~places[uncertain], places[uncertain])[is_undecided | is_refused]
+        retries[: len(retry_places)] = retry_places
+        return len(retry_places)
 
 
 _DESK = _ChunkWorkspace()
 
 
 class KeyedDiscreteGaussian:
-    """Vectors of D(σ)^d of one owner and round, each a pure function of (key, owner, round, node).
+    """Vectors of D(σ)^d of one party and round, each a pure function of (key, party, round, node).
 
-    Guarantee: distinct (owner, round, node, value) read disjoint AES blocks, so that without the key all values
-    are independent (AES-256 is assumed to be a pseudorandom permutation); how many values and which nodes are
-    drawn together changes none of them, nor does it whether loops are compiled.  One object serves one thread at a
-    time.
+    Guarantee: distinct (party, round, node, value) read disjoint AES blocks, so that without the key all values
+    are independent (AES-256 is assumed to be a pseudorandom permutation); the number of values and the set of
+    nodes that are drawn together change none of the values, nor does it matter whether loops are compiled.  One
+    object serves one thread at a time.
     """
 
-    def __init__(self, key: bytes, owner: int, t: int, band: float = BAND) -> None:
-        """`band` other than the default is for tests: any ≥ 2^-44 gives the same values, only slower."""
+    def __init__(self, key: bytes, party: int, t: int, band: float = BAND) -> None:
+        """Start the stream of a party's round.
+
+        A `band` other than the default is for tests: any ≥ 2^-44 gives the same values, only slower.
+        """
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
-        if not (0 <= owner < 1 << 32 and 0 <= t < 1 << 32):
-            raise ValueError(f"owner {owner}, round {t}: both are numbers of 32 bits")
+        if not (0 <= party < 1 << 32 and 0 <= t < 1 << 32):
+            raise ValueError(f"owner {party}, round {t}: both are numbers of 32 bits")
         self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-        self._stream, self._band = _U64(owner << 32 | t), band
+        self._stream, self._band = _U64(party << 32 | t), band
 
     def vector(self, size: int, sigma: float, node: int = 0) -> Ints:
-        """D(σ)^size, 16 ≤ σ < 2^48; InputError for another σ."""
+        """Draw D(σ)^size.
+
+        Args:
+            size: Number of values.
+            sigma: σ, 16 ≤ σ < 2^48.
+            node: Number of the vector.
+
+        Raises:
+            InputError: σ is not in this range.
+        """
         if not (0 <= node < _MAX_NODES and 0 <= size <= _MAX_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
-        table, out, desk = make_alias_table(sigma), np.empty(size, np.int64), _DESK
-        desk.counters[: 2 * size, 0] = self._stream
-        starts, rest, attempt = range(0, size, _CHUNK), np.empty(0, np.int64), 0
-        chunks = (np.add(desk.row[: size - start], start, out=desk.indices[: size - start]) for start in starts)
-        left = [self._attempt(desk, table, places, (node, 0), out) for places in chunks]
-        while len(waiting := np.concatenate([rest, *left])):
+        table, out, workspace = make_alias_table(sigma), np.empty(size, np.int64), _DESK
+        workspace.counters[: 2 * size, 0] = self._stream
+        starts, retries, attempt = range(0, size, _CHUNK), np.empty(0, np.int64), 0
+        chunks = (
+            np.add(workspace.row[: size - start], start, out=workspace.indices[: size - start]) for start in starts
+        )
+        retries_by_chunk = [self._attempt(workspace, table, places, (node, 0), out) for places in chunks]
+        while len(waiting_places := np.concatenate([retries, *retries_by_chunk])):
             refused = [
                 place
-                for place in (~waiting[waiting < 0]).tolist()
+                for place in (~waiting_places[waiting_places < 0]).tolist()
                 if not self._decide_exactly(table, place, node, attempt, out)
             ]
-            rest = np.concatenate([waiting[waiting >= 0], np.array(refused, np.int64)])
+            retries = np.concatenate([waiting_places[waiting_places >= 0], np.array(refused, np.int64)])
             attempt += 1
-            if attempt == _TIE_ATTEMPT and len(rest):  # after 0.025^255: the key stream is broken
+            if attempt == _TIE_ATTEMPT and len(
+                retries
+            ):  # with probability 0.025^255, unless the key stream is broken
                 raise RunError("the noise generator refused 255 draws in a row")
-            left = [
-                self._attempt(desk, table, rest[start : start + _CHUNK], (node, attempt), out)
-                for start in range(0, len(rest), _CHUNK)
+            retries_by_chunk = [
+                self._attempt(workspace, table, retries[start : start + _CHUNK], (node, attempt), out)
+                for start in range(0, len(retries), _CHUNK)
             ]
-            rest = rest[:0]
+            retries = retries[:0]
         return out
 
     def _attempt(
-        self, desk: _ChunkWorkspace, table: AliasTable, places: Ints, stream: tuple[int, int], out: Ints
+        self, workspace: _ChunkWorkspace, table: AliasTable, places: Ints, stream: tuple[int, int], out: Ints
     ) -> Ints:
-        """Write the (node, attempt)-th values at these places into `out`; see `attempts` for what comes back."""
-        number, attempt = desk.set_counters, desk.attempt_values
+        """Write the (node, attempt)-th values at these places into `out`.
+
+        Returns:
+            Refused and undecided places, as in `fixed_point.attempt_values`.
+        """
+        fill_counters, attempt = workspace.set_counters, workspace.attempt_values
         if len(out) >= _MIN_COMPILED_VALUES:
-            number, attempt = compile_function(set_counters) or number, compile_function(attempt_values) or attempt
-        counters = desk.counters[: 2 * len(places)]
-        number(counters, places, _first_block(*stream))
-        self._encrypt.update_into(counters.data.cast("B"), desk.bits)
-        words = np.frombuffer(desk.bits, _LITTLE, count=4 * len(places)).reshape(-1, 4)
-        words = words.astype(np.uint64, copy=False)
-        found = attempt(
-            words, places, table.high, table.alias, table.low_bits, table.quotient, self._band, out, desk.retries
+            fill_counters, attempt = (
+                compile_function(set_counters) or fill_counters,
+                compile_function(attempt_values) or attempt,
+            )
+        counters = workspace.counters[: 2 * len(places)]
+        fill_counters(counters, places, _first_block(*stream))
+        self._encrypt.update_into(counters.data.cast("B"), workspace.bits)
+        random_words = np.frombuffer(workspace.bits, _LITTLE, count=4 * len(places)).reshape(-1, 4)
+        random_words = random_words.astype(np.uint64, copy=False)
+        retry_count = attempt(
+            random_words,
+            places,
+            table.high,
+            table.alias,
+            table.low_bits,
+            table.quotient,
+            self._band,
+            out,
+            workspace.retries,
         )
-        return desk.retries[:found].copy()
+        return workspace.retries[:retry_count].copy()
 
     def _decide_exactly(self, table: AliasTable, place: int, node: int, attempt: int, out: Ints) -> bool:
-        """Decide one attempt in integers: write its value into `out`, or say False where it is refused."""
+        """Decide one attempt in integers and write its value into `out`.
+
+        Returns:
+            Whether the attempt is accepted.
+        """
         word, picks, *uniform = self._attempt_bits(place, node, attempt)
-        column, minus = picks >> 55, picks >> 54 & 1
+        column, is_negative = picks >> 55, picks >> 54 & 1
         threshold = int(table.high[column])
-        if word == threshold:  # 2^-64 a value: 64 more bits against the lower word
+        if word == threshold:  # probability 2^-64 a value: 64 more bits decide, against the lower word
             word, threshold = self._attempt_bits(place, node, _TIE_ATTEMPT)[0], int(table.low[column])
-        chosen = column if word < threshold else int(table.alias[column])
+        magnitude_column = column if word < threshold else int(table.alias[column])
         low = picks & (table.step - 1)
-        magnitude = chosen * table.step + low
-        out[place] = -magnitude if minus else magnitude
-        return table.accepts(chosen, low, uniform[0] << 64 | uniform[1]) and not (minus and magnitude == 0)
+        magnitude = magnitude_column * table.step + low
+        out[place] = -magnitude if is_negative else magnitude
+        return table.accepts(magnitude_column, low, uniform[0] << 64 | uniform[1]) and not (
+            is_negative and magnitude == 0
+        )
 
     def _attempt_bits(self, place: int, node: int, attempt: int) -> list[int]:
-        """The four words of one attempt: blocks (owner, t | node, attempt, place, half)."""
+        """Return the four words of one attempt: blocks (party, t | node, attempt, place, half)."""
         first = _first_block(node, attempt) + 2 * place
         counters = np.array([[self._stream, first], [self._stream, first + 1]], _LITTLE)
         return list(map(int, np.frombuffer(self._encrypt.update(counters.tobytes()), _LITTLE)))
 
 
 def _first_block(node: int, attempt: int) -> int:
-    """The number of the first block of an attempt."""
+    """Number of the first block of an attempt."""
     return node << 48 | attempt << 40
 
 
@@ -308,43 +367,52 @@ def warm_up() -> None:
 
 QUERY_CHAIN_BYTES = 32
 INITIAL_QUERY_CHAIN = bytes(QUERY_CHAIN_BYTES)
-"""The chain before round 1."""
+"""Query chain before round 1."""
 
 _ANSWERED_TAG, _MISSED_TAG = b"answered", b"missed"
 
 
 def extend_query_chain(chain: bytes, query: bytes | memoryview) -> bytes:
-    """The chain (32 bytes) after a round with this query: its bytes as they came, not the cards of the run."""
+    """Return the query chain (32 bytes) after a round with this query.
+
+    The chain covers the query's bytes as received, and not the cards with the silos' public keys.
+    """
     return _hash_link(chain, _ANSWERED_TAG, query)
 
 
 def extend_missed_query_chain(chain: bytes) -> bytes:
-    """The chain after a round that was missed."""
+    """Return the query chain after a missed round."""
     return _hash_link(chain, _MISSED_TAG, b"")
 
 
-def round_noise(key: bytes, owner: int, t: int, chain: bytes, sums: Ints) -> KeyedDiscreteGaussian:
-    """The noise of (owner, round t), for `sums` (d,) or (draws, d): (C s)_t, to which it is added.
+def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> KeyedDiscreteGaussian:
+    """Return the noise of a party's round, keyed by the sums to which it is added.
 
-    `chain` already holds round t's query.
-
-    Guarantee: two rounds, of whatever rolled-back states of a ledger with this key, share noise only if owner,
+    Guarantee: two rounds, of whatever rolled-back states of a ledger with this key, share noise only if party,
     round, all queries up to then and the sums are the same; then the whole release is the same (HMAC-SHA-256 is
     assumed to be a pseudorandom function).
+
+    Args:
+        key: The silo's key.
+        party: Silo number or `SERVER`.
+        t: Round.
+        chain: Query chain, which includes round t's query.
+        sums: (C s)_t, (d,) or (draws, d).
     """
     _check_chain(chain)
-    hashed = hashlib.sha256(",".join(map(str, sums.shape)).encode() + b"|")
-    hashed.update(
-        np.ascontiguousarray(sums, "<i8").data
-    )  # the bytes where they lie: a copy costs more than the hash
-    message = b"fedpriv exact noise" + owner.to_bytes(8, "big") + t.to_bytes(8, "big") + chain + hashed.digest()
-    return KeyedDiscreteGaussian(hmac.digest(key, message, "sha256"), owner, t)
+    sums_digest = hashlib.sha256(",".join(map(str, sums.shape)).encode() + b"|")
+    # The memory is hashed in place, since a copy costs more than the hash.
+    sums_digest.update(np.ascontiguousarray(sums, "<i8").data)
+    message = (
+        b"fedpriv exact noise" + party.to_bytes(8, "big") + t.to_bytes(8, "big") + chain + sums_digest.digest()
+    )
+    return KeyedDiscreteGaussian(hmac.digest(key, message, "sha256"), party, t)
 
 
-def _hash_link(chain: bytes, kind: bytes, query: bytes | memoryview) -> bytes:
+def _hash_link(chain: bytes, tag: bytes, query: bytes | memoryview) -> bytes:
     _check_chain(chain)
     digest = hashlib.sha256(chain)
-    for part in (kind, memoryview(query).cast("B")):
+    for part in (tag, memoryview(query).cast("B")):
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.digest()
