@@ -1,6 +1,8 @@
-"""Any torch module as an objective: per-record gradients by torch.func, a few records at a time.
+"""Any torch module as an objective, with per-record gradients by torch.func.
 
-The module gives the structure and what is not trained; the parameters that are trained are the flat point.
+The module defines the structure and the frozen parameters.  The trainable parameters are the flat point.
+Gradients
+of a few records exist at a time.
 """
 
 import math
@@ -28,7 +30,7 @@ from fedpriv.loss.unrolled import make_vmap_module
 from fedpriv.participation.orders import Dependence
 
 _CHUNK_VALUES = 2**20
-"""Gradient values held at a time: what lies in a cache is summed faster than what does not."""
+"""Values of gradients that exist at a time, few enough to fit into a cache."""
 _EVALUATION_VALUES = 2**20
 """Values of features that are evaluated at a time."""
 _DRAWN_VALUES = 2**16
@@ -37,11 +39,12 @@ _DRAWN_VALUES = 2**16
 
 @dataclass(frozen=True)
 class BaseModuleObjective(Deterministic):
-    """The loss of `module`'s outputs; x_1 follows from `seed`, and no constant of the loss is known."""
+    """Loss of a module's outputs, without known constants."""
 
     module: nn.Module
     loss: Loss
     seed: int
+    """Seed of x_1."""
     dtype: torch.dtype
     dependence = Dependence.RECORD
     lipschitz = math.inf
@@ -49,7 +52,7 @@ class BaseModuleObjective(Deterministic):
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
-        """Of the parameters that are trained, as they lie in the point."""
+        """Shapes of the trainable parameters by name, in the order of the point."""
         return trainable_shapes(self.module)
 
     @cached_property
@@ -67,14 +70,15 @@ class BaseModuleObjective(Deterministic):
 
 @dataclass(frozen=True)
 class ModuleObjective(BaseModuleObjective):
-    """The loss of `module`'s outputs; the module maps (records, features) to (records, outputs).
+    """Loss of a module that maps (records, features) to (records, outputs).
 
-    Constructing raises InputError if a layer mixes records or draws random numbers.
+    The constructor raises InputError if a layer mixes records or draws random numbers.
 
     Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
     depend on no other record, whatever the module's code does with a batch.  A record on which the module raises
     adds nothing and counts as clipped, and no other record is touched.  Every call has buffers of its own
-    (`Called`); beside them the code is trusted to keep nothing between calls.  A parameter that is not
+    (`FunctionalModule`); beside these buffers the code is trusted to keep nothing between calls.  A parameter that
+    is not
     trained is a constant: it is in no query, no gradient and no norm.
     """
 
@@ -84,32 +88,37 @@ class ModuleObjective(BaseModuleObjective):
         check_module(self.module)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """See `Objective`; at most `_CHUNK_VALUES` values (or one record's) of gradients exist at a time."""
+        """Sum clipped increments as `Objective` does, replicate by replicate.
+
+        At most `_CHUNK_VALUES` values of gradients exist at a time, or those of one record.
+        """
         records, weights = batch
         leading = query.points[0].shape[:-1]
-        rows = [point.reshape(-1, self.dimension) for point in query.points]
+        replicate_points = [point.reshape(-1, self.dimension) for point in query.points]
         features = records.features.reshape(-1, *records.features.shape[len(leading) :])
         labels = records.labels.reshape(-1, *records.labels.shape[records.record_axis :])
-        shares = weights.expand(records.features.shape[:-1]).reshape(labels.shape[:2])
-        clips = clip.reshape(-1) if isinstance(clip, Tensor) else [clip] * len(rows[0])
-        alone = [
+        replicate_weights = weights.expand(records.features.shape[:-1]).reshape(labels.shape[:2])
+        clips = clip.reshape(-1) if isinstance(clip, Tensor) else [clip] * len(replicate_points[0])
+        increments = [
             self._increment_of_replicate(
-                Query([row[replicate] for row in rows], query.coefficients),
-                Batch(Records(features[replicate], labels[replicate]), shares[replicate]),
+                Query([replicate_point[replicate] for replicate_point in replicate_points], query.coefficients),
+                Batch(Records(features[replicate], labels[replicate]), replicate_weights[replicate]),
                 clips[replicate],
             )
-            for replicate in range(len(rows[0]))
+            for replicate in range(len(replicate_points[0]))
         ]
-        total, clipped = (torch.stack(parts) for parts in zip(*alone, strict=True))
+        total, clipped = (torch.stack(columns) for columns in zip(*increments, strict=True))
         return Increment(total.view(*leading, -1), clipped.view(leading))
 
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         records, weights = batch
-        rows = max(1, max_values_at_once(_CHUNK_VALUES, weights.device) // (self.dimension * len(query.points)))
+        chunk_size = max(
+            1, max_values_at_once(_CHUNK_VALUES, weights.device) // (self.dimension * len(query.points))
+        )
         total = torch.zeros_like(query.points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for features, labels, weight in zip(
-            *(torch.split(part, rows) for part in (*records, weights)), strict=True
+            *(torch.split(part, chunk_size) for part in (*records, weights)), strict=True
         ):
             combined, chunk = self._clip_increments(query, Batch(Records(features, labels), weight), clip)
             total += torch.cat([chunk.factor @ part for part in combined])
@@ -121,60 +130,69 @@ class ModuleObjective(BaseModuleObjective):
         return torch.cat(combined, dim=-1) * clipped.factor.unsqueeze(-1)
 
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[Tensor], Clipping]:
-        """The increments of a batch by parameters, (B, size) each, zeros if not held, and what clips them."""
+        """Increments of a batch by parameters, (B, size) each, and their clipping.
+
+        Increments that are not representable are zero.
+        """
         weights, points = batch.weights, [unflatten_point(self.shapes, point) for point in query.points]
-        parts = list(zip(query.coefficients, self._per_record_gradients(points, batch.records), strict=True))
+        gradients = list(zip(query.coefficients, self._per_record_gradients(points, batch.records), strict=True))
         combined = [
-            torch.stack([coefficient * part[name] for coefficient, part in parts])
+            torch.stack([coefficient * gradient[name] for coefficient, gradient in gradients])
             .sum(0)
             .flatten(1)
             .to(weights.dtype)
             for name in points[0]
         ]
         clipped = compute_clipping(
-            vector_bounds(torch.stack([upper_norm(part) for part in combined]).norm(dim=0)), weights, clip
+            vector_bounds(torch.stack([upper_norm(gradient) for gradient in combined]).norm(dim=0)), weights, clip
         )
-        return [clipped.zero_unrepresentable(part) for part in combined], clipped
+        return [clipped.zero_unrepresentable(gradient) for gradient in combined], clipped
 
     def _per_record_gradients(
         self, points: Sequence[dict[str, Tensor]], records: Records
     ) -> list[dict[str, Tensor]]:
-        """Every record's gradient at each point, (B, *shape) by parameter; NaN for a record it raises on."""
+        """Gradient of each record at each point, (B, *shape) by parameter, NaN where the module raises."""
         if len(records.labels) == 1:
             return [self._gradient_of_one(parameters, records) for parameters in points]
-        gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
+        batch_gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
         try:
-            return [gradients(parameters, *records) for parameters in points]
+            return [batch_gradients(parameters, *records) for parameters in points]
         except (RuntimeError, IndexError, ValueError) as error:
             if "random" in str(error):
                 raise self._randomness_error() from None
-            raising = torch.tensor([self._raises(points, Records(*one)) for one in _single_records(records)])
+            raising = torch.tensor([self._raises(points, Records(*record)) for record in _single_records(records)])
             if not raising.any():
                 raise
-            if raising.all():  # what vmap has no rule for, or the module itself
+            if raising.all():  # vmap has no rule for an operation, or the module raises
                 return self._gradients_without_vmap(points, records, error)
-            # The batch keeps its shape, with zeros for these records: rows of other shapes round otherwise.
-            shown = records.features.where(~_broadcast_mask(raising, records.features), 0.0)
+            # Zeros for these records keep the shape of the batch: rows of other shapes may be rounded otherwise.
+            features = records.features.where(~_broadcast_mask(raising, records.features), 0.0)
             return [
-                {name: part.where(~_broadcast_mask(raising, part), torch.nan) for name, part in gradient.items()}
-                for gradient in (gradients(parameters, shown, records.labels) for parameters in points)
+                {
+                    name: values.where(~_broadcast_mask(raising, values), torch.nan)
+                    for name, values in gradient.items()
+                }
+                for gradient in (batch_gradients(parameters, features, records.labels) for parameters in points)
             ]
 
     def _gradients_without_vmap(
         self, points: Sequence[dict[str, Tensor]], records: Records, error: Exception
     ) -> list[dict[str, Tensor]]:
-        """As `_gradients`, without vmap; `error` if every record of several raises."""
-        found = []
+        """Gradients as of `_per_record_gradients`, without vmap.
+
+        It raises `error` if the module raises on every record.
+        """
+        gradients = []
         for parameters in points:
             rows: list[dict[str, Tensor] | None] = []
-            for one in _single_records(records):
+            for record in _single_records(records):
                 try:
-                    rows.append(self._gradient_of_one(parameters, Records(*one)))
+                    rows.append(self._gradient_of_one(parameters, Records(*record)))
                 except (RuntimeError, IndexError, ValueError):
                     rows.append(None)
             if not any(rows):
                 raise error
-            found.append(
+            gradients.append(
                 {
                     name: torch.cat(
                         [
@@ -185,20 +203,20 @@ class ModuleObjective(BaseModuleObjective):
                     for name, value in parameters.items()
                 }
             )
-        return found
+        return gradients
 
     def _gradient_of_one(self, parameters: dict[str, Tensor], records: Records) -> dict[str, Tensor]:
-        """(1, *shape) by parameter, of one record; a fifth of the time of vmap(grad)."""
-        before = torch.get_rng_state()
+        """Gradient of one record, (1, *shape) by parameter, in a fifth of the time of vmap(grad)."""
+        rng_state = torch.get_rng_state()
         with torch.inference_mode(False), torch.enable_grad():
-            named = {name: aligned_copy(value).requires_grad_() for name, value in parameters.items()}
+            leaves = {name: aligned_copy(value).requires_grad_() for name, value in parameters.items()}
             loss = self.loss.value(
-                self.functional_module(named, aligned_copy(records.features)), aligned_copy(records.labels)
+                self.functional_module(leaves, aligned_copy(records.features)), aligned_copy(records.labels)
             ).squeeze(0)
-            slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
-        if not torch.equal(before, torch.get_rng_state()):
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        if not torch.equal(rng_state, torch.get_rng_state()):
             raise self._randomness_error()
-        return {name: slope.to_dense().unsqueeze(0) for name, slope in zip(named, slopes, strict=True)}
+        return {name: gradient.to_dense().unsqueeze(0) for name, gradient in zip(leaves, gradients, strict=True)}
 
     def _randomness_error(self) -> InputError:
         return InputError(
@@ -206,11 +224,11 @@ class ModuleObjective(BaseModuleObjective):
             "a model without dropout can be used"
         )
 
-    def _raises(self, points: Sequence[dict[str, Tensor]], one: Records) -> bool:
+    def _raises(self, points: Sequence[dict[str, Tensor]], record: Records) -> bool:
         gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
         try:
             for parameters in points:
-                gradients(parameters, *one)
+                gradients(parameters, *record)
         except (RuntimeError, IndexError, ValueError):
             return True
         return False
@@ -221,26 +239,34 @@ class ModuleObjective(BaseModuleObjective):
         ).squeeze(0)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        """See `Objective`; the layers' values exist for at most `_BLOCK_VALUES` of features at a time.
+        """Compute outputs as `Objective` does, for `_EVALUATION_VALUES` values of features at a time.
 
-        InputError for records on one of which the module raises.
+        Raises:
+            InputError: The module raises on a record.
         """
-        rows = max(
+        block_size = max(
             1, max_values_at_once(_EVALUATION_VALUES, point.device) // max(1, records.features.shape[1:].numel())
         )
-        blocks = torch.split(records.features, rows)
+        blocks = torch.split(records.features, block_size)
 
-        def of_one(row: Tensor) -> Tensor:
-            named = unflatten_point(self.shapes, aligned_copy(row))
-            call, of_batch = partial(self.functional_module, named), partial(self._call_under_vmap, named)
+        def outputs_at(row: Tensor) -> Tensor:
+            parameters = unflatten_point(self.shapes, aligned_copy(row))
+            call, batch_call = (
+                partial(self.functional_module, parameters),
+                partial(self._call_under_vmap, parameters),
+            )
             try:
-                return torch.cat([map_records(of_batch if len(block) > 1 else call, block) for block in blocks])
-            except (RuntimeError, IndexError, ValueError):  # what vmap has no rule for, or the module itself
+                return torch.cat([map_records(batch_call if len(block) > 1 else call, block) for block in blocks])
+            except (
+                RuntimeError,
+                IndexError,
+                ValueError,
+            ):  # vmap has no rule for an operation, or the module raises
                 return torch.cat([call(row) for row in torch.split(records.features, 1)])
 
         try:
-            outputs = torch.stack([of_one(row) for row in point.reshape(-1, self.dimension)])
-        except Exception as error:  # whatever a stranger's module does
+            outputs = torch.stack([outputs_at(row) for row in point.reshape(-1, self.dimension)])
+        except Exception as error:  # a module may raise any error
             raise InputError(
                 f"model: {type(self.module).__name__} fails on a record that it is evaluated on "
                 f"({reason_of(error)})"
@@ -253,12 +279,12 @@ class ModuleObjective(BaseModuleObjective):
 
     @cached_property
     def vmap_module(self) -> FunctionalModule:
-        """The module as vmap can run it."""
+        """The module in a form that vmap can run."""
         return FunctionalModule(make_vmap_module(self.module))
 
     def _call_under_vmap(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
-        """Of one record under vmap."""
-        with sdpa_kernel(SDPBackend.MATH):  # vmap runs the others record after record
+        """Call the module on one record inside a vmap."""
+        with sdpa_kernel(SDPBackend.MATH):  # vmap runs other implementations record after record
             return self.vmap_module(parameters, features)
 
 
@@ -266,23 +292,23 @@ def _single_records(records: Records) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(torch.split(records.features, 1), torch.split(records.labels, 1), strict=True)
 
 
-def _broadcast_mask(which: Tensor, values: Tensor) -> Tensor:
-    """(B,) as (B, 1, …), to go with values (B, …)."""
-    return which.view(-1, *(1,) * (values.dim() - 1))
+def _broadcast_mask(mask: Tensor, values: Tensor) -> Tensor:
+    """Reshape a mask (B,) to (B, 1, …), to be used with values (B, …)."""
+    return mask.view(-1, *(1,) * (values.dim() - 1))
 
 
 def unflatten_parameters(module: nn.Module, point: Tensor) -> dict[str, Tensor]:
-    """The flat parameters (..., d) as views by name, each (..., *shape), in the order of `trained_of`."""
+    """View flat parameters (..., d) by name, (..., *shape) each, in the order of `trainable_parameters`."""
     return unflatten_point(trainable_shapes(module), point)
 
 
 def trainable_shapes(module: nn.Module) -> dict[str, torch.Size]:
-    """Of the parameters that are trained."""
+    """Return the shapes of the trainable parameters by name."""
     return {name: parameter.shape for name, parameter in trainable_parameters(module).items()}
 
 
 def unflatten_point(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str, Tensor]:
-    """A flat point (..., d) as views by name, each (..., *shape)."""
+    """View a flat point (..., d) by name, (..., *shape) each."""
     pieces = torch.split(point, [shape.numel() for shape in shapes.values()], dim=-1)
     return {
         name: piece.view(*point.shape[:-1], *shape)
@@ -291,41 +317,49 @@ def unflatten_point(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str
 
 
 def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
-    """x_1 (d,): weights and biases uniform in ±1/√(fan in), as torch's own layers start (He et al. 2015, a = √5).
+    """Draw x_1 (d,) from `seed`, with weights and biases uniform in ±1/√(fan in).
 
-    A function of `seed` and the shapes.  Layers name what begins at zero.  Parameters of layers without a matrix
-    (scales and shifts of a normalisation) keep the value they have.
+    torch's own layers are initialized with the same distribution (He et al. 2015, a = √5).  The point is a
+    function of
+    `seed` and the shapes, with two exceptions: a layer may name parameters that are zero (`begin_at_zero`), and
+    parameters of layers without a matrix, such as scales and shifts of a normalization, keep their values.
     """
-    generator, trained = public_generator(seed, "initial model"), trainable_parameters(module)
-    point = torch.empty(sum(parameter.numel() for parameter in trained.values()), dtype=dtype)
-    places = torch.split(point, [parameter.numel() for parameter in trained.values()])
-    for (name, parameter), values in zip(trained.items(), places, strict=True):
-        above, _, own_name = name.rpartition(".")
-        layer = module.get_submodule(above)
-        fans = parameter if parameter.dim() > 1 else getattr(layer, "weight", parameter)
+    generator, trainable = public_generator(seed, "initial model"), trainable_parameters(module)
+    point = torch.empty(sum(parameter.numel() for parameter in trainable.values()), dtype=dtype)
+    views = torch.split(point, [parameter.numel() for parameter in trainable.values()])
+    for (name, parameter), values in zip(trainable.items(), views, strict=True):
+        layer_name, _, own_name = name.rpartition(".")
+        layer = module.get_submodule(layer_name)
+        weight = parameter if parameter.dim() > 1 else getattr(layer, "weight", parameter)
         if own_name in getattr(layer, "begin_at_zero", ()):
             values.zero_()
-        elif fans.dim() > 1:
-            bound = 1.0 / math.sqrt(fans.numel() / fans.shape[0])
-            for piece in torch.split(values, _DRAWN_VALUES):  # no vector in float64 beside this one
-                piece.copy_(torch.from_numpy(generator.uniform(-bound, bound, piece.numel())))
+        elif weight.dim() > 1:
+            bound = 1.0 / math.sqrt(weight.numel() / weight.shape[0])
+            for chunk in torch.split(
+                values, _DRAWN_VALUES
+            ):  # in chunks, so that no vector in float64 exists beside the point
+                chunk.copy_(torch.from_numpy(generator.uniform(-bound, bound, chunk.numel())))
         else:
             values.copy_(parameter.detach().flatten())
     return point
 
 
 def check_module(module: nn.Module) -> None:
-    """InputError, naming the layer, if a record's gradient could depend on other records or on chance."""
+    """Check that a record's gradient can depend on neither other records nor random numbers.
+
+    Raises:
+        InputError: A layer, which is named, mixes records or draws random numbers; or no parameter is trainable.
+    """
     for name, layer in module.named_modules():
-        if why := why_refused(layer):
-            raise InputError(f"model: layer {name or 'itself'} ({type(layer).__name__}) {why}")
+        if reason := why_refused(layer):
+            raise InputError(f"model: layer {name or 'itself'} ({type(layer).__name__}) {reason}")
     if not trainable_parameters(module):
-        held = "; requires_grad = False for all it has" if frozen_names(module) else ""
-        raise InputError(f"model: the module has no parameters to train{held}")
+        frozen_note = "; requires_grad = False for all it has" if frozen_names(module) else ""
+        raise InputError(f"model: the module has no parameters to train{frozen_note}")
 
 
 def why_refused(layer: nn.Module) -> str | None:
-    """Why a layer cannot be used, and what can be in its place; None where it can."""
+    """Return the reason why a layer cannot be used, with an alternative, or None if it can be used."""
     if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
         return "mixes the records of a batch; GroupNorm or LayerNorm does not"
     if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
@@ -334,8 +368,8 @@ def why_refused(layer: nn.Module) -> str | None:
     if isinstance(dropout, float | int) and dropout > 0.0:
         return "draws random numbers; a model without dropout, or with p = 0, can be used"
     if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
-        other = "LeakyReLU" if isinstance(layer, nn.RReLU) else "MaxPool"
-        return f"draws random numbers; {other} does not"
+        alternative = "LeakyReLU" if isinstance(layer, nn.RReLU) else "MaxPool"
+        return f"draws random numbers; {alternative} does not"
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if layer.max_norm is not None:
             return "changes its weight in the forward pass; max_norm = None does not"
