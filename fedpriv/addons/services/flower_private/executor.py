@@ -1,9 +1,9 @@
-"""Executor of a SuperLink's tasks, each a process, of which one that is killed or fails is reported.
+"""Executor of a SuperLink's tasks: it starts a process for each, and reports the failure of a process.
 
     python -P -m fedpriv.addons.services.flower_private.executor ADDRESS FOLDER PARENT TYPE...
 
-ADDRESS is that of a Runtime API, FOLDER has its certificate and the executor's secret, and TYPE is a task's type,
-which is the name of the program that does it.
+ADDRESS is that of a Runtime API.  FOLDER has its certificate and the executor's secret.  PARENT is the id of the
+process whose end also ends the executor.  TYPE is a type of task, which is the name of the program that runs it.
 """
 
 import logging
@@ -33,25 +33,25 @@ from fedpriv.engines.children import end_processes
 
 _log = logging.getLogger("fedpriv.executor")
 SERVERAPP, SIMULATION, CLIENTAPP = "flwr-serverapp", "flwr-simulation", "flwr-clientapp"
-"""Types of tasks, and Flower's programs for them."""
-_SIGNED_METHOD = "/flwr.proto.Runtime/AcquireTask"  # as the secret's signature names the request
+"""Types of tasks, which are the names of Flower's programs for them."""
+_SIGNED_METHOD = "/flwr.proto.Runtime/AcquireTask"  # name of the request in the signature by the secret
 _POLL_SECONDS = 0.5
 _START_SECONDS, _HEARTBEAT_SECONDS = (
     300.0,
     10.0,
-)  # Flower itself takes a task back whose process needs 30 s to start
-_END_SECONDS = 2.0  # Flower itself ends a process hard after 5
+)  # seconds, since Flower takes a task back if its process needs 30 s to start
+_END_SECONDS = 2.0  # seconds, since Flower kills a process after 5
 _TASK_TITLES = {SERVERAPP: "a run's server", SIMULATION: "a run's simulation", CLIENTAPP: "an app"}
 
 
 def executor_command(address: str, folder: Path, *types: str) -> list[str]:
-    """The executor of the Runtime API at `address`, which ends when this process does."""
+    """Return the command of an executor for the Runtime API at `address`, which ends with this process."""
     return [sys.executable, "-P", "-m", __name__, address, str(folder), str(os.getpid()), *types]
 
 
 @dataclass
 class TaskProcess:
-    """A task's process, and the Runtime API asked with its token."""
+    """A task's process, and a client of the Runtime API with the task's token."""
 
     task_type: str
     run_id: int
@@ -61,29 +61,31 @@ class TaskProcess:
     last_heartbeat: float = 0.0
 
     def send_heartbeat(self) -> None:
-        """Send a heartbeat for a task that takes long to start.  Later its own process does."""
+        """Send a heartbeat for a task that takes long to start.  Later its own process sends them."""
         now = time.monotonic()
         if now - self.start_time < _START_SECONDS and now - self.last_heartbeat > _HEARTBEAT_SECONDS:
             self.last_heartbeat = now
-            with suppress(httpx.HTTPError):  # the run was stopped, say
+            with suppress(httpx.HTTPError):  # for example because the run was stopped
                 self.client.ask(TASK_HEARTBEAT, TASK_HEARTBEAT.request_type(), timeout=2.0)
 
     def report_failure(self) -> None:
-        """Tell the log and Flower how a process ended that has failed."""
+        """Report to the log and to Flower how a failed process ended."""
         if self.process.returncode == 0:
             return
         details = f"{_TASK_TITLES.get(self.task_type, 'a task')} {describe_exit(self.process.returncode)}"
         _log.error(
             "run %d: %s%s", self.run_id, details, "; it can be resumed" if self.task_type == SERVERAPP else ""
         )
-        with suppress(httpx.HTTPError):  # Flower's process has mostly said why by itself, and its token is void
+        with suppress(
+            httpx.HTTPError
+        ):  # Flower's process has mostly reported the reason itself, and its token is void
             self.client.ask(
                 TASK_OUTPUT, TASK_OUTPUT.request_type(sub_status="failed", details=details), timeout=2.0
             )
 
 
 def task_command(type_: str, address: str, certificate: Path, parent: int) -> list[str]:
-    """The command line of a task's process, which has no token."""
+    """Return the command of a task's process, without a token."""
     return [
         *(script_path(type_), "--runtime-api-address", address),
         *("--root-certificates", str(certificate), "--parent-pid", str(parent)),
@@ -91,16 +93,16 @@ def task_command(type_: str, address: str, certificate: Path, parent: int) -> li
 
 
 def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
-    """Start a task's process, which reads its token from a descriptor of a file that has no name.
+    """Start a task's process, which reads its token from the descriptor of an unnamed file.
 
-    Guarantee: no command line, environment or named file has the token; who has it may read and answer the task's
-    messages.
+    Guarantee: no command line, environment or named file has the token; a process that has the token may read and
+    answer the task's messages.
     """
     with tempfile.TemporaryFile() as file:
         file.write(token.encode())
         file.flush()
-        number = file.fileno()
-        return subprocess.Popen([*command, "--token-file", f"/dev/fd/{number}"], pass_fds=[number])
+        descriptor = file.fileno()
+        return subprocess.Popen([*command, "--token-file", f"/dev/fd/{descriptor}"], pass_fds=[descriptor])
 
 
 class Executor:
@@ -122,22 +124,24 @@ class Executor:
         self.tasks: list[TaskProcess] = []
 
     def poll(self) -> None:
-        """Start the next task, and see how those that run are."""
+        """Start the next task, and send heartbeats or report failures for the others."""
         try:
             answer = self._task_client.ask(
                 ACQUIRE_TASK, ACQUIRE_TASK.request_type(supported_task_types=self._types)
             )
-        except httpx.HTTPError as error:  # no beat: a service whose executor gets no answers is ill
+        except (
+            httpx.HTTPError
+        ) as error:  # no heartbeat, because a service whose executor gets no answers is unhealthy
             _log.debug("no answer: %s", sanitize_line(str(error)))
         else:
             write_heartbeat(EXECUTOR)
             if (token := answer.token) and answer.task.type in self._types:
                 command = task_command(answer.task.type, self._address, self._certificate, self._parent)
-                wire = ApiClient(
+                client = ApiClient(
                     open_client(self._address, self._certificate), lambda *_: {TASK_TOKEN_HEADER: token}
                 )
                 self.tasks.append(
-                    TaskProcess(answer.task.type, answer.task.run_id, start_task(command, token), wire)
+                    TaskProcess(answer.task.type, answer.task.run_id, start_task(command, token), client)
                 )
         for task in list(self.tasks):
             if task.process.poll() is None:
@@ -149,7 +153,7 @@ class Executor:
 
 
 def _signed_headers(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mapping[str, str]:
-    """Headers by which a request for tasks shows that its sender has the secret."""
+    """Return headers that prove that the sender of a request for tasks has the secret."""
     context: Any = SimpleNamespace(rpc_method=_SIGNED_METHOD, message=request, request=SimpleNamespace(headers={}))
     signer.intercept(context, lambda _: httpx.Response(200))
     return dict(context.request.headers)
@@ -165,7 +169,7 @@ def main(address: str, folder: str, parent: str, *types: str) -> NoReturn:
             executor.poll()
             time.sleep(_POLL_SECONDS)
         sys.exit("the service that this executor belongs to is gone")
-    finally:  # a task that waits for a SuperLink that is gone may never see that it should end
+    finally:  # a task that waits for a SuperLink that is gone may never notice that it should end
         end_processes([task.process for task in executor.tasks], _END_SECONDS)
 
 

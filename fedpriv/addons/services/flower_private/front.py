@@ -1,16 +1,16 @@
-"""ASGI app before Flower's SuperLink, which reads a few of its wire messages.
+"""ASGI app in front of Flower's SuperLink, which reads a few of its wire messages.
 
-silo ── anything for me? ──▶ front ──▶ SuperLink ── nothing ──▶ held until a query is there whole, or 2 s are over
+silo ── query for me? ──▶ front ──▶ SuperLink ── none ──▶ request held until a query is complete, or for 2 s
 
-| what happens | Flower | here |
+| event | Flower | here |
 |---|---|---|
 | a silo replies as another silo | counts the reply | refused with 403 |
-| a silo asks, or a server does, and nothing is there | answered at once | held: long polling |
+| a silo or a server asks, and there is no message | answers at once | held: long polling |
 | a server asks for a reply whose objects are on their way | waits for these, up to 180 s | gets the others first |
 | a reply is announced again, since the answer was lost | wants no object of it | wants the missing ones |
-| an object is sent again, since the answer was lost | refused, and so the reply is lost | stored |
+| an object is sent again, since the answer was lost | refuses it, and the reply is lost | stored |
 
-Requests that the front cannot read, and all others, go to Flower as they came.  Flower's code is not changed.
+Requests that the front cannot read, and all others, go to Flower unchanged.  Flower's code is not changed.
 """
 
 import asyncio
@@ -52,37 +52,39 @@ from fedpriv.addons.services.flower_private.names import (
 )
 from fedpriv.core.errors import InputError, RunError
 
-_HOLD_SECONDS = 2.0  # clients of Flower wait 30 s for an answer
-_HOLD_SERVER_SECONDS = 1.0  # a server has other things to look for
-_SESSION_SECONDS = 180.0  # since the last object, after which Flower forgets a reply
+_HOLD_SECONDS = 2.0  # seconds; Flower's clients wait 30 s for an answer
+_HOLD_SERVER_SECONDS = 1.0  # seconds; a server has other work between its requests
+_SESSION_SECONDS = 180.0  # seconds since the last object, after which Flower drops a reply
 _MAX_QUERIES = 10_000
 
 
 @dataclass
 class MessageSession:
-    """A message that was announced, whose objects are on their way."""
+    """An announced message whose objects are on their way."""
 
     sender: int
     missing_ids: set[str]
+    """Ids of the objects that the SuperLink lacks."""
     waiting_nodes: set[int]
     """Nodes that wait for the message."""
     announcement: bytes = b""
     """Answer to the announcement."""
     reply_id: str = ""
-    """Id of a message, and of the query that it answers, or "" for a query."""
+    """Id of a reply, or "" for a query."""
     query_id: str = ""
+    """Id of the query that the reply answers, or "" for a query."""
     stored_ids: set[str] = field(default_factory=set)
     last_activity: float = field(default_factory=time.monotonic)
 
 
 class Exchange:
-    """A request that was read, and the app that answers it."""
+    """A request with its body, and the app that answers it."""
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes, receive: Receive) -> None:
         self._app, self._scope, self.body, self.receive = app, scope, body, receive
 
     async def forward(self, body: bytes | None = None, route: Route | None = None) -> Response:
-        """Flower's answer to the request, or to another body or route from the same sender."""
+        """Return Flower's answer to the request, or to another body or route from the same sender."""
         path = self._scope["path"] if route is None else route.path
         request = httpx.Request(
             self._scope["method"],
@@ -97,18 +99,22 @@ class Exchange:
 
 
 class Front:
-    """The SuperLink's app behind the front.
+    """App that forwards requests to the SuperLink's app.
 
-    Guarantee: a reply counts as that of the node whose key has signed the request, whatever it says; what Flower
-    refuses is refused, and nobody gets a message that Flower did not give out for that very request.
+    Guarantee: a reply counts as that of the node whose key has signed the request, whatever the reply says; a
+    request that Flower refuses is refused, and nobody gets a message that Flower did not give out for that very
+    request.
     """
 
     def __init__(self, app: ASGIApp, *, long_polling: bool = True) -> None:
-        """Take the SuperLink's app.  Without `polls`, senders are checked and nothing else is done."""
+        """Take the SuperLink's app.
+
+        Without `long_polling` only the senders of replies are checked.
+        """
         self.app = app
         self._waiting_events: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
-        self._node_by_query: dict[str, int] = {}  # a query's id: the node that it went to
-        self._sessions: dict[str, MessageSession] = {}  # by Flower's names for them
+        self._node_by_query: dict[str, int] = {}  # node to which a query went, by the query's id
+        self._sessions: dict[str, MessageSession] = {}  # by Flower's session ids
         handlers = [
             (PUSH_MESSAGES, self._on_silo_push),
             (PULL_MESSAGES, self._on_silo_pull),
@@ -152,15 +158,15 @@ class Front:
         return answer
 
     async def _hold(self, exchange: Exchange, node: int, seconds: float, body: Callable[[], bytes]) -> Response:
-        """Ask until there is more than an empty answer, `seconds` are over, or the sender is gone."""
+        """Forward the request until the answer is not empty, time is up, or the sender has disconnected."""
         departure, event = asyncio.ensure_future(exchange.receive()), asyncio.Event()
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         self._waiting_events[node].add(event)
         try:
             while True:
                 event.clear()
                 answer = await exchange.forward(body())
-                remaining = until - time.monotonic()
+                remaining = deadline - time.monotonic()
                 if answer.status_code != 200 or answer.body or remaining <= 0.0:
                     return answer
                 wakening = asyncio.ensure_future(event.wait())
@@ -191,15 +197,15 @@ class Front:
         if len(replies) != 1:
             return await exchange.forward()
         (reply,) = replies
-        announced = {(session.sender, session.reply_id): session for session in self._unfinished_queries()}
-        if (before := announced.get((node, reply.message_id))) is not None:
-            # is it the node, in a run that goes on?
-            question = GET_RUN.request_type(run_id=reply.run_id, node={"node_id": node}).SerializeToString()
-            answer = await exchange.forward(question, GET_RUN)
+        sessions = {(session.sender, session.reply_id): session for session in self._unfinished_queries()}
+        if (previous := sessions.get((node, reply.message_id))) is not None:
+            # Is the sender this node, in a run that has not ended?
+            run_request = GET_RUN.request_type(run_id=reply.run_id, node={"node_id": node}).SerializeToString()
+            answer = await exchange.forward(run_request, GET_RUN)
             if answer.status_code != 200:
                 return answer
-            announcement = PUSH_MESSAGES.answer_type.FromString(before.announcement)
-            announcement.objects_to_push[:] = sorted(before.missing_ids)
+            announcement = PUSH_MESSAGES.answer_type.FromString(previous.announcement)
+            announcement.objects_to_push[:] = sorted(previous.missing_ids)
             return Response(announcement.SerializeToString(), media_type=MEDIA_TYPE)
         answer = await exchange.forward()
         if answer.status_code == 200 and self._node_by_query.get(reply.reply_to_message_id) == node:
@@ -211,13 +217,13 @@ class Front:
         return answer
 
     def _track_session(
-        self, route: Route, answer: Response, node: int, receivers: set[int], reply: str = "", question: str = ""
+        self, route: Route, answer: Response, node: int, receivers: set[int], reply: str = "", query: str = ""
     ) -> None:
-        """Await the objects of a message that was announced, or wake its receivers if it is whole."""
+        """Await the objects of an announced message, or wake its receivers if the message is complete."""
         announcement = route.answer_type.FromString(bytes(answer.body))
         if missing := set(announcement.objects_to_push):
             self._sessions[announcement.session_id] = MessageSession(
-                node, missing, receivers, bytes(answer.body), reply, question
+                node, missing, receivers, bytes(answer.body), reply, query
             )
         else:
             self._wake(receivers)
@@ -238,7 +244,7 @@ class Front:
         return answer
 
     def _unfinished_queries(self) -> list[MessageSession]:
-        """Messages whose objects are on their way, after dropping sessions that Flower has forgotten by now."""
+        """Drop sessions that Flower has forgotten, and return the others with missing objects."""
         oldest = time.monotonic() - _SESSION_SECONDS
         self._sessions = {
             key: session for key, session in self._sessions.items() if session.last_activity > oldest
@@ -255,18 +261,18 @@ _log = logging.getLogger("fedpriv.superlink")
 
 
 class SuperLinkApp:
-    """A SuperLink's app, and its Control API, asked in this process."""
+    """A SuperLink's app behind the front, with a client in this process."""
 
-    def __init__(self, inner: ASGIApp, *, long_polling: bool) -> None:
-        """`inner` is Flower's app."""
-        self.app = Front(inner, long_polling=long_polling)
+    def __init__(self, flower_app: ASGIApp, *, long_polling: bool) -> None:
+        """Wrap Flower's app."""
+        self.app = Front(flower_app, long_polling=long_polling)
         self._client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(inner, raise_app_exceptions=False), base_url="http://superlink"
+            transport=httpx.ASGITransport(flower_app, raise_app_exceptions=False), base_url="http://superlink"
         )
         self._nodes: dict[str, int] = {}
 
     async def post(self, route: Route, request: Any) -> httpx.Response:
-        """Flower's answer to somebody without a key, a token or a secret."""
+        """Return Flower's answer to a request without a key, a token or a secret."""
         return await self._client.post(
             route.path,
             content=request.SerializeToString(),
@@ -274,13 +280,13 @@ class SuperLinkApp:
         )
 
     async def register_nodes(self, nodes: Mapping[str, bytes]) -> None:
-        """Let in the SuperNodes with these names and public keys (PEM).
+        """Admit the SuperNodes with these names and public keys (PEM).
 
-        A name can be given here and through the Control API only, so that it says who a node is, whatever the node
-        says.
+        A name can be given only here and through the Control API, so that it identifies a node, whatever the node
+        claims.
 
         Raises:
-            RunError: Flower refuses one.
+            RunError: Flower refuses a key.
         """
         for name, key in nodes.items():
             answer = await self.post(REGISTER_NODE, REGISTER_NODE.request_type(public_key=key, name=name))
@@ -289,16 +295,16 @@ class SuperLinkApp:
             self._nodes[name] = REGISTER_NODE.answer_type.FromString(answer.content).node_id
 
     async def unregister_node(self, name: str) -> None:
-        """Answer no request of the SuperNode with this name and its key any more.
+        """Revoke the key of the SuperNode with this name.
 
-        Flower's first answer is an error where the node never came, although it has forgotten it; the second says
-        that it knows no such node.
+        For a node that never connected, Flower's first answer is an error, although it has forgotten the node.
+        Its second answer is that it knows no such node.
 
-        Guarantee: whoever has the key is nobody for this SuperLink once this returns, and its node is offline for
-        every run.
+        Guarantee: once this function returns, the SuperLink treats a holder of the key as unknown, and its node is
+        offline for every run.
 
         Raises:
-            RunError: Flower may know the key still; a service that goes on would let it in.
+            RunError: Flower may still know the key.  A service that continued would admit its holder.
         """
         for _ in range(2):
             answer = await self.post(UNREGISTER_NODE, UNREGISTER_NODE.request_type(node_id=self._nodes[name]))
@@ -308,28 +314,32 @@ class SuperLinkApp:
         raise RunError(f"SuperLink: the key of {name} cannot be revoked ({reason}), and the service ends")
 
     async def list_runs(self) -> list[Any]:
-        """The last hundred runs, the oldest first."""
+        """Return the last hundred runs, the oldest first."""
         answer = (await self.post(LIST_RUNS, LIST_RUNS.request_type(limit=100))).raise_for_status()
         runs = LIST_RUNS.answer_type.FromString(answer.content).run_dict
         return sorted(runs.values(), key=lambda run: str(run.pending_at))
 
     async def check_access(self, *, has_registered_keys: bool, has_fleet: bool) -> None:
-        """Try the doors that have to be there and to be shut before anybody else can.
+        """Check before anyone can connect that routes exist, and that protected ones refuse strangers.
 
-        Guarantee: nobody without the executor's secret gets a task, and no SuperNode without a registered key a
-        message, where keys are `registered`; or the service does not start.
+        Guarantee: nobody without the executor's secret gets a task, and no SuperNode without a registered key gets
+        a message, if `has_registered_keys`; or the service does not start.
+
+        Args:
+            has_registered_keys: Whether SuperNodes need a registered key.
+            has_fleet: Whether SuperNodes can connect.
 
         Raises:
-            InputError: a path is gone, or one is open that has to be shut.
+            InputError: A route is missing, or a protected one answers a stranger.
         """
         for route in ROUTES:
             if (await self._client.get(route.path)).status_code != httpx.codes.METHOD_NOT_ALLOWED:
                 raise InputError(
                     f"Flower's SuperLink has no {route.path}, which fedpriv needs; see `pip show flwr`"
                 )
-        shut = [(ACQUIRE_TASK, ACQUIRE_TASK.request_type(supported_task_types=["flwr-serverapp"]))]
+        protected = [(ACQUIRE_TASK, ACQUIRE_TASK.request_type(supported_task_types=["flwr-serverapp"]))]
         for route, request in [
-            *shut,
+            *protected,
             *([(PULL_MESSAGES, PULL_MESSAGES.request_type())] if has_registered_keys and has_fleet else []),
         ]:
             answer = await self.post(route, request)
@@ -341,10 +351,10 @@ class SuperLinkApp:
 
 
 def make_superlink_app(options: Sequence[str]) -> SuperLinkApp:
-    """Flower's SuperLink with all its APIs, as `flower-superlink OPTIONS` serves it, behind the front.
+    """Make Flower's SuperLink with all its APIs, as served by `flower-superlink OPTIONS`, with a front.
 
     Raises:
-        InputError: the installed Flower or its environment is not what a protection needs.
+        InputError: The installed Flower or its environment is not as a protection requires.
     """
     if variables := sorted(name for name in os.environ if name.startswith("FLWR_INTERNAL_")):
         raise InputError(f"{variables[0]}: opens an API of Flower's on a port of its own, to everybody; unset it")

@@ -1,13 +1,14 @@
 """Table of the names of Flower that Flower does not promise to keep, and its check.
 
-Public are `flwr.app`, `flwr.serverapp`, `flwr.clientapp` and `flwr.simulation`.  A row is a Python name with what
-is called or read of it, or a route: a path of the SuperLink with the fields of its request and answer.  Code that
-imports another name of Flower, and a row that no code uses, fail tests/engines/test_flower_names.py.
+The public names are `flwr.app`, `flwr.serverapp`, `flwr.clientapp` and `flwr.simulation`.  A row is a Python name
+with the parameters or attributes that are used, or a route: a path of the SuperLink with the fields of its request
+and answer. tests/engines/test_flower_names.py fails for code that imports another name of Flower, and for a row
+that no code uses.
 
-`check_names` refuses a Flower that lacks a row, in one line.  Rows that only gain speed are told apart: without
-them a service is slower and says so.
+`check_names` refuses a Flower that lacks a row, in one line.  Rows that only gain speed are reported separately:
+without them a service is slower and says so.
 
-Maintainers find what to do after a release of Flower in docs/flower-releases.md.
+docs/flower-releases.md tells maintainers how to proceed after a release of Flower.
 """
 
 import functools
@@ -22,7 +23,7 @@ from typing import Any
 from fedpriv.core.errors import InputError
 
 TESTED_VERSIONS = ("1.41", "1.42")
-"""Minor versions of Flower that the tests have seen."""
+"""Minor versions of Flower with which the tests have run."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class PythonName:
     value: object = None
 
     def find_fault(self) -> str | None:
-        """Name a difference of the installed Flower, or return None."""
+        """Return a difference of the installed Flower from this row, or None."""
         path = f"{self.module}.{self.name}"
         try:
             value = getattr(importlib.import_module(self.module), self.name)
@@ -65,12 +66,12 @@ class Route:
     endpoint: str
     """Last part of the path."""
     message_name: str
-    """Module and name of the messages, less the ending Request or Response."""
+    """Module and name of the messages, without the ending Request or Response."""
     reason: str
     request_fields: str = ""
     answer_fields: str = ""
     only_for_speed: bool = False
-    """Whether only speed is lost without it."""
+    """Whether a Flower without the route is only slower."""
 
     @property
     def path(self) -> str:
@@ -87,12 +88,12 @@ class Route:
         """Type of the answer."""
         return self._message_type("Response")
 
-    def _message_type(self, ending: str) -> Any:
+    def _message_type(self, suffix: str) -> Any:
         module, _, name = self.message_name.partition(".")
-        return getattr(importlib.import_module(f"flwr.proto.{module}_pb2"), f"{name}{ending}")
+        return getattr(importlib.import_module(f"flwr.proto.{module}_pb2"), f"{name}{suffix}")
 
     def find_fault(self) -> str | None:
-        """Name a difference of the installed Flower, or return None."""
+        """Return a difference of the installed Flower from this row, or None."""
         try:
             pairs = ((self.request_type, self.request_fields), (self.answer_type, self.answer_fields))
         except (ImportError, AttributeError):
@@ -258,25 +259,26 @@ NAMES = (
 
 
 def find_faults(rows: Iterable[PythonName | Route]) -> list[str]:
-    """Differences of the installed Flower from these rows."""
+    """Return the differences of the installed Flower from these rows."""
     return [fault for row in rows if (fault := row.find_fault()) is not None]
 
 
 def check_names(rows: Sequence[PythonName | Route] = (*NAMES, *ROUTES)) -> list[str]:
-    """Refuse an installed Flower that is not what fedpriv knows.
+    """Refuse an installed Flower that differs in a row that is not only for speed.
+
+    Guarantee: a service that returns from this function has every row that is a protection, or without which
+    nothing works.
 
     Returns:
         Differences that only cost speed.
 
-    Guarantee: a service that returns from this has every row that is a protection, or without which nothing works.
-
     Raises:
-        InputError: a row is missing or differs that is not only for speed.
+        InputError: A row is missing or differs that is not only for speed.
     """
-    quick = [row for row in rows if isinstance(row, Route) and row.only_for_speed]
-    if differences := find_faults(row for row in rows if row not in quick):
+    speed_rows = [row for row in rows if isinstance(row, Route) and row.only_for_speed]
+    if differences := find_faults(row for row in rows if row not in speed_rows):
         raise InputError(
             f"Flower {metadata.version('flwr')}: {differences[0]}, which fedpriv needs; install a Flower that it "
             f"was tested with: pip install 'flwr=={TESTED_VERSIONS[-1]}.*'"
         )
-    return find_faults(quick)
+    return find_faults(speed_rows)

@@ -1,9 +1,9 @@
-"""A silo's node, one process that asks the SuperLink for queries and calls fedpriv's ClientApp.
+"""Node of a silo: one process that pulls queries from the SuperLink and calls fedpriv's ClientApp.
 
     python -P -m fedpriv.addons.services.flower_private.silo_node SUPERLINK SILO GUARD KEYS|-
 
-It runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  It ends with
-LOST when the SuperLink is away, or does not know its key, and its supervisor starts it again.
+It runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  It exits with
+LOST_EXIT_CODE if the SuperLink is away or does not know its key, and its supervisor starts it again.
 """
 
 import email.utils
@@ -65,21 +65,21 @@ from fedpriv.core.logs import configure_service_logging
 from fedpriv.protocol.messages import PROTOCOL_VERSION, format_clock_offset, is_clock_tolerated
 
 _log = logging.getLogger("fedpriv.supernode")
-_HEARTBEAT_INTERVAL, _HEARTBEAT_SECONDS = 15.0, 10.0  # Flower misses a node after two intervals
-_PATIENCE_SECONDS = 20.0  # seconds for which a request is repeated whose answer did not come
-_MIN_HOLD_SECONDS = 1.0  # seconds after which an empty answer was held back
-_MAX_WAIT_SECONDS = 3.0  # seconds between two questions to a SuperLink that holds no answers
-_OBJECT_SECONDS = 180.0  # after which Flower forgets a query whose objects do not come
+_HEARTBEAT_INTERVAL, _HEARTBEAT_SECONDS = 15.0, 10.0  # Flower marks a node as offline after two intervals
+_PATIENCE_SECONDS = 20.0  # seconds for which a request without an answer is repeated
+_MIN_HOLD_SECONDS = 1.0  # seconds after which an empty answer must come from long polling
+_MAX_WAIT_SECONDS = 3.0  # seconds between two requests to a SuperLink without long polling
+_OBJECT_SECONDS = 180.0  # seconds after which Flower drops a query whose objects do not arrive
 _UNKNOWN_NODE = "the SuperLink does not know this SuperNode: it was started again, or its key was revoked"
 _MAX_PYPROJECT = 2**20  # bytes
 
 
 class LostError(RunError):
-    """The SuperLink is away, or does not let this node in."""
+    """The SuperLink is away, or does not admit this node."""
 
 
 class FleetClient:
-    """The SuperLink's Fleet API, asked with the silo's key."""
+    """Client of the SuperLink's Fleet API, which signs requests with the silo's key."""
 
     def __init__(self, superlink: str, keys: Path | None) -> None:
         """Take the folder with ca.crt and node.key, or None for no TLS and a new key."""
@@ -95,24 +95,29 @@ class FleetClient:
         )
 
     def _headers(self, _route: Route, _request: Any) -> Mapping[str, str]:
-        signed = datetime.now(UTC).isoformat()
-        signature = self._key.sign(signed.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+        timestamp = datetime.now(UTC).isoformat()
+        signature = self._key.sign(timestamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
         return {
             FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(self.public_key).decode("ascii"),
-            TIMESTAMP_HEADER: signed,
+            TIMESTAMP_HEADER: timestamp,
             FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode("ascii"),
             VERSION_HEADER: self._version,
         }
 
     def ask(self, route: Route, *, patience: float = _PATIENCE_SECONDS, **fields: Any) -> Any:
-        """Return the SuperLink's answer.
+        """Return the SuperLink's answer to a request, which is repeated while no answer comes.
+
+        Args:
+            route: Route of the request.
+            patience: Seconds for which the request is repeated.
+            **fields: Fields of the request.
 
         Raises:
-            httpx.HTTPStatusError: a refusal that concerns this request only.
-            LostError: no answer came within `patience` seconds, or the SuperLink does not know the key.
+            httpx.HTTPStatusError: A refusal that concerns this request only.
+            LostError: No answer came within `patience` seconds, or the SuperLink does not know the key.
         """
         request = route.request_type(**fields)
-        until, pause = time.monotonic() + patience, 0.1
+        deadline, pause = time.monotonic() + patience, 0.1
         while True:
             try:
                 answer = self._client.ask(route, request)
@@ -122,11 +127,11 @@ class FleetClient:
                     reason = describe_clock_error(response.headers.get("date"), time.time()) or _UNKNOWN_NODE
                     write_heartbeat(SUPERNODE, reason)
                     raise LostError(reason) from None
-                if response.status_code < 502 or time.monotonic() > until:
+                if response.status_code < 502 or time.monotonic() > deadline:
                     raise
             except httpx.HTTPError as error:
                 write_heartbeat(SUPERNODE, reason := str(error) or type(error).__name__)
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise LostError(reason) from None
             else:
                 write_heartbeat(SUPERNODE)
@@ -135,17 +140,20 @@ class FleetClient:
             pause = min(2.0 * pause, 2.0)
 
     def connect(self, previous_id: int | None, *, registers_itself: bool) -> int:
-        """Connect as the node that the key is registered as, and return its id.
+        """Connect as the node whose key is registered, and return its id.
 
-        `earlier` is its id if it was killed while it was connected.
+        Args:
+            previous_id: Id of the node if it was killed while it was connected, or None.
+            registers_itself: Whether the node registers its own key first, as one without registration by the
+                owner.
 
         Raises:
-            LostError: the SuperLink does not let it in.
+            LostError: The SuperLink does not admit the node.
         """
         if registers_itself:
             self.ask(SELF_REGISTER_NODE, public_key=self.public_key)
         if previous_id is not None:
-            with suppress(httpx.HTTPStatusError, LostError):  # it is away, or the SuperLink was started again
+            with suppress(httpx.HTTPStatusError, LostError):  # the SuperLink is away, or was restarted
                 self.ask(DEACTIVATE_NODE, node_id=previous_id)
         try:
             return int(
@@ -162,7 +170,7 @@ class FleetClient:
 
 
 def describe_clock_error(date: str | None, now: float) -> str | None:
-    """Describe by how much this clock differs from an answer's `date`, if that is refused."""
+    """Describe the difference of this clock from an answer's `date`, or return None if it is tolerated."""
     with suppress(ValueError):
         ahead = now - email.utils.parsedate_to_datetime(date or "").timestamp()
         if not is_clock_tolerated(ahead):
@@ -188,7 +196,7 @@ class SiloNode:
         threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
     def _send_heartbeats(self) -> None:
-        """Send heartbeats, and end the process if they fail: a node without them is none."""
+        """Send heartbeats, and end the process if they fail, since a node without them is offline."""
         try:
             while True:
                 time.sleep(_HEARTBEAT_SECONDS)
@@ -213,29 +221,29 @@ class SiloNode:
             wait, run = 0.05, answer.messages_list[0].metadata.run_id
             try:
                 self._answer(run, answer.message_object_trees[0])
-            except httpx.HTTPStatusError as error:  # the run has ended, say
+            except httpx.HTTPStatusError as error:  # for example because the run has ended
                 _log.info("a query is left unanswered: %s", parse_refusal(error.response)[1])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 _log.warning("a query is left unanswered, which is none: %s", sanitize_line(str(error)))
 
     def _answer(self, run: int, tree: Any) -> None:
-        began = time.monotonic()
+        start_time = time.monotonic()
         contents = {name: self._fetch_object(run, name) for name in dict.fromkeys(_object_ids(tree))}
         query = inflate_object_from_contents(tree.object_id, contents)
         if not isinstance(query, Message):
             raise TypeError(f"it is a {type(query).__name__}")
         query.metadata.__dict__["_message_id"] = tree.object_id
-        self._send_reply(run, self._call_app(run, query), began)
+        self._send_reply(run, self._call_app(run, query), start_time)
         self._fleet.ask(CONFIRM_MESSAGE, node=self._node_field, run_id=run, message_object_id=tree.object_id)
 
     def _fetch_object(self, run: int, name: str) -> bytes:
-        """An object of a query, which may be on its way."""
-        until, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
+        """Return an object of a query, after waiting for one that has not arrived at the SuperLink."""
+        deadline, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
         while True:
             answer = self._fleet.ask(PULL_OBJECT, node=self._node_field, run_id=run, object_id=name)
             if answer.object_available:
                 return bytes(answer.object_content)
-            if not answer.object_found or time.monotonic() > until:
+            if not answer.object_found or time.monotonic() > deadline:
                 raise ValueError("its objects did not come")
             time.sleep(pause)
             pause = min(2.0 * pause, 1.0)
@@ -252,12 +260,14 @@ class SiloNode:
             try:
                 return app(query, Context(run, self.node_id, node_config, RecordDict(), dict(configuration)))
             except Exception as error:
-                _log.exception("the reply to a query failed")  # the reason stays here: it may tell of records
+                _log.exception(
+                    "the reply to a query failed"
+                )  # the reason stays in this log, because it may reveal records
                 reason = f"the SuperNode of silo {self._silo} failed ({type(error).__name__}); its log says why"
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
 
     def _fetch_configuration(self, run: int) -> dict[str, Any] | None:
-        """Configuration of a run, or None for a run of another app."""
+        """Return the configuration of a run, or None for a run of another app."""
         description = self._fleet.ask(GET_RUN, node=self._node_field, run_id=run).run
         fab = self._fleet.ask(GET_FAB, node=self._node_field, run_id=run, hash_str=description.fab_hash).fab
         if (configuration := read_configuration(bytes(fab.content))) is None:
@@ -267,8 +277,8 @@ class SiloNode:
             for key, value in description.override_config.items()
         }
 
-    def _send_reply(self, run: int, reply: Message, began: float) -> None:
-        """Announce a reply, then send those of its objects that the SuperLink does not have."""
+    def _send_reply(self, run: int, reply: Message, start_time: float) -> None:
+        """Announce a reply, then send those of its objects that the SuperLink lacks."""
         request, contents = PUSH_MESSAGES.request_type(), dict[str, bytes]()
         _add_objects(request.message_object_trees.add(), reply, contents)
         message = request.messages_list.add()
@@ -284,7 +294,7 @@ class SiloNode:
             node=self._node_field,
             messages_list=request.messages_list,
             message_object_trees=request.message_object_trees,
-            clientapp_runtime_list=[time.monotonic() - began],
+            clientapp_runtime_list=[time.monotonic() - start_time],
         )
         session, missing = {"run_id": run, "session_id": answer.session_id}, set(answer.objects_to_push)
         for name in [name for name in contents if name in missing]:
@@ -300,16 +310,16 @@ def _object_ids(tree: Any) -> Iterator[str]:
 
 
 def _add_objects(tree: Any, value: InflatableObject, contents: dict[str, bytes]) -> None:
-    """Write an object and all below it into a tree, and their contents, the lowest first."""
+    """Add an object and its descendants to a tree, and their contents to `contents`, children first."""
     for child in (value.children or {}).values():
         _add_objects(tree.children.add(), child, contents)
     content = value.deflate()
-    tree.object_id = hashlib.sha256(content).hexdigest()  # by which the SuperLink checks it
+    tree.object_id = hashlib.sha256(content).hexdigest()  # the SuperLink verifies the content by this id
     contents[tree.object_id] = content
 
 
 def read_configuration(bundle: bytes) -> dict[str, Any] | None:
-    """Run configuration in a bundle by dotted keys, or None for a bundle of another app."""
+    """Return the run configuration in a bundle by dotted keys, or None for a bundle of another app."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as files:
             info = files.getinfo("pyproject.toml")
@@ -334,18 +344,18 @@ def _flatten_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def main(superlink: str, silo: str, guard: str, keys: str) -> None:
-    """Run the command line above."""
+    """Run the command line in the module's docstring."""
     configure_service_logging(silo=int(silo))
     exit_on_signals()
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
-    folder, file = None if keys == "-" else Path(keys), Path(os.environ[HEARTBEAT_FOLDER_VARIABLE], "node")
+    folder, id_file = None if keys == "-" else Path(keys), Path(os.environ[HEARTBEAT_FOLDER_VARIABLE], "node")
     try:
-        fleet, earlier = FleetClient(superlink, folder), int(file.read_text()) if file.exists() else None
-        node = SiloNode(fleet, fleet.connect(earlier, registers_itself=folder is None), int(silo), guard)
-        file.write_text(str(node.node_id))
+        fleet, previous_id = FleetClient(superlink, folder), int(id_file.read_text()) if id_file.exists() else None
+        node = SiloNode(fleet, fleet.connect(previous_id, registers_itself=folder is None), int(silo), guard)
+        id_file.write_text(str(node.node_id))
         try:
             node.serve()
-        finally:  # asked to end, or lost
+        finally:  # also after a signal, or if the SuperLink is lost
             fleet.ask(DEACTIVATE_NODE, patience=0.0, node_id=node.node_id)
     except (LostError, httpx.HTTPError) as error:
         _log.debug("lost: %s", error)
