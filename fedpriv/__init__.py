@@ -5,21 +5,21 @@
     results = fedpriv.run("quickstart")
     print(results.table())
 
-| name | what it is |
+| name | purpose |
 |---|---|
-| `run` | run a scenario, by name, file or dictionaries; with records and modules of your own |
+| `run` | run a scenario, by name, file or dictionaries, also with records and modules of your own |
 | `load` | read the folder of a run |
 | `statistics`, `StatisticsResults` | counts, quantiles and survival curves of a table |
-| `advise` | from public facts which row, clip, step and rounds to take, and the scenario with them |
-| `RunResults`, `CellResults`, `Evaluation`, `Privacy` | what both return, frozen |
-| `add_algorithm`, `add_mechanism`, `add_participation` | give one of your own a name that scenarios can use |
-| `add_model`, `add_data` | the same |
-| `freeze` | a module of yours of which only some layers are trained |
-| `lora`, `merged` | small matrices beside its Linear layers, which alone are trained; and one module of both |
+| `advise` | recommend row, clip, step and rounds from public facts, and write the scenario with them |
+| `RunResults`, `CellResults`, `Evaluation`, `Privacy` | results of `run` and `load`, frozen |
+| `add_algorithm`, `add_mechanism`, `add_participation` | register one of your own under a name for scenarios |
+| `add_model`, `add_data` | the same for models and data |
+| `freeze` | restrict training to some layers of a module |
+| `lora`, `merged` | add small trainable matrices to Linear layers, and merge both into one module |
 | `RunObserver` | receives the events of a run |
-| `InputError`, `RunError`, `FedprivError` | what is raised on purpose |
+| `InputError`, `RunError`, `FedprivError` | errors that fedpriv raises on purpose |
 
-Each is imported when it is first asked for, so that `fedpriv privacy` does not wait for torch.
+Each name is imported on first use, so that `fedpriv privacy` does not wait for torch.
 """
 
 from importlib import import_module
@@ -98,10 +98,10 @@ def __getattr__(name: str) -> Any:
         return version("fedpriv")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedpriv' has no attribute {name!r}")
-    home, called = _HOMES[name]
-    return getattr(import_module(home), called or name)
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:
-    """The public names, those too that are imported when they are first asked for: for completion and `dir`."""
+    """List the public names, also those that are imported on first use, for completion and `dir`."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

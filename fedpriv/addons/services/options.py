@@ -1,6 +1,6 @@
-"""Commands of this add-on: their options.  What a command does is imported when it is called.
+"""Commands of this add-on and their options.  The implementation of a command is imported when it is called.
 
-`fedpriv federation`: the coordinator's view of silos and runs, through the SuperLink's control socket.
+`fedpriv federation` shows the coordinator's silos and runs, through the SuperLink's control socket.
 """
 
 import json
@@ -47,7 +47,7 @@ def status(superlink: SuperLink = _SOCKET, as_json: Json = False) -> None:
 
 @federation.command()
 def runs(superlink: SuperLink = _SOCKET, as_json: Json = False) -> None:
-    """Show the last hundred runs: state, start, rounds done, and whether a `fedpriv run` still follows them.
+    """Show the last hundred runs: state, start, rounds done, and whether a `fedpriv run` follows them.
 
     Example: fedpriv federation runs --json
     """
@@ -76,15 +76,15 @@ def _make_control(superlink: str) -> "ControlClient":
     from fedpriv.addons.services.flower_private.control import ControlClient
     from fedpriv.engines.table import Connection
 
-    Connection(superlink)  # which refuses what is no address
+    Connection(superlink)  # refuses an invalid address
     return ControlClient(superlink)
 
 
-def _print_entries(seen: "Sequence[FederationSilo | FederationRun]", none: str, as_json: bool) -> None:
+def _print_entries(entries: "Sequence[FederationSilo | FederationRun]", empty_text: str, as_json: bool) -> None:
     typer.echo(
-        json.dumps([asdict(each) for each in seen], indent=2)
+        json.dumps([asdict(entry) for entry in entries], indent=2)
         if as_json
-        else "\n".join([each.format_line() for each in seen] or [none])
+        else "\n".join([entry.format_line() for entry in entries] or [empty_text])
     )
 
 
@@ -109,7 +109,7 @@ def superlink(
     ] = False,
     metrics: MetricsAddress = None,
 ) -> None:
-    """Run Flower's SuperLink, where the server runs, until ended; SuperNodes reach nothing of it but messages.
+    """Run Flower's SuperLink, where the server runs, until ended.  SuperNodes reach nothing of it but messages.
 
     Example: fedpriv superlink --control /run/fedpriv/control.sock --keys deploy/run/superlink --host 0.0.0.0
     """
@@ -169,9 +169,9 @@ def certificates(
         int | None, typer.Option(metavar="SILO", min=0, help="Take this silo's key out of FOLDER/nodes.")
     ] = None,
 ) -> None:
-    """Show certificates and when they end; exit code 1 if one ends within 30 days. Renew a SuperLink's.
+    """Show certificates and when they end.  Exit code 1 if one ends within 30 days.  Renew a SuperLink's.
 
-    Revoke a silo's key. A SuperLink that runs heeds either within seconds, and other sites do nothing.
+    Revoke a silo's key.  A SuperLink that runs heeds either within seconds, and other sites do nothing.
 
     Example: fedpriv certificates deploy/run/superlink
     Example: fedpriv certificates deploy/run/superlink --renew deploy/run/authority
@@ -191,9 +191,9 @@ def certificates(
     if renew is not None:
         for place in places:
             certified.renew_certificate(place, renew)
-    found = list(certified.find_certificates(places))
-    typer.echo("\n".join(certificate.format_line() for certificate in found))
-    if any(certificate.expires_soon for certificate in found):
+    rows = list(certified.find_certificates(places))
+    typer.echo("\n".join(certificate.format_line() for certificate in rows))
+    if any(certificate.expires_soon for certificate in rows):
         raise typer.Exit(1)
 
 

@@ -1,14 +1,14 @@
-"""`fedpriv superlink`: Flower's SuperLink, each of its APIs open to the programs that need it, and to no others.
+"""`fedpriv superlink`: Flower's SuperLink, each of whose APIs is open only to programs that need it.
 
-| API | who | where |
+| API | user | address |
 |---|---|---|
 | Control: start and stop runs | the SuperLink's owner | a Unix socket of mode 0600 |
 | Fleet: a SuperNode's messages | SuperNodes whose keys are registered | host:port, TLS |
-| Runtime: a task's messages | the tasks it started itself | a port of 127.0.0.1, TLS, tokens on no command line |
+| Runtime: a task's messages | tasks that it started | a port of 127.0.0.1, TLS, tokens on no command line |
 
-Its parts are these servers, which are one process, and an executor.  /health of each API is that of the service:
-200 while the executor asks for tasks and gets answers, 503 with a reason otherwise.  A certificate that is renewed
-is served from the next connection on, and a SuperNode whose key is taken away is turned away, without a restart.
+Its parts are these servers, which are one process, and an executor.  /health of each API describes the service:
+200 while the executor asks for tasks and gets answers, 503 with a reason otherwise.  A renewed certificate is
+served from the next connection on, and a SuperNode whose key is revoked is refused, both without a restart.
 """
 
 import asyncio
@@ -65,15 +65,17 @@ from fedpriv.protocol.messages import REFUSED_SILOS_VARIABLE, REGISTERED_NODES_V
 from fedpriv.silo.metrics import ServiceMetric, open_private_socket, serve_metrics
 
 _log = logging.getLogger("fedpriv.superlink")
-_POLL_SECONDS = 0.5  # seconds between two looks at the executor
+_POLL_SECONDS = 0.5  # seconds between two checks of the executor
 AsyncCallback = Callable[[], Awaitable[object]]
 
 
 class PathFilter:
-    """The part of an ASGI app below `prefix`, and /health and `status`, which are ours; nothing else is there.
+    """App that serves the paths of another app below `prefix`, /health and `STATUS_PATH`.
 
-    Guarantee: no request that comes through this reaches another of the app's routes: paths are compared as the
-    app compares them, and no other kind of connection is let through.
+    Other paths get 404.
+
+    Guarantee: no request that comes through this app reaches another of the inner app's routes: paths are compared
+    as the inner app compares them, and no other kind of connection is let through.
     """
 
     def __init__(
@@ -86,8 +88,8 @@ class PathFilter:
             return
         app, path = self._app, scope.get("path", self._prefix)
         if path == "/health":
-            ails = self._health()
-            app = PlainTextResponse(ails or "at work", status_code=503 if ails else 200)
+            fault = self._health()
+            app = PlainTextResponse(fault or "at work", status_code=503 if fault else 200)
         elif path == STATUS_PATH and self._status is not None:
             app = JSONResponse(await self._status())
         elif not path.startswith(self._prefix):
@@ -106,12 +108,21 @@ def serve_superlink(
     runs_path: Path | None = None,
     metrics_address: str | None = None,
 ) -> None:
-    """Serve until asked to end; RunError if a part ends unasked.
+    """Serve until a signal asks the process to end.
 
-    `control` is the socket to be made; `keys` a folder with ca.crt, server.pem, server.key and nodes/silo-N.pub.
-    `kept` is a file with the runs of before; `metrics` is where figures are told (`metrics_served`).
-    `insecure`: SuperNodes connect without TLS and keys.  `simulation`: there are none.
-    InputError for keys or certificates that cannot be used.
+    Args:
+        control: Path of the control socket, which is made.
+        keys: Folder with ca.crt, server.pem, server.key and nodes/silo-N.pub.
+        host: Address for SuperNodes.
+        port: Port for SuperNodes.
+        simulation: Whether there are no SuperNodes.
+        insecure: Whether SuperNodes connect without TLS and keys.
+        runs_path: File with the list of runs, which is kept over restarts.
+        metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
+
+    Raises:
+        InputError: Keys or certificates, or an address, cannot be used.
+        RunError: A part ends without a signal.
     """
     configure_service_logging()
     runs = RunHistory(runs_path)
@@ -121,11 +132,11 @@ def serve_superlink(
     refuse(
         {"fedpriv superlink: give --keys FOLDER (see deploy/make-keys.sh)": not (keys or simulation or insecure)}
     )
-    with ExitStack() as stack:  # sockets first: a second start is refused before it touches anything
+    with ExitStack() as stack:  # sockets first, so that a second start is refused before it changes anything
         sockets = [stack.enter_context(open_private_socket(control, "--control"))]
         stack.callback(control.unlink, missing_ok=True)
-        places = [("127.0.0.1", 0)] if simulation else [("127.0.0.1", 0), (host, port)]
-        sockets += [stack.enter_context(_listen_tcp(*place)) for place in places]
+        addresses = [("127.0.0.1", 0)] if simulation else [("127.0.0.1", 0), (host, port)]
+        sockets += [stack.enter_context(_listen_tcp(*address)) for address in addresses]
         folder = stack.enter_context(fresh_folder(service_folder("superlink", control)))
         options = [
             *(
@@ -135,67 +146,70 @@ def serve_superlink(
             ),
             *(["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]),
         ]
-        link = make_superlink_app(options)
-        app = Presence(link.app, nodes, folder / "refused.json")
-        sys.setswitchinterval(0.0005)  # a thread gives way soon: Flower answers in threads, the loop waits
+        superlink_app = make_superlink_app(options)
+        app = Presence(superlink_app.app, nodes, folder / "refused.json")
+        # Threads give way soon, since Flower answers in threads for which the event loop waits.
+        sys.setswitchinterval(0.0005)
         gc.freeze()
 
         async def status() -> object:
-            runs.update(await link.list_runs())
+            runs.update(await superlink_app.list_runs())
             return {**app.snapshot(), "runs": runs.runs()}
 
         health = partial(why_stalled, folder, EXECUTOR, time.monotonic())
-        only = partial(PathFilter, app, health=health)
+        make_filter = partial(PathFilter, app, health=health)
         servers = [
-            _Server(_make_server_config(only(prefix=CONTROL_PREFIX, status=status), None, lifespan="on")),
-            _Server(_make_server_config(only(prefix=RUNTIME_PREFIX), folder)),
-            _Server(_make_server_config(only(prefix=FLEET_PREFIX), keys)),
+            _Server(_make_server_config(make_filter(prefix=CONTROL_PREFIX, status=status), None, lifespan="on")),
+            _Server(_make_server_config(make_filter(prefix=RUNTIME_PREFIX), folder)),
+            _Server(_make_server_config(make_filter(prefix=FLEET_PREFIX), keys)),
         ]
-        ends, revoked = ExpiryMonitor(*certificates), RevocationMonitor(keys or folder, nodes)
-        fleet = _CertificateReloader(servers[2].config, keys or folder)
+        expiry_monitor, revocation_monitor = ExpiryMonitor(*certificates), RevocationMonitor(keys or folder, nodes)
+        certificate_reloader = _CertificateReloader(servers[2].config, keys or folder)
 
-        async def look() -> None:
-            """Keep the list of runs, forget keys that were revoked, and take up a certificate that was renewed."""
+        async def poll() -> None:
+            """Update the list of runs, unregister revoked keys, and load a renewed certificate."""
             if runs.is_due():
-                runs.update(await link.list_runs())
-            for name in revoked.poll():
-                await link.unregister_node(name)
+                runs.update(await superlink_app.list_runs())
+            for name in revocation_monitor.poll():
+                await superlink_app.unregister_node(name)
                 _log.warning("%s: its key is revoked and opens nothing from now on", name)
-            ends.poll()
-            fleet.poll()
+            expiry_monitor.poll()
+            certificate_reloader.poll()
 
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
-        runner.run(link.check_access(has_registered_keys=bool(nodes), has_fleet=not simulation))
-        runner.run(link.register_nodes(nodes))
-        told = {
+        runner.run(superlink_app.check_access(has_registered_keys=bool(nodes), has_fleet=not simulation))
+        runner.run(superlink_app.register_nodes(nodes))
+        variables = {
             HEARTBEAT_FOLDER_VARIABLE: str(folder),
             REFUSED_SILOS_VARIABLE: str(folder / "refused.json"),
             **({REGISTERED_NODES_VARIABLE: "1"} if nodes else {}),
         }
         executor = subprocess.Popen(
             executor_command(f"127.0.0.1:{sockets[1].getsockname()[1]}", folder, SERVERAPP, SIMULATION),
-            env={**os.environ, **told},
+            env={**os.environ, **variables},
         )
         stack.callback(end_processes, [executor])
         stack.enter_context(
-            serve_metrics(metrics_address, lambda: [*_superlink_metrics(app.snapshot(), health), *ends.metrics()])
+            serve_metrics(
+                metrics_address, lambda: [*_superlink_metrics(app.snapshot(), health), *expiry_monitor.metrics()]
+            )
         )
-        runner.run(_serve_until_signal(list(zip(servers, sockets, strict=False)), executor, look))
+        runner.run(_serve_until_signal(list(zip(servers, sockets, strict=False)), executor, poll))
 
 
-def _superlink_metrics(seen: Mapping[str, Any], health: HealthCheck) -> list[ServiceMetric]:
-    """For Prometheus: each silo by its name, whether it was heard of or not."""
+def _superlink_metrics(presence: Mapping[str, Any], health: HealthCheck) -> list[ServiceMetric]:
+    """Return metrics for Prometheus, with each silo by its name, whether it ever connected or not."""
     return [
         ServiceMetric("fedpriv_superlink_info", "The SuperLink's version.", 1, {"version": version("fedpriv")}),
         ServiceMetric("fedpriv_superlink_healthy", "1 if its parts are at work.", health() is None),
         *(
-            ServiceMetric(f"fedpriv_superlink_silo_{name}", words, silo.get(key, 0.0), {"silo": silo_name})
-            for name, words, key in (
+            ServiceMetric(f"fedpriv_superlink_silo_{name}", help_text, silo.get(key, 0.0), {"silo": silo_name})
+            for name, help_text, key in (
                 ("seen_seconds", "When it was heard of, since 1970; 0 if never.", "seen"),
                 ("ahead_seconds", "By how much its clock is ahead.", "ahead"),
                 ("refused_seconds", "When its clock kept it out, since 1970; 0 if it is let in.", "refused"),
             )
-            for silo_name, silo in seen["silos"].copy().items()
+            for silo_name, silo in presence["silos"].copy().items()
         ),
     ]
 
@@ -223,7 +237,7 @@ def _make_server_config(app: ASGIApp, keys: Path | None, lifespan: Literal["on",
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are for all servers of this process: see `_serve`."""
+        """Leave signals to `_serve_until_signal`, since they are for all servers of this process."""
         yield
 
 
@@ -232,26 +246,26 @@ async def _serve_until_signal(
     executor: "subprocess.Popen[bytes]",
     poll: AsyncCallback,
 ) -> None:
-    """Serve until a signal; RunError if a server or the executor ends before."""
-    asked = asyncio.Event()
-    for ending in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(ending, asked.set)
-    serving = [asyncio.ensure_future(server.serve([socket])) for server, socket in servers]
-    while not (asked.is_set() or executor.poll() is not None or any(server.done() for server in serving)):
+    """Serve until a signal, or raise RunError if a server or the executor ends before."""
+    stop_event = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop_event.set)
+    tasks = [asyncio.ensure_future(server.serve([socket])) for server, socket in servers]
+    while not (stop_event.is_set() or executor.poll() is not None or any(server.done() for server in tasks)):
         await poll()
         with suppress(TimeoutError):
-            await asyncio.wait_for(asked.wait(), _POLL_SECONDS)
+            await asyncio.wait_for(stop_event.wait(), _POLL_SECONDS)
     for server, _ in servers:
         server.should_exit = True
-    await asyncio.gather(*serving)
-    if not asked.is_set():
+    await asyncio.gather(*tasks)
+    if not stop_event.is_set():
         if (code := executor.poll()) is not None:
             raise lost_part_error("SuperLink", EXECUTOR, code)
         raise RunError("SuperLink: one of its servers ended; start it again")
 
 
 class _CertificateReloader:
-    """The certificate that SuperNodes see, taken up anew when its files change."""
+    """Reloader of the certificate for SuperNodes, for when its files change."""
 
     def __init__(self, config: uvicorn.Config, keys: Path) -> None:
         self._config, self._files = config, (keys / CERTIFICATE_FILE, keys / KEY_FILE)
@@ -263,7 +277,8 @@ class _CertificateReloader:
             return
         try:
             check_certificates(self._files[0])
-            trial = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)  # where a broken one breaks nothing
+            # A broken certificate fails in this context, and leaves the served one unchanged.
+            trial = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             for context in (trial, self._config.ssl):
                 context.load_cert_chain(*self._files)
         except (InputError, OSError) as error:

@@ -1,9 +1,10 @@
 """`fedpriv supernode`: the node of one silo, which is one process, and its supervisor.
 
-With --apps it is Flower's own SuperNode, which runs the apps that a SuperLink sends, and an executor for these.
+With --apps the node is Flower's own SuperNode, which runs the apps that a SuperLink sends, together with an
+executor for these.
 
-A node that lost its SuperLink, which was restarted, is away or refuses the key, is started again, for ever, and so
-is one that was killed.  Any other end of a part ends the service.
+A node that lost its SuperLink is started again, without limit.  Its SuperLink was restarted, is away or refuses
+the key.  A node that was killed is started again, too.  Any other end of a part ends the service.
 """
 
 import logging
@@ -56,15 +57,17 @@ NODE_MODULE = "fedpriv.addons.services.flower_private.silo_node"
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = (
     2.0,
     30.0,
-)  # seconds before a SuperNode that was lost is started again, doubled each time
+)  # seconds before a lost SuperNode is started again, doubled each time
 _STABLE_SECONDS = 90.0  # seconds after which the next loss counts as a first one
-_POLL_SECONDS = 0.5  # seconds between two looks at the parts
-_END_SECONDS = 20.0  # Flower ends itself hard after 5, and a service manager us after 90
-_OUTAGE_SECONDS = 40.0  # seconds without an answer of the SuperLink, which is asked every two
+_POLL_SECONDS = 0.5  # seconds between two checks of the parts
+_END_SECONDS = (
+    20.0  # seconds; Flower forces its own exit after 5, and a service manager kills this process after 90
+)
+_OUTAGE_SECONDS = 40.0  # seconds without an answer of the SuperLink, which is asked every two seconds
 
 
 def supernode_command(superlink: str, silo: int, guard: Path, keys: Path, *options: str) -> list[str]:
-    """The command that runs silo `silo`'s SuperNode; `keys` has ca.crt and node.key."""
+    """Return the command that runs the SuperNode of silo `silo`.  `keys` has ca.crt and node.key."""
     return [
         *(script_path("fedpriv"), "supernode", "--superlink", superlink, "--silo", str(silo)),
         *("--guard", str(guard), "--keys", str(keys), *options),
@@ -82,13 +85,21 @@ def run_supernode(
     metrics_address: str | None = None,
     apps: bool = False,
 ) -> NoReturn:
-    """Run silo `silo`'s SuperNode until this process is asked to end.
+    """Run the SuperNode of silo `silo` until this process is asked to end.
 
-    `metrics` is where figures are told: see `metrics_served`.
+    Args:
+        superlink: Address of the SuperLink.
+        silo: Number of the silo.
+        guard: Socket of the silo's guard.
+        keys: Folder with ca.crt and node.key, or None if `insecure`.
+        insecure: Whether to connect without TLS and a key.
+        health_path: Socket that answers health checks, or None for no socket.
+        metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
+        apps: Whether to run the apps that the SuperLink sends.
 
     Raises:
-        InputError: keys that cannot be used.
-        RunError: a part ended for another reason than those above.
+        InputError: Keys cannot be used.
+        RunError: A part ended, but neither was killed nor lost its SuperLink.
     """
     configure_service_logging(silo=silo)
     exit_on_signals()
@@ -105,10 +116,10 @@ def run_supernode(
         key = keys / NODE_KEY_FILE
         refuse({f"{key}: no such key; run deploy/make-keys.sh, or ssh-keygen": not key.exists()})
     folder = service_folder(f"supernode-{silo}", health_path)
-    watch = SupernodeMonitor(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
+    monitor = SupernodeMonitor(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (
-        nullcontext() if health_path is None else health_socket(health_path, watch.why_unhealthy),
-        serve_metrics(metrics_address, lambda: watch.metrics(silo)),
+        nullcontext() if health_path is None else health_socket(health_path, monitor.why_unhealthy),
+        serve_metrics(metrics_address, lambda: monitor.metrics(silo)),
         fresh_folder(folder),
     ):
         os.environ[HEARTBEAT_FOLDER_VARIABLE] = str(folder)
@@ -126,29 +137,29 @@ def run_supernode(
                     ]
                 ),
             ]
-            keep_running(lambda: _run_apps(options, folder, watch), watch)
+            keep_running(lambda: _run_apps(options, folder, monitor), monitor)
         node = [sys.executable, "-P", "-m", NODE_MODULE, superlink, str(silo), str(guard), str(keys or "-")]
-        keep_running(lambda: _run_parts({SUPERNODE: node}, watch), watch)
+        keep_running(lambda: _run_parts({SUPERNODE: node}, monitor), monitor)
 
 
 class SupernodeMonitor:
-    """Looks at the parts while they run, and says what it sees."""
+    """Monitor of the parts while they run, which logs outages and certificates that expire soon."""
 
     def __init__(self, superlink: str, heartbeat_folder: Path, keys: Path | None, part: str = SUPERNODE) -> None:
-        """`part` is the one by whose beats the service is well or ill."""
+        """Monitor the service, whose health follows from the heartbeats of `part`."""
         self._part, self._heartbeat_folder = part, heartbeat_folder
         self._outage_log = OutageLog(f"answer of the SuperLink at {superlink}")
         self._expiry_monitor = ExpiryMonitor(*([] if keys is None else [keys / AUTHORITY_FILE]))
         self._start_time = time.monotonic()
 
     def why_unhealthy(self) -> str | None:
-        """What ails the service itself; a SuperLink that is away does not."""
+        """Return the fault of the service itself, or None.  A SuperLink that is away is no fault."""
         return why_stalled(self._heartbeat_folder, self._part, self._start_time)
 
     def metrics(self, silo: int) -> list[ServiceMetric]:
-        """For Prometheus."""
-        labels, words = {"silo": str(silo), "version": version("fedpriv")}, "Since the SuperLink answered."
-        silent = math.floor(
+        """Return metrics for Prometheus."""
+        labels, help_text = {"silo": str(silo), "version": version("fedpriv")}, "Since the SuperLink answered."
+        silent_seconds = math.floor(
             time.monotonic() - last_beat(self._heartbeat_folder, SUPERNODE, self._start_time).last_success
         )
         return [
@@ -157,7 +168,7 @@ class SupernodeMonitor:
                 "fedpriv_supernode_healthy", "1 if its parts are at work.", self.why_unhealthy() is None
             ),
             *(
-                [ServiceMetric("fedpriv_supernode_silent_seconds", words, silent)]
+                [ServiceMetric("fedpriv_supernode_silent_seconds", help_text, silent_seconds)]
                 if self._part == SUPERNODE
                 else []
             ),
@@ -165,9 +176,12 @@ class SupernodeMonitor:
         ]
 
     def poll(self, *, is_lost: bool = False) -> None:
-        """Say it if the SuperLink is away, `lost` for sure, or if a certificate ends soon, once a day."""
+        """Log an outage of the SuperLink, and once a day a certificate that expires soon.
+
+        `is_lost` means that the node has ended because of an outage.
+        """
         beat = last_beat(self._heartbeat_folder, SUPERNODE, self._start_time)
-        if self._part != SUPERNODE:  # Flower's own does not say whether it had an answer
+        if self._part != SUPERNODE:  # Flower's own SuperNode does not report answers
             if is_lost:
                 _log.warning("its SuperNode has ended: no SuperLink, or one that refuses it; it is started again")
         elif is_lost or time.monotonic() - beat.last_success > _OUTAGE_SECONDS:
@@ -178,10 +192,14 @@ class SupernodeMonitor:
 
 
 def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMonitor) -> NoReturn:
-    """Run a node again that lost its SuperLink or was killed, for ever; RunError for any other end of a part."""
+    """Run a node, and start it again without limit if it lost its SuperLink or was killed.
+
+    Raises:
+        RunError: A part ended in another way.
+    """
     pause = _MIN_PAUSE_SECONDS
     while True:
-        started = time.monotonic()
+        start_time = time.monotonic()
         part, code = run_once()
         if part != SUPERNODE or (code not in (0, LOST_EXIT_CODE) and code >= 0):
             raise lost_part_error("SuperNode", part, code)
@@ -191,7 +209,7 @@ def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMoni
             monitor.poll(is_lost=True)
         pause = (
             _MIN_PAUSE_SECONDS
-            if time.monotonic() - started > _STABLE_SECONDS
+            if time.monotonic() - start_time > _STABLE_SECONDS
             else min(2.0 * pause, _MAX_PAUSE_SECONDS)
         )
         time.sleep(pause)
@@ -200,8 +218,9 @@ def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMoni
 def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -> tuple[str, int]:
     """Run Flower's SuperNode and an executor.
 
-    A port that is free now may be another's when the SuperNode listens, so that every start takes one of its own.
-    Flower's exit codes do not tell a SuperLink that is lost from other ends, so that each is one.
+    Each start uses a new port, because another process may take a free port before the SuperNode listens on it.
+    Flower's exit codes do not distinguish a lost SuperLink from other ends, so that each end of a SuperNode counts
+    as a lost SuperLink.
     """
     port = free_port()
     commands = {
@@ -213,11 +232,14 @@ def _run_apps(options: Sequence[str], folder: Path, monitor: SupernodeMonitor) -
 
 
 def _run_parts(commands: Mapping[str, Sequence[str]], monitor: SupernodeMonitor) -> tuple[str, int]:
-    """Run parts until one of them ends: which, and its exit code.  The SuperLink hears of a node's end."""
+    """Run parts until one of them ends, and return its name and exit code.
+
+    The other parts are then asked to end, so that the SuperLink learns of the end of a node.
+    """
     parts: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        for name, words in commands.items():
-            parts[name] = subprocess.Popen(words)
+        for name, command in commands.items():
+            parts[name] = subprocess.Popen(command)
         while True:
             for name, process in parts.items():
                 if (code := process.poll()) is not None:
