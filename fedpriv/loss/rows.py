@@ -1,8 +1,11 @@
-"""Rows of the table of models: how raw records become features, and which loss they get.
+"""Rows of the table of models: features that a model makes of raw records, and its loss.
 
-`Model` is a row and `ModelSettings` its keys.  Two kinds of rows are here: that of column moments, the first step
-of a run with [data.scale], whose model is the mean and the mean square of columns of numbers; and rows for torch
-modules by their import path.
+`Model` is a row and `ModelSettings` its keys.  Two kinds of rows are defined here:
+
+* column moments, the first step of a run with [data.scale], whose model is the mean and the mean square of columns
+  of
+  numbers;
+* torch modules by their import path.
 """
 
 import math
@@ -41,53 +44,70 @@ class ModelSettings(BaseModel):
 
     @property
     def regression(self) -> bool | None:
-        """Whether labels are real numbers; None where the row of the table says it."""
+        """Kind of labels, True for real numbers, or None if the row of the table says it."""
         return None
 
     @property
     def survival(self) -> bool:
-        """Whether labels are times and events, where the row of the table does not say it."""
+        """Whether labels are times and events, if the row of the table does not say it."""
         return False
 
     @property
     def code(self) -> tuple[str, ...]:
-        """Import paths of code that is none of fedpriv's: a guard runs it only if its policy names it."""
+        """Import paths of code from outside of fedpriv, which a guard runs only if its policy names it."""
         return ()
 
 
 @dataclass(frozen=True)
 class Model:
-    """One row of the table; `settings` is the type of the row's own keys.
-
-    `features` maps images (n, ...) of bytes to (n, f); `objective` takes the shape of one record's features (a
-    `Layout` where data are at hand), the number of classes, the dtype and the settings.
-    """
+    """One row of the table of models."""
 
     settings: type[ModelSettings]
+    """Type of the row's own keys."""
     features: Callable[[NDArray[Any], torch.dtype, Any], Tensor]
+    """Function from raw records (n, ...) to features (n, f)."""
     objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
-    regression: bool = False
-    """Whether the labels are real numbers, as those of a data set without classes are."""
-    only_for: str | None = None
-    """The one data set that the objective's constants hold for; None if the features keep to them by themselves.
+    """Function that makes the objective.
 
-    Noise may rest on the smoothness: with other records it would be too little.
+    Its arguments are the shape of one record's features (a `FeatureLayout` if data are at hand), the number of
+    classes,
+    the type of the parameters, and the settings.
+    """
+    regression: bool = False
+    """Whether labels are real numbers, as those of a data set without classes."""
+    only_for: str | None = None
+    """Name of the only data set for which the objective's constants hold, or None.
+
+    It is None if features satisfy the constants by themselves.  Noise may depend on the smoothness, and would be
+    too
+    little for other records.
     """
     evaluated: bool = True
-    """Whether test records say anything about it; the server of one that they do not needs none."""
+    """Whether the model can be evaluated on test records.  Otherwise a server needs none."""
     survival: bool = False
-    """Whether labels are bins survived and events, of a table with `survival`, and outputs hazards."""
+    """Whether labels are bins survived and events, of a table with `survival`, and outputs are hazards."""
     of_cells: bool = False
-    """Whether `features` maps the raw cells of a table, (n, columns), in place of what they are encoded to."""
+    """Whether `features` maps the raw cells of a table, (n, columns), and not the encoded ones."""
     check: Callable[[Any], None] = lambda _: None
-    """Check of a whole cell, which raises ValueError for sections that the row cannot be with."""
+    """Check of a whole cell, which raises ValueError for sections that do not fit the row."""
     guard: str | None = None
-    """Name of what a guard asks about the row, in `ADDED["guard"]`: `of_cells` without one is refused."""
+    """Name in `ADDED["guard"]` of a guard's questions about the row.
+
+    A row with `of_cells` and without this name is refused.
+    """
     several_labels: bool = False
-    """Whether a record may have labels of any shape, which lie behind its features: see `Layout`."""
+    """Whether a record may have labels of any shape, which lie behind its features (see `FeatureLayout`)."""
 
     def check_data(self, name: str, data: str) -> None:
-        """InputError if `data` is not what the constants of this row, called `name`, were derived from."""
+        """Check that the constants of this row hold for a data set.
+
+        Args:
+            name: Name of the row.
+            data: Name of the data set.
+
+        Raises:
+            InputError: The row is for another data set only.
+        """
         if self.only_for is not None and data != self.only_for:
             raise InputError(
                 f"model.name = {name!r} is for data.name = {self.only_for!r} alone, not {data!r}: its smoothness "
@@ -96,7 +116,7 @@ class Model:
 
 
 class ModuleSettings(ModelSettings):
-    """Models of torch layers."""
+    """Settings of models of torch layers."""
 
     initial_seed: Annotated[int, Field(ge=0)] = Field(0, description="the first model follows from it alone")
     augment: Augmentation | None = Field(
@@ -105,17 +125,17 @@ class ModuleSettings(ModelSettings):
 
 
 def flat_pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
-    """Pixels divided by 255, and features that are numbers as they are: (n, features)."""
+    """Convert pixels to features in [0, 1], and flatten features that are numbers, (n, features)."""
     return pixel_features(images, dtype)
 
 
 COLUMN_MOMENTS = "column-moments"
 MOMENT_CLIP = 1.0
-"""The norm of one record's moments, at most: `moments_of`."""
+"""Upper bound on the norm of one record's moments (`bounded_moments`)."""
 
 
 class MomentSettings(ModelSettings):
-    """Which features of a record are released."""
+    """Settings of column moments: the features of a record whose moments are released."""
 
     columns: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)] = Field(
         description="places of the features whose means and squares are released; each in -1 … 1"
@@ -135,7 +155,11 @@ class MomentSettings(ModelSettings):
 
 
 def moment_features(features: NDArray[Any], dtype: torch.dtype, settings: MomentSettings) -> Tensor:
-    """(n, width) -> (n, 2k): `moments_of` the columns; InputError where there are none such."""
+    """Compute the bounded moments of the columns (`bounded_moments`): (n, width) -> (n, 2k).
+
+    Raises:
+        InputError: A record has no such columns, or they are not numbers.
+    """
     if features.ndim != 2 or features.dtype.kind != "f" or max(settings.columns) >= features.shape[1]:
         raise InputError(
             f"model.columns = {list(settings.columns)}: a record here has features of shape {features.shape[1:]} "
@@ -146,9 +170,9 @@ def moment_features(features: NDArray[Any], dtype: torch.dtype, settings: Moment
 
 @dataclass(frozen=True)
 class ColumnMoments(LinearScore):
-    """-⟨x, z⟩ of a record's moments z: one step of size 1 from 0 gives their mean, whatever was asked.
+    """Objective -⟨x, z⟩ of a record's moments z, whose mean is the model after one step of size 1 from 0.
 
-    Guarantee: an increment is -z at every point, so that nothing a server asks changes what a record adds.
+    Guarantee: an increment is -z at every point, so that no query of a server changes what a record adds.
     """
 
     loss = Reward()
@@ -159,10 +183,13 @@ class ColumnMoments(LinearScore):
 
     smoothness = 0.0
     diameter = MOMENTS_DIAMETER / MOMENTS_RADIUS
-    """The largest distance of two increments, or of one and zeros: that of `moments_of`."""
+    """Largest distance of two increments, or of an increment and zeros, as of `bounded_moments`."""
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """The mean loss, 0 without records: a server that has no test records has nothing to evaluate."""
+        """Evaluate the mean loss, which is 0 without records.
+
+        A server without test records can thus run an evaluation.
+        """
         return ModelEvaluation(
             -((records.features.sum(-2) / max(1, records.features.shape[-2])) * point).sum(-1), None
         )
@@ -171,11 +198,15 @@ class ColumnMoments(LinearScore):
 def column_moments(
     shape: tuple[int, ...], _classes: int, dtype: torch.dtype, _settings: MomentSettings
 ) -> ColumnMoments:
+    """Make the objective of column moments."""
     return ColumnMoments(math.prod(shape), MOMENT_CLIP, dtype=dtype)
 
 
 class ImportedSettings(ModuleSettings):
-    """A torch module by its import path: called with (features, outputs) and `arguments` it gives the module."""
+    """Settings of a torch module by its import path.
+
+    The class or function at the path is called with (features, outputs) and `arguments`.
+    """
 
     arguments: dict[str, Any] = Field({}, description="further arguments of the class or function, by name")
     loss: str = Field(
@@ -216,7 +247,11 @@ class ImportedSettings(ModuleSettings):
         return (self.loss,) if is_import_path(self.loss) else ()
 
     def loss_choice(self) -> LossChoice:
-        """The loss; InputError if there is none such."""
+        """Make the choice of the loss, and import it if it is an import path.
+
+        Raises:
+            InputError: It cannot be imported.
+        """
         return LossChoice(
             self.loss,
             import_callable(self.loss, "model.loss") if self.code else None,
@@ -226,19 +261,22 @@ class ImportedSettings(ModuleSettings):
 
 
 def make_imported_model(path: str) -> Model:
-    """A row for the torch module at an import path; nothing is imported before its objective is asked for."""
+    """Make a row for the torch module at an import path.
+
+    The module is imported when its objective is made, and not before.
+    """
 
     def objective(
         shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ImportedSettings
     ) -> Objective:
         layout, choice = as_layout(shape), settings.loss_choice()
-        _, needed = choice.make_loss(layout.label_shape, classes)
-        outputs = (needed or (classes or math.prod(layout.label_shape),))[-1]
+        _, needed_shape = choice.make_loss(layout.label_shape, classes)
+        outputs = (needed_shape or (classes or math.prod(layout.label_shape),))[-1]
         module = build_module(path, "model.name", (layout.input_width, outputs), settings.arguments)
         if settings.group_norm:
             module = replace_batch_norm(module)
-        without = load_constants(module, settings.weights, path)
-        made, whole = make_layout_objective(
+        seeded_names = load_constants(module, settings.weights, path)
+        module_objective, wrapped = make_layout_objective(
             module,
             layout,
             settings.shape or (layout.input_width,),
@@ -249,8 +287,10 @@ def make_imported_model(path: str) -> Model:
             path,
         )
         if settings.weights is None:
-            return made
-        (inside,) = (name for name, layer in whole.named_modules() if layer is module)
-        return InitializedView(made, whole, frozenset(f"{inside}.{name}".removeprefix(".") for name in without))
+            return module_objective
+        (prefix,) = (name for name, layer in wrapped.named_modules() if layer is module)
+        return InitializedView(
+            module_objective, wrapped, frozenset(f"{prefix}.{name}".removeprefix(".") for name in seeded_names)
+        )
 
     return Model(ImportedSettings, flat_pixels, objective, several_labels=True)

@@ -1,16 +1,19 @@
-"""Evaluate a model beyond loss and accuracy.
+"""Scores of a model beyond loss and accuracy.
 
-* `SCORES`: pure functions of outputs and labels, many models at once.  Outputs are (..., n, classes) for a
-  classification, (..., n, 1) for two classes by one logit or for a regression; labels are (n,), a score is (...).
-* `Scored`: an objective whose evaluation has the scores that a scenario asks for, of all test records and silo by
+* `SCORES` has pure functions of outputs and labels, for many models at once.  Outputs are (..., n, classes) for a
+  classification, and (..., n, 1) for two classes by one logit or for a regression.  Labels are (n,), a score is
+  (...).
+* `ScoreView` is an objective whose evaluation has the scores that a scenario names, of all test records and silo
+  by
   silo.
-* `SummedScores`: scores as sums over test records, which silos send of records that nobody else sees:
+* `SummedScores` is an objective whose increments are scores of test records, for test records that a silo does not
+  share.  Record b contributes
 
-      record b gives   (right_b - 1/2,  loss_b / bound - 1/2)     of a classification, loss_b held to [0, bound];
-                                                                  right_b is a share where it has several labels
-                       (loss_b / bound - 1/2)                     of a regression
+      (right_b - 1/2,  loss_b / bound - 1/2)     for a classification
+      (loss_b / bound - 1/2)                     for a regression
 
-  Every coordinate lies in ±1/2, so that one record has norm √2/2, or 1/2, whatever the model is.
+  where loss_b is clamped to [0, bound], and right_b is the share of right labels if a record has several.  Every
+  coordinate lies in ±1/2, so that one record has a norm of at most √2/2, or 1/2, for any model.
 """
 
 import math
@@ -46,80 +49,114 @@ CALIBRATION_BINS = 15
 
 @dataclass(frozen=True)
 class ScoreKind:
-    """A score by name: of which labels it is one, which are too few for it, and how it is computed."""
+    """A score with the labels that it is for, and its function of outputs and labels."""
 
     regression: bool
+    """Whether labels are real numbers."""
     why_undefined: Callable[[Tensor], str | None]
-    """Why these labels (n,) have no such score; None if they have one.  No model's outputs enter."""
+    """Function from labels (n,) to the reason why they have no such score, or to None if they have one.
+
+    It does not depend on a model's outputs.
+    """
     compute: Callable[[Tensor, Tensor], Tensor]
+    """Function from outputs and labels to the score, (...)."""
     survival: bool = False
     """Whether labels are bins survived and events."""
 
 
 def auc(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Area under the ROC curve, ties counted half; for several classes the mean of each one against the others.
+    """Compute the area under the ROC curve, with ties counted half.
 
-    Classes that occur among all labels or none of them have no curve and are left out of the mean.
+    For several classes it is the mean over classes of one class against the others.  Classes that all records
+    have, or
+    no record has, are left out of the mean.
+
+    Args:
+        outputs: Logits, (..., n, classes) or (..., n, 1).
+        labels: Classes, (n,).
     """
     scores = to_logits(outputs)
     if scores.shape[-1] == 2:
         return _auc(scores[..., 1] - scores[..., 0], labels == 1)
-    shares = scores.softmax(-1)
+    probabilities = scores.softmax(-1)
     curves = [
-        _auc(shares[..., each], labels == each)
-        for each in range(scores.shape[-1])
-        if 0 < int((labels == each).sum()) < len(labels)
+        _auc(probabilities[..., label], labels == label)
+        for label in range(scores.shape[-1])
+        if 0 < int((labels == label).sum()) < len(labels)
     ]
     return torch.stack(curves).mean(0)
 
 
 def _auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """The Mann-Whitney statistic of scores (..., n) by the mean ranks of positive ones."""
-    ordered, own = _sorted(scores), _sorted(scores[..., positive])  # in order each is found near the one before
-    below, upto = (torch.searchsorted(ordered, own, right=right).double() for right in (False, True))
-    count = own.shape[-1]
-    wins = ((below + upto + 1.0) / 2.0).sum(-1) - count * (count + 1) / 2.0
+    """Compute the Mann-Whitney statistic of scores (..., n), from the ranks of the positive records."""
+    sorted_scores, positive_scores = (
+        _sorted(scores),
+        _sorted(scores[..., positive]),
+    )  # sorted, so that searches are near each other
+    below_counts, up_to_counts = (
+        torch.searchsorted(sorted_scores, positive_scores, right=right).double() for right in (False, True)
+    )
+    count = positive_scores.shape[-1]
+    wins = ((below_counts + up_to_counts + 1.0) / 2.0).sum(-1) - count * (count + 1) / 2.0
     return (wins / (count * (len(positive) - count))).to(scores.dtype)
 
 
 def _sorted(scores: Tensor) -> Tensor:
-    """Along the last axis; numpy sorts without an index beside each value, in a small part of the time."""
+    """Sort scores along the last axis.
+
+    numpy needs a small part of torch's time, since it does not sort an index beside each value.
+    """
     if scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64):
         return scores.sort(dim=-1).values.contiguous()
     return torch.from_numpy(np.sort(np.ascontiguousarray(scores.detach()), axis=-1))
 
 
 def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The mean, over the classes that occur, of the share of their records that are predicted right."""
-    right = (to_logits(outputs).max(-1).indices == labels).to(outputs.dtype)
+    """Compute the share of right predictions for each class that occurs, and their mean over classes.
+
+    Args:
+        outputs: Logits, (..., n, classes) or (..., n, 1).
+        labels: Classes, (n,).
+    """
+    is_right = (to_logits(outputs).max(-1).indices == labels).to(outputs.dtype)
     counts = torch.bincount(labels)
-    sums = right.new_zeros(*right.shape[:-1], len(counts)).index_add_(-1, labels, right)
-    return (sums / counts)[..., counts > 0].mean(-1)
+    right_counts = is_right.new_zeros(*is_right.shape[:-1], len(counts)).index_add_(-1, labels, is_right)
+    return (right_counts / counts)[..., counts > 0].mean(-1)
 
 
 def calibration_error(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Expected calibration error (Guo et al. 2017): |share right - confidence| over 15 bins of equal width."""
+    """Compute the expected calibration error (Guo et al. 2017) over 15 bins of equal width.
+
+    It is the weighted mean over bins of |share of right predictions - mean confidence|.
+
+    Args:
+        outputs: Logits, (..., n, classes) or (..., n, 1).
+        labels: Classes, (n,).
+    """
     confidence, predicted = to_logits(outputs).softmax(-1).max(-1)
-    gap = (predicted == labels).to(outputs.dtype) - confidence
-    place = (confidence * CALIBRATION_BINS).ceil().long().clamp(1, CALIBRATION_BINS) - 1
-    sums = torch.zeros(*gap.shape[:-1], CALIBRATION_BINS, dtype=gap.dtype, device=gap.device).scatter_add_(
-        -1, place, gap
+    gaps = (predicted == labels).to(outputs.dtype) - confidence
+    bin_index = (confidence * CALIBRATION_BINS).ceil().long().clamp(1, CALIBRATION_BINS) - 1
+    sums = torch.zeros(*gaps.shape[:-1], CALIBRATION_BINS, dtype=gaps.dtype, device=gaps.device).scatter_add_(
+        -1, bin_index, gaps
     )
     return sums.abs().sum(-1) / len(labels)
 
 
 def r2(outputs: Tensor, labels: Tensor) -> Tensor:
-    """1 - (squared errors) / (squared deviations from the labels' mean)."""
+    """Compute R² = 1 - (squared errors) / (squared deviations from the labels' mean)."""
     return 1.0 - (outputs.squeeze(-1) - labels).square().sum(-1) / (labels - labels.mean()).square().sum()
 
 
 def mae(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Mean absolute error."""
+    """Compute the mean absolute error."""
     return (outputs.squeeze(-1) - labels).abs().mean(-1)
 
 
 def to_logits(outputs: Tensor) -> Tensor:
-    """(..., n, classes): one logit is that of class 1 against 0."""
+    """Convert outputs to logits of all classes, (..., n, classes).
+
+    A single logit is that of class 1 against class 0.
+    """
     return outputs if outputs.shape[-1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
 
 
@@ -147,50 +184,53 @@ SCORES: Mapping[Score, ScoreKind] = {
 
 
 MEAN_SUFFIX, WORST_SUFFIX = "mean_of_silos", "worst_silo"
-"""Behind a metric's name: over the silos' own test records, every silo counting the same."""
+"""Suffixes of metrics over the silos' own test records, with equal weight for every silo."""
 LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error", "test_integrated_brier"})
 
 
 @dataclass(frozen=True)
 class ScoreView(EvaluationView):
-    """`base`, with `scores` as metrics test_NAME; with `silos` each metric at each silo too, their mean and worst.
+    """`base` with `scores` as metrics test_NAME.
 
-    `silos` says how many test records of each silo there are; records come silo by silo, in that order.  `unit` is
-    how much of a real target's own unit 1 of a label is: mae is given in that.
+    With `silos`, each metric is also evaluated at each silo, with the mean and the worst over silos.
     """
 
     scores: tuple[Score, ...]
     silos: tuple[tuple[str, int], ...] = ()
+    """Silos in the order of their test records, as pairs (name, records)."""
     label_unit: int | float = 1
+    """Target's own unit of a label of 1, by which mae is multiplied."""
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        whole = self._evaluate_part(point, records)
+        evaluation = self._evaluate_part(point, records)
         if not self.silos:
-            return whole
-        metrics = dict(whole.metrics)
-        sizes = [count for _, count in self.silos]
-        parts = [
+            return evaluation
+        metrics = dict(evaluation.metrics)
+        record_counts = [count for _, count in self.silos]
+        silo_metrics = [
             self._evaluate_part(point, Records(features, labels)).to_metrics()
             for features, labels in zip(
-                torch.split(records.features, sizes), torch.split(records.labels, sizes), strict=True
+                torch.split(records.features, record_counts),
+                torch.split(records.labels, record_counts),
+                strict=True,
             )
         ]
-        for name in parts[0]:
-            values = torch.stack([part[name] for part in parts])
+        for name in silo_metrics[0]:
+            values = torch.stack([metrics_at_silo[name] for metrics_at_silo in silo_metrics])
             metrics |= {f"{name}_at_{silo}": value for (silo, _), value in zip(self.silos, values, strict=True)}
             metrics[f"{name}_{MEAN_SUFFIX}"] = values.mean(0)
             metrics[f"{name}_{WORST_SUFFIX}"] = values.amax(0) if name in LOWER_IS_BETTER else values.amin(0)
-        return whole._replace(metrics=metrics)
+        return evaluation._replace(metrics=metrics)
 
     def _evaluate_part(self, point: Tensor, records: Records) -> ModelEvaluation:
         evaluation = self.base.evaluate(point, records)
         if not self.scores:
             return evaluation
         outputs = self.base.outputs(point, records)
-        scored = {f"test_{name}": SCORES[name].compute(outputs, records.labels) for name in self.scores}
-        if "test_mae" in scored:
-            scored["test_mae"] = scored["test_mae"] * self.label_unit
-        return evaluation._replace(metrics={**evaluation.metrics, **scored})
+        score_metrics = {f"test_{name}": SCORES[name].compute(outputs, records.labels) for name in self.scores}
+        if "test_mae" in score_metrics:
+            score_metrics["test_mae"] = score_metrics["test_mae"] * self.label_unit
+        return evaluation._replace(metrics={**evaluation.metrics, **score_metrics})
 
 
 def check_scores(
@@ -201,46 +241,64 @@ def check_scores(
     regression: bool,
     survival: bool = False,
 ) -> None:
-    """InputError unless all test records, and those of each silo, have these scores."""
+    """Check that all test records, and those of each silo, have these scores.
+
+    Args:
+        scores: Names of the scores.
+        labels: Labels of the test records, (n,).
+        silos: Silos in the order of their test records, as pairs (name, records).
+        regression: Whether labels are real numbers.
+        survival: Whether labels are bins survived and events.
+
+    Raises:
+        InputError: A score is for other labels, or is not defined for some of these.
+    """
     for name in scores:
         kind = SCORES[name]
         if (kind.regression, kind.survival) != (regression, survival):
-            asked = (regression, survival)
-            known = ", ".join(each for each, it in SCORES.items() if (it.regression, it.survival) == asked)
-            labelled = "real numbers" if regression else "times and events" if survival else "classes"
-            raise InputError(f"run.metrics: {name} is not for labels that are {labelled}; there are {known}")
-        whose = [("all", len(labels)), *silos]
-        parts = [labels, *torch.split(labels, [count for _, count in silos])] if silos else [labels]
-        for (silo, _), part in zip(whose, parts, strict=False):
-            if (reason := kind.why_undefined(part)) is not None:
-                where = "the test records" if silo == "all" else f"the test records of {silo!r}"
+            label_kind = (regression, survival)
+            alternatives = ", ".join(
+                score_name
+                for score_name, score_kind in SCORES.items()
+                if (score_kind.regression, score_kind.survival) == label_kind
+            )
+            label_text = "real numbers" if regression else "times and events" if survival else "classes"
+            raise InputError(
+                f"run.metrics: {name} is not for labels that are {label_text}; there are {alternatives}"
+            )
+        groups = [("all", len(labels)), *silos]
+        group_labels = [labels, *torch.split(labels, [count for _, count in silos])] if silos else [labels]
+        for (silo, _), silo_labels in zip(groups, group_labels, strict=False):
+            if (reason := kind.why_undefined(silo_labels)) is not None:
+                group_text = "the test records" if silo == "all" else f"the test records of {silo!r}"
                 remedy = "leave it out" if silo == "all" else "leave it out, or run.per_silo = false"
-                raise InputError(f"run.metrics: {name} is not defined, since {where} are {reason}; {remedy}")
+                raise InputError(f"run.metrics: {name} is not defined, since {group_text} are {reason}; {remedy}")
 
 
 @dataclass(frozen=True)
 class SummedScores(View):
-    """`base`, whose increments are what its test records say about a model: points are models (..., d).
-
-    `dimension` is that of an increment, 2 of a classification and 1 of a regression, not that of a model.
+    """`base` with increments that are scores of its test records, at points (..., d) that are models.
 
     Guarantee: an increment is a function of its own record and the model, and its norm is at most `norm`, whatever
     the model is: a loss that is not finite counts as `loss_bound`.
     """
 
     loss_bound: float
+    """Largest loss of a record that counts."""
     classes: bool
+    """Whether the model is a classification."""
 
     dependence = Dependence.RECORD
     convex = False
 
     @property
     def dimension(self) -> int:
+        """Dimension of an increment, and not of a model: 2 for a classification, 1 for a regression."""
         return 2 if self.classes else 1
 
     @property
     def norm(self) -> float:
-        """Of one record's increment, at most."""
+        """Upper bound on the norm of one record's increment."""
         return math.sqrt(self.dimension) / 2.0
 
     def initial(self) -> Tensor:
@@ -250,7 +308,10 @@ class SummedScores(View):
         return self
 
     def evaluations(self, points: int) -> int:
-        """As a gradient has: a forward pass of a model holds about as many values as it has parameters."""
+        """Count one evaluation for each parameter of a model.
+
+        A forward pass of a model holds about as many values as a gradient.
+        """
         return points * self.base.dimension
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
@@ -261,43 +322,67 @@ class SummedScores(View):
         return self.contributions(query.points[0], batch.records) * batch.weights.double().unsqueeze(-1)
 
     def extra_figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
-        """Return more figures than `named`, by name, of a mean over so many places with noise of `std`."""
+        """Return further figures by name, besides those of `to_metrics`.
+
+        Args:
+            mean: Mean of the increments.
+            std: Standard deviation of its noise, per coordinate.
+            places: Number of row indices that the mean is over.
+            groups: Whether figures of groups are included.
+        """
         return {}
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
-        """(..., B, `dimension`), float64, of `model` (..., d)."""
+        """Compute the contribution of each record in float64, (..., B, `dimension`), for `model` (..., d)."""
         if not self.classes:
             return self._scale_losses(self.base.losses(model, records)).unsqueeze(-1)
-        if (several := find_labelled_view(self.base)) is not None:
-            shares, losses = several.accuracies_and_losses(model, records)
-            return torch.stack([shares.double() - 0.5, self._scale_losses(losses)], -1)
+        if (labelled_view := find_labelled_view(self.base)) is not None:
+            accuracies, losses = labelled_view.accuracies_and_losses(model, records)
+            return torch.stack([accuracies.double() - 0.5, self._scale_losses(losses)], -1)
         logits = to_logits(self.base.outputs(model, records))
-        right = (logits.max(-1).indices == records.labels).double() - 0.5
-        return torch.stack([right, self._scale_losses(CrossEntropy().value(logits, records.labels.long()))], -1)
+        centered_accuracies = (logits.max(-1).indices == records.labels).double() - 0.5
+        return torch.stack(
+            [centered_accuracies, self._scale_losses(CrossEntropy().value(logits, records.labels.long()))], -1
+        )
 
     def _scale_losses(self, losses: Tensor) -> Tensor:
-        shares = losses.double() / self.loss_bound
-        return shares.nan_to_num(nan=1.0, posinf=1.0, neginf=0.0).clamp(0.0, 1.0) - 0.5
+        scaled = losses.double() / self.loss_bound
+        return scaled.nan_to_num(nan=1.0, posinf=1.0, neginf=0.0).clamp(0.0, 1.0) - 0.5
 
     def to_metrics(self, mean: Tensor) -> dict[str, Tensor]:
-        """Means of increments (..., `dimension`) as metrics by name, each (...)."""
+        """Convert means of increments (..., `dimension`) to metrics by name, (...) each."""
         return scores_to_metrics(mean, self.loss_bound, classes=self.classes)
 
 
 def scores_to_metrics(mean: Tensor, loss_bound: float, *, classes: bool) -> dict[str, Tensor]:
-    """Means of increments (..., 2), or (..., 1) of a regression, as metrics by name, each (...)."""
+    """Convert means of increments to metrics by name, (...) each.
+
+    Args:
+        mean: Means, (..., 2) for a classification or (..., 1) for a regression.
+        loss_bound: Largest loss of a record that counts.
+        classes: Whether the model is a classification.
+    """
     loss = {"test_loss": (mean[..., -1] + 0.5) * loss_bound}
     return {**loss, "test_accuracy": mean[..., 0] + 0.5} if classes else loss
 
 
 def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> SummedScores:
-    """InputError for a model whose predictions, or losses, cannot be told record by record."""
+    """Make the objective of summed scores.
+
+    Args:
+        base: Objective of the model.
+        loss_bound: Largest loss of a record that counts.
+        classes: Whether the model is a classification.
+
+    Raises:
+        InputError: The model has no predictions, or no losses, record by record.
+    """
     name = "outputs" if classes else "losses"
     if getattr(type(base), name, None) is getattr(Deterministic, name):
         raise InputError(
             f"evaluation: {type(base).__name__} gives no {name} record by record; take another model, or "
             "leave the section out"
         )
-    if classes and (several := find_labelled_view(base)) is not None and not several.has_accuracy:
+    if classes and (labelled_view := find_labelled_view(base)) is not None and not labelled_view.has_accuracy:
         raise InputError("evaluation: a loss of your own does not say what is right; leave the section out")
     return SummedScores(base, loss_bound, classes)
