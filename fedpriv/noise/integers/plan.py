@@ -1,4 +1,8 @@
-"""Lattice, norms and noise of a run, fitted to each other before round 1."""
+"""Lattice, norms and noise of an exact run, fitted to each other before round 1.
+
+`fit_lattice` finds the finest lattice on which no integer of a run can overflow, with the noise for the run's μ.
+The `ExactPlan` that it returns gives the integer numbers of each round.
+"""
 
 import math
 from collections.abc import Sequence
@@ -30,17 +34,24 @@ if TYPE_CHECKING:
 
 
 MIN_CLIP_BITS = {64: 24, 48: 24, 40: 15}
-"""Bits of a word that sums are formed in, and the fewest bits of a clip that are accepted with them.
+"""Fewest bits of a clip by the bits of a word in which sums are formed.
 
-64 is for sums that are not masked; 48 the default where they are, and 40 on request."""
+Words of 64 bits are for sums that are not masked.  Masked sums have words of 48 bits, or 40 on request.
+"""
 
 
 @dataclass(frozen=True)
 class ExactRunInputs:
     """Inputs from which an exact run is fitted.
 
-    `records[t-1]` are the records that are *held* for round t by all silos whose sums are added, dummies not
-    counted; `owners` is M where every silo adds a share of the noise, 1 where one owner adds all of it.
+    | field | meaning |
+    |---|---|
+    | `factorization` | B and C, with clips in real units |
+    | `record_counts` | records that all silos whose sums are added *hold* for each round, without dummy records |
+    | `dimension` | d |
+    | `mu` | target of the run |
+    | `party_count` | M if every silo adds a share of the noise, 1 if one party adds all of it |
+    | `word_bits` | bits of a word in which sums are formed |
     """
 
     factorization: Factorization
@@ -51,7 +62,7 @@ class ExactRunInputs:
     party_count: int = 1
     word_bits: int = 64
     increment_diameter: float = APART
-    """The largest distance of two records' integers, in clips."""
+    """Largest distance of two records' integers, in clips."""
 
 
 class IntegerRound(NamedTuple):
@@ -66,32 +77,42 @@ class IntegerRound(NamedTuple):
     noise_scales: tuple[float, ...]
     """Noise of every vector in multiples of σ."""
     sigmas: tuple[float, ...] | None
-    """Noise of every vector in units, or None if silos have budgets, and noise, of their own."""
+    """Noise of every vector in units, or None if silos have budgets of different noise."""
     unit: float
     """Unit of the lattice."""
 
 
 @dataclass(frozen=True)
 class ExactPlan:
-    """A run on its lattice."""
+    """Exact run on its lattice."""
 
     inputs: ExactRunInputs
     lattice: Lattice
     claim: ExactClaim
     max_output: int
-    """R: what sums of C s stay within, in units."""
+    """R, bound of sums of C s, in units."""
     party_claims: tuple[ExactClaim, ...] = ()
-    """Of owner 0, 1, … alone, where each has a budget of its own; `claim` has the most noise of them."""
+    """Claims of party 0, 1, … if each has a separate budget, else empty.
 
-    def party_claim(self, owner: int) -> ExactClaim:
-        """The claim of what one owner of noise releases."""
-        return self.party_claims[owner] if self.party_claims else self.claim
+    `claim` then has the most noise of them.
+    """
+
+    def party_claim(self, party: int) -> ExactClaim:
+        """Claim of one party's releases."""
+        return self.party_claims[party] if self.party_claims else self.claim
 
     def with_budgets(self, mus: Sequence[float]) -> "ExactPlan":
-        """The plan whose owner i adds the noise of `mus[i]`; InputError where that is too little for the lattice.
+        """Return the plan in which party i adds the noise of `mus[i]`.
 
         Guarantee: none of `mus` is below the μ that the lattice was fitted to, so no word can overflow: less noise
-        leaves all bounds as they are.  Each owner's claim is of its own noise alone.
+        leaves all bounds as they are.  Each party's claim is of its own noise alone.
+
+        Args:
+            mus: μ of each party.
+
+        Raises:
+            InputError: A party's noise is too little for the lattice.
+            ValueError: A budget is below the μ of the lattice.
         """
         if min(mus) < self.inputs.mu:
             raise ValueError(f"a budget of {min(mus)} on a lattice that was fitted to {self.inputs.mu}")
@@ -109,43 +130,61 @@ class ExactPlan:
         return replace(self, party_claims=tuple(claims[mu] for mu in mus))
 
     def norms(self, t: int) -> tuple[int, ...]:
-        """K of every vector of round t."""
+        """Return K of every vector of round t."""
         return tuple(self.lattice.norm(clip) for clip in self.inputs.factorization.part_clips(t))
 
     def plan_round(self, t: int, batches: int) -> IntegerRound:
-        """Return the numbers of round t, whose sum is divided by so many batches."""
-        factored = self.inputs.factorization
-        count, scales = factored.strategy.draws(t), factored.strategy.noise_scales(t)
+        """Return the numbers of round t, whose sum is divided by `batches`."""
+        factorization = self.inputs.factorization
+        vector_count, noise_scales = factorization.strategy.draws(t), factorization.strategy.noise_scales(t)
         return IntegerRound(
             self.norms(t),
-            self.lattice.factor(batches) * factored.increment_scale(t),
-            (self.inputs.dimension,) if count is None else (count, self.inputs.dimension),
-            scales,
-            None if self.party_claims else tuple(map(self.claim.sigma_of, scales)),
+            self.lattice.factor(batches) * factorization.increment_scale(t),
+            (self.inputs.dimension,) if vector_count is None else (vector_count, self.inputs.dimension),
+            noise_scales,
+            None if self.party_claims else tuple(map(self.claim.sigma_of, noise_scales)),
             self.lattice.unit,
         )
 
 
 def claim_for_noise(
-    factored: Factorization,
+    factorization: Factorization,
     lattice: Lattice,
     relation: Relation,
     dimension: int,
     sigma: float,
-    owners: int,
-    apart: float = APART,
+    party_count: int,
+    increment_diameter: float = APART,
 ) -> ExactClaim:
-    """Claim for a run of `factored` whose owners each added noise of `sigma` units; see `claim_of`."""
-    distance, groups, draws = _find_distance(factored, lattice, relation, dimension, apart)
-    return claim_for_sigma(distance, sigma, groups, dimension, draws, owners)
+    """Claim of a run whose parties each add noise of `sigma` units.
+
+    Args:
+        factorization: Factorization with C on integers.
+        lattice: Lattice of the run.
+        relation: Neighbouring relation.
+        dimension: d.
+        sigma: σ of one party's noise of scale 1, in units.
+        party_count: Number of parties that add noise.
+        increment_diameter: Largest distance of two records' integers, in clips.
+
+    Raises:
+        InputError: See `claim_for_sigma`.
+    """
+    distance, groups, draws = _find_distance(factorization, lattice, relation, dimension, increment_diameter)
+    return claim_for_sigma(distance, sigma, groups, dimension, draws, party_count)
 
 
 def fit_lattice(run: ExactRunInputs) -> ExactPlan:
-    """The finest lattice, at most 2^37 units a clip, on which no integer can leave its word.
+    """Fit the finest lattice, at most 2^37 units a clip, on which no integer can overflow its word.
 
     Guarantee: |(C s)_t| and every integer on the way to it stay below 2^61, sums with 16 σ of noise too, and in
     words of w < 64 bits sums with 14 σ of noise below 2^(w-1): computed in integers, for any records.
-    InputError where a clip keeps too few bits, or the noise has no place between 2^16 and 2^48 units.
+
+    Args:
+        run: Inputs of the run.
+
+    Raises:
+        InputError: A clip keeps too few bits, or the noise has no place between 2^16 and 2^48 units.
     """
     rounds = run.factorization.workload.rounds
     if run.word_bits not in MIN_CLIP_BITS:
@@ -158,10 +197,10 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
     kappa = MAX_KAPPA
     while True:
         lattice = choose_lattice(clips, kappa)
-        smallest = lattice.norm(min(clips))
-        if smallest < 1 << MIN_CLIP_BITS[run.word_bits]:
+        min_norm = lattice.norm(min(clips))
+        if min_norm < 1 << MIN_CLIP_BITS[run.word_bits]:
             raise InputError(
-                f"the smallest clip, {min(clips):g} of {max(clips):g}, keeps {max(smallest, 1).bit_length() - 1} "
+                f"the smallest clip, {min(clips):g} of {max(clips):g}, keeps {max(min_norm, 1).bit_length() - 1} "
                 f"bits in words of {run.word_bits}, and {MIN_CLIP_BITS[run.word_bits]} are needed: clips that "
                 "grow with t fit for "
                 "8,191 rounds at most; choose clips that differ less, fewer records or rounds, or a longer word"
@@ -173,44 +212,56 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
 
 
 def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactPlan | None]:
-    """The plan on this lattice; or by how many bits at least it has to be coarser, 1 or more."""
-    factored, strategy = run.factorization, run.factorization.strategy
-    rounds = factored.workload.rounds
-    norms = [[lattice.norm(clip) for clip in factored.part_clips(t)] for t in range(1, rounds + 1)]
+    """Return 0 and the plan on this lattice, or a lower bound of the bits by which it must be coarser.
+
+    The bound is 1 or more, and comes with None.
+    """
+    factorization, strategy = run.factorization, run.factorization.strategy
+    rounds = factorization.workload.rounds
+    norms = [[lattice.norm(clip) for clip in factorization.part_clips(t)] for t in range(1, rounds + 1)]
     loads: list[LoadBounds] = [
-        tuple(held * norm for norm in of_round) for held, of_round in zip(run.record_counts, norms, strict=True)
+        tuple(record_count * norm for norm in round_norms)
+        for record_count, round_norms in zip(run.record_counts, norms, strict=True)
     ]
-    reach = strategy.bound_integers(loads)
+    bounds = strategy.bound_integers(loads)
     distance, groups, draws = _find_distance(
-        factored, lattice, run.relation, run.dimension, run.increment_diameter
+        factorization, lattice, run.relation, run.dimension, run.increment_diameter
     )
-    largest = max(Fraction(group.scale) for group in groups)
-    whole = math.ceil(largest * Fraction(sqrt_above(total_variance(distance, run.mu, groups))))
-    share = -(-whole // math.isqrt(run.party_count))
+    max_scale = max(Fraction(group.scale) for group in groups)
+    total_sigma = math.ceil(max_scale * Fraction(sqrt_above(total_variance(distance, run.mu, groups))))
+    party_sigma = -(-total_sigma // math.isqrt(run.party_count))
     excess = max(
-        _excess_bits(reach.max_intermediate, MAX_SCALED),
-        _excess_bits(reach.max_output + 16 * whole, MAX_SCALED),
-        _excess_bits(share, int(MAX_SIGMA)),
-        _excess_bits(reach.max_output + 14 * whole, 1 << (run.word_bits - 1)),
+        _excess_bits(bounds.max_intermediate, MAX_SCALED),
+        _excess_bits(bounds.max_output + 16 * total_sigma, MAX_SCALED),
+        _excess_bits(party_sigma, int(MAX_SIGMA)),
+        _excess_bits(bounds.max_output + 14 * total_sigma, 1 << (run.word_bits - 1)),
     )
     if excess:
         return excess, None
     claim = claim_for_mu(distance, run.mu, groups, run.dimension, draws, run.party_count)
-    return 0, ExactPlan(run, lattice, claim, reach.max_output)
+    return 0, ExactPlan(run, lattice, claim, bounds.max_output)
 
 
 def _find_distance(
-    factored: Factorization, lattice: Lattice, relation: Relation, dimension: int, apart: float
+    factorization: Factorization, lattice: Lattice, relation: Relation, dimension: int, increment_diameter: float
 ) -> tuple[float, tuple[NoiseGroup, ...], list[int]]:
-    """Δ, the groups of fresh vectors, and how many each round has."""
-    strategy, rounds = factored.strategy, factored.workload.rounds
-    groups = strategy.noise_groups(rounds, factored.max_participations)
+    """Return Δ, the groups of fresh vectors, and the number of fresh vectors of each round."""
+    strategy, rounds = factorization.strategy, factorization.workload.rounds
+    groups = strategy.noise_groups(rounds, factorization.max_participations)
     distance = integer_distance(
-        factored.sensitivity_in_units(lattice), relation, groups, dimension, factored.sensitivity_factor, apart
+        factorization.sensitivity_in_units(lattice),
+        relation,
+        groups,
+        dimension,
+        factorization.sensitivity_factor,
+        increment_diameter,
     )
     return distance, groups, [strategy.draws(t) or 1 for t in range(1, rounds + 1)]
 
 
 def _excess_bits(value: int, limit: int) -> int:
-    """0 below `limit`, a power of 2; else 1 or more bits, never more than it takes to get there."""
+    """Bits by which a value has to shrink to get below `limit`, a power of 2.
+
+    The number is 0 below the limit.  Else it is 1 or more, and never more than needed.
+    """
     return max(1, value.bit_length() - limit.bit_length()) if value >= limit else 0
