@@ -1,4 +1,4 @@
-"""Results of `fedpriv.run` and `fedpriv.load`: frozen, and shown as tables and figures in a notebook."""
+"""Results of `fedpriv.run` and `fedpriv.load`, frozen, with tables and figures for notebooks."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from fedpriv.study.results import read_claims, read_history
 
 @dataclass(frozen=True)
 class Evaluation(MetricsMixin):
-    """The test set after one round; the accuracy is a share, 0 … 1."""
+    """Metrics of the test set after one round.  The accuracy is a share, 0 … 1."""
 
     round: int
     metrics: Mapping[str, float]
@@ -37,17 +37,19 @@ class Evaluation(MetricsMixin):
 
 @dataclass(frozen=True)
 class Privacy:
-    """What a cell guarantees, computed from what it released; see `fedpriv.accounting` for the conversions.
+    """Privacy guarantee of a cell, computed from its releases.
 
-    Guarantee: it holds for neighbouring data sets under `relation` that differ in one `unit`.  `mu`, `zcdp`,
-    `epsilon` (exact) and `epsilon_paper` (ε = μ²/2 + μ√(2 ln(1/δ))) are None if the run adds no noise.
+    `fedpriv.accounting` has the conversions.
+
+    Guarantee: the guarantee holds for neighbouring data sets under `relation` that differ in one `unit`.  `mu`,
+    `zcdp`, `epsilon` (exact) and `epsilon_paper` (ε = μ²/2 + μ√(2 ln(1/δ))) are None if the run adds no noise.
     """
 
     trust: str
     relation: str
     unit: str
     noise: str
-    """"simulation" (seeded: protects nobody), "release" or "none"."""
+    """Kind of noise: "simulation" (seeded, protects no record), "release" or "none"."""
     delta: float
     mu: float | None
     zcdp: float | None
@@ -57,7 +59,7 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that a notebook shows by itself."""
+    """Figure that a notebook shows inline."""
 
     name: str
     svg: str = field(repr=False)
@@ -68,7 +70,7 @@ class Drawing:
 
 @dataclass(frozen=True, repr=False)
 class CellResults(MetricsMixin):
-    """One sweep point with one seed."""
+    """Results of one sweep point with one seed."""
 
     point: Mapping[str, Any]
     """Swept values by dotted key."""
@@ -76,37 +78,44 @@ class CellResults(MetricsMixin):
     silos: int
     rounds: int
     metrics: Mapping[str, float]
-    """On the test set at the end: "test_loss", "test_accuracy" (a share), and what else the objective knows."""
+    """Metrics of the final model on the test set: "test_loss", "test_accuracy" (a share), and others.
+
+    The others depend on the objective.
+    """
     gradient_evaluations: int
-    """Gradients of single records, of all silos."""
+    """Number of gradients of single records, over all silos."""
     bytes_sent: int
-    """By each silo, in all rounds."""
+    """Bytes that each silo sends in all rounds."""
     fraction_clipped: float | None
-    """Share of the increments that were clipped; None where silos do not tell."""
+    """Share of clipped increments, or None if silos do not report it."""
     wall_seconds: float
     privacy: Privacy
     history: tuple[Evaluation, ...]
     scenario: Mapping[str, Any]
-    """The resolved scenario as plain data."""
+    """Resolved scenario as plain data."""
     model_file: Path
     module: nn.Module | None = field(default=None, compare=False)
-    """The module that the calling program gave, untrained; None where the scenario names a model."""
+    """Untrained module of the calling program, or None if the scenario names a model."""
 
     def __repr__(self) -> str:
-        where = "".join(f"{key}={value!r}, " for key, value in self.point.items())
-        metrics = "".join(f", {name}={value:.4g}" for name, value in self.metrics.items())
-        return f"CellResults({where}seed={self.seed}, {self._privacy_text}{metrics})"
+        point_text = "".join(f"{key}={value!r}, " for key, value in self.point.items())
+        metrics_text = "".join(f", {name}={value:.4g}" for name, value in self.metrics.items())
+        return f"CellResults({point_text}seed={self.seed}, {self._privacy_text}{metrics_text})"
 
     @property
     def _privacy_text(self) -> str:
         epsilon, delta = self.privacy.epsilon, self.privacy.delta
         if epsilon is None:
             return "no noise"
-        where = f" (all in delta={format_upper_delta(delta)})" if epsilon == 0.0 else ""
-        return f"epsilon={format_upper(epsilon)}{where}"
+        delta_text = f" (all in delta={format_upper_delta(delta)})" if epsilon == 0.0 else ""
+        return f"epsilon={format_upper(epsilon)}{delta_text}"
 
     def model(self) -> NDArray[np.floating[Any]]:
-        """The published model, flat: shape (d,)."""
+        """Load the published model as a flat vector, (d,).
+
+        Raises:
+            InputError: The model file cannot be read.
+        """
         try:
             vector: NDArray[np.floating[Any]] = np.load(self.model_file, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
@@ -114,34 +123,39 @@ class CellResults(MetricsMixin):
         return vector
 
     def to_module(self) -> nn.Module:
-        """The published model as a torch module in evaluation mode, a new one with every call.
+        """Load the published model as a new torch module in evaluation mode.
 
-        It is the module that was given to `fedpriv.run`, or the scenario's model: softmax regression is a Linear
-        layer on the features that the scenario names (`predict` makes them).
+        The module is a copy of the one that was given to `fedpriv.run`, or the scenario's model.  Softmax
+        regression is a Linear layer on the features that the scenario names; `predict` computes these features.
         """
-        own = self.module
+        module = self.module
         return (
             self._load_trained().module
-            if own is None
-            else copy_with_parameters(own, torch.from_numpy(self.model()))
+            if module is None
+            else copy_with_parameters(module, torch.from_numpy(self.model()))
         )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The published parameters by name, as torch saves them."""
+        """Load the published parameters by name, as torch saves them."""
         return dict(self.to_module().state_dict())
 
     def predict(self, records: ArrayLike) -> NDArray[Any]:
-        """The class of each record (n,), or its value where the model is a regression; (n, …) of several labels.
+        """Predict the class or the value of each record.
 
-        Records are (n, …) as the data set has them, before the model's own features are computed; several inputs
-        are a tuple.  A loss that is a function of one's own leaves the outputs as they are.
+        Args:
+            records: Records (n, …) as in the data set, before the model's own features are computed.  Several
+                inputs are a tuple.
+
+        Returns:
+            Classes (n,), or values for a regression; (n, …) if records have several labels.  For a loss that is
+            the caller's own function, the model's outputs.
         """
         features, trained = (
             ModelInputs.from_cell(self._resolve_cell()).compute_features(to_record_array(records)),
             self._load_trained(),
         )
-        found: NDArray[Any] = predict_labels(trained.loss, trained.outputs(features)).numpy()
-        return found
+        labels: NDArray[Any] = predict_labels(trained.loss, trained.outputs(features)).numpy()
+        return labels
 
     def _resolve_cell(self) -> Cell:
         return resolve_cell(self.scenario, str(self.model_file.parents[1]))
@@ -152,7 +166,7 @@ class CellResults(MetricsMixin):
 
 @dataclass(frozen=True, repr=False)
 class RunResults:
-    """What a run left in its folder: every finished cell, in the order of the scenario."""
+    """Results of a run's folder: all finished cells, in the order of the scenario."""
 
     folder: Path
     name: str
@@ -161,12 +175,12 @@ class RunResults:
     complete: bool
     cells: tuple[CellResults, ...]
     differs: tuple[int, ...] = ()
-    """Cells whose record claims another privacy than their releases give, which is what is told here."""
+    """Cells whose stored claim differs from the claim of their releases.  `cells` has the latter."""
 
     def __repr__(self) -> str:
         state = ("DIFFERS, " if self.differs else "") + ("complete" if self.complete else "incomplete")
-        of = f"{self.name!r}, {format_count(len(self.cells), 'cell')}, {state}"
-        return f"RunResults({of}, folder={str(self.folder)!r})"
+        summary = f"{self.name!r}, {format_count(len(self.cells), 'cell')}, {state}"
+        return f"RunResults({summary}, folder={str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
         return render_fragment(read_claims(self.folder))
@@ -177,11 +191,11 @@ class RunResults:
     def __len__(self) -> int:
         return len(self.cells)
 
-    def __getitem__(self, place: int) -> CellResults:
-        return self.cells[place]
+    def __getitem__(self, index: int) -> CellResults:
+        return self.cells[index]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat dictionary for every cell: swept values, seed, metrics, privacy, cost."""
+        """Make a flat dictionary for each cell: swept values, seed, metrics, privacy, cost."""
         return [
             {
                 **cell.point,
@@ -197,7 +211,11 @@ class RunResults:
         ]
 
     def to_pandas(self) -> Any:
-        """`rows()` as a pandas DataFrame; InputError if pandas is not installed (extra: notebook)."""
+        """Convert `rows()` to a pandas DataFrame.
+
+        Raises:
+            InputError: pandas is not installed (extra: notebook).
+        """
         try:
             pandas = import_module("pandas")
         except ImportError:
@@ -205,28 +223,47 @@ class RunResults:
         return pandas.DataFrame(self.rows())
 
     def figures(self) -> dict[str, Drawing]:
-        """What `fedpriv plot` draws, by name; a notebook shows each of them inline."""
+        """Draw the figures of `fedpriv plot`, by name.  A notebook shows each of them inline."""
         return {
             name: Drawing(name, svg) for name, svg in render_svgs(self.folder, read_claims(self.folder)).items()
         }
 
     def table(self, style: Style = "markdown") -> str:
-        """Measured beside published, as "markdown", "csv" or "latex"; InputError for another style."""
+        """Format measured and published values as a table.
+
+        Args:
+            style: "markdown", "csv" or "latex".
+
+        Raises:
+            InputError: The style is another one.
+        """
         if style not in STYLES:
             raise InputError(f"style = {style!r}: known styles are {', '.join(STYLES)}")
         return render_tables(read_claims(self.folder), style)
 
     def plot(self) -> list[Path]:
-        """Draw into folder/plots; returns the files."""
+        """Draw the figures into folder/plots, and return the files."""
         return plot_run(self.folder)
 
     def report(self, file: str | Path | None = None) -> Path:
-        """Write one self-contained HTML file, folder/report.html by default; returns it."""
+        """Write a self-contained HTML report, and return its path.
+
+        Args:
+            file: Path of the report, or None for folder/report.html.
+        """
         return write_report(self.folder, None if file is None else Path(file))
 
 
 def load_results(path: Path, module: nn.Module | None = None) -> RunResults:
-    """Read the results in a run's folder; `module` is the one that it trained.  InputError if there are none."""
+    """Read the results in a run's folder.
+
+    Args:
+        path: The folder.
+        module: Module that the run trained, or None for a model of the scenario.
+
+    Raises:
+        InputError: The folder has no results.
+    """
     results = read_claims(path)
     history = group_by(read_history(path), lambda line: line["cell"])
     cells = tuple(_make_cell_results(path, cell, history.get(cell["cell"], ()), module) for cell in results.cells)
@@ -236,9 +273,9 @@ def load_results(path: Path, module: nn.Module | None = None) -> RunResults:
 def _make_cell_results(
     folder: Path, record: Mapping[str, Any], lines: Iterable[Mapping[str, Any]], module: nn.Module | None
 ) -> CellResults:
-    own = ("point", "seed", "silos", "rounds", "gradient_evaluations", "bytes_sent", "fraction_clipped")
+    field_names = ("point", "seed", "silos", "rounds", "gradient_evaluations", "bytes_sent", "fraction_clipped")
     return CellResults(
-        **{name: record[name] for name in (*own, "wall_seconds", "scenario")},
+        **{name: record[name] for name in (*field_names, "wall_seconds", "scenario")},
         metrics=extract_metrics(record),
         privacy=Privacy(**{name: record[name] for name in Privacy.__dataclass_fields__}),
         history=tuple(Evaluation(line["round"], extract_metrics(line)) for line in lines),

@@ -1,4 +1,4 @@
-"""`fedpriv.run` and `fedpriv.load`: run a scenario from Python, with records and a module of its own if given."""
+"""Run a scenario from Python, with the program's own records and module if given, and load results."""
 
 import copy
 import json
@@ -30,11 +30,11 @@ from fedpriv.show.table import write_table
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 CALLING_PROCESS_ENGINES = ("vectorized", "inprocess")
-"""The engines that run in the calling process, and so have what it holds."""
+"""Engines that run in the calling process, and so can use its arrays and modules."""
 
 
 _OWN_DATA_SCENARIO = "own-data"
-"""Scenario for records that a program gives, whose numbers advice may choose."""
+"""Shipped scenario for a program's own records, whose settings `fedpriv advise` may choose."""
 
 
 def insert_own_data(
@@ -44,68 +44,81 @@ def insert_own_data(
     model: nn.Module | None,
     classes: int | None,
     loss: LossArgument,
-    asked: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Put these records and this module in place of the scenario's [data] and [model].
+    """Replace the [data] and [model] of a scenario by these records and this module.
 
-    Both get names made from their content, so that a run is resumed with the same ones only.  Where the scenario
-    gives none of `federation.samples`, `batch` and `clients`, all training records are read, once an epoch.  The
-    shipped own-data takes what `fedpriv advise` says of them and of the keys that are `asked` for.
+    Both get names that are digests of their content, so that a run can be resumed only with the same ones.  If
+    the scenario sets none of `federation.samples`, `batch` and `clients`, all training records are read once an
+    epoch.
+
+    Args:
+        tree: Scenario as nested dictionaries.
+        train: Training records, or a DataFrame for the scenario's [data.table].
+        test: Test records.
+        model: Module, or None for the scenario's model.
+        classes: Number of classes, 0 for a regression, or None to infer it.
+        loss: Loss of the module.
+        overrides: Overridden keys of the shipped scenario own-data, whose other settings `fedpriv advise` then
+            chooses, or None for another scenario.
+
+    Raises:
+        InputError: The records, the module or their combination cannot be used.
     """
-    found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    completed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     if is_data_frame(train):
-        return _insert_frame(found, train, test, model)
+        return _insert_frame(completed, train, test, model)
     if (train is None) != (test is None):
         raise InputError("train and test: give both; a model is evaluated on records that it was not trained on")
     make_loss_choice(loss, real=False)
     if train is None or test is None:
         if model is not None:
             raise InputError("model: a module is given with train and test; a scenario's data has models by name")
-        return found
-    parts = to_record_arrays(cast(RecordSource, train)), to_record_arrays(test)
-    checked = make_dataset(ARGUMENT_NAMES, *parts, classes)
-    name = in_memory_name(_digest_arrays(*(array for part in parts for array in part)))
-    add_data(name, lambda: parts, checked.class_count)
-    found.setdefault("data", {})["name"] = name
-    federation = found.setdefault("federation", {})
+        return completed
+    splits = to_record_arrays(cast(RecordSource, train)), to_record_arrays(test)
+    dataset = make_dataset(ARGUMENT_NAMES, *splits, classes)
+    name = in_memory_name(_digest_arrays(*(array for part in splits for array in part)))
+    add_data(name, lambda: splits, dataset.class_count)
+    completed.setdefault("data", {})["name"] = name
+    federation = completed.setdefault("federation", {})
     if not {"samples", "batch", "clients"} & federation.keys():
-        federation["samples"] = len(checked.train_labels)
+        federation["samples"] = len(dataset.train_labels)
     if model is not None:
-        record, real = checked.train_images.shape[1:], checked.class_count == 0
+        record, real = dataset.train_images.shape[1:], dataset.class_count == 0
         constants = [values.detach().cpu().numpy() for values in (*model.parameters(), *model.buffers())]
         text = (
             f"{model!r}{_describe_loss(loss)}{list(trainable_parameters(model))}"
             f"{[layer.training for layer in model.modules()]}"
         )
-        shape = np.array([*record, checked.class_count])
-        of_model = f"{OF_MODULE}{_digest_arrays(*constants, shape, text=text).hex()[:16]}"
-        add_module_instance(of_model, model, record, regression=real, choice=make_loss_choice(loss, real=real))
-        found["model"] = {"name": of_model}
-    if asked is not None:
-        for as_advised in load_add_on_parts("own data").values():
-            found = as_advised(found, checked, asked)
-    return found
+        shape = np.array([*record, dataset.class_count])
+        model_name = f"{OF_MODULE}{_digest_arrays(*constants, shape, text=text).hex()[:16]}"
+        add_module_instance(model_name, model, record, regression=real, choice=make_loss_choice(loss, real=real))
+        completed["model"] = {"name": model_name}
+    if overrides is not None:
+        for apply_advice in load_add_on_parts("own data").values():
+            completed = apply_advice(completed, dataset, overrides)
+    return completed
 
 
-def _insert_frame(found: dict[str, Any], frame: DataFrame, test: object, model: object) -> dict[str, Any]:
-    """Put a DataFrame in place of the file that the scenario describes."""
+def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: object) -> dict[str, Any]:
+    """Replace the scenario's data file by a DataFrame."""
     if test is not None or model is not None:
         raise InputError(
             "train: a DataFrame has its test records by data.table, and a model by name; give a module and test "
             "records with (records, labels): (frame[columns], frame[target])"
         )
-    data = found.setdefault("data", {})
+    data = tree.setdefault("data", {})
     if "table" not in data:
         raise InputError(
             "train: a DataFrame needs [data.table] in the scenario, what is public about its columns, which "
             "`fedpriv data inspect` writes for a file of it; numbers alone go as (frame[columns], frame[target])"
         )
     data["name"] = register_frame(frame)
-    return found
+    return tree
 
 
 def _describe_loss(loss: LossArgument) -> str:
-    """A loss as text that tells it from others: a function by its code, as far as Python tells."""
+    """Describe a loss as text that identifies it: a function by its code, if Python has it."""
     if loss is None:
         return "squared"
     code = getattr(loss, "__code__", None)
@@ -137,39 +150,40 @@ def run(
     workers: int | None = None,
     ray: str | None = None,
 ) -> RunResults:
-    """Run every cell of a scenario, as `fedpriv run` does, and return what it gave.
+    """Run every cell of a scenario, as `fedpriv run` does, and return the results.
 
     Args:
-        scenario: the name of a shipped scenario, a file, or the same as nested dictionaries.
-        train: records of your own in place of the scenario's: (records, labels) as arrays or tensors, or a torch
-            Dataset of such pairs.  Records are (n, …): bytes are pixels, floats numbers, other whole numbers
-            tokens; several inputs are a tuple.  Labels are whole numbers of classes, or floats for a regression:
-            (n,), or (n, …) where a record has several.  Or a DataFrame (pandas, polars, Arrow) in place of the
-            table that the scenario's [data.table] describes, which says what is for testing, too.
-        test: the same, to evaluate on.
-        model: a torch module in place of the scenario's model; x_1 are the parameters that it has.  It maps
-            (n, …) to (n, classes), or to (n, 1) for a regression; to as many outputs as labels for several.  The
-            module itself is not changed.
-        classes: how many classes there are, 0 for a regression; by default one more than the largest label.
-        loss: of a module: a name ("cross-entropy", "binary", "squared-error", "absolute-error", "huber",
+        scenario: Name of a shipped scenario, a file, or a scenario as nested dictionaries.
+        train: Your own records instead of the scenario's: (records, labels) as arrays or tensors, or a torch
+            Dataset of such pairs.  Records are (n, …).  Bytes are pixels, floats are numbers, and other integers
+            are tokens; several inputs are a tuple.  Labels are integers for classes, or floats for a regression:
+            (n,), or (n, …) if a record has several.  A DataFrame (pandas, polars, Arrow) replaces the table that
+            the scenario's [data.table] describes, which also defines the test records.
+        test: Test records of the same form.
+        model: Torch module instead of the scenario's model; its parameters are x_1.  It maps (n, …) to (n,
+            classes), or to (n, 1) for a regression, and to one output for each label if records have several.
+            The module itself is not changed.
+        classes: Number of classes, 0 for a regression; by default one more than the largest label.
+        loss: Loss of a module: a name ("cross-entropy", "binary", "squared-error", "absolute-error", "huber",
             "poisson"), {"name": …, "class_weights": […], "label_smoothing": …}, or a function of one record's
-            output and label; by default the cross-entropy, of a regression the squared error.
-        set: values for dotted keys; a swept key is narrowed.
-        engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need the first two.
-        out: where results are written as the run goes; runs/NAME by default.
-        resume: keep what is in `out`, and run what is missing, seeds that are new in the scenario among it.
-        observers: receive the events of the run.
-        progress: show a bar; by default in a notebook and in an interactive session.
-        workers: so many processes of this machine run groups of cells; results are the same.
-        ray: the address of a Ray cluster whose processes do.
+            output and label.  By default cross-entropy, or squared error for a regression.
+        set: Values for dotted keys; a swept key is narrowed.
+        engine: "vectorized", "inprocess", "ray" or "deployment"; your own records and modules need one of the
+            first two.
+        out: Folder in which results are written during the run; runs/NAME by default.
+        resume: Whether to keep the results in `out` and to run only missing cells, including those of new seeds.
+        observers: Observers of the run's events.
+        progress: Whether to show a progress bar; by default in a notebook and in an interactive session.
+        workers: Number of processes of this machine that run groups of cells; the results are the same.
+        ray: Address of a Ray cluster that runs groups of cells.
 
     Raises:
-        InputError: names the key that cannot be used, or what is wrong with records or module.
-        RunError: says why a run could not be finished.
+        InputError: A key, the records or the module cannot be used; the message names the cause.
+        RunError: The run could not be finished; the message gives the reason.
     """
     overrides = [_format_assignment(key, value) for key, value in (set or {}).items()]
-    own = train is not None or test is not None or model is not None
-    if own and engine not in CALLING_PROCESS_ENGINES:
+    has_own_inputs = train is not None or test is not None or model is not None
+    if has_own_inputs and engine not in CALLING_PROCESS_ENGINES:
         raise InputError(
             f"engine = {engine!r}: its processes have no arrays and modules of this program; use "
             f"{' or '.join(map(repr, CALLING_PROCESS_ENGINES))}, or fedpriv.add_data and add_model in a file "
@@ -182,34 +196,38 @@ def run(
         workers=None if workers is None and ray is None else Workers(workers, ray),
         overrides=overrides,
     )
-    if own and options.workers is not None:
+    if has_own_inputs and options.workers is not None:
         raise InputError(
             "workers, ray: other processes have no arrays and modules of this program; use fedpriv.add_data and "
             "add_model in a file that is imported"
         )
-    if own or isinstance(scenario, Mapping):
-        given = scenario if isinstance(scenario, Mapping) else read_toml(find_scenario_file(Path(scenario)))
+    if has_own_inputs or isinstance(scenario, Mapping):
+        tree = scenario if isinstance(scenario, Mapping) else read_toml(find_scenario_file(Path(scenario)))
         source = "scenario" if isinstance(scenario, Mapping) else str(scenario)
-        asked = (set or {}) if source == _OWN_DATA_SCENARIO else None
+        own_data_overrides = (set or {}) if source == _OWN_DATA_SCENARIO else None
         loaded = parse_scenario(
-            insert_own_data(given, train, test, model, classes, loss, asked), source, overrides
+            insert_own_data(tree, train, test, model, classes, loss, own_data_overrides), source, overrides
         )
         rerun = None
     else:
         loaded, rerun = load_scenario(Path(scenario), overrides), options.format_command(str(scenario))
-    shown = hasattr(sys, "ps1") or "ipykernel" in sys.modules if progress is None else progress
-    folder = run_sweep(loaded, options, [*observers, *([Progress(quiet=False)] if shown else [])], rerun)
+    shows_progress = hasattr(sys, "ps1") or "ipykernel" in sys.modules if progress is None else progress
+    folder = run_sweep(loaded, options, [*observers, *([Progress(quiet=False)] if shows_progress else [])], rerun)
     write_table(folder)
     return load_results(folder, None if model is None else copy.deepcopy(model))
 
 
 def load(folder: str | Path) -> RunResults:
-    """Read what a run left in its folder; InputError if there is none."""
+    """Read the results in a run's folder.
+
+    Raises:
+        InputError: The folder has no results.
+    """
     return load_results(Path(folder))
 
 
 def _format_assignment(key: str, value: Any) -> str:
-    """Write KEY=VALUE as `--set` takes it: JSON of numbers, texts, truth values and lists is TOML."""
+    """Format KEY=VALUE for `--set`: JSON of numbers, texts, truth values and lists is TOML."""
     try:
         if isinstance(value, Mapping):
             raise TypeError("a table of keys is no single value")
