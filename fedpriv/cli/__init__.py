@@ -1,7 +1,7 @@
-"""The command line: `fedpriv COMMAND`.
+"""Command line: `fedpriv COMMAND`.
 
-`main` is the script, whose exit code is 0 for done, 1 for a run that failed, and 2 for bad input. `Progress`
-shows a run, and `expand_option_groups` makes options of a dataclass.
+`main` is the script, whose exit code is 0 for success, 1 for a run that failed, and 2 for bad input.  `Progress`
+shows a run, and `expand_option_groups` makes options from a dataclass.
 
 Imports: rooms from `show` down.
 """
@@ -22,7 +22,7 @@ _PATH_REMEDY = "; give another path, which this user may write and read"
 
 def main() -> None:
     """Run the `fedpriv` script."""
-    from fedpriv.cli.app import app  # which imports the add-ons' options, and these import this package
+    from fedpriv.cli.app import app  # imported late: add-ons' options, which it imports, import this package
 
     try:
         with _translate_torch_errors():
@@ -30,9 +30,9 @@ def main() -> None:
     except FedprivError as error:
         _end(sanitize_lines(str(error)), error.exit_code)
     except OSError as error:  # a folder that cannot be written, a full disk
-        given = error.filename is not None and error.errno in _PATH_ERRORS
-        words = f"{_format_path(error)}{error.strerror or error}{_PATH_REMEDY if given else ''}"
-        _end(words, InputError.exit_code if given else RunError.exit_code)
+        has_path_error = error.filename is not None and error.errno in _PATH_ERRORS
+        message = f"{_format_path(error)}{error.strerror or error}{_PATH_REMEDY if has_path_error else ''}"
+        _end(message, InputError.exit_code if has_path_error else RunError.exit_code)
     except ImportError as error:
         if not (error.name or "").startswith("flwr"):
             raise
@@ -45,27 +45,27 @@ def main() -> None:
         _end("stopped", INTERRUPTED)
 
 
-def _end(words: str, code: int) -> None:
-    sys.stderr.write(f"fedpriv: {words}\n")
+def _end(message: str, code: int) -> None:
+    sys.stderr.write(f"fedpriv: {message}\n")
     sys.exit(code)
 
 
 @contextmanager
 def _translate_torch_errors() -> Iterator[None]:
-    """Raise what torch calls a RuntimeError as Python's own OverflowError and MemoryError."""
+    """Raise torch's RuntimeError for an overflow or a lack of memory as OverflowError or MemoryError."""
     try:
         yield
     except RuntimeError as error:
-        said = str(error)
-        if "without overflow" in said:
-            raise OverflowError(said) from None
-        if "allocate memory" in said:
-            raise MemoryError(said) from None
+        text = str(error)
+        if "without overflow" in text:
+            raise OverflowError(text) from None
+        if "allocate memory" in text:
+            raise MemoryError(text) from None
         raise
 
 
 def _describe_missing_name(error: ImportError) -> str:
-    """Say which name of Flower's is gone."""
+    """Describe the name of Flower's that is missing."""
     try:
         for check_names in load_add_on_parts("Flower").values():
             check_names()
@@ -75,6 +75,6 @@ def _describe_missing_name(error: ImportError) -> str:
 
 
 def _format_path(error: OSError) -> str:
-    """Name the file that could not be used: the one that was meant, not the draft of it."""
+    """Format the path that could not be used: the target of a rename, not its temporary file."""
     name = error.filename2 or error.filename
     return "" if name is None else f"{name}: "

@@ -1,6 +1,6 @@
-"""Commands and their help; a command imports its modules when it is called, so that help is quick.
+"""Command-line app: the commands with their help, and those of the add-ons.
 
-`fedpriv data`: fetch, inspect and split data sets; `fedpriv init`: a folder to start from.
+A command imports its modules when it is called, so that help is fast.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def data_fetch(
         Path | None, typer.Option(help="Where to keep it; $FEDPRIV_DATA, or a folder of the user's cache.")
     ] = None,
 ) -> None:
-    """Download a data set, verify it and keep it; does nothing if a verified copy is there.
+    """Download a data set, verify it and store it, unless a verified copy is stored already.
 
     Example: fedpriv data fetch mnist
     """
@@ -57,7 +57,7 @@ def data_split(
     overrides: Overrides = None,
     runs: Annotated[int, typer.Option(min=1, help="How many runs of it the silos' budgets allow.")] = 10,
 ) -> None:
-    """Give each silo of a demonstration a folder of its own: its shard of the data set, and a policy.
+    """Make a folder for each silo of a demonstration: its shard of the data set, and a policy.
 
     Example: fedpriv data split scenarios/containers.toml --out deploy/run
     """
@@ -82,8 +82,8 @@ app.add_typer(privacy_app, name="privacy")
 app.add_typer(silo_app, name="silo")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         from importlib import metadata
 
         typer.echo(f"fedpriv {metadata.version('fedpriv')}")
@@ -136,7 +136,7 @@ def run(
         typer.Option("--dry-run", help="Check everything and say what memory it takes; nothing is run."),
     ] = False,
 ) -> None:
-    """Run every cell of a scenario; write results.json, history.jsonl and table.md as it goes.
+    """Run every cell of a scenario, and write results.json, history.jsonl and table.md as it goes.
 
     Stop it with Ctrl-C whenever you like: finished cells stay, and fedpriv prints the command that resumes it.
 
@@ -158,7 +158,7 @@ def run(
     """
     from fedpriv.core.files import find_scenario_file
 
-    find_scenario_file(scenario)  # a name that is wrong is told before torch is imported
+    find_scenario_file(scenario)  # a wrong name is reported before torch is imported
     from fedpriv.cli.run import print_memory_need, run_scenario
     from fedpriv.engines.table import Connection
     from fedpriv.engines.workers import Workers
@@ -198,7 +198,7 @@ def list_(
 
 @app.command()
 def show(run_dir: RunDir) -> None:
-    """Show a run on the terminal: its tables, what it guarantees, what is missing.
+    """Show a run on the terminal: its tables, its guarantees, and missing cells.
 
     Example: fedpriv show runs/quickstart
     """
@@ -223,7 +223,7 @@ def table(
     run_dir: RunDir,
     style: Annotated[str, typer.Option("--format", help="markdown, csv or latex.")] = "markdown",
 ) -> None:
-    """Print what was measured beside what was published.
+    """Print measured values beside published ones.
 
     Example: fedpriv table runs/quickstart --format csv
     """
@@ -241,7 +241,7 @@ def table(
 def coefficients(
     run_dir: RunDir, as_json: Annotated[bool, typer.Option("--json", help="Plain data in one line.")] = False
 ) -> None:
-    """Print the weights of ridge-statistics or noisy-newton, with intervals that have sampling and noise in them.
+    """Print the weights of ridge-statistics or noisy-newton, with intervals for sampling and noise.
 
     Example: fedpriv coefficients runs/ridge
     """
@@ -252,7 +252,9 @@ def coefficients(
 
 @app.command()
 def plot(run_dir: RunDir) -> None:
-    """Draw the report's charts into RUN_DIR/plots: curves, privacy, clipping, noise by mechanism, trade-offs.
+    """Draw the report's charts into RUN_DIR/plots.
+
+    They show curves, privacy, clipping, noise by mechanism, and trade-offs.
 
     Example: fedpriv plot runs/quickstart
     """
@@ -269,7 +271,7 @@ def report(
     run_dir: RunDir,
     out: Annotated[Path | None, typer.Option(help="The file; RUN_DIR/report.html by default.")] = None,
 ) -> None:
-    """Write one HTML file that stands alone: what ran, what is protected, tables, plots, how to run it again.
+    """Write one self-contained HTML file: settings, protection, tables, plots, how to run it again.
 
     Example: fedpriv report runs/quickstart
     """
@@ -303,11 +305,11 @@ def export(
 
 
 def _register_missing(command: str, error: InputError) -> None:
-    """Add a command that says what it lacks."""
+    """Add a command that raises the error of its missing add-on."""
     *group, name = command.split()
-    where = {"silo": silo_app, "data": data_app}.get(group[0], app) if group else app
+    parent_app = {"silo": silo_app, "data": data_app}.get(group[0], app) if group else app
 
-    @where.command(name, hidden=True, context_settings={"ignore_unknown_options": True})
+    @parent_app.command(name, hidden=True, context_settings={"ignore_unknown_options": True})
     def missing(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
         raise error
 

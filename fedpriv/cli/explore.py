@@ -1,7 +1,7 @@
-"""`fedpriv list`, `show` and `compare`: tables and sentences as wide as the terminal, with no number cut.
+"""Commands `fedpriv list`, `show`, `compare` and `coefficients`.
 
-`fedpriv coefficients`: a table of weights with intervals that contain the noise.
-Coefficients are of models that were released with second moments.
+Tables and sentences are as wide as the terminal, and no number is cut.  `coefficients` prints a table of weights
+with intervals that include the noise, for models that were released with second moments.
 """
 
 import json
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from fedpriv.data.schema import TableSchema
     from fedpriv.loss.ridge import Coefficient
 
-_PIPED_WIDTH = 160  # of piped output, which has no width
+_PIPED_WIDTH = 160  # width of piped output, which has none of its own
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its name, whether it holds figures, and whether its text may be wrapped."""
+    """Column of a table: its name, whether it holds numbers, and whether its text may wrap."""
 
     name: str
     is_numeric: bool = False
@@ -42,16 +42,16 @@ class Column:
 
 @cache
 def _make_console() -> Console:
-    found = Console(highlight=False)
+    console = Console(highlight=False)
     return (
-        found
-        if found.is_terminal
-        else Console(highlight=False, width=max(_PIPED_WIDTH, found.width), soft_wrap=False)
+        console
+        if console.is_terminal
+        else Console(highlight=False, width=max(_PIPED_WIDTH, console.width), soft_wrap=False)
     )
 
 
 def _printable_line(text: str) -> str:
-    """A stranger's words among it neither break the line nor reach the terminal as commands."""
+    """Sanitize a text, so that it neither breaks the line nor sends control codes to the terminal."""
     return sanitize_line(text, len(text))
 
 
@@ -63,11 +63,13 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 
 
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table as wide as the terminal, or a block for each row where its figures do not fit."""
+    """Print a table as wide as the terminal, or a block for each row if its numbers do not fit."""
     console, rows = _make_console(), [list(map(_printable_line, row)) for row in rows]
-    widths = [max(len(text) for text in (each.name, *(row[n] for row in rows))) for n, each in enumerate(columns)]
-    least = sum(12 if column.can_wrap else width for column, width in zip(columns, widths, strict=True))
-    if least + 2 * len(columns) > console.width:
+    widths = [
+        max(len(text) for text in (heading.name, *(row[n] for row in rows))) for n, heading in enumerate(columns)
+    ]
+    min_width = sum(12 if column.can_wrap else width for column, width in zip(columns, widths, strict=True))
+    if min_width + 2 * len(columns) > console.width:
         print_blocks(caption, columns, rows)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=None, show_edge=False)
@@ -87,7 +89,7 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
 
 
 def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a line for each figure, a block for each row, which fits any width."""
+    """Print a block for each row, with one line for each value, which fits any width."""
     console = _make_console()
     if caption:
         print_plain(caption, bold=True)
@@ -95,26 +97,26 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
     for row in rows:
         for column, text in zip(columns, row, strict=True):
             if text:
-                apart = "\n    " if width + len(text) + 4 > console.width else "  "
-                console.print(Text(f"  {_printable_line(column.name):{width}}{apart}{_printable_line(text)}"))
+                separator = "\n    " if width + len(text) + 4 > console.width else "  "
+                console.print(Text(f"  {_printable_line(column.name):{width}}{separator}{_printable_line(text)}"))
         console.print()
 
 
 NamedLines = list[tuple[str, str]]
 
 
-def list_kinds(what: str | None) -> None:
+def list_kinds(kind_name: str | None) -> None:
     """Print the scenarios, algorithms, mechanisms, data sets and models, or one kind of them."""
-    if what is not None and what not in KINDS:
-        raise InputError(f"fedpriv list {what}: known are {', '.join(KINDS)}{suggestion(what, KINDS)}")
-    if what != "scenarios":
+    if kind_name is not None and kind_name not in KINDS:
+        raise InputError(f"fedpriv list {kind_name}: known are {', '.join(KINDS)}{suggestion(kind_name, KINDS)}")
+    if kind_name != "scenarios":
         load_extensions()
-    for kind in KINDS if what is None else [what]:
+    for kind in KINDS if kind_name is None else [kind_name]:
         print_rich(kind, [Column("name"), Column("what it is", can_wrap=True)], KINDS[kind]())
 
 
 def show_run(folder: Path) -> None:
-    """Print what ran, what it guarantees, and what came out."""
+    """Print a run's results, measurement, guarantees and warnings."""
     from fedpriv.show.summary import describe_measurement, list_warnings, privacy_lines
     from fedpriv.show.table import make_tables
     from fedpriv.study.results import check_claims, read_claims
@@ -122,23 +124,25 @@ def show_run(folder: Path) -> None:
     results = read_claims(folder)
     print_plain(results.title or results.name, bold=True)
     for table in make_tables(results):
-        columns = [Column(name, is_numeric=place >= table.label_count) for place, name in enumerate(table.heads)]
+        columns = [Column(name, is_numeric=index >= table.label_count) for index, name in enumerate(table.heads)]
         print_rich(table.caption, columns, table.body)
-    loud = [line.replace("**", "") for line in list_warnings(results)]
-    for line in (*loud, describe_measurement(results), *privacy_lines(results), f"results: {folder}"):
+    warnings = [line.replace("**", "") for line in list_warnings(results)]
+    for line in (*warnings, describe_measurement(results), *privacy_lines(results), f"results: {folder}"):
         print_plain(line)
     check_claims(folder, results)
 
 
 def compare_runs(first: Path, second: Path) -> None:
-    """Print what two runs have in common, seed by seed, and where their settings differ."""
+    """Print the differences of two runs' settings, and of their metrics seed by seed."""
     from fedpriv.show.verdict import compare_folders
 
-    found = compare_folders(first, second)
-    for key, one, other in found.settings:
-        print_plain(f"{key}: {one} in {first}, {other} in {second}")
-    columns = [Column(name, is_numeric=place >= found.label_count) for place, name in enumerate(found.header)]
-    print_rich("second minus first; ± is the standard error over seeds that both have", columns, found.body)
+    comparison = compare_folders(first, second)
+    for key, first_value, second_value in comparison.settings:
+        print_plain(f"{key}: {first_value} in {first}, {second_value} in {second}")
+    columns = [
+        Column(name, is_numeric=index >= comparison.label_count) for index, name in enumerate(comparison.header)
+    ]
+    print_rich("second minus first; ± is the standard error over seeds that both have", columns, comparison.body)
 
 
 def _list_scenarios() -> NamedLines:
@@ -159,17 +163,17 @@ def _list_algorithms() -> NamedLines:
 def _list_mechanisms() -> NamedLines:
     from fedpriv.noise.registry import MECHANISMS, SELECTABLE_MECHANISMS, USER_MECHANISMS
 
-    ones = {
+    descriptions = {
         kind: (getdoc(kind) or "").splitlines()[0] for kind in (*MECHANISMS.values(), *USER_MECHANISMS.values())
     }
     return [
         (
             kind.name,
-            words
+            description
             if kind in (*SELECTABLE_MECHANISMS, *USER_MECHANISMS.values())
-            else f"{words} (of one algorithm)",
+            else f"{description} (of one algorithm)",
         )
-        for kind, words in ones.items()
+        for kind, description in descriptions.items()
     ]
 
 
@@ -208,32 +212,36 @@ KINDS: dict[str, Callable[[], NamedLines]] = {
 
 
 def print_coefficients(folder: Path, *, as_json: bool) -> None:
-    """Print those of every finished cell; InputError for a run of another model."""
+    """Print the coefficients of each finished cell.
+
+    Raises:
+        InputError: The run has another model.
+    """
     from fedpriv.show.summary import format_value
     from fedpriv.study.results import check_claims, read_claims
 
     results = read_claims(folder)
-    found = [(cell, compute_coefficients(cell, folder)) for cell in results.cells]
+    coefficients_by_cell = [(cell, compute_coefficients(cell, folder)) for cell in results.cells]
     if as_json:
-        told = [
+        entries = [
             {
                 "point": cell["point"],
                 "seed": cell["seed"],
-                "coefficients": {name: each._asdict() for name, each in own},
+                "coefficients": {name: weight._asdict() for name, weight in coefficients},
             }
-            for cell, own in found
+            for cell, coefficients in coefficients_by_cell
         ]
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps(entries) + "\n")
         return
-    for cell, own in found:
+    for cell, coefficients in coefficients_by_cell:
         point = "".join(f"{key} = {format_value(value)}, " for key, value in cell["point"].items())
         lines = [
             [
                 name,
-                f"{each.value:.3f}",
-                f"{each.low:.3f} – {each.high:.3f}{'' if each.low <= 0.0 <= each.high else '  *'}",
+                f"{weight.value:.3f}",
+                f"{weight.low:.3f} – {weight.high:.3f}{'' if weight.low <= 0.0 <= weight.high else '  *'}",
             ]
-            for name, each in own
+            for name, weight in coefficients
         ]
         print_table([[f"{point}seed {cell['seed']}", "weight", "95 %"], *lines])
         sys.stdout.write("\n")
@@ -245,9 +253,12 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
 
 
 def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[str, "Coefficient"]]:
-    """By feature, the constant last, of a cell of results.json; InputError for any other model.
+    """Compute the coefficients of a cell of results.json by feature, with the constant last.
 
-    The noise is the ledger's: what was released, not what was planned.
+    The intervals contain the noise of the ledger's releases, not of the plan.
+
+    Raises:
+        InputError: The cell has another model.
     """
     import numpy as np
     import torch
@@ -272,23 +283,25 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
     assert isinstance(objective, RidgeStatistics | GradientAndHessian)
     variance, shares = 0.0, [size / sum(sizes) for size in sizes]
     for stream in map(stream_from_data, record["releases"]):
-        whose = [shares[silo] for silo in stream.silos] or [1.0]
-        variance += sum(share**2 for share in whose) * stream.std**2
-    point = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
-    counted = 1.0 if schema is None else schema.counted_share(for_testing=False)
-    published = MeanStatistics(math.sqrt(variance), round(sum(sizes) * counted), counted, record["rounds"])
-    found = objective.coefficients(point, published)
-    return list(zip(_feature_names(schema, len(found)), found, strict=True))
+        silo_shares = [shares[silo] for silo in stream.silos] or [1.0]
+        variance += sum(share**2 for share in silo_shares) * stream.std**2
+    model = torch.from_numpy(np.load(folder / record["model"], allow_pickle=False)).double()
+    counted_share = 1.0 if schema is None else schema.counted_share(for_testing=False)
+    published = MeanStatistics(
+        math.sqrt(variance), round(sum(sizes) * counted_share), counted_share, record["rounds"]
+    )
+    coefficients = objective.coefficients(model, published)
+    return list(zip(_feature_names(schema, len(coefficients)), coefficients, strict=True))
 
 
 def _feature_names(schema: "TableSchema | None", count: int) -> list[str]:
     if schema is None or schema.width + 1 != count:
-        return [*(f"feature {place}" for place in range(count - 1)), "constant"]
+        return [*(f"feature {index}" for index in range(count - 1)), "constant"]
     return [
         *(
-            each
+            feature
             for name, column in schema.sorted_columns
-            for each in ([name] if column.values is None else [f"{name} = {word}" for word in column.values])
+            for feature in ([name] if column.values is None else [f"{name} = {value}" for value in column.values])
         ),
         "constant",
     ]

@@ -1,6 +1,7 @@
-"""The ServerApp of `flwr run .`, which writes the results folder itself, since no engine follows it.
+"""ServerApp of `flwr run .`, which writes the results folder itself.
 
-Engines submit `fedpriv.server.app:app`, with the same rounds.  A file of its own, because it imports Flower.
+Engines submit `fedpriv.server.app:app` instead, with the same rounds, and write the results.  This app is a
+separate module because it imports Flower.
 """
 
 import json
@@ -19,10 +20,15 @@ from fedpriv.study.sweep import find_free_folder
 
 
 def open_run_folder(run_config: Mapping[str, Any]) -> RunObserver:
-    """Make a RUN_DIR for the one cell that a person's run configuration names.
+    """Make a results folder for the one cell that a user's run configuration names.
 
-    `out` is the folder; empty, it is runs/NAME or the next that is free.  InputError for a configuration that
-    names no cell, and for a folder that holds results.
+    The folder is `out`, or for an empty `out` the first free one of runs/NAME, runs/NAME-2, …
+
+    Args:
+        run_config: Flower's run configuration.
+
+    Raises:
+        InputError: The configuration names no cell, or the folder holds results.
     """
     scenario, fits = fit_scenario_noise(scenario_from_run_config(run_config), {})
     path = Path(str(run_config["out"])) if run_config["out"] else find_free_folder(scenario.name)

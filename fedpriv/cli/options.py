@@ -1,10 +1,9 @@
-"""Options that commands share.  Imports no torch.
+"""Options that commands share, and the printing of accounting facts.
 
-A dataclass whose fields are options is a group of them: `expand_option_groups` makes a command of a function that
-takes one.
-
-Facts and a guarantee are printed as text or as one JSON object.  Figures are rounded to the safe side: leakage and
-what it is computed from up, noise that is there down.
+A dataclass whose fields are options is a group of options: `expand_option_groups` makes a command from a
+function that takes one.  Facts and a guarantee are printed as text or as one JSON object.  Numbers are rounded
+to the safe side: leakage and the quantities that it is computed from up, noise of a run down.  The module
+imports no torch.
 """
 
 import json
@@ -33,35 +32,39 @@ M = TypeVar("M", bound="BaseModel")
 
 
 def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Give typer every field of a group as an option of its own, in the group's place among the parameters."""
-    given = signature(command).parameters.values()
-    flat = [
+    """Make a command whose options are a function's parameters, with each group replaced by its fields."""
+    parameters = signature(command).parameters.values()
+    flat_parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-        for each in given
-        for name, kind, default in _list_options(each)
+        for parameter in parameters
+        for name, kind, default in _list_options(parameter)
     ]
 
     @wraps(command)
-    def called(**values: Any) -> None:
-        command(**{each.name: _collect_value(each, values) for each in given})
+    def run_command(**values: Any) -> None:
+        command(**{parameter.name: _collect_value(parameter, values) for parameter in parameters})
 
-    called.__dict__["__signature__"] = Signature(flat)
-    called.__annotations__ = {each.name: each.annotation for each in flat}
-    return called
+    run_command.__dict__["__signature__"] = Signature(flat_parameters)
+    run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in flat_parameters}
+    return run_command
 
 
 def _list_options(parameter: Parameter) -> list[tuple[str, Any, Any]]:
-    """Name, annotation and default of a parameter, or of every field of a group."""
+    """List name, annotation and default of a parameter, or of each field of a group."""
     if is_dataclass(parameter.annotation):
         return [
-            (each.name, each.type, Parameter.empty if each.default is MISSING else each.default)
-            for each in fields(parameter.annotation)
+            (
+                group_field.name,
+                group_field.type,
+                Parameter.empty if group_field.default is MISSING else group_field.default,
+            )
+            for group_field in fields(parameter.annotation)
         ]
     return [(parameter.name, parameter.annotation, parameter.default)]
 
 
 def _collect_value(parameter: Parameter, values: Mapping[str, Any]) -> Any:
-    """Take a parameter from the values of all options, or make its group of them."""
+    """Take a parameter's value from the values of all options, or make its group from them."""
     if is_dataclass(parameter.annotation):
         group: Any = parameter.annotation
         return group(**{name: values[name] for name, *_ in _list_options(parameter)})
@@ -94,7 +97,7 @@ MechanismKeys = Annotated[
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """The guarantee that is asked for, in one of its three forms."""
+    """Target guarantee, in one of its three forms."""
 
     mu: Annotated[float | None, typer.Option(help="Gaussian DP, the ρ of the DP-μ²-FL paper.")] = None
     zcdp: Annotated[float | None, typer.Option(help="Zero-concentrated DP, μ²/2.")] = None
@@ -105,14 +108,18 @@ class TargetOptions:
 
     @property
     def in_mu(self) -> float:
-        """μ; InputError unless exactly one form is given."""
+        """Target as μ of Gaussian DP.
+
+        Raises:
+            InputError: None or several of the forms are given.
+        """
         from fedpriv.accounting.guarantees import target_mu
 
         return target_mu(self.mu, self.zcdp, self.epsilon, self.delta)
 
     @property
     def reporting_delta(self) -> float:
-        """The δ at which ε is printed."""
+        """δ at which ε is printed."""
         from fedpriv.accounting.guarantees import DEFAULT_DELTA
 
         return DEFAULT_DELTA if self.delta is None else self.delta
@@ -120,7 +127,7 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class ParticipationOptions:
-    """Who is protected against which neighbours, and when records take part."""
+    """Unit and neighbours of the protection, and participation of records."""
 
     relation: Annotated[
         str, typer.Option(help="Neighbouring data sets: replace-one (a record is exchanged) or zero-out.")
@@ -148,7 +155,7 @@ class ParticipationOptions:
         )
 
     def make_claim(self, guarantee: "Guarantee") -> "PrivacyClaim[Guarantee]":
-        """`guarantee` of the unit, under the relation."""
+        """Make the claim of a guarantee for the unit, under the relation."""
         from fedpriv.accounting.gaussian import relation_named
         from fedpriv.claims.claim import PrivacyClaim
         from fedpriv.noise.trust import make_unit
@@ -158,7 +165,10 @@ class ParticipationOptions:
 
 @dataclass(frozen=True)
 class FederationOptions(ParticipationOptions):
-    """Equal silos too, and the sums that they release: a `Setting` without its rounds."""
+    """Participation of records, equal silos, and the running sums that they release.
+
+    With a number of rounds, they make an `AccountingSetting`.
+    """
 
     decay: Annotated[
         float, typer.Option(help="What a running sum keeps per round: 1 prefix sums, 0 none, 1 - α momentum.")
@@ -185,7 +195,7 @@ class FederationOptions(ParticipationOptions):
 
 @dataclass(frozen=True)
 class DisplayOptions:
-    """Where a run is shown while it goes."""
+    """Displays of a run's progress."""
 
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table; errors only.")] = False
     as_json: Annotated[
@@ -210,7 +220,11 @@ MetricsAddress = Annotated[
 
 
 def parse_settings(model: type[M], assignments: Sequence[str], defaults: Mapping[str, Any] | None = None) -> M:
-    """Make a model of KEY=VALUE assignments over its `defaults`; InputError names the key that it refuses."""
+    """Make a model from KEY=VALUE assignments over its `defaults`.
+
+    Raises:
+        InputError: A key or a value is refused; the message names the key.
+    """
     from pydantic import ValidationError
 
     from fedpriv.scenario.messages import format_validation_error
@@ -223,12 +237,18 @@ def parse_settings(model: type[M], assignments: Sequence[str], defaults: Mapping
 
 
 def print_text(text: str, stream: TextIO | None = None) -> None:
-    """Write a text that may have words of a stranger's scenario, table or certificate, by default to stdout."""
+    """Write a sanitized text to a stream, by default to stdout.
+
+    The text may contain parts of a scenario, table or certificate of unknown origin.
+    """
     (stream or sys.stdout).write(sanitize_lines(text))
 
 
 def print_table(lines: Sequence[Sequence[str]]) -> None:
-    """Print left-aligned columns, two spaces apart; every line has a text for every column."""
+    """Print a table with left-aligned columns, two spaces apart.
+
+    Every line has a text for every column.
+    """
     lines = [[sanitize_line(cell, len(cell)) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -236,7 +256,7 @@ def print_table(lines: Sequence[Sequence[str]]) -> None:
 
 
 def target_facts(mu: float, delta: float, federation: "FederationOptions") -> dict[str, Any]:
-    """The aim of calibrations whose guarantees are curves: the ε that μ gives at δ."""
+    """Return the target of calibrations whose guarantees are curves: the ε that μ gives at δ."""
     from fedpriv.accounting.guarantees import GaussianDP
 
     claim, epsilon = federation.make_claim(GaussianDP(mu)), GaussianDP(mu).epsilon_of(delta)
@@ -244,7 +264,16 @@ def target_facts(mu: float, delta: float, federation: "FederationOptions") -> di
 
 
 def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, rounds: int | None) -> "Guarantee":
-    """The guarantee of `multiplier` clips of noise for records that take part in secret among `rounds` rounds."""
+    """Compute the guarantee of a noise multiplier for records that take part in secret.
+
+    Args:
+        order: Participation of the records.
+        multiplier: Standard deviation of the noise / clip norm.
+        rounds: Number of rounds.
+
+    Raises:
+        InputError: The number of rounds is missing, or the participation is not secret.
+    """
     from fedpriv.accounting.gaussian import relation_named
     from fedpriv.participation.secret import SecretOrder
 
@@ -260,20 +289,23 @@ def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, ro
 
 
 def setting_facts(setting: "AccountingSetting", unit: str = "record") -> dict[str, Any]:
-    """Say whom the numbers protect, and how a record, or another unit, takes part."""
+    """Describe the protection of a setting, and the participation of a record or another unit."""
     from fedpriv.noise.trust import make_unit
 
-    whose = make_unit(unit)
+    protected_unit = make_unit(unit)
     return {
         "trust": setting.trust,
-        "protects": setting.trust_setting.protection_of(whose),
+        "protects": setting.trust_setting.protection_of(protected_unit),
         "rounds": setting.rounds,
-        "participation": setting.describe_participation(whose.noun),
+        "participation": setting.describe_participation(protected_unit.noun),
     }
 
 
 def cost_facts(cost: "MechanismCost") -> dict[str, Any]:
-    """Noise as it is needed, and its errors; `show` rounds both up: less noise would not do."""
+    """Return the noise that a mechanism needs, with its errors.
+
+    `print_facts` rounds both up, because less noise would not suffice.
+    """
     return {
         "noise_std": cost.std,
         "error_rms": cost.error_rms,
@@ -307,10 +339,11 @@ _LABELS = {
 
 
 GROUP_SUFFIX = "_together"
-"""How the name of a figure of several units ends: no caveat of one unit's ε is about it."""
+"""Suffix of the name of an ε of several units, which the caveats on one unit's ε do not concern."""
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
+    """Print facts as one JSON object, or as a table with the caveats of the largest ε."""
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -320,12 +353,12 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
             for name, value in facts.items()
         ]
     )
-    others = ("epsilon_rdp", "epsilon_paper")
+    alternative_names = ("epsilon_rdp", "epsilon_paper")
     epsilons = [
         value
         for name, value in facts.items()
         if name.startswith("epsilon")
-        and not (name in others or name.endswith(GROUP_SUFFIX))
+        and not (name in alternative_names or name.endswith(GROUP_SUFFIX))
         and isinstance(value, float)
     ]
     for line in privacy_caveats(max(epsilons, default=0.0), facts.get("delta", 0.0)):
@@ -333,7 +366,7 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _format_fact(name: str, value: Any) -> str:
-    """Write a figure on the safe side: leakage and its terms up, noise that is there down."""
+    """Format a value rounded to the safe side: leakage and its terms up, a noise multiplier down."""
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"
     if not isinstance(value, float):

@@ -1,8 +1,7 @@
-"""`fedpriv privacy`: accounting without a run, and the claim of a run recomputed from what it released.
+"""Commands `fedpriv privacy …`: accounting without a run, and the claim of a run's releases.
 
-Imports no torch; a command imports the modules that it needs when it is called.
-
-`fedpriv privacy compare`: every mechanism at one guarantee.  Imports torch for an algorithm or a time only.
+The module imports no torch, and a command imports its modules when it is called.  `compare`, which tabulates
+every mechanism at one guarantee, imports torch only for an algorithm or a measured time.
 """
 
 import dataclasses
@@ -139,9 +138,9 @@ def compare(
                 "queries": line.published.queries,
                 "output_over_least": line.ratio.output,
                 "queries_over_least": line.ratio.queries,
-                "seconds_per_round": took,
+                "seconds_per_round": round_seconds,
             }
-            for line, took in zip(table.lines, seconds, strict=True)
+            for line, round_seconds in zip(table.lines, seconds, strict=True)
         ]
         print_facts({**facts, "mechanisms": rows, "least": vars(table.lower_bound), **claim}, as_json=True)
         return
@@ -180,7 +179,7 @@ def _print_amplified(
 def _find_response(
     algorithm: str | None, settings: list[str], setting: "AccountingSetting"
 ) -> tuple["NoiseResponse", "Workload"]:
-    """Find the response in which noise is compared, and the sums that are released."""
+    """Find the response in which noise is compared, and the running sums that are released."""
     from fedpriv.noise.fitting.cost import rows_response
 
     if algorithm is None:
@@ -189,14 +188,22 @@ def _find_response(
     from fedpriv.participation.orders import FixedOrder
     from fedpriv.plan.calibration import response_and_workload
 
-    row = find_algorithm(algorithm)
+    algorithm_row = find_algorithm(algorithm)
     schedule = FixedOrder(setting.rounds, setting.rounds // setting.epochs)
-    response, own = response_and_workload(row, _parse_algorithm_settings(row, settings), schedule)
-    return response, dataclasses.replace(own, clips=setting.clip * own.clips, schedule=setting.workload.schedule)
+    response, algorithm_workload = response_and_workload(
+        algorithm_row, _parse_algorithm_settings(algorithm_row, settings), schedule
+    )
+    return response, dataclasses.replace(
+        algorithm_workload, clips=setting.clip * algorithm_workload.clips, schedule=setting.workload.schedule
+    )
 
 
 def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "NoiseSettings":
-    """Read the row's own keys, those of its scale 1 where they are not given; InputError if it takes no noise."""
+    """Parse the algorithm's own keys, with 1 for the keys of its scale by default.
+
+    Raises:
+        InputError: Noise cannot be fitted to the algorithm, or a key is refused.
+    """
     from fedpriv.papers.base import SCALE_SETTINGS, NoiseSettings
 
     if row.published is None or not issubclass(row.settings, NoiseSettings):
@@ -209,24 +216,24 @@ def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "Nois
 def _comparison_lines(
     table: "MechanismTable", seconds: list[float | None], dimension: int
 ) -> list[tuple[str, ...]]:
-    """Write the table's lines with the same columns: those of an algorithm's output only where it has one."""
-    output = table.lower_bound.output is not None
-    published = ["output", "queries", "output/least", "queries/least"] if output else ["in sums", "/least"]
+    """Format the lines of a table of mechanisms, with columns for an algorithm's output if it has one."""
+    has_output = table.lower_bound.output is not None
+    published = ["output", "queries", "output/least", "queries/least"] if has_output else ["in sums", "/least"]
     header = ["mechanism", "noise std", "rms error", "last round", "in the mean", *published]
     lines = [(*header, *(["ms"] if dimension else []), "memory", "sensitivity")]
-    for line, took in zip(table.lines, seconds, strict=True):
+    for line, round_seconds in zip(table.lines, seconds, strict=True):
         cost = line.cost
-        time = ["-" if took is None else f"{1000.0 * took:.3g}"] if dimension else []
-        exact = "" if cost.sensitivity.exact else "≤ "
+        time_columns = ["-" if round_seconds is None else f"{1000.0 * round_seconds:.3g}"] if dimension else []
+        bound_sign = "" if cost.sensitivity.exact else "≤ "
         lines.append(
             (
                 line.name + (" (auto)" if line.is_auto else ""),
-                format_upper(cost.std, 5),  # what is needed: less would not do
+                format_upper(cost.std, 5),  # the noise that is needed, so it is rounded up
                 *(f"{value:.5g}" for value in (cost.error_rms, cost.error_last, cost.error_in_mean)),
                 *_format_published(line.published, line.ratio),
-                *time,
+                *time_columns,
                 str(cost.memory_vectors),
-                f"{exact}{format_upper(cost.sensitivity.value, 5)}",
+                f"{bound_sign}{format_upper(cost.sensitivity.value, 5)}",
             )
         )
     return [
@@ -237,8 +244,12 @@ def _comparison_lines(
 
 def _format_published(values: "PublishedNoise", ratio: "PublishedNoise | None") -> list[str]:
     stds = [values.queries] if values.output is None else [values.output, values.queries]
-    over = () if ratio is None else (ratio.output, ratio.queries)
-    ratios = ["1"] * len(stds) if ratio is None else [f"{each:.3f}" for each in over if each is not None]
+    ratio_values = () if ratio is None else (ratio.output, ratio.queries)
+    ratios = (
+        ["1"] * len(stds)
+        if ratio is None
+        else [f"{quotient:.3f}" for quotient in ratio_values if quotient is not None]
+    )
     return [*(f"{value:.5g}" for value in stds), *ratios]
 
 
@@ -259,7 +270,7 @@ def ledger(
     run_dir: RunDir,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> None:
-    """Print what a run released, and recompute its claim from that alone; exit code 1 if they differ.
+    """Print a run's releases, and recompute its claim from them alone, with exit code 1 if they differ.
 
     Example:
 
@@ -283,8 +294,8 @@ def ledger(
         print_table(lines)
         if any(stream.party_name == EXTERNAL_PARTY for entry in entries for stream in entry.streams):
             print_plain(EXTERNAL_STEP_NOTE)
-    if wrong := [entry.cell for entry in entries if not entry.agrees]:
-        raise RunError(f"{run_dir}: {format_differing_cells(wrong)}")
+    if differing_cells := [entry.cell for entry in entries if not entry.agrees]:
+        raise RunError(f"{run_dir}: {format_differing_cells(differing_cells)}")
 
 
 def _entry_data(entry: "LedgerEntry") -> dict[str, Any]:
@@ -298,19 +309,23 @@ def _entry_data(entry: "LedgerEntry") -> dict[str, Any]:
 
 
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
-    """Write a line for each stream; the claim is that of the worst, as records are in one stream of a step only.
+    """Format one line for each stream of a cell.
 
-    A first step is composed with the rounds, in the claim of both.  Streams of evaluations come last: their claim
-    is one of test records, which are other records.
+    The cell's claim is that of its worst stream, because a record is in only one stream of a step.  A first step
+    is composed with the rounds in the claim of both.  Streams of evaluations come last: their claim is on test
+    records, which are other records.
     """
     from fedpriv.claims.claim import format_price
     from fedpriv.claims.ledger import ROUNDS
 
     point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry.point.items()) or "-"
-    claimed = format_price(entry.claimed_mu, entry.claimed_epsilon)
-    of_tests = "none" if entry.claimed_test_mu is None else format_upper(entry.claimed_test_mu, 6)
-    steps = [(each, "" if each.step == ROUNDS else f", {each.step}", claimed) for each in entry.streams]
-    steps += [(each, ", test records", of_tests) for each in entry.test_streams]
+    claimed_text = format_price(entry.claimed_mu, entry.claimed_epsilon)
+    test_claim_text = "none" if entry.claimed_test_mu is None else format_upper(entry.claimed_test_mu, 6)
+    steps = [
+        (release_stream, "" if release_stream.step == ROUNDS else f", {release_stream.step}", claimed_text)
+        for release_stream in entry.streams
+    ]
+    steps += [(release_stream, ", test records", test_claim_text) for release_stream in entry.test_streams]
     return [
         (
             str(entry.cell),
@@ -323,7 +338,9 @@ def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
             format_upper(max(stream.clips), 5),
             format_lower(stream.std, 5),
             stream.relation,
-            "∞" if (one := stream.guarantee) is None else format_price(one.mu, one.epsilon_of(entry.delta)),
+            "∞"
+            if (guarantee := stream.guarantee) is None
+            else format_price(guarantee.mu, guarantee.epsilon_of(entry.delta)),
             price,
             "ok" if entry.agrees else "DIFFERS",
         )
@@ -342,10 +359,10 @@ def selection(
     poisson: Annotated[bool, typer.Option("--poisson", help="A Poisson number of runs instead.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What it costs to choose the best of a random number of runs and publish only that one.
+    """Print the privacy cost of publishing only the best of a random number of runs.
 
-    The target is that of one run: --mu, --zcdp, or --epsilon with --delta. Theorems 2 and 6 of Papernot & Steinke
-    2022, which need that the number of runs and all other runs stay secret.
+    The target is that of one run: --mu, --zcdp, or --epsilon with --delta. Theorems 2 and 6 of Papernot &
+    Steinke 2022, which need that the number of runs and all other runs stay secret.
 
     Examples:
 
@@ -356,16 +373,16 @@ def selection(
     from fedpriv.accounting.guarantees import GaussianDP
     from fedpriv.accounting.selection import NegativeBinomialRunCount, PoissonRunCount, PrivateSelection
 
-    mu, at = target.in_mu, target.reporting_delta
-    law = PoissonRunCount(trials) if poisson else NegativeBinomialRunCount(trials, eta)
+    mu, delta = target.in_mu, target.reporting_delta
+    run_count = PoissonRunCount(trials) if poisson else NegativeBinomialRunCount(trials, eta)
     print_facts(
         {
-            "runs": law.description,
+            "runs": run_count.description,
             "mu": mu,
-            "delta": at,
-            "epsilon_of_one_run": GaussianDP(mu).epsilon_of(at),
-            "epsilon_of_the_choice": PrivateSelection(mu, law).epsilon_of(at),
-            "epsilon_of_choice_and_run": PrivateSelection(mu, law, later_mu=mu).epsilon_of(at),
+            "delta": delta,
+            "epsilon_of_one_run": GaussianDP(mu).epsilon_of(delta),
+            "epsilon_of_the_choice": PrivateSelection(mu, run_count).epsilon_of(delta),
+            "epsilon_of_choice_and_run": PrivateSelection(mu, run_count, later_mu=mu).epsilon_of(delta),
         },
         as_json,
     )
@@ -426,7 +443,7 @@ def noise(
     options: MechanismKeys = None,
     as_json: Json = False,
 ) -> None:
-    """How much noise a mechanism needs for a target: --mu, --zcdp, or --epsilon with --delta.
+    """Print the noise that a mechanism needs for a target: --mu, --zcdp, or --epsilon with --delta.
 
     Examples:
 
@@ -437,10 +454,10 @@ def noise(
     from fedpriv.accounting.guarantees import GaussianDP
 
     setting, mu = federation.make_setting(rounds), target.in_mu
-    chosen = _make_mechanism(setting, mechanism, options)
-    cost = setting.cost_at_mu(chosen, mu, target.reporting_delta)
+    noise_mechanism = _make_mechanism(setting, mechanism, options)
+    cost = setting.cost_at_mu(noise_mechanism, mu, target.reporting_delta)
     claim = federation.make_claim(
-        setting.guarantee_at_std(chosen, cost.std) if setting.has_secret_order else GaussianDP(mu)
+        setting.guarantee_at_std(noise_mechanism, cost.std) if setting.has_secret_order else GaussianDP(mu)
     )
     _print_cost(mechanism, setting, cost, claim, target.reporting_delta, as_json)
 
@@ -457,15 +474,18 @@ def spent(
     options: MechanismKeys = None,
     as_json: Json = False,
 ) -> None:
-    """Which guarantee a given noise buys: the inverse of `noise`.
+    """Print the guarantee that a given noise buys, the inverse of `noise`.
 
     Example:
 
         fedpriv privacy spent --rounds 600 --std 1446.4 --clip 118.1
     """
     setting = federation.make_setting(rounds)
-    chosen = _make_mechanism(setting, mechanism, options)
-    cost, claim = setting.cost_at_std(chosen, std), federation.make_claim(setting.guarantee_at_std(chosen, std))
+    noise_mechanism = _make_mechanism(setting, mechanism, options)
+    cost, claim = (
+        setting.cost_at_std(noise_mechanism, std),
+        federation.make_claim(setting.guarantee_at_std(noise_mechanism, std)),
+    )
     _print_cost(mechanism, setting, cost, claim, TargetOptions(delta=delta).reporting_delta, as_json)
 
 
@@ -483,5 +503,5 @@ def _print_cost(
     delta: float,
     as_json: bool,
 ) -> None:
-    about = setting_facts(setting, claim.unit.name) | cost_facts(cost) | claim.conversions(delta)
-    print_facts({"mechanism": mechanism, **about}, as_json)
+    facts = setting_facts(setting, claim.unit.name) | cost_facts(cost) | claim.conversions(delta)
+    print_facts({"mechanism": mechanism, **facts}, as_json)

@@ -1,7 +1,8 @@
-"""Show a run while it goes: a live line for people, plain lines for logs, JSON lines for programs, and trackers.
+"""Observers that display a run or log it: for people, log files, programs and trackers.
 
-The live line is of the cell that runs now: its place in the sweep, its ε, its loss, and its accuracy so far.
-TensorBoard and MLflow need an extra each, which is not installed by default.
+`Progress` shows a live line on a terminal, and plain lines elsewhere.  The live line is that of the current
+cell: its place in the sweep, its ε, its loss, and its accuracy so far.  `JsonLines` writes JSON lines.
+`TensorBoard` and `MLflow` each need an extra, which is not installed by default.
 """
 
 import json
@@ -35,7 +36,7 @@ _MAX_SPARKLINE_WIDTH = 30
 
 @dataclass
 class CurrentCell:
-    """The latest news of the cell at `place`."""
+    """Latest evaluation of the cell with number `index`."""
 
     index: int
     label: str
@@ -45,38 +46,47 @@ class CurrentCell:
     values: list[float] = field(default_factory=list)
 
     @staticmethod
-    def from_point(place: int, point: SweepPoint) -> "CurrentCell":
-        return CurrentCell(place, _describe_point(point), format_privacy(point.cell))
+    def from_point(index: int, point: SweepPoint) -> "CurrentCell":
+        return CurrentCell(index, _describe_point(point), format_privacy(point.cell))
 
     def add_evaluation(self, t: int, metrics: Mapping[str, float]) -> None:
-        """Take an evaluation after round t: the sparkline is of the accuracy, of the loss where there is none."""
+        """Add an evaluation after round t.
+
+        The sparkline shows the accuracy, or the loss without one.
+        """
         self.metric_name = "test_accuracy" if "test_accuracy" in metrics else "test_loss"
         self.values.append(metrics[self.metric_name])
         accuracy = f", {100 * metrics['test_accuracy']:.1f} %" if "test_accuracy" in metrics else ""
         self.latest = f"round {t}: loss {metrics['test_loss']:.4f}{accuracy}"
 
     def format_line(self, width: int) -> Text:
-        """One line of at most `width` characters; the sparkline goes first where there is no room."""
+        """Format one line of at most `width` characters, without the sparkline if it does not fit."""
         text = f"{self.label} · {self.privacy} · {self.latest}"
-        room = min(_MAX_SPARKLINE_WIDTH, width - len(text) - 2)
-        drawn = Text(text, style="dim", no_wrap=True, overflow="ellipsis")
-        return drawn.append(f" {draw_sparkline(self.values, room)}", style="cyan") if room > 3 else drawn
+        sparkline_width = min(_MAX_SPARKLINE_WIDTH, width - len(text) - 2)
+        line = Text(text, style="dim", no_wrap=True, overflow="ellipsis")
+        return (
+            line.append(f" {draw_sparkline(self.values, sparkline_width)}", style="cyan")
+            if sparkline_width > 3
+            else line
+        )
 
 
 def format_privacy(cell: Cell) -> str:
-    """Write the ε that the cell's target gives at its δ."""
+    """Format the ε that the cell's target gives at its δ."""
     target, delta = cell.privacy.target_mu, cell.privacy.delta
     return "no noise" if target is None else format_epsilon_delta(epsilon_of(target, delta), delta, 3)
 
 
 def draw_sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the last `width` values as bars between their least and their largest."""
-    shown = values[-width:] if width > 0 else []
-    if not shown:
+    """Draw the last `width` values as bars between their smallest and their largest."""
+    recent_values = values[-width:] if width > 0 else []
+    if not recent_values:
         return ""
-    low, high = min(shown), max(shown)
+    low, high = min(recent_values), max(recent_values)
     span = (high - low) or 1.0
-    return "".join(_SPARKLINE_BARS[round((value - low) / span * (len(_SPARKLINE_BARS) - 1))] for value in shown)
+    return "".join(
+        _SPARKLINE_BARS[round((value - low) / span * (len(_SPARKLINE_BARS) - 1))] for value in recent_values
+    )
 
 
 class _RoundsPerSecond(rich_progress.ProgressColumn):
@@ -86,7 +96,10 @@ class _RoundsPerSecond(rich_progress.ProgressColumn):
 
 
 class Progress(RunObserver):
-    """On a terminal a panel that moves, elsewhere a line a finished cell; on stderr, nothing if `quiet`."""
+    """Progress on stderr: a live panel on a terminal, otherwise a line for each finished cell.
+
+    With `quiet`, nothing is shown but warnings.
+    """
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
         self._quiet = quiet
@@ -114,8 +127,10 @@ class Progress(RunObserver):
         self._start_time = time.monotonic()
         rounds = sum(scenario.points[place].cell.schedule.rounds for place in places)
         self._task = self._progress_bar.add_task("", total=rounds, cells=f"0/{self._cell_count} cells")
-        if left := max((scenario.points[place].cell.unread_count for place in places), default=0):
-            self._print(f"up to {left} of federation.samples are left out: they do not fill a round of every silo")
+        if unread_count := max((scenario.points[place].cell.unread_count for place in places), default=0):
+            self._print(
+                f"up to {unread_count} of federation.samples are left out: they do not fill a round of every silo"
+            )
         if self._is_live:
             self._panel.start()
 
@@ -128,8 +143,10 @@ class Progress(RunObserver):
         self._current.add_evaluation(t, metrics)
 
     def finished(self, place: int, finished: CellOutcome) -> None:
-        unforeseen = finished.missed if finished.noise == "release" else {}  # a simulation's are in its scenario
-        for silo, rounds in unforeseen.items():  # never silently, and not for --quiet either
+        missed_rounds = (
+            finished.missed if finished.noise == "release" else {}
+        )  # absences of a simulation are in its scenario
+        for silo, rounds in missed_rounds.items():  # reported even with --quiet
             sys.stderr.write(
                 f"fedpriv: silo {silo} did not answer in round {', '.join(map(str, rounds))}; it counted with "
                 "nothing new\n"
@@ -162,13 +179,13 @@ class Progress(RunObserver):
         )
 
     def stopped(self, rerun: str) -> None:
-        """Say how to go on; `rerun` is the command that was given."""
+        """Report how to resume the stopped run, whose command was `rerun`."""
         if self._folder is None:
             self._print("stopped before the first cell")
             return
-        left, cells = self._cell_count - self._finished_count, len(self._scenario.points)
+        left_count, cells = self._cell_count - self._finished_count, len(self._scenario.points)
         self._print(
-            f"stopped, {left} of {cells} cells left; resume with\n    {_resume_command(rerun, self._folder)}"
+            f"stopped, {left_count} of {cells} cells left; resume with\n    {_resume_command(rerun, self._folder)}"
         )
 
     def _print(self, line: str) -> None:
@@ -177,7 +194,7 @@ class Progress(RunObserver):
 
 
 class JsonLines(RunObserver):
-    """One JSON object a line: started, evaluated, finished, and at the end complete or stopped."""
+    """JSON objects, one a line: started, evaluated, finished, and at the end complete or stopped."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -207,7 +224,7 @@ class JsonLines(RunObserver):
         self._write_event("noted", {"line": line})
 
     def stopped(self, rerun: str) -> None:
-        """Say how to go on; `rerun` is the command that was given."""
+        """Report how to resume the stopped run, whose command was `rerun`."""
         folder = self._folder
         self._write_event(
             "stopped", {"left": self._remaining_count, "resume": _resume_command(rerun, folder)} if folder else {}
@@ -227,7 +244,10 @@ class JsonLines(RunObserver):
 
 
 class TensorBoard(RunObserver):
-    """TensorBoard runs, one for each cell, in a folder of `directory` that is named after its swept values."""
+    """TensorBoard runs, one for each cell.
+
+    Each run is a folder of `directory`, named after the cell's swept values.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -250,9 +270,10 @@ class TensorBoard(RunObserver):
 
 
 class MLflow(RunObserver):
-    """MLflow runs, one for each cell, in an experiment that is named after the scenario, at a tracking URI.
+    """MLflow runs, one for each cell, at a tracking URI.
 
-    A refusal by MLflow is a RunError of one line; results are kept in any case.
+    They belong to an experiment that is named after the scenario.  An error of MLflow is raised as a RunError of
+    one line; results are stored in any case.
     """
 
     def __init__(self, uri: str) -> None:
@@ -264,8 +285,12 @@ class MLflow(RunObserver):
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
         with self._translate_errors():
-            found = self._client.get_experiment_by_name(scenario.name)
-            experiment = found.experiment_id if found else self._client.create_experiment(scenario.name)
+            stored_experiment = self._client.get_experiment_by_name(scenario.name)
+            experiment = (
+                stored_experiment.experiment_id
+                if stored_experiment
+                else self._client.create_experiment(scenario.name)
+            )
             for place in places:
                 point = scenario.points[place]
                 run = self._client.create_run(experiment, run_name=_folder_label(point)).info.run_id
@@ -303,7 +328,7 @@ def _import_extra(module: str, name: str, extra: str) -> Any:
 
 
 def _folder_label(point: SweepPoint) -> str:
-    """ "rho=4.0,silos=10,seed=0": the cell as the name of a folder."""
+    """Format a cell as the name of a folder, such as "rho=4.0,silos=10,seed=0"."""
     swept = [f"{key.rpartition('.')[2]}={value}" for key, value in point.swept_values.items()]
     return ",".join([*swept, f"seed={point.cell.seed}"]).replace("/", "-")
 

@@ -1,4 +1,7 @@
-"""`fedpriv run`: load, check, run, write, show; with --watch serve the report page meanwhile, on loopback only."""
+"""Command `fedpriv run`: load a scenario, run it, write the table and show the results.
+
+With --watch the report page is served during the run, on loopback only.
+"""
 
 import hashlib
 import signal
@@ -31,7 +34,7 @@ _FINAL_SERVE_SECONDS = 3.0
 
 
 class LivePage(RunObserver):
-    """Keeps the page of a run's folder, drawn anew when there is news, and at most once a second."""
+    """Report page of a run's folder, rendered again after new events, and at most once a second."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -53,35 +56,37 @@ class LivePage(RunObserver):
         self._event_count += 1
 
     def page(self) -> tuple[bytes, str]:
-        """The page and its version."""
-        from fedpriv.show.page import render_page  # slow to import: only --watch pays for it
+        """Return the page and its version."""
+        from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
         with self._lock:
-            due = (
+            is_due = (
                 self._event_count != self._rendered_count
                 and time.monotonic() - self._render_time > _REFRESH_SECONDS
             )
-            if self._folder is not None and (due or not self._page):
-                news, text = self._event_count, ""
+            if self._folder is not None and (is_due or not self._page):
+                event_count, text = self._event_count, ""
                 try:
                     results = read_claims(self._folder)
-                    version = hashlib.sha256(f"{news}".encode()).hexdigest()[:12]
+                    version = hashlib.sha256(f"{event_count}".encode()).hexdigest()[:12]
                     text = render_page(self._folder, results, version, live=True)
                 except FedprivError:
                     return self._page or b"The run has not begun.", self._version
                 self._page, self._version = text.encode(), version
-                self._rendered_count, self._render_time = news, time.monotonic()
+                self._rendered_count, self._render_time = event_count, time.monotonic()
             return self._page or b"The run has not begun.", self._version
 
 
-def _make_handler(watched: LivePage) -> type[BaseHTTPRequestHandler]:
+def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             names = [f"{host}:{self.connection.getsockname()[1]}" for host in ("127.0.0.1", "localhost")]
-            if self.headers.get("Host") not in names:  # a page elsewhere that gave its name our address
+            if (
+                self.headers.get("Host") not in names
+            ):  # DNS rebinding: a foreign page whose host name resolves to this address
                 self.send_error(403)
                 return
-            page, version = watched.page()
+            page, version = live_page.page()
             if self.path not in ("/", "/version"):
                 self.send_error(404)
                 return
@@ -96,22 +101,22 @@ def _make_handler(watched: LivePage) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name it overrides
-            """Nothing: the terminal shows the run."""
+            """Log no request, because the terminal shows the run."""
 
     return Handler
 
 
 @contextmanager
-def serve_page(watched: LivePage) -> Iterator[str]:
-    """Serve the page on loopback, at the address that is given, until the block ends.
+def serve_page(live_page: LivePage) -> Iterator[str]:
+    """Serve the page on loopback until the block ends, and yield its address.
 
-    Guarantee: it listens on 127.0.0.1 only, answers GET / and /version, and refuses other host names.
+    Guarantee: the server listens on 127.0.0.1 only, answers GET / and /version, and refuses other host names.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(watched))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(live_page))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/"
-        time.sleep(_FINAL_SERVE_SECONDS)  # for a browser's last question
+        time.sleep(_FINAL_SERVE_SECONDS)  # for a browser's last request
     finally:
         server.shutdown()
         server.server_close()
@@ -121,62 +126,69 @@ INTERRUPTED = 130
 
 
 def print_memory_need(path: Path, options: RunOptions) -> None:
-    """Check a scenario as a run does, and say what it takes; InputError for what would not be run."""
+    """Check a scenario as a run does, and print the memory that the run needs.
+
+    Raises:
+        InputError: The run would be refused.
+    """
     import_files(options.imports)
     scenario = load_scenario(path, options.overrides)
     need = estimate_run_memory(scenario, options)
     sys.stdout.write(f"{format_count(len(scenario.points), 'cell')}, engine {options.engine}\n")
-    told = "not counted, its silos are processes of their own" if need is None else f"at most {need.describe()}"
-    sys.stdout.write(f"memory: {told}; {describe_available_memory()} here\n")
+    need_text = (
+        "not counted, its silos are processes of their own" if need is None else f"at most {need.describe()}"
+    )
+    sys.stdout.write(f"memory: {need_text}; {describe_available_memory()} here\n")
 
 
-def run_scenario(path: Path, options: RunOptions, shown: DisplayOptions) -> None:
-    """Run a scenario's missing cells; exits with code 130 when interrupted, leaving what is finished.
+def run_scenario(path: Path, options: RunOptions, display_options: DisplayOptions) -> None:
+    """Run a scenario's missing cells, and show the results.
 
-    An engine that can go on with the cell that failed says how, too.
+    An interrupt ends the process with exit code 130; finished cells stay stored.  If the engine can resume a
+    failed cell, an error also prints the command that resumes it.
     """
-    if shown.quiet and shown.as_json:
+    if display_options.quiet and display_options.as_json:
         raise InputError("--quiet and --json: give only one of them")
-    display = JsonLines(sys.stdout) if shown.as_json else Progress(quiet=shown.quiet)
+    display = JsonLines(sys.stdout) if display_options.as_json else Progress(quiet=display_options.quiet)
     observers: list[RunObserver] = [
         display,
-        *([] if shown.tensorboard is None else [TensorBoard(shown.tensorboard)]),
-        *([] if shown.mlflow is None else [MLflow(shown.mlflow)]),
+        *([] if display_options.tensorboard is None else [TensorBoard(display_options.tensorboard)]),
+        *([] if display_options.mlflow is None else [MLflow(display_options.mlflow)]),
     ]
     import_files(options.imports)
     scenario = load_scenario(path, options.overrides)
     rerun = options.format_command(str(path))
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    previous_handler = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with _serve_live_page(observers) if shown.watch else nullcontext():
+        with _serve_live_page(observers) if display_options.watch else nullcontext():
             folder = run_sweep(scenario, options, observers, rerun)
     except RunError:
         if find_engine_row(options.engine).can_resume_cells:
             display.stopped(rerun)
         raise
     except (KeyboardInterrupt, PydanticSerializationError) as error:
-        # An interrupt while pydantic writes a record is the cause of an error of its own.
+        # pydantic wraps an interrupt during serialization in an error, as its cause.
         if not isinstance(error.__cause__ or error, KeyboardInterrupt):
             raise
         display.stopped(rerun)
         sys.exit(INTERRUPTED)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
     write_table(folder)
-    if shown.watch:
+    if display_options.watch:
         from fedpriv.show.page import write_report
 
         sys.stderr.write(f"fedpriv: report: {write_report(folder)}\n")
-    if not (shown.quiet or shown.as_json):
+    if not (display_options.quiet or display_options.as_json):
         show_run(folder)
 
 
 @contextmanager
 def _serve_live_page(observers: list[RunObserver]) -> Iterator[None]:
-    """Serve the run's page, and say where."""
-    watched = LivePage()
-    observers.append(watched)
-    with serve_page(watched) as address:
+    """Serve the run's page, and print its address."""
+    live_page = LivePage()
+    observers.append(live_page)
+    with serve_page(live_page) as address:
         sys.stderr.write(f"fedpriv: watch this run at {address}\n")
         yield
 

@@ -1,4 +1,4 @@
-"""`fedpriv silo`: a silo's guard and its ledger, for the silo's administrator."""
+"""Commands `fedpriv silo …`: a silo's guard and its ledger, for the silo's administrator."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from fedpriv.core.limits import report_low_memory
 
 
 class _DefaultRunGroup(TyperGroup):
-    """`fedpriv silo POLICY` means `fedpriv silo run POLICY`."""
+    """Group of commands in which `fedpriv silo POLICY` means `fedpriv silo run POLICY`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
@@ -52,8 +52,10 @@ def init(
         from fedpriv.silo.policy import read_policy
 
         begun_ledgers = begin_ledgers(read_policy(policy))
-    for begun in begun_ledgers:
-        typer.echo(f"began {begun.ledger}, marked in {begun.mark_path}; keep both as long as the records")
+    for new_ledger in begun_ledgers:
+        typer.echo(
+            f"began {new_ledger.ledger}, marked in {new_ledger.mark_path}; keep both as long as the records"
+        )
     typer.echo(
         f"the records' key is {begun_ledgers[0].shard_key}; keep it with them, and out of the ledger's backups"
     )
@@ -82,7 +84,7 @@ def status(
         bool, typer.Option("--check", help="Recompute every price from its scenario, too; opens the records.")
     ] = False,
 ) -> None:
-    """Show what was spent, by which runs, and what is left; also while the guard runs.
+    """Show the spent budget by run, and the remaining budget, also while the guard runs.
 
     Every row of the ledger is checked: what is shown is what was written.
 
@@ -101,7 +103,7 @@ def status(
 def end(
     policy: PolicyPath, run_id: Annotated[str, typer.Argument(metavar="RUN", help="As `status` shows it.")]
 ) -> None:
-    """End a run that nobody will resume: its key and sums are wiped, its price stays spent.
+    """End a run that will not be resumed: its key and sums are wiped, its price stays spent.
 
     Example: fedpriv silo end silo-0.toml 5f0c2d
     """
@@ -115,7 +117,7 @@ def end(
 def backup(
     policy: PolicyPath, folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the copies go.")]
 ) -> None:
-    """Copy a policy's ledgers, without keys, replies and the records' key; also while the guard runs.
+    """Copy a policy's ledgers, without keys, replies and the records' key, also while the guard runs.
 
     After each run is a good time: a backup that lacks a release costs the whole budget when it is restored.
 

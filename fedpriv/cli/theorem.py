@@ -1,6 +1,7 @@
-"""`fedpriv privacy theorem`: print the numbers of a scenario beside those that its algorithm's theorems ask for.
+"""Commands `fedpriv privacy theorem` and `samples`: numbers that theorems prescribe.
 
-Leakage rounds up; noise rounds down where a run has it, and up where a theorem asks for it.  Imports no torch.
+Leakage is rounded up.  Noise is rounded down if a run has it, and up if a theorem prescribes it.  The module
+imports no torch.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ def theorem(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what a scenario runs with beside what its algorithm's theorems ask for, and which conditions hold.
+    """Print a scenario's numbers beside those of its algorithm's theorems, with the conditions.
 
     Once for every point of the sweep; seeds share their numbers.  Noise is that of a coordinate of one fresh
     vector, in the mean over silos.
@@ -78,7 +79,7 @@ def samples(
     gap: Annotated[float, typer.Option(help="Φ: what the loss can fall by from the start.")] = 1.0,
     as_json: Json = False,
 ) -> None:
-    """How many records Goldstein stationarity asks for: Table 1 of Kornowski, Liu & Talwar, as numbers.
+    """Print the records that Goldstein stationarity needs: Table 1 of Kornowski, Liu & Talwar.
 
     Results as printed are without constants and logarithms; the explicit bounds have all of them, with exact
     smoothing, replace-one and a trusted server.
@@ -95,21 +96,24 @@ def samples(
         if not 1e-6 <= value <= 1e6:
             raise InputError(f"{name} = {value}: expected a number from 1e-06 to 1e+06")
     points: list[dict[str, Any]] = []
-    for d, asked in itertools.product(dimension, epsilon):
+    for d, requested_epsilon in itertools.product(dimension, epsilon):
         if not 1 <= d <= 10**12:
             raise InputError(f"dimension = {d}: expected 1 to 10^12 parameters")
-        problem, mu = NonsmoothProblem(d, lipschitz, gap, radius / 2.0), mu_of(asked, delta)
-        found = {**printed_samples(problem, target, asked), **certified_samples(problem, target, mu)}
-        counts = {name: number if math.isfinite(number) else None for name, number in found.items()}
-        points.append({"dimension": d, "epsilon": asked, "delta": delta, "records": counts})
+        problem, mu = NonsmoothProblem(d, lipschitz, gap, radius / 2.0), mu_of(requested_epsilon, delta)
+        sample_counts = {
+            **printed_samples(problem, target, requested_epsilon),
+            **certified_samples(problem, target, mu),
+        }
+        counts = {name: number if math.isfinite(number) else None for name, number in sample_counts.items()}
+        points.append({"dimension": d, "epsilon": requested_epsilon, "delta": delta, "records": counts})
     if as_json:
         typer.echo(json.dumps({"points": points}, allow_nan=False))
         return
     heads = [
         "records for",
-        *(f"d = {each['dimension']}, ε = {format_upper_epsilon(each['epsilon'])}" for each in points),
+        *(f"d = {point['dimension']}, ε = {format_upper_epsilon(point['epsilon'])}" for point in points),
     ]
-    rows = [[name, *(_format_count(each["records"][name]) for each in points)] for name in points[0]["records"]]
+    rows = [[name, *(_format_count(point["records"][name]) for point in points)] for name in points[0]["records"]]
     print_table([heads, *rows])
 
 
@@ -117,13 +121,16 @@ def _format_count(number: float | None) -> str:
     return "more than 10^18" if number is None else f"{number:.2g}"
 
 
-def _print_point(compared: dict[str, Any]) -> None:
-    swept = ", ".join(f"{key} = {value}" for key, value in compared["point"].items())
-    print_text(f"{compared['algorithm']}{f' at {swept}' if swept else ''}\n")
-    print_table([(name, _format_number(name, value)) for name, value in compared["problem"].items()])
-    used, theorems, bound = compared["scenario"], compared["theorems"], compared["bound"]
-    columns = [{} if "refusal" in used else used, *(asked["numbers"] for asked in theorems)]
-    header = ["", "scenario", *(asked["theorem"] for asked in theorems)]
+def _print_point(comparison: dict[str, Any]) -> None:
+    swept = ", ".join(f"{key} = {value}" for key, value in comparison["point"].items())
+    print_text(f"{comparison['algorithm']}{f' at {swept}' if swept else ''}\n")
+    print_table([(name, _format_number(name, value)) for name, value in comparison["problem"].items()])
+    scenario_numbers, theorems, bound = comparison["scenario"], comparison["theorems"], comparison["bound"]
+    columns = [
+        {} if "refusal" in scenario_numbers else scenario_numbers,
+        *(theorem_section["numbers"] for theorem_section in theorems),
+    ]
+    header = ["", "scenario", *(theorem_section["theorem"] for theorem_section in theorems)]
     if bound is not None:
         columns.append({"excess risk": bound["excess risk"]})
         header.append(_SCENARIO_BOUND)
@@ -132,18 +139,20 @@ def _print_point(compared: dict[str, Any]) -> None:
         [
             name,
             *(
-                _format_number(name, column.get(name), is_prescribed=place > 0)
-                for place, column in enumerate(columns)
+                _format_number(name, column.get(name), is_prescribed=index > 0)
+                for index, column in enumerate(columns)
             ),
         ]
         for name in dict.fromkeys(itertools.chain(*columns))
     ]
     print_table([header, *lines])
-    if "refusal" in used:
-        print_text(f"\nthe scenario cannot be run: {used['refusal']}\n")
-    for asked in theorems:
-        print_text(f"\n{asked['theorem']}: {asked['refusal'] or 'can be run with these numbers'}\n")
-        _print_conditions(asked)
+    if "refusal" in scenario_numbers:
+        print_text(f"\nthe scenario cannot be run: {scenario_numbers['refusal']}\n")
+    for theorem_section in theorems:
+        print_text(
+            f"\n{theorem_section['theorem']}: {theorem_section['refusal'] or 'can be run with these numbers'}\n"
+        )
+        _print_conditions(theorem_section)
     if bound is not None:
         typer.echo(
             f"\n{_SCENARIO_BOUND}: "
@@ -152,21 +161,25 @@ def _print_point(compared: dict[str, Any]) -> None:
         _print_conditions(bound)
 
 
-def _print_conditions(asked: dict[str, Any]) -> None:
-    if asked["conditions"]:
+def _print_conditions(section: dict[str, Any]) -> None:
+    if section["conditions"]:
         print_table(
             [
                 ("  " + condition["text"], f"{condition['left']:.6g} ≤ {condition['right']:.6g}", verdict)
-                for condition in asked["conditions"]
+                for condition in section["conditions"]
                 for verdict in ("holds" if condition["holds"] else "DOES NOT HOLD",)
             ]
         )
-    if asked["assumption"]:
-        typer.echo(f"  cannot be checked: {asked['assumption']}")
+    if section["assumption"]:
+        typer.echo(f"  cannot be checked: {section['assumption']}")
 
 
 def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str:
-    """A figure in six digits; `asked` says that a theorem asks for it, and a run does not have it yet."""
+    """Format a value in six digits.
+
+    `is_prescribed` noise is prescribed by a theorem, and rounded up.  Other noise is that of a run, and rounded
+    down.
+    """
     if not isinstance(value, float):
         return "-" if value is None else str(value)
     if name.startswith("epsilon"):
@@ -179,10 +192,14 @@ def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str
 
 
 def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | None) -> dict[str, Any]:
-    """Hold the numbers of one point beside each theorem's; a theorem that cannot be run says why.
+    """Compare the numbers of one sweep point with those of each theorem.
 
-    `gap` is how far the loss can fall from the start, for theorems whose bound needs it; `run` has the excess risk
-    that was measured.
+    A theorem that cannot be run has the reason as "refusal".
+
+    Args:
+        point: The sweep point.
+        gap: Largest decrease of the loss from the start, for theorems whose bound needs it.
+        run: Results folder with the measured excess risk.
     """
     from fedpriv.plan.plan import excess_risk_bound, make_plan, make_problem
     from fedpriv.plan.task import load_task
@@ -213,26 +230,26 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
         },
         "scenario": numbers | _measured_risk(point, run),
         "theorems": [
-            _prescription_data(asked, problem)
-            for asked in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
+            _prescription_data(prescription, problem)
+            for prescription in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
         ],
         "bound": bound,
     }
 
 
-def _bound_data(found: "Bound | None") -> dict[str, Any] | None:
-    """The proved bound of the excess risk at the scenario's own numbers; None where there is none."""
-    if found is None:
+def _bound_data(bound: "Bound | None") -> dict[str, Any] | None:
+    """Return the proved bound of the excess risk at the scenario's own numbers, or None without one."""
+    if bound is None:
         return None
     return {
-        "excess risk": _finite_or_none(found.value),
-        "conditions": _conditions_data(found.conditions),
-        "assumption": found.assumption,
+        "excess risk": _finite_or_none(bound.value),
+        "conditions": _conditions_data(bound.conditions),
+        "assumption": bound.assumption,
     }
 
 
 def _scenario_numbers(cell: "Cell", plan: "Plan") -> dict[str, Any]:
-    """The numbers of a run of the cell."""
+    """Return the numbers of a run of the cell."""
     rounds = plan.schedule.rounds
     return {
         "rounds": rounds,
@@ -245,7 +262,7 @@ def _scenario_numbers(cell: "Cell", plan: "Plan") -> dict[str, Any]:
 
 
 def _measured_risk(point: "SweepPoint", run: Path | None) -> dict[str, float]:
-    """The mean excess risk that the seeds of this point have in a run's results; nothing where none is known."""
+    """Return the mean excess risk over the seeds of this point in a run's results, if they have it."""
     from fedpriv.study.results import read_results
 
     cells = (
@@ -253,8 +270,8 @@ def _measured_risk(point: "SweepPoint", run: Path | None) -> dict[str, float]:
         if run is None
         else [cell for cell in read_results(run).cells if cell["point"] == dict(point.swept_values)]
     )
-    found = [float(cell["excess_risk"]) for cell in cells if "excess_risk" in cell]
-    return {"excess risk": sum(found) / len(found)} if found else {}
+    risks = [float(cell["excess_risk"]) for cell in cells if "excess_risk" in cell]
+    return {"excess risk": sum(risks) / len(risks)} if risks else {}
 
 
 def _finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -265,11 +282,11 @@ def _finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _prescription_data(asked: "Prescription", problem: "Problem") -> dict[str, Any]:
-    return asked._asdict() | {
-        "numbers": dict(asked.numbers),
-        "conditions": _conditions_data(asked.conditions),
-        "refusal": asked.refusal or _why_refused(asked.numbers, problem),
+def _prescription_data(prescription: "Prescription", problem: "Problem") -> dict[str, Any]:
+    return prescription._asdict() | {
+        "numbers": dict(prescription.numbers),
+        "conditions": _conditions_data(prescription.conditions),
+        "refusal": prescription.refusal or _why_refused(prescription.numbers, problem),
     }
 
 
@@ -278,7 +295,7 @@ def _conditions_data(conditions: Iterable["Condition"]) -> list[dict[str, Any]]:
 
 
 def _why_refused(numbers: Mapping[str, float], problem: "Problem") -> str | None:
-    """Why no scenario has such batches, on one line: what [federation] itself would refuse."""
+    """Explain why [federation] refuses a batch of this size, or return None if it does not."""
     batch = math.floor(numbers["batch"] * (1.0 + 1e-12))
     return (
         f"a round of {batch} records is less than one of each of the {problem.silos} silos; run it with "

@@ -1,4 +1,4 @@
-"""What people look at: tables, charts, the page of a run, the privacy statement.
+"""Display of results: tables, charts, the page of a run, and its privacy statement.
 
 `render_tables` makes tables, `plot_run` draws charts, and `write_report` writes the page.
 
