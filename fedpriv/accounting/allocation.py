@@ -1,33 +1,37 @@
-"""DP-SGD with random allocation: in every epoch each unit takes part in one round, drawn uniformly, kept secret.
+"""DP-SGD with random allocation: in every epoch each unit takes part in one round, drawn in secret.
 
-In each of `epochs` epochs every unit draws one of `bins` rounds, independently of all others and anew every epoch.
-The sum of the clipped increments of those that drew a round, each of norm C at most, is released with Gaussian
-noise of standard deviation `noise_multiplier` · C per coordinate, and divided by a public number.
+In each of `epochs` epochs every unit draws one of `bins` rounds uniformly, independently of all other units and of
+other epochs.  The clipped increments of the units that drew a round, each of norm C at most, are added.  Their sum
+is released with Gaussian noise of standard deviation `noise_multiplier` · C per coordinate, and divided by a
+public number.
 
-Three things are *not* this, and must not be accounted for as this: equal-size batches of a shuffled order (from
-all other units' places a unit's place is known), one bin kept over all epochs, and a round that is known to
-somebody who sees the releases.
+Three schemes are *not* random allocation, and must not be accounted for as such:
 
-With public classes of rounds ("groups") a unit draws among those of its class: `bins` is their number.  Correlated
-noise whose strategy C has b bands is covered where there are b classes or more, with clip max_t clip_t ‖C_t‖.
+* batches of equal size of a shuffled order (all other units' rounds reveal a unit's round),
+* one round of each epoch that is kept over all epochs,
+* a round that is known to somebody who sees the releases.
 
-**The law of an epoch's loss**, with T = `bins` and z = `noise_multiplier`.  With and without the unit, what is
-released is dominated by
+With public classes of rounds ("groups") a unit draws among the rounds of its class, and `bins` is their number.
+Correlated noise whose strategy C has b bands is covered if there are b classes or more, with clip max_t clip_t
+‖C_t‖.
+
+**Privacy loss of an epoch**, with T = `bins` and z = `noise_multiplier`.  With and without the unit, the releases
+are dominated by
 
     P = (1/T) Σ N(e_i, z² I)   and   Q = N(0, z² I),   dP/dQ = (Y_1 + … + Y_T)/T,   Y_i = exp(Z_i/z - 1/(2z²)),
 
-with Z_i independent standard normal under Q.  For a run whose increments depend on earlier releases the ratio is
-Σ y_i / T, where y_i, given the past, has mean 1 and lies below Y in convex order; so do the sums, and H_ε(P‖Q),
+with Z_i independent standard normal under Q.  For a run whose increments depend on earlier releases the ratio is Σ
+y_i / T, where y_i, given the past, has mean 1 and lies below Y in convex order.  So do the sums, and H_ε(P‖Q),
 H_ε(Q‖P) are expectations of convex functions of the ratio.  For the same reason **moving each Y to its two
-neighbours on a grid, its mean kept, only raises δ**: what is computed here is an upper bound on every grid, and
-the smallest over several grids is one, too.  A known round would give the Gaussian mechanism, hence another
-bound.
+neighbours on a grid, with its mean kept, only raises δ**: the result is an upper bound on every grid, and the
+smallest over several grids is one, too.  If the round were known, this would be the Gaussian mechanism, which
+gives another bound.
 
-Under replace-one both increments are in one pair (`symmetric`); the chain of both directions through the run
+Under replace-one both increments are in one pair (`symmetric`).  The chain of both directions through the run
 without the unit is a bound, too, and nearly always a looser one.
 
-Sources: Feldman & Shenfeld 2025 ("Privacy amplification by random allocation"); Chua et al. 2024 (balls and bins);
-the numerics are an own construction, after the convex order of ratios.
+Sources: Feldman & Shenfeld 2025 ("Privacy amplification by random allocation"); Chua et al. 2024 (balls and bins).
+The numerics are an own construction, after the convex order of ratios.
 """
 
 import dataclasses
@@ -62,25 +66,26 @@ from fedpriv.accounting.losses import DELTA_MARGIN, PrivacyLossDistribution
 from fedpriv.accounting.symmetric import MIN_MULTIPLIER, SymmetricPairEpoch
 from fedpriv.core.errors import InputError
 
-_MAX_LOG = 600.0  # of a grid's end: e^600 is still a float when it is squared with what it is multiplied by
+_MAX_LOG = 600.0  # logarithm of a grid's end, far enough below 709 for the products that follow
 
 
 def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) -> float:
-    """Where a grid for Σ Y may end: about `tail` of it lies beyond under P.  A choice, no bound rests on it.
+    """Return an end for a grid of Σ Y, beyond which about `tail` of its mass lies under P.
 
-    `narrow`: for sums that hardly vary, where much noise makes every Y nearly 1.
+    The bounds hold for every end.  `narrow` is for sums that hardly vary, because much noise makes every Y nearly
+    1.
     """
-    of_one = math.exp(min(_MAX_LOG, (0.5 / multiplier - float(ndtri(tail))) / multiplier))
+    single_end = math.exp(min(_MAX_LOG, (0.5 / multiplier - float(ndtri(tail))) / multiplier))
     if narrow:
-        return bins + of_one + 10.0 * math.sqrt(bins * math.expm1(min(_MAX_LOG, multiplier**-2)))
-    return max(of_one, 4.0 * bins) + 4.0 * bins
+        return bins + single_end + 10.0 * math.sqrt(bins * math.expm1(min(_MAX_LOG, multiplier**-2)))
+    return max(single_end, 4.0 * bins) + 4.0 * bins
 
 
 def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
-    """The law of Y on 0, h, …, (size - 1)h with h = `spacing`; what lies beyond the grid is missing.
+    """Return the masses of Y on 0, h, …, (size - 1)h with h = `spacing`, without the mass beyond the grid.
 
-    Guarantee: Y moved to its two neighbours with its mean kept, so that the law on the whole grid is above Y in
-    convex order.
+    Guarantee: Y is moved to its two neighbours with its mean kept, so that the distribution on the unbounded grid
+    is above Y in convex order.
     """
     points = spacing * np.arange(size + 1)
     with np.errstate(divide="ignore"):
@@ -99,49 +104,59 @@ def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
 
 
 def removal_loss_distribution(multiplier: float, bins: int, size: int, top: float) -> PrivacyLossDistribution:
-    """The law of ln dP/dQ under P, with the ratio's sum Σ Y on a grid of `size` points up to `top`.
+    """Return the distribution of ln dP/dQ under P, with Σ Y on a grid of `size` points up to `top`.
 
-    Guarantee: an upper bound of H_ε(P‖Q); mass beyond the grid counts as infinite.
+    Guarantee: it gives an upper bound of H_ε(P‖Q), since mass beyond the grid counts as infinite loss.
     """
     spacing = top / size
     masses = grid_masses(multiplier, spacing, size)
     sums = spacing * np.arange(size)
-    law = _convolve(_self_convolve(masses, bins - 1), sums * masses) if bins > 1 else sums * masses
+    sum_masses = _convolve(_self_convolve(masses, bins - 1), sums * masses) if bins > 1 else sums * masses
     return PrivacyLossDistribution(
-        np.log(sums[1:] / bins), law[1:], max(0.0, 1.0 - float(np.sum(law))) + _rounding_mass(bins)
+        np.log(sums[1:] / bins), sum_masses[1:], max(0.0, 1.0 - float(np.sum(sum_masses))) + _rounding_mass(bins)
     )
 
 
 def addition_loss_distribution(multiplier: float, bins: int, size: int, cap: float) -> PrivacyLossDistribution:
-    """The law of ln dQ/dP under Q, with the ratio on a grid of `size` points up to `cap`.
+    """Return the distribution of ln dQ/dP under Q, with dP/dQ on a grid of `size` points up to `cap`.
 
-    Guarantee: an upper bound of H_ε(Q‖P); mass beyond the grid has ratios above `cap`, and counts as at `cap`.
+    Guarantee: it gives an upper bound of H_ε(Q‖P), since mass beyond the grid has ratios above `cap`, and counts
+    as at `cap`.
     """
-    law = _self_convolve(grid_masses(multiplier, cap * bins / size, size), bins)
+    sum_masses = _self_convolve(grid_masses(multiplier, cap * bins / size, size), bins)
     ratios = (cap / size) * np.arange(1, size + 1)
-    masses = np.append(law[1:], max(0.0, 1.0 - float(np.sum(law))))
-    return PrivacyLossDistribution(-np.log(ratios[::-1]), masses[::-1], float(law[0]) + _rounding_mass(bins))
+    masses = np.append(sum_masses[1:], max(0.0, 1.0 - float(np.sum(sum_masses))))
+    return PrivacyLossDistribution(
+        -np.log(ratios[::-1]), masses[::-1], float(sum_masses[0]) + _rounding_mass(bins)
+    )
 
 
 def _rounding_mass(bins: int) -> float:
-    """Mass that the rounding of so many rounds' transforms may hide beyond what every δ is raised by (`losses`).
+    """Return the mass that the rounding of `bins` Fourier transforms may hide beyond `DELTA_MARGIN`.
 
-    At most 3e-17 a round was seen (tests/accounting/test_rounding.py); it is 1e-16 here, and counts as infinite.
+    Tests saw at most 3e-17 a round (tests/accounting/test_rounding.py).  The result is 1e-16 a round, and counts
+    as infinite loss.
     """
     return max(0.0, 1e-16 * bins - DELTA_MARGIN)
 
 
 def _convolve(first: Floats, second: Floats) -> Floats:
-    """The law of a sum of two independent numbers on one grid, cut to its size.  Nothing wraps around."""
+    """Return the masses of a sum of two independent numbers on one grid, cut to its size.
+
+    The transforms are long enough that no mass wraps around.
+    """
     size = len(first)
-    from scipy import fft  # a twentieth of the start of a command that needs none
+    from scipy import fft  # its import takes a twentieth of the start of a command
 
     length = fft.next_fast_len(2 * size, real=True)
     return as_floats(np.maximum(fft.irfft(fft.rfft(first, length) * fft.rfft(second, length), length)[:size], 0.0))
 
 
 def _self_convolve(masses: Floats, times: int) -> Floats:
-    """The law of the sum of `times` ≥ 1 independent numbers, cut to the grid: by repeated squaring."""
+    """Return the masses of the sum of `times` ≥ 1 independent numbers, cut to the grid.
+
+    Sums are formed by repeated squaring.
+    """
     result: Floats | None = None
     while True:
         if times & 1:
@@ -158,29 +173,29 @@ _RATIO_CAPS = (
     8.0,
     1.0,
     0.125,
-)  # of the ratio when a unit is added: small ones resolve the ratios that large ε ask for
-_MAX_GRID_SIZE, _MIN_STEP = 2**17, 1e-12  # of the lattice of one epoch's losses
-_NOISE_MARGIN = 1.002  # noise where the bound at the target is luckier than those beside it
-_TAIL_SHARE = 1e-4  # what a grid made for one δ may leave out, in parts of this δ
-_TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # what grids made for all δ leave out, an epoch
+)  # ends of grids of the ratio for addition; small ones resolve the ratios of large ε
+_MAX_GRID_SIZE, _MIN_STEP = 2**17, 1e-12  # limits of the grid of one epoch's losses
+_NOISE_MARGIN = 1.002  # factor of the noise where the bound at the target was below those of more noise
+_TAIL_SHARE = 1e-4  # mass beyond a grid that is made for one δ, relative to this δ
+_TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # masses beyond the grids that are made for all δ, in each epoch
 
 
 @dataclass(frozen=True)
 class _Resolution:
-    """Fineness of the computation; every choice gives an upper bound."""
+    """Resolution of the computation.  Every choice gives an upper bound."""
 
     size: int
-    """Points of the grid of Σ Y."""
+    """Points of the grid of Σ Y for a single epoch."""
     composed_size: int
-    """The same where epochs are composed."""
+    """Points of the grid of Σ Y if epochs are composed."""
     max_step: float
-    """The widest of the lattice on which losses of epochs are composed."""
+    """Largest step of the grid on which losses of epochs are composed."""
     steps_per_std: float
-    """So many of them, or more, are one standard deviation of an epoch's loss."""
+    """Smallest number of these steps per standard deviation of an epoch's loss."""
     replacement_size: int
     """Points of the grid of a round under replace-one."""
     knot_count: int
-    """Values of ε at which the curve of an epoch is computed there."""
+    """Number of ε at which the curve of an epoch under replace-one is computed."""
     chain_resolution: fading.ChainResolution
 
 
@@ -192,20 +207,20 @@ _COARSE = _Resolution(2**12, 2**13, 4e-3, 10.0, 2**10, 24, fading.COARSE)
 class AllocatedGaussian(Sampled):
     """Guarantee of a run with random allocation.
 
-    Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them; under
-    replace-one by a unit that is another one, in the same secret rounds.  Increments may depend on all earlier
-    releases. Everybody may see every release; who draws which round stays secret from them.
+    Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them.  Under
+    replace-one they differ by a unit that is exchanged for another one, in the same secret rounds.  Increments may
+    depend on all earlier releases.  Everybody may see every release, but not which unit draws which round.
     """
 
     bins: int
-    """The rounds of one epoch among which a unit draws one."""
+    """Number of rounds of one epoch among which a unit draws one."""
     epochs: int = 1
-    """Epochs begun; one that stopped early counts as whole."""
+    """Number of epochs begun, where an epoch that stopped early counts as whole."""
     relation: Relation = "zero-out"
     common_share: float = 0.0
-    """Share of a round's squared distance by which two rounds of a unit overlap at most (fading.py); below 1."""
+    """Largest overlap of two rounds of a unit, relative to a round's squared distance, below 1 (`fading`)."""
     overlaps: FadingOverlaps | None = None
-    """How these overlaps fade, where that is known: a second bound."""
+    """Chains above these overlaps for a second bound, or None if their fading is not known."""
 
     kind: ClassVar[str] = "allocated-gaussian"
     title: ClassVar[str] = "random allocation"
@@ -221,22 +236,22 @@ class AllocatedGaussian(Sampled):
             raise InputError(f"common = {self.common_share}: a share of 0 or more and below 1")
         if (
             self.overlaps
-            and [len(each.variances) for each in self.overlaps.epoch_chains] != [self.bins] * self.epochs
+            and [len(chain.variances) for chain in self.overlaps.epoch_chains] != [self.bins] * self.epochs
         ):
             raise InputError(f"overlaps: other than {self.epochs} chains of {self.bins} rounds")
 
     @property
     def curve(self) -> Curve:
-        """An upper bound of δ for every ε ≥ 0; a little loose far from δ = 1e-5 … 1e-13."""
+        """Upper bound of δ for every ε ≥ 0, a little loose far from δ = 1e-5 … 1e-13."""
         return _cached_curve(self, _TAILS)
 
     def epsilon_of(self, delta: float) -> float:
-        """An upper bound of the smallest ε for which (ε, `delta`)-DP holds; `delta` is 1e-10 or more."""
+        """Return an upper bound of the smallest ε for which (ε, `delta`)-DP holds, `delta` ≥ 1e-10."""
         return epsilon_at(_cached_curve(self, _grid_tails(check_resolvable_delta(delta), self.epochs)), delta)
 
     @property
     def times(self) -> int:
-        """In how many rounds a unit takes part: one an epoch."""
+        """Number of rounds in which a unit takes part, one in each epoch."""
         return self.epochs
 
     @property
@@ -245,13 +260,13 @@ class AllocatedGaussian(Sampled):
 
     @property
     def common_mu(self) -> float:
-        """μ of what its rounds move alike, which no secret hides: k √a of fading.py."""
+        """μ of the overlap of all rounds, which secrecy does not hide: k √a in `fading`."""
         factor = RELATION_FACTOR[self.relation] * self.epochs
         return factor * math.sqrt(self.common_share) / self.noise_multiplier * (1.0 + 1e-15)
 
     @property
     def independent_part(self) -> "AllocatedGaussian":
-        """The allocation of what is left, with independent noise."""
+        """Random allocation with independent noise that remains beside the overlap of all rounds."""
         multiplier = self.noise_multiplier / math.sqrt(1.0 - self.common_share) * (1.0 - 1e-15)
         if not self.common_share:
             return self
@@ -267,79 +282,105 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
     return _curve(mechanism, _FINE, tails)
 
 
-def _curve(mechanism: AllocatedGaussian, fineness: _Resolution, tails: tuple[float, ...]) -> Curve:
-    """The smallest of all bounds for the relation: the grids', and that of a known round."""
-    known, (remove, add) = (
+def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[float, ...]) -> Curve:
+    """Return the smallest of all bounds for the relation: those of all grids, and that of known rounds."""
+    known_curve, (removal_curve, addition_curve) = (
         gaussian_curve(mechanism.known_mu),
-        removal_and_addition_curves(mechanism, fineness, tails),
+        removal_and_addition_curves(mechanism, resolution, tails),
     )
     if mechanism.relation == "zero-out":
-        return lowest_curve([known, highest_curve([remove, add])])
-    loose, secret = lowest_curve([known, triangle_curve(remove, add)]), mechanism.independent_part
+        return lowest_curve([known_curve, highest_curve([removal_curve, addition_curve])])
+    loose_curve, independent_part = (
+        lowest_curve([known_curve, triangle_curve(removal_curve, addition_curve)]),
+        mechanism.independent_part,
+    )
     if (overlaps := mechanism.overlaps) is not None:
-        faded = fading.replacement_curve(overlaps, mechanism.noise_multiplier, fineness.chain_resolution)
-        loose = loose if faded is None else lowest_curve([known, triangle_curve(remove, add), faded])
-    if secret.bins == 1 or secret.noise_multiplier < MIN_MULTIPLIER:
-        return loose
-    pair = SymmetricPairEpoch(secret.noise_multiplier, secret.bins, fineness.replacement_size)
+        fading_curve = fading.replacement_curve(overlaps, mechanism.noise_multiplier, resolution.chain_resolution)
+        loose_curve = (
+            loose_curve
+            if fading_curve is None
+            else lowest_curve([known_curve, triangle_curve(removal_curve, addition_curve), fading_curve])
+        )
+    if independent_part.bins == 1 or independent_part.noise_multiplier < MIN_MULTIPLIER:
+        return loose_curve
+    pair = SymmetricPairEpoch(
+        independent_part.noise_multiplier, independent_part.bins, resolution.replacement_size
+    )
     if mechanism.epochs == 1 and mechanism.common_share == 0.0:
-        return lowest_curve([loose, pair.curve(fineness.knot_count, loose)])
-    of_one = gaussian_epsilon_of(dataclasses.replace(secret, epochs=1).known_mu, MIN_DELTA)
-    law = pair.loss_distribution(fineness.knot_count, of_one)
+        return lowest_curve([loose_curve, pair.curve(resolution.knot_count, loose_curve)])
+    max_epsilon = gaussian_epsilon_of(dataclasses.replace(independent_part, epochs=1).known_mu, MIN_DELTA)
+    distribution = pair.loss_distribution(resolution.knot_count, max_epsilon)
     if mechanism.epochs > 1:
-        law = _compose_epochs(law, mechanism.epochs, fineness)
-    return lowest_curve([loose, compose_with_gaussian(law, mechanism.common_mu).deltas])
+        distribution = _compose_epochs(distribution, mechanism.epochs, resolution)
+    return lowest_curve([loose_curve, compose_with_gaussian(distribution, mechanism.common_mu).deltas])
 
 
 def removal_and_addition_curves(
-    mechanism: AllocatedGaussian, fineness: _Resolution = _FINE, tails: Sequence[float] = _TAILS
+    mechanism: AllocatedGaussian, resolution: _Resolution = _FINE, tails: Sequence[float] = _TAILS
 ) -> tuple[Curve, Curve]:
-    """The curves of a unit that is removed (P against Q) and of one that is added (Q against P), all epochs.
+    """Return the curves of removal (P against Q) and of addition (Q against P) of a unit, over all epochs.
 
-    Guarantee: each bounds its direction under zero-out, whatever `mechanism.relation` says.
+    Guarantee: each curve bounds its direction under zero-out, whatever `mechanism.relation` is.
+
+    Args:
+        mechanism: Mechanism of the run.
+        resolution: Resolution of the computation.
+        tails: Masses beyond the grids of Σ Y under removal, one grid for each.
     """
-    secret = mechanism.independent_part
-    known = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # of one unit more or less
-    z, bins, epochs = secret.noise_multiplier, secret.bins, secret.epochs
-    size = fineness.size if epochs == 1 else fineness.composed_size
+    independent_part = mechanism.independent_part
+    common_mu = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # under zero-out
+    z, bins, epochs = independent_part.noise_multiplier, independent_part.bins, independent_part.epochs
+    grid_size = resolution.size if epochs == 1 else resolution.composed_size
     caps = (
         _RATIO_CAPS if epochs == 1 else (min(_RATIO_CAPS[0], grid_end(z, bins, _TAILS[-1], narrow=True) / bins),)
     )
-    removed = [removal_loss_distribution(z, bins, size, end) for end in _grid_ends(secret, tails)]
-    added = [addition_loss_distribution(z, bins, size, cap) for cap in caps]
+    removal_losses = [
+        removal_loss_distribution(z, bins, grid_size, end) for end in _grid_ends(independent_part, tails)
+    ]
+    addition_losses = [addition_loss_distribution(z, bins, grid_size, cap) for cap in caps]
     if epochs > 1:
-        removed = [_compose_epochs(law, epochs, fineness) for law in removed]
-        added = [_compose_epochs(law, epochs, fineness) for law in added]
-    found = (
-        _lowest_delta_curve([compose_with_gaussian(law, known) for law in removed]),
-        _lowest_delta_curve([compose_with_gaussian(law, known) for law in added]),
+        removal_losses = [_compose_epochs(distribution, epochs, resolution) for distribution in removal_losses]
+        addition_losses = [_compose_epochs(distribution, epochs, resolution) for distribution in addition_losses]
+    curves = (
+        _lowest_delta_curve([compose_with_gaussian(distribution, common_mu) for distribution in removal_losses]),
+        _lowest_delta_curve([compose_with_gaussian(distribution, common_mu) for distribution in addition_losses]),
     )
     if (overlaps := mechanism.overlaps) is None:
-        return found
-    faded = fading.removal_and_addition_curves(overlaps, mechanism.noise_multiplier, fineness.chain_resolution)
-    return found if faded is None else (lowest_curve([found[0], faded[0]]), lowest_curve([found[1], faded[1]]))
-
-
-def _compose_epochs(law: PrivacyLossDistribution, epochs: int, fineness: _Resolution) -> PrivacyLossDistribution:
-    step = max(
-        min(fineness.max_step, law.loss_std / fineness.steps_per_std), law.loss_range / _MAX_GRID_SIZE, _MIN_STEP
+        return curves
+    fading_curves = fading.removal_and_addition_curves(
+        overlaps, mechanism.noise_multiplier, resolution.chain_resolution
     )
-    return law.to_grid(step).self_compose(epochs)
+    return (
+        curves
+        if fading_curves is None
+        else (lowest_curve([curves[0], fading_curves[0]]), lowest_curve([curves[1], fading_curves[1]]))
+    )
+
+
+def _compose_epochs(
+    distribution: PrivacyLossDistribution, epochs: int, resolution: _Resolution
+) -> PrivacyLossDistribution:
+    step = max(
+        min(resolution.max_step, distribution.loss_std / resolution.steps_per_std),
+        distribution.loss_range / _MAX_GRID_SIZE,
+        _MIN_STEP,
+    )
+    return distribution.to_grid(step).self_compose(epochs)
 
 
 def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
-    """Different ends of the grid, none within 10 % of another."""
+    """Return distinct ends of the grid, each more than 10 % above the last."""
     z, bins = mechanism.noise_multiplier, mechanism.bins
-    tried = sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
+    candidates = sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
     ends = list[float]()
-    for end in tried:
+    for end in candidates:
         if not ends or end > 1.1 * ends[-1]:
             ends.append(end)
     return ends
 
 
-def _lowest_delta_curve(laws: Sequence[PrivacyLossDistribution]) -> Curve:
-    return lowest_curve([law.deltas for law in laws])
+def _lowest_delta_curve(distributions: Sequence[PrivacyLossDistribution]) -> Curve:
+    return lowest_curve([distribution.deltas for distribution in distributions])
 
 
 @lru_cache(maxsize=256)
@@ -352,10 +393,21 @@ def calibrate(
     common: float = 0.0,
     overlaps: FadingOverlaps | None = None,
 ) -> AllocatedGaussian:
-    """The mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
+    """Return the mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
 
-    Guarantee: the one returned is (`epsilon`, `delta`)-DP by its own `epsilon_of`.  InputError where no multiplier
-    up to a million is, and for a δ below 1e-10.
+    Guarantee: the mechanism is (`epsilon`, `delta`)-DP by its own `epsilon_of`.
+
+    Args:
+        epsilon: Target ε, above 0.
+        delta: Target δ, 1e-10 or more.
+        bins: Number of rounds of one epoch among which a unit draws one.
+        epochs: Number of epochs.
+        relation: Neighbouring relation.
+        common: Largest overlap of two rounds of a unit, see `AllocatedGaussian.common_share`.
+        overlaps: Chains above these overlaps, or None.
+
+    Raises:
+        InputError: No multiplier up to a million is enough, or δ is below 1e-10.
     """
 
     def mechanism(multiplier: float) -> AllocatedGaussian:
@@ -364,7 +416,7 @@ def calibrate(
     tails = _grid_tails(delta, epochs)
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))
     multiplier = least_noise(epsilon, delta, coarse, fine)
-    if relation == "replace-one" and epochs == 1:  # a grid of its own for each ε: its bounds may rise with ε
+    if relation == "replace-one" and epochs == 1:  # each ε has another grid, so that bounds may rise with ε
         while mechanism(multiplier).epsilon_of(delta) > epsilon:
             multiplier *= _NOISE_MARGIN
     return mechanism(multiplier)

@@ -1,14 +1,13 @@
-"""Privacy curves: upper bounds of δ as a function of ε, and what follows from them alone.
+"""Privacy curves, upper bounds of δ as a function of ε, and group privacy.
 
-A `Curve` takes ε of any shape, each 0 or more, and returns for each an upper bound of the smallest δ for which
-(ε, δ)-DP holds.  It never rises.  Where a function speaks of one direction, the curve bounds
-H_ε(P‖Q) = sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of releases; a guarantee needs both orders.
+A `Curve` takes ε of any shape, each 0 or more, and returns for each an upper bound of the smallest δ for which (ε,
+δ)-DP holds.  A curve never rises.  Where a function is about one direction, the curve bounds H_ε(P‖Q) = sup_S P(S)
+- e^ε Q(S) for one ordered pair of distributions of releases.  A guarantee needs both orders.
 
-What a guarantee for one unit says about several at once: a person with k records, silos that share a person.
-
-Fixed orders are exact: k units in one round and one direction move the release k times as far, k·μ.
-**With secret participation there is no such rule in μ**: what holds is the chain through k neighbours,
-δ_k(kε) ≤ Σ_{i<k} e^{iε} δ(ε), and k·μ for the μ of a run whose rounds everybody knows.
+**Group privacy** is the guarantee for k units together, such as the records of one person, derived from that for
+one unit.  Fixed orders are exact: k units in one round and one direction move the release k times as far, k·μ.
+**With secret participation there is no such rule in μ.**  Two bounds hold: the chain through k neighbours, δ_k(kε)
+≤ Σ_{i<k} e^{iε} δ(ε), and k·μ for the μ of the same run with known rounds.
 
 Sources: Dong, Roth & Su 2022, Theorem 2.14, for k·μ; Vadhan 2017, Lemma 2.2, for the chain.
 """
@@ -27,36 +26,41 @@ Floats = NDArray[np.float64]
 Curve = Callable[[Floats], Floats]
 
 MIN_DELTA = 1e-10
-"""Below it a bound from Fourier transforms in float64 is mostly its own rounding."""
+"""Smallest δ for which bounds from Fourier transforms in float64 are more than their own rounding."""
 MAX_EPSILON = 700.0
-"""e^ε is a float up to here."""
+"""Largest ε for which e^ε is computed as a float."""
 
-_SPLIT_POINTS = 257  # of ε between the two halves of a chain: every split is a bound
+_SPLIT_POINTS = 257  # splits of ε between the two halves of a chain, each of which is a bound
 _ROUNDING = 64.0 * np.finfo(np.float64).eps
 _UNDERFLOW = 1e-300
 
 
 def as_floats(values: ArrayLike) -> Floats:
-    """`values` as an array of float64."""
+    """Return `values` as an array of float64."""
     return np.asarray(values, np.float64)
 
 
 def check_resolvable_delta(delta: float) -> float:
-    """A δ that these bounds resolve; raises InputError below `LEAST_DELTA`."""
+    """Return δ if bounds from Fourier transforms resolve it.
+
+    Raises:
+        InputError: δ is below `MIN_DELTA`, or no probability.
+    """
     if check_delta(delta) < MIN_DELTA:
         raise InputError(f"delta = {delta}: privacy of secret participation is computed down to {MIN_DELTA:g}")
     return delta
 
 
 def delta_at(curve: Curve, epsilon: float) -> float:
-    """The δ of `curve` at one ε ≥ 0, at most 1."""
+    """Return the δ of `curve` at one ε ≥ 0, at most 1."""
     return min(1.0, float(curve(np.array([check_epsilon(epsilon)]))[0]))
 
 
 def epsilon_at(curve: Curve, delta: float) -> float:
-    """An ε at which `curve` is at most `delta`, and the smallest one up to rounding; inf where there is none.
+    """Return the smallest ε at which `curve` is at most `delta`, up to rounding, or infinity.
 
-    Guarantee: the ε returned was tried; `curve` never rises, so that it holds for every larger ε as well.
+    Guarantee: `curve` was evaluated at the returned ε.  It never rises, so that the bound holds for every larger
+    ε, too.
     """
     check_resolvable_delta(delta)
     if delta_at(curve, MAX_EPSILON) > delta:
@@ -65,120 +69,137 @@ def epsilon_at(curve: Curve, delta: float) -> float:
 
 
 def lowest_curve(curves: Sequence[Curve]) -> Curve:
-    """The smallest of several upper bounds of the same thing."""
-    return lambda epsilons: as_floats(np.min([each(epsilons) for each in curves], axis=0))
+    """Return the pointwise minimum of curves, as the best of several upper bounds of one δ."""
+    return lambda epsilons: as_floats(np.min([curve(epsilons) for curve in curves], axis=0))
 
 
 def highest_curve(curves: Sequence[Curve]) -> Curve:
-    """The largest of several curves: what holds for all directions, or for all units."""
-    return lambda epsilons: as_floats(np.max([each(epsilons) for each in curves], axis=0))
+    """Return the pointwise maximum of curves, as an upper bound for all directions, or for all units."""
+    return lambda epsilons: as_floats(np.max([curve(epsilons) for curve in curves], axis=0))
 
 
 def triangle_curve(first: Curve, second: Curve) -> Curve:
-    """From P against R, and R against Q, to P against Q: min over ε₁ + ε₂ = ε of δ₁(ε₁) + e^ε₁ δ₂(ε₂).
+    """Return the curve of P against Q from those of P against R, and of R against Q.
+
+    It is min over ε₁ + ε₂ = ε of δ₁(ε₁) + e^ε₁ δ₂(ε₂).
 
     Guarantee: for every event S, P(S) ≤ e^ε₁ R(S) + δ₁ and R(S) ≤ e^ε₂ Q(S) + δ₂.  The minimum is over 257 splits,
     each of which is a bound.
     """
 
     def curve(epsilons: Floats) -> Floats:
-        whole = np.minimum(np.asarray(epsilons, np.float64).ravel(), MAX_EPSILON)
-        parts = np.linspace(0.0, 1.0, _SPLIT_POINTS)[:, None] * whole
-        sums = first(parts) + np.exp(parts) * second(np.maximum(0.0, whole - parts) * (1.0 - _ROUNDING))
+        totals = np.minimum(np.asarray(epsilons, np.float64).ravel(), MAX_EPSILON)
+        first_epsilons = np.linspace(0.0, 1.0, _SPLIT_POINTS)[:, None] * totals
+        sums = first(first_epsilons) + np.exp(first_epsilons) * second(
+            np.maximum(0.0, totals - first_epsilons) * (1.0 - _ROUNDING)
+        )
         return as_floats(np.min(sums, axis=0) * (1.0 + _ROUNDING)).reshape(np.shape(epsilons))
 
     return curve
 
 
 def gaussian_curve(mu: float) -> Curve:
-    """The curve of μ-GDP, rounded up."""
+    """Return the curve of μ-GDP, rounded up."""
     check_mu(mu)
     return lambda epsilons: _gaussian_deltas(mu, epsilons, +1.0)
 
 
 def lower_gaussian_curve(mu: float) -> Curve:
-    """The curve of μ-GDP, rounded down: what other bounds are compared with."""
+    """Return the curve of μ-GDP, rounded down, for comparison with other upper bounds."""
     check_mu(mu)
     return lambda epsilons: _gaussian_deltas(mu, epsilons, -1.0)
 
 
-def _gaussian_deltas(mu: float, epsilons: Floats, side: float) -> Floats:
-    """Φ(-a) - e^ε Φ(-b), with all that rounding can hide of it added or taken away."""
+def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
+    """Return Φ(-a) - e^ε Φ(-b), with the largest rounding error added or subtracted.
+
+    `sign` is 1 for an upper bound and -1 for a lower bound.
+    """
     values = np.asarray(epsilons, np.float64)
     if mu == 0.0:
         return np.zeros_like(values)
     a, b = values / mu - 0.5 * mu, values / mu + 0.5 * mu
     first, second = ndtr(-a), ndtr(-a) * _tail_ratio(a, b)
-    hidden = _ROUNDING * (1.0 + np.abs(a) * b) * (first + second) + _UNDERFLOW
-    return as_floats(np.clip(first - second + side * hidden, 0.0, 1.0))
+    rounding_error = _ROUNDING * (1.0 + np.abs(a) * b) * (first + second) + _UNDERFLOW
+    return as_floats(np.clip(first - second + sign * rounding_error, 0.0, 1.0))
 
 
 def _tail_ratio(a: Floats, b: Floats) -> Floats:
-    """e^ε Φ(-b) / Φ(-a) as a ratio of Mills ratios, since e^ε φ(b) = φ(a)."""
+    """Return e^ε Φ(-b) / Φ(-a) as a ratio of Mills ratios, since e^ε φ(b) = φ(a)."""
     half = np.sqrt(0.5)
     with np.errstate(over="ignore", invalid="ignore"):
-        of_mills = erfcx(b * half) / erfcx(a * half)
-    far = a < -5.0  # there erfcx(a/√2) overflows, and logarithms do not cancel
+        mills_ratio = erfcx(b * half) / erfcx(a * half)
+    is_far = a < -5.0  # there erfcx(a/√2) overflows, and logarithms do not cancel
     epsilons = 0.5 * (b * b - a * a)
-    return as_floats(np.where(far, np.exp(np.minimum(0.0, epsilons + log_ndtr(-b) - log_ndtr(-a))), of_mills))
+    return as_floats(
+        np.where(is_far, np.exp(np.minimum(0.0, epsilons + log_ndtr(-b) - log_ndtr(-a))), mills_ratio)
+    )
 
 
-_SEARCH_POINTS = 8192  # values of ε at which a chain is looked at
+_SEARCH_POINTS = 8192  # values of ε at which the curve of a group is evaluated
 _MIN_SEARCHED = 1e-6
 
 
 def check_group_size(size: int) -> int:
-    """A group of 1 unit or more; raises InputError otherwise."""
+    """Return the size of a group if it is 1 or more.
+
+    Raises:
+        InputError: The size is below 1.
+    """
     if size < 1:
         raise InputError(f"group of {size} units: a group has 1 or more")
     return size
 
 
 def group_mu(mu: float, size: int) -> float:
-    """The GDP parameter of `size` units of a run in fixed order that is μ-GDP for one: k·μ.
+    """Return the GDP parameter k·μ of k = `size` units, for a run in fixed order.
 
-    Guarantee: it holds wherever the units take part, and for every mechanism; it is exact where they take part in
-    the same rounds.
+    Guarantee: if the run is μ-GDP for one unit, k·μ holds wherever the units take part, and for every mechanism.
+    It is exact if all of them take part in the same rounds.
     """
     return _round_up(check_group_size(size) * check_mu(mu), size)
 
 
 def group_privacy_curve(curve: Curve, size: int) -> Curve:
-    """The curve of `size` units from that of one, for every kind of run: δ_k(ε) ≤ δ(ε/k) Σ_{i<k} e^{iε/k}.
+    """Return the bound of a group's δ from the curve of one unit: δ_k(ε) ≤ δ(ε/k) Σ_{i<k} e^{iε/k}.
 
-    It rises again where e^{iε/k} outgrows what a curve resolves: `epsilon_of_chain` finds where it holds.
+    The bound rises again where e^{iε/k} outgrows the resolution of the curve.  `group_privacy_epsilon` finds the ε
+    where it is small enough.
 
-    Guarantee: neighbours are changed one unit at a time, k times.
+    Guarantee: neighbours are changed one unit at a time, k times, so that the bound holds for every kind of run.
     """
     check_group_size(size)
     if size == 1:
         return curve
 
     def of_group(epsilons: Floats) -> Floats:
-        each = np.minimum(np.asarray(epsilons, np.float64), MAX_EPSILON) / size * (1.0 - 1e-15)
-        factor = np.sum(np.exp(np.multiply.outer(np.arange(size), each)), axis=0) * (1.0 + 1e-12)
+        unit_epsilons = np.minimum(np.asarray(epsilons, np.float64), MAX_EPSILON) / size * (1.0 - 1e-15)
+        factor = np.sum(np.exp(np.multiply.outer(np.arange(size), unit_epsilons)), axis=0) * (1.0 + 1e-12)
         with np.errstate(over="ignore", invalid="ignore"):
-            return as_floats(np.minimum(1.0, curve(each) * factor))
+            return as_floats(np.minimum(1.0, curve(unit_epsilons) * factor))
 
     return of_group
 
 
 def group_privacy_epsilon(curve: Curve, size: int, delta: float) -> float:
-    """The smallest ε found at which the chain of `size` units is at most `delta`; inf where it never is.
+    """Return the smallest ε on a grid, refined, at which the bound of a group is at most `delta`.
 
-    Guarantee: the ε returned was tried.  A true curve never rises, so that (ε, `delta`) holds for every larger ε
-    as well, whether the chain rises again there or not.
+    Guarantee: the bound was evaluated at the returned ε.  A true curve never rises, so that (ε, `delta`) holds for
+    every larger ε as well, whether the bound rises again there or not.
+
+    Returns:
+        ε, or infinity if the bound is nowhere at most `delta`.
     """
     check_resolvable_delta(delta)
-    several = group_privacy_curve(curve, size)
-    tried = np.append(0.0, np.geomspace(_MIN_SEARCHED, MAX_EPSILON, _SEARCH_POINTS))
-    (holds,) = np.nonzero(several(tried) <= delta)
+    curve_of_group = group_privacy_curve(curve, size)
+    epsilons = np.append(0.0, np.geomspace(_MIN_SEARCHED, MAX_EPSILON, _SEARCH_POINTS))
+    (holds,) = np.nonzero(curve_of_group(epsilons) <= delta)
     if not len(holds):
         return math.inf
     if holds[0] == 0:
         return 0.0
-    low, high = float(tried[holds[0] - 1]), float(tried[holds[0]])
-    return smallest_between(lambda epsilon: delta_at(several, epsilon) <= delta, low, high, tolerance=1e-12)
+    low, high = float(epsilons[holds[0] - 1]), float(epsilons[holds[0]])
+    return smallest_between(lambda epsilon: delta_at(curve_of_group, epsilon) <= delta, low, high, tolerance=1e-12)
 
 
 def _round_up(value: float, size: int) -> float:

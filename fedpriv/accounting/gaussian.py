@@ -1,20 +1,16 @@
-"""μ-Gaussian differential privacy and its exact (ε, δ).
+"""μ-Gaussian differential privacy with its exact (ε, δ), safe inversion, and neighbouring relations.
 
 Source: Dong, Roth & Su 2022, "Gaussian differential privacy", Corollary 2.13; Balle & Wang 2018, Theorem 8:
 
     δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2)
 
-A composition of Gaussian mechanisms, adaptive or not, is exactly √(Σ μ_i²)-GDP (ibid., Corollary 3.3), so
+A composition of Gaussian mechanisms, adaptive or not, is exactly √(Σ μ_i²)-GDP (ibid., Corollary 3.3), so that
 nothing is lost between the noise and this formula.
 
-Every result here is rounded to the safe side: δ and ε are never below the true value, μ never above it.  They
-are within a relative 1e-8 of it (ε: within 1e-8 + 1e-15 absolute) for μ from 1e-6 to 1e3 and δ down to 1e-300.
-
-Inverting a monotone condition on the safe side.
-
-The domain of every accounting function, said once and in words.
-
-Which data sets are neighbours.
+Every result here is rounded to the safe side: δ and ε are never below the true value, μ never above it.  They are
+within a relative 1e-8 of it (ε: within 1e-8 + 1e-15 absolute) for μ from 1e-6 to 1e3 and δ down to 1e-300.
+`largest_safe` and `smallest_safe` invert a monotone condition on the safe side.  The `check_` functions are the
+domain of every accounting function.
 """
 
 import math
@@ -31,10 +27,16 @@ _OVERFLOW_MESSAGE = "privacy: what is asked for is too large for floating point"
 
 
 def largest_safe(safe: Callable[[float], bool], low: float) -> float:
-    """The largest float > 0 found for which `safe` holds, given that it holds at `low` > 0 and fails far above.
+    """Return the largest float > 0 that a bisection finds and for which `safe` holds.
 
-    The value returned always satisfies `safe`, whatever rounding does to its monotonicity.  InputError where it
-    holds at the largest float.
+    The returned value always satisfies `safe`, whatever rounding does to its monotonicity.
+
+    Args:
+        safe: Condition that holds at `low` and fails for all far larger values.
+        low: Value > 0 at which `safe` holds.
+
+    Raises:
+        InputError: `safe` holds at the largest float.
     """
     high = 2.0 * low
     while safe(high):
@@ -47,11 +49,19 @@ def largest_safe(safe: Callable[[float], bool], low: float) -> float:
 
 
 def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float = 0.0) -> float:
-    """The smallest float > 0 found for which `safe` holds, given that it holds somewhere above `high` > 0.
+    """Return the smallest float ≥ 0 that a bisection finds and for which `safe` holds.
 
-    The value returned always satisfies `safe`; it is 0 where `safe` holds there.  It is larger than a value for
-    which `safe` does not hold by a relative `tolerance` at most; 0 means neighbouring floats.  InputError where it
-    does not hold at the largest float.
+    The returned value always satisfies `safe`, and it is 0 if `safe` holds there.
+
+    Args:
+        safe: Condition that holds at some value above `high`.
+        high: First value > 0 to try.
+        tolerance: Largest relative distance of the result from a value at which `safe` fails.  0 means
+            neighbouring
+            floats.
+
+    Raises:
+        InputError: `safe` does not hold at the largest float.
     """
     if safe(0.0):
         return 0.0
@@ -64,7 +74,14 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
 
 
 def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: float, tolerance: float) -> float:
-    """The same for a dear `safe`: tried in steps of `factor` > 1 away from `start` > 0, then between two."""
+    """Return the same as `smallest_safe` with few calls of `safe`, for conditions that take long.
+
+    Args:
+        safe: Condition that holds at some value above `start`.
+        start: First value > 0 to try.
+        factor: Factor > 1 of the steps away from `start`, until the condition changes.
+        tolerance: Largest relative distance of the result from a value at which `safe` fails.
+    """
     low = high = start
     while not safe(high):
         low, high = high, factor * high
@@ -74,9 +91,15 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
 
 
 def smallest_between(safe: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """A number up to `high` for which `safe` holds, given that it holds at `high` > `low` and not at `low`.
+    """Return a number in (`low`, `high`] for which `safe` holds, by bisection.
 
-    Where `safe` is not monotone it is one of several edges; the value returned always satisfies `safe`.
+    If `safe` is not monotone, the result is one of several edges.  It always satisfies `safe`.
+
+    Args:
+        safe: Condition that fails at `low` and holds at `high`.
+        low: Lower end, below `high`.
+        high: Upper end.
+        tolerance: Largest relative distance of the result from a value at which `safe` fails.
     """
     while high > low * (1.0 + tolerance) and low < (middle := _midpoint(low, high)) < high:
         low, high = (low, middle) if safe(middle) else (middle, high)
@@ -84,7 +107,7 @@ def smallest_between(safe: Callable[[float], bool], low: float, high: float, tol
 
 
 def _midpoint(low: float, high: float) -> float:
-    """The arithmetic middle of close numbers, the geometric one of numbers of different size."""
+    """Return the arithmetic mean of close numbers, and the geometric mean of numbers of different size."""
     if low == 0.0 or high > 2.0 * low:
         return math.sqrt(max(low, _MIN_POSITIVE)) * math.sqrt(high)
     return low + 0.5 * (high - low)
@@ -94,38 +117,41 @@ _MIN_POSITIVE = 1e-300
 
 
 def check_mu(mu: float) -> float:
-    """μ ≥ 0 and finite; 0 means that nothing about the data was released."""
+    """Return μ if it is finite and ≥ 0, where 0 means that no release depends on the data."""
     if not (math.isfinite(mu) and mu >= 0.0):
         raise InputError(f"mu = {mu}: the Gaussian-DP parameter is a finite number, 0 or more")
     return mu
 
 
 def check_epsilon(epsilon: float) -> float:
+    """Return ε if it is finite and ≥ 0."""
     if not (math.isfinite(epsilon) and epsilon >= 0.0):
         raise InputError(f"epsilon = {epsilon}: it is a finite number, 0 or more")
     return epsilon
 
 
 def check_delta(delta: float) -> float:
+    """Return δ if 0 < δ < 1."""
     if not 0.0 < delta < 1.0:
         raise InputError(f"delta = {delta}: it is a probability strictly between 0 and 1, e.g. 1e-5")
     return delta
 
 
 def check_positive(name: str, value: float) -> float:
+    """Return the value if it is finite and above 0."""
     if not (math.isfinite(value) and value > 0.0):
         raise InputError(f"{name} = {value}: it must be a finite number above 0")
     return value
 
 
-_ROUNDING = 8.0 * np.finfo(np.float64).eps  # a few units in the last place of erfcx, ndtr and their arguments
+_ROUNDING = 8.0 * np.finfo(np.float64).eps  # a few units in the last place, for erfcx, ndtr and their arguments
 _MU_MARGIN = 1e-11  # two evaluations of δ(ε) may disagree in their last bits: relative 1e-13 in ε, more for tiny ε
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 _MIN_DELTA = math.ulp(0.0)
 
 
 def delta_of(mu: float, epsilon: float) -> float:
-    """The smallest δ for which μ-GDP implies (ε, δ)-DP; at least the smallest float where μ > 0."""
+    """Return the smallest δ for which μ-GDP implies (ε, δ)-DP, at least the smallest float for μ > 0."""
     if check_mu(mu) == 0.0:
         check_epsilon(epsilon)
         return 0.0
@@ -133,7 +159,7 @@ def delta_of(mu: float, epsilon: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """The smallest ε ≥ 0 for which μ-GDP implies (ε, δ)-DP."""
+    """Return the smallest ε ≥ 0 for which μ-GDP implies (ε, δ)-DP."""
     log_delta = math.log(check_delta(delta))
     if check_mu(mu) == 0.0:
         return 0.0
@@ -141,7 +167,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """The largest μ for which μ-GDP implies (ε, δ)-DP, less a relative 1e-11.
+    """Return the largest μ for which μ-GDP implies (ε, δ)-DP, less a relative 1e-11.
 
     Guarantee: for ε of 1e-3 or more, `epsilon_of` this μ, or of one a little smaller, is at most ε.
     """
@@ -154,7 +180,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: ArrayLike) -> float:
-    """The exact GDP parameter of releases that are μ_i-GDP each: √(Σ μ_i²)."""
+    """Return the exact GDP parameter √(Σ μ_i²) of releases that are μ_i-GDP each."""
     values = np.asarray(mus, np.float64)
     if not np.all(np.isfinite(values) & (values >= 0.0)):
         raise InputError("mu of every release must be a finite number, 0 or more")
@@ -162,7 +188,10 @@ def compose(mus: ArrayLike) -> float:
 
 
 def noise_for(mu: float, sensitivity: float) -> float:
-    """The smallest noise std that makes releases of total l2 sensitivity `sensitivity` μ-GDP, never below it."""
+    """Return the smallest noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
+
+    It is never rounded below that.
+    """
     check_positive("mu", mu)
     check_positive("sensitivity", sensitivity)
     std = sensitivity / mu
@@ -172,7 +201,7 @@ def noise_for(mu: float, sensitivity: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    """ln δ(ε) for μ > 0, rounded up.
+    """Return ln δ(ε) for μ > 0, rounded up.
 
     With a = ε/μ - μ/2, b = ε/μ + μ/2 and the Mills ratio m = (1 - Φ)/φ, e^ε φ(b) = φ(a) turns the formula into
     φ(a) (m(a) - m(b)), which neither over- nor underflows.
@@ -180,52 +209,69 @@ def _log_delta(mu: float, epsilon: float) -> float:
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     if a < -1.0:  # then μ > 2 and the two terms do not cancel
         density = math.exp(-0.5 * a * a - _LOG_SQRT_2PI)
-        hidden = _ROUNDING * (1.0 + density * b)  # a is known to within one rounding of b
-        return min(0.0, math.log(float(ndtr(-a)) - density * _mills(b) + hidden))
+        rounding_error = _ROUNDING * (1.0 + density * b)  # a is known to within one rounding of b
+        return min(0.0, math.log(float(ndtr(-a)) - density * _mills(b) + rounding_error))
     if not math.isfinite(a * a):
         return -math.inf
     # Two upper bounds of m(a) - m(b), tight for large and for small μ: the difference itself, and, as -m' is
-    # convex, the trapezoid rule for its integral.  Each is inflated by what its rounding can hide.
+    # convex, the trapezoid rule for its integral.  Each is raised by its largest rounding error.
     mills_a, mills_b = _mills(a), _mills(b)
     difference = mills_a - mills_b + _ROUNDING * (mills_a + mills_b)
     slopes = 2.0 - a * mills_a - b * mills_b + _ROUNDING * (2.0 + abs(a) * mills_a + b * mills_b)
     log_difference = math.log(max(math.ulp(0.0), min(difference, 0.5 * mu * slopes)))
-    hidden = _ROUNDING * (1.0 + abs(a) * b + abs(log_difference))
-    return -0.5 * a * a - _LOG_SQRT_2PI + log_difference + hidden
+    rounding_error = _ROUNDING * (1.0 + abs(a) * b + abs(log_difference))
+    return -0.5 * a * a - _LOG_SQRT_2PI + log_difference + rounding_error
 
 
 def _mills(x: float) -> float:
-    """(1 - Φ(x)) / φ(x)."""
+    """Return (1 - Φ(x)) / φ(x)."""
     return math.sqrt(0.5 * math.pi) * float(erfcx(x * math.sqrt(0.5)))
 
 
 Relation = Literal["replace-one", "zero-out"]
-"""Neighbours: one record exchanged for another, or one record's contribution replaced by zero."""
+"""Neighbouring relation: one record exchanged for another, or one record's contribution replaced by zero."""
 
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 RELATION_FACTOR: dict[Relation, float] = {"zero-out": 1.0, "replace-one": 2.0}
-"""Distance in clip norms that one record can move a clipped increment, under each relation."""
+"""Distance in clip norms by which one record can move a clipped increment, under each relation."""
 
 
 APART = RELATION_FACTOR["replace-one"]
-"""The largest distance of two increments, in clips, where nothing better is known."""
+"""Largest increment diameter in clips, if no smaller one is known."""
 
 
-def factor_of(relation: Relation, apart: float = APART) -> float:
-    """In clips, how far one record moves an increment whose values are at most `apart` from each other."""
-    return min(apart, APART) if relation == "replace-one" else RELATION_FACTOR[relation]
+def factor_of(relation: Relation, increment_diameter: float = APART) -> float:
+    """Return the distance in clips by which one record moves an increment.
 
-
-def moved_by(relation: Relation, per_record: float, sensitivity: float, apart: float = APART) -> float:
-    """l2 distance that one record moves a stream: summed increments of `sensitivity`, each times `per_record`.
-
-    Calibration and ledger both call this, so that they compute with the same number to the last bit.
+    Args:
+        relation: Neighbouring relation.
+        increment_diameter: Largest distance of two increments, in clips, which counts under replace-one.
     """
-    return factor_of(relation, apart) * per_record * sensitivity
+    return min(increment_diameter, APART) if relation == "replace-one" else RELATION_FACTOR[relation]
+
+
+def moved_by(
+    relation: Relation, per_record: float, sensitivity: float, increment_diameter: float = APART
+) -> float:
+    """Return the l2 distance by which one record moves a stream of releases.
+
+    Calibration and ledger both call this function, so that they compute the same number to the last bit.
+
+    Args:
+        relation: Neighbouring relation.
+        per_record: Weight of a record's increment in its sum.
+        sensitivity: Sensitivity of the stream to increments that move by 1 clip.
+        increment_diameter: Largest distance of two increments, in clips.
+    """
+    return factor_of(relation, increment_diameter) * per_record * sensitivity
 
 
 def relation_named(name: str) -> Relation:
-    """`name` as a neighbouring relation; raises InputError if it is none."""
+    """Return the neighbouring relation of this name.
+
+    Raises:
+        InputError: There is no such relation.
+    """
     for relation in RELATIONS:
         if name == relation:
             return relation

@@ -1,38 +1,40 @@
-"""DP-SGD with Poisson sampling under either relation, replace-one too.
+"""DP-SGD with Poisson sampling under either relation, zero-out and replace-one.
 
-Sources: Abadi et al. 2016, Algorithm 1, for the mechanism; dp-accounting for the hockey stick of one round;
-Doroshenko et al. 2022 ("connect the dots") for the law of its loss, which is pessimistic.
-
-Every round each unit takes part independently with probability q = `sampling_rate`; the sum of the clipped
-increments of those that do, each of norm C at most, is released with Gaussian noise of standard deviation z · C
-per coordinate, z = `noise_multiplier`.  The sum is divided by a public number, never by the number of units
-drawn.  One round is dominated by these pairs, both orders for zero-out; the third is its own mirror image:
+Every round each unit takes part independently with probability q = `sampling_rate`.  The clipped increments of the
+units that take part, each of norm C at most, are added.  Their sum is released with Gaussian noise of standard
+deviation z · C per coordinate, z = `noise_multiplier`, and divided by a public number, never by the number of
+units drawn.  One round is dominated by these pairs, in both orders for zero-out.  The second pair is its own
+mirror image.
 
     zero-out      (1 - q) N(0, z²) + q N(1, z²)   and   N(0, z²)
     replace-one   (1 - q) N(0, z²) + q N(1, z²)   and   (1 - q) N(0, z²) + q N(-1, z²)
 
-The 2C of replace-one is in its pair: z is σ/C under both relations, never σ/(2C).  That the pair dominates any
-two increments of norm C at most: turning one away from the other only raises the hockey stick, up to opposite
-directions. Rényi accounting is no check here: dp-accounting's leaves the 2C out (google/differential-privacy,
-issue 378).
+The 2C of replace-one is in its pair: z is σ/C under both relations, never σ/(2C).  The pair dominates any two
+increments of norm C at most, since turning one away from the other only raises the hockey stick, up to opposite
+directions.  Rényi accounting is no check here, because dp-accounting's leaves out the 2C
+(google/differential-privacy, issue 378).
 
-Of k units together each joins by a coin of its own, and one round is dominated by these pairs:
+Of k units together each is drawn independently, and one round is dominated by these pairs:
 
     zero-out      N(Bin(k, q), z²)   and   N(0, z²), in both orders
     replace-one   N(Bin(k, q), z²)   and   N(-Bin(k, q), z²)
 
-**That they dominate.** Given the past and what all others add, a set S of the units joins with probability p_S,
-under P and Q alike, and moves the release by u_S or by v_S, of norm |S| at most in clips (v_S = 0 under zero-out).
-Let A be any event, of probability a under N(0, z² I).  Of all events of this probability the half-line H =
-{x > t} has the most under a shift by ‖u_S‖ and the least under one by -‖v_S‖ (Neyman & Pearson); the one rises and
-the other falls with the norm.  t follows from a alone, so that one H serves all S at once:
+**The pairs dominate.**  Given the past and the sum of all other increments, a set S of the units takes part with
+probability p_S, under P and Q alike, and moves the release by u_S or by v_S, of norm |S| at most in clips (v_S = 0
+under zero-out).  Let A be any event, of probability a under N(0, z² I).  Of all events of this probability the
+half-line H = {x > t} has the most under a shift by ‖u_S‖ and the least under one by -‖v_S‖ (Neyman & Pearson).
+The first probability rises and the second falls with the norm.  t follows from a alone, so that one H serves all S
+at once:
 
     P(A) - γ Q(A) ≤ Σ_S p_S (N(|S|, z²)(H) - γ N(-|S|, z²)(H)),   γ ≥ 0.
 
-Hockey sticks are jointly convex, so this holds averaged over the coins of others.  ∎  A round of one class and a
-round of another, in which i and j units join, are one release with ‖u_S‖ ≤ √(i² + j²) ≤ i + j: units in different
-classes of rounds are no worse than as many in one.  Choquette-Choo et al. 2023, Corollary 4.7, has the case v_S =
-0; Ganesh 2024 has groups.
+Hockey sticks are jointly convex, so that this holds averaged over the sampling of other units.  ∎  A round of one
+class and a round of another, in which i and j units take part, are one release with ‖u_S‖ ≤ √(i² + j²) ≤ i + j:
+units in different classes of rounds are no worse than as many in one.  Choquette-Choo et al. 2023, Corollary 4.7,
+has the case v_S = 0, and Ganesh 2024 has groups.
+
+Sources: Abadi et al. 2016, Algorithm 1, for the mechanism; dp-accounting for the hockey stick of one round;
+Doroshenko et al. 2022 ("connect the dots") for its loss distribution, which is pessimistic.
 """
 
 import math
@@ -67,35 +69,32 @@ from fedpriv.accounting.losses import GridLossDistribution, PrivacyLossDistribut
 from fedpriv.core.errors import InputError
 
 _MAX_ROUNDS = 100_000
-_MAX_STEP, _MIN_STEP = 4e-4, 1e-5  # steps of the lattice of losses
-_STEP_BUDGET = 6e-3  # the step times √rounds: what it adds to ε grows with the square of this
-_COARSE_FACTOR = 10.0  # than the fine step, in a search
-_MAX_GRID_SIZE, _PREVIEW_GRID_SIZE = 2**22, 2**12  # of the lattice, and of one by which it is refused
-_GROUP_STEP_FACTOR = 4.0  # times the fine step, on the lattice of several units' losses
-_USELESS_EPSILON, _USELESS_DELTA = 600.0, 1e-3  # so much less than `MOST_EPSILON` as few places may be wrong by
-_MAX_GROUP_GRID_SIZE = 2**18  # places of it, on which the step is longer if need be
-_MAX_VALUES = 2**22  # computed at a time
-_TABLE_SIZE = 2**14  # places of a table of losses
-_RANGE_STDS = 10.5  # standard deviations: beyond lies less than 1e-25
-_MAX_NEWTON_STEPS, _NEWTON_TOLERANCE = (
-    60,
-    1e-9,
-)  # steps at most, and how short the last one is in standard deviations
+_MAX_STEP, _MIN_STEP = 4e-4, 1e-5  # range of the step of the grid of losses
+_STEP_BUDGET = 6e-3  # step times √rounds; the error in ε grows with the square of this product
+_COARSE_FACTOR = 10.0  # ratio of the coarse to the fine step, in a search
+_MAX_GRID_SIZE, _PREVIEW_GRID_SIZE = 2**22, 2**12  # points of the full grid, and of the preview that may refuse it
+_GROUP_STEP_FACTOR = 4.0  # ratio of the step for several units' losses to the fine step
+_USELESS_EPSILON, _USELESS_DELTA = 600.0, 1e-3  # as far below `MAX_EPSILON` as a preview's error may reach
+_MAX_GROUP_GRID_SIZE = 2**18  # points of the grid of several units' losses, whose step is raised if need be
+_MAX_VALUES = 2**22  # values computed at a time
+_TABLE_SIZE = 2**14  # points of a table of losses
+_RANGE_STDS = 10.5  # standard deviations, beyond which lies less than 1e-25
+_MAX_NEWTON_STEPS, _NEWTON_TOLERANCE = 60, 1e-9  # the tolerance of a step is in standard deviations
 
 
 @dataclass(frozen=True)
 class PoissonGaussian(Sampled):
     """Guarantee of `rounds` releases of the Poisson-sampled Gaussian mechanism together.
 
-    Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them; under
-    replace-one by a unit that is another one, drawn by the same coins.  Increments may depend on all earlier
-    releases. Everybody may see every release; who was drawn stays secret from them.
+    Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them.  Under
+    replace-one they differ by a unit that is exchanged for another one, drawn in the same rounds.  Increments may
+    depend on all earlier releases.  Everybody may see every release, but not which units are drawn.
     """
 
     sampling_rate: float
-    """The probability, above 0 and at most 1, with which a unit takes part in a round (of its class)."""
+    """Probability, above 0 and at most 1, with which a unit takes part in a round (of its class)."""
     rounds: int
-    """Rounds (of a unit's class) in which a coin is thrown for it."""
+    """Number of rounds (of a unit's class) in which the unit may be drawn."""
     relation: Relation = "zero-out"
 
     kind: ClassVar[str] = "poisson-gaussian"
@@ -111,18 +110,18 @@ class PoissonGaussian(Sampled):
 
     @property
     def curve(self) -> Curve:
-        """An upper bound of δ for every ε ≥ 0."""
+        """Upper bound of δ for every ε ≥ 0."""
         return _cached_curve(self)
 
     @property
     def times(self) -> int:
-        """In how many rounds a unit takes part whose coins all come up heads."""
+        """Largest number of rounds in which a unit takes part, as if it were drawn in all of them."""
         return self.rounds
 
     def group_curve(self, size: int) -> Curve:
-        """The curve of `size` units together, from the law of how many of them join.
+        """Return the curve of `size` units together, from the distribution of the number that take part.
 
-        Guarantee: each of them joins by a coin of its own, in rounds of one class or of several.
+        Guarantee: each of the units is drawn independently, in rounds of one class or of several.
         """
         return _cached_group_curve(self, check_group_size(size))
 
@@ -141,11 +140,15 @@ def _grid_step(rounds: int) -> float:
 
 @lru_cache(maxsize=4)  # up to tens of megabytes each
 def _cached_curve(mechanism: PoissonGaussian) -> Curve:
-    """InputError where ε is beyond what is a float, before a long grid is built."""
-    one = _RoundHockeyStick.from_mechanism(
+    """Return the curve of a mechanism, cached.
+
+    Raises:
+        InputError: ε is larger than any float's exponential.  The check precedes the construction of a long grid.
+    """
+    round_stick = _RoundHockeyStick.from_mechanism(
         mechanism, "REPLACE" if mechanism.relation == "replace-one" else "REMOVE"
     )
-    if one.is_useless(mechanism.rounds):
+    if round_stick.is_useless(mechanism.rounds):
         raise InputError(
             f"noise_multiplier = {mechanism.noise_multiplier:.3g}: ε of {mechanism.rounds:,} rounds is above "
             f"{_USELESS_EPSILON:g} at delta = {_USELESS_DELTA:g}, which protects nobody; take more noise"
@@ -154,17 +157,21 @@ def _cached_curve(mechanism: PoissonGaussian) -> Curve:
 
 
 def _curve(mechanism: PoissonGaussian, step: float) -> Curve:
-    """The smaller of two bounds: the pair's, and that of coins that everybody sees come up heads."""
-    known = gaussian_curve(mechanism.known_mu)
+    """Return the smaller of two bounds: that of the pair, and that of known participation in all rounds."""
+    known_curve = gaussian_curve(mechanism.known_mu)
     if mechanism.relation == "replace-one":
-        return lowest_curve([known, _run_loss_distribution(mechanism, "REPLACE", step).deltas])
-    return lowest_curve([known, highest_curve(removal_and_addition_curves(mechanism, step))])
+        return lowest_curve([known_curve, _run_loss_distribution(mechanism, "REPLACE", step).deltas])
+    return lowest_curve([known_curve, highest_curve(removal_and_addition_curves(mechanism, step))])
 
 
 def removal_and_addition_curves(mechanism: PoissonGaussian, step: float | None = None) -> tuple[Curve, Curve]:
-    """The curves of a unit that is removed (P against Q) and of one that is added (Q against P), all rounds.
+    """Return the curves of removal (P against Q) and of addition (Q against P) of a unit, over all rounds.
 
-    Guarantee: each bounds its direction under zero-out, whatever `mechanism.relation` says.
+    Guarantee: each curve bounds its direction under zero-out, whatever `mechanism.relation` is.
+
+    Args:
+        mechanism: Mechanism of the run.
+        step: Step of the grid of losses, or None for the default of this number of rounds.
     """
     step = _grid_step(mechanism.rounds) if step is None else step
     return _run_loss_distribution(mechanism, "REMOVE", step).deltas, _run_loss_distribution(
@@ -174,7 +181,7 @@ def removal_and_addition_curves(mechanism: PoissonGaussian, step: float | None =
 
 @dataclass(frozen=True)
 class _RoundHockeyStick:
-    """The hockey stick of one round, and the losses between which it lies."""
+    """Hockey stick of one round, and the range of its losses."""
 
     deltas: Curve
     low: float
@@ -182,8 +189,8 @@ class _RoundHockeyStick:
 
     @staticmethod
     def from_mechanism(mechanism: PoissonGaussian, order: str) -> "_RoundHockeyStick":
-        """dp-accounting's, in one of its orders."""
-        from dp_accounting.pld import privacy_loss_mechanism as theirs  # slow to import: for who samples alone
+        """Return the hockey stick of dp-accounting, in one of its orders."""
+        from dp_accounting.pld import privacy_loss_mechanism as theirs  # slow to import
 
         pair = theirs.GaussianPrivacyLoss(
             mechanism.noise_multiplier,
@@ -194,30 +201,33 @@ class _RoundHockeyStick:
         return _RoundHockeyStick(pair.get_delta_for_epsilon, bounds.epsilon_lower, bounds.epsilon_upper)
 
     def to_grid(self, step: float) -> GridLossDistribution:
-        """The law that is above it, on the multiples of `step`."""
+        """Return a loss distribution on the multiples of `step` whose hockey stick is at least this one."""
         first, last = math.floor(self.low / step), math.ceil(self.high / step)
         return connect_dots(step, first, as_floats(self.deltas(as_floats(step * np.arange(first, last + 1)))))
 
     def is_useless(self, rounds: int) -> bool:
-        """Whether ε of so many rounds is above 600 at δ = 1e-3, which protects nobody: by a few points."""
-        few = self.to_grid((self.high - self.low) / _PREVIEW_GRID_SIZE)
-        return float(few.self_compose(rounds).deltas(MAX_EPSILON)) > _USELESS_DELTA
+        """Whether a coarse grid shows that ε of `rounds` rounds is above 600 at δ = 1e-3.
+
+        Such an ε protects nobody.
+        """
+        preview = self.to_grid((self.high - self.low) / _PREVIEW_GRID_SIZE)
+        return float(preview.self_compose(rounds).deltas(MAX_EPSILON)) > _USELESS_DELTA
 
 
 _TRIVIAL_DISTRIBUTION = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
 
 
 def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) -> PrivacyLossDistribution:
-    """The law of the loss of all rounds; one that says nothing where they are hopeless."""
-    one = _RoundHockeyStick.from_mechanism(mechanism, order)
-    if one.is_useless(mechanism.rounds):
+    """Return the loss distribution of all rounds, or a trivial one if their ε is useless."""
+    round_stick = _RoundHockeyStick.from_mechanism(mechanism, order)
+    if round_stick.is_useless(mechanism.rounds):
         return _TRIVIAL_DISTRIBUTION
-    if one.high - one.low > _MAX_GRID_SIZE * step:
+    if round_stick.high - round_stick.low > _MAX_GRID_SIZE * step:
         raise InputError(
             f"noise_multiplier = {mechanism.noise_multiplier}: too small for a privacy loss distribution, whose "
-            f"losses would reach {one.high:.3g}"
+            f"losses would reach {round_stick.high:.3g}"
         )
-    return one.to_grid(step).self_compose(mechanism.rounds)
+    return round_stick.to_grid(step).self_compose(mechanism.rounds)
 
 
 @lru_cache(maxsize=4)
@@ -226,105 +236,111 @@ def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
     )
     curves = []
-    for order in orders:
-        pair = SampledGroupRound(mechanism.noise_multiplier, mechanism.sampling_rate, size, order)
-        one = _RoundHockeyStick(
+    for direction in orders:
+        pair = SampledGroupRound(mechanism.noise_multiplier, mechanism.sampling_rate, size, direction)
+        round_stick = _RoundHockeyStick(
             pair.deltas, *(min(MAX_EPSILON, max(-MAX_EPSILON, end)) for end in pair.loss_range)
         )
-        step = max(_GROUP_STEP_FACTOR * _grid_step(mechanism.rounds), (one.high - one.low) / _MAX_GROUP_GRID_SIZE)
-        law = (
-            _TRIVIAL_DISTRIBUTION
-            if one.is_useless(mechanism.rounds)
-            else one.to_grid(step).self_compose(mechanism.rounds)
+        step = max(
+            _GROUP_STEP_FACTOR * _grid_step(mechanism.rounds),
+            (round_stick.high - round_stick.low) / _MAX_GROUP_GRID_SIZE,
         )
-        curves.append(law.deltas)
+        distribution = (
+            _TRIVIAL_DISTRIBUTION
+            if round_stick.is_useless(mechanism.rounds)
+            else round_stick.to_grid(step).self_compose(mechanism.rounds)
+        )
+        curves.append(distribution.deltas)
     return highest_curve(curves)
 
 
 GroupDirection = Literal["removed", "added", "replaced"]
-"""What P has more than Q: the units, nothing (Q has them), or the units while Q has others."""
+"""Meaning of P and Q: units that only P has, units that only Q has, or P's units exchanged for Q's."""
 
 
 @dataclass(frozen=True)
 class SampledGroupRound:
-    """One round of `size` units that each join with probability `rate`, in one order.
+    """One round of `size` units that each take part with probability `rate`, in one direction.
 
-    P is N(Bin(size, rate), z²) if units are removed or replaced, Q is N(-Bin(size, rate), z²) if they are added or
-    replaced; otherwise they are N(0, z²).  With l(x) = ln Σ_j p_j e^(jx/z² - j²/2z²) the loss is l(x), -l(-x), or
-    l(x) - l(-x).  Each rises with x, so that the best test for every ε is a threshold.
+    P is N(Bin(size, rate), z²) if units are removed or replaced, else N(0, z²).  Q is N(-Bin(size, rate), z²) if
+    they are added or replaced, else N(0, z²).  With l(x) = ln Σ_j p_j e^(jx/z² - j²/2z²) the loss is l(x), -l(-x),
+    or l(x) - l(-x).  Each rises with x, so that the best test for every ε is a threshold.
     """
 
     multiplier: float
-    """z."""
+    """Noise multiplier z."""
     rate: float
     size: int
     direction: GroupDirection
 
     @property
     def loss_range(self) -> tuple[float, float]:
-        """The losses between which all but 1e-25 of the mass of P lies."""
+        """Losses between which all but 1e-25 of the mass of P lies."""
         low, high = self.loss_at(self._output_range)
         return float(low), float(high)
 
-    def loss_at(self, at: Floats) -> Floats:
-        """The loss at x."""
-        return self._p_mean * self._log_ratio(at)[0] - self._q_mean * self._log_ratio(-at)[0]
+    def loss_at(self, outputs: Floats) -> Floats:
+        """Return the loss at each output x, (n,)."""
+        return self._p_mean * self._log_ratio(outputs)[0] - self._q_mean * self._log_ratio(-outputs)[0]
 
     def deltas(self, epsilons: Floats) -> Floats:
-        """The hockey stick of P against Q at every ε, (n,)."""
+        """Return the hockey stick of P against Q at every ε, (n,)."""
         rows = max(1, _MAX_VALUES // (self.size + 1))
         parts = [self._deltas(epsilons[start : start + rows]) for start in range(0, len(epsilons), rows)]
         return np.concatenate(parts)
 
     def _deltas(self, epsilons: Floats) -> Floats:
-        at, z = self._thresholds(epsilons)[:, None], self.multiplier
+        thresholds, z = self._thresholds(epsilons)[:, None], self.multiplier
         probabilities = np.exp(self._log_probabilities)
-        of_p = ndtr((self._p_mean * self._participant_counts - at) / z) @ probabilities
-        of_q = ndtr((-self._q_mean * self._participant_counts - at) / z) @ probabilities
-        return as_floats(np.clip(of_p - np.exp(epsilons) * of_q, 0.0, 1.0))
+        p_tails = ndtr((self._p_mean * self._participant_counts - thresholds) / z) @ probabilities
+        q_tails = ndtr((-self._q_mean * self._participant_counts - thresholds) / z) @ probabilities
+        return as_floats(np.clip(p_tails - np.exp(epsilons) * q_tails, 0.0, 1.0))
 
     def _thresholds(self, epsilons: Floats) -> Floats:
-        """x where the loss is ε, or the end of the range that is nearest: beyond both lies less than 1e-25 of P.
+        """Return the x at which the loss is ε, (n,), clipped to a range.
 
-        δ is flat there, so that an error e in x costs e² only.  Newton's steps start between two places of a table
-        and stay there; every fourth one halves what is left instead.
+        The range leaves out less than 1e-25 of P.  δ is flat at the threshold, so that an error e in x costs only
+        e².  Newton's steps start between two points of a table and stay there.  Every fourth step halves the
+        interval instead.
         """
         start, end = self._output_range.tolist()
-        places = np.linspace(start, end, _TABLE_SIZE)
-        table = np.maximum.accumulate(self.loss_at(places))
-        after = np.searchsorted(table, epsilons)
-        low, high = places[np.maximum(after - 1, 0)], places[np.minimum(after, _TABLE_SIZE - 1)]
-        at = np.clip(np.interp(epsilons, table, places), low, high)
+        grid = np.linspace(start, end, _TABLE_SIZE)
+        table = np.maximum.accumulate(self.loss_at(grid))
+        upper_indices = np.searchsorted(table, epsilons)
+        low, high = grid[np.maximum(upper_indices - 1, 0)], grid[np.minimum(upper_indices, _TABLE_SIZE - 1)]
+        outputs = np.clip(np.interp(epsilons, table, grid), low, high)
         for step in range(1, _MAX_NEWTON_STEPS):
-            (own, own_slope), (other, other_slope) = self._log_ratio(at), self._log_ratio(-at)
-            excess = self._p_mean * own - self._q_mean * other - epsilons
-            low, high = np.where(excess < 0.0, at, low), np.where(excess < 0.0, high, at)
+            (p_log_ratio, p_slope), (q_log_ratio, q_slope) = self._log_ratio(outputs), self._log_ratio(-outputs)
+            excess = self._p_mean * p_log_ratio - self._q_mean * q_log_ratio - epsilons
+            low, high = np.where(excess < 0.0, outputs, low), np.where(excess < 0.0, high, outputs)
             with np.errstate(divide="ignore", invalid="ignore"):
-                away = -excess / (self._p_mean * own_slope + self._q_mean * other_slope)
-            far = np.abs(away) > _NEWTON_TOLERANCE * self.multiplier
-            halved = ~((low <= at + away) & (at + away <= high)) | (far & (step % 4 == 0))
-            moved = np.where(halved, 0.5 * (low + high) - at, away)
-            at = at + moved
-            if float(np.max(np.abs(moved))) <= _NEWTON_TOLERANCE * self.multiplier:
+                newton_steps = -excess / (self._p_mean * p_slope + self._q_mean * q_slope)
+            is_far = np.abs(newton_steps) > _NEWTON_TOLERANCE * self.multiplier
+            is_halved = ~((low <= outputs + newton_steps) & (outputs + newton_steps <= high)) | (
+                is_far & (step % 4 == 0)
+            )
+            moves = np.where(is_halved, 0.5 * (low + high) - outputs, newton_steps)
+            outputs = outputs + moves
+            if float(np.max(np.abs(moves))) <= _NEWTON_TOLERANCE * self.multiplier:
                 break
-        return as_floats(at)
+        return as_floats(outputs)
 
-    def _log_ratio(self, at: Floats) -> tuple[Floats, Floats]:
-        """l and its derivative at x, each (n,)."""
+    def _log_ratio(self, outputs: Floats) -> tuple[Floats, Floats]:
+        """Return l and its derivative at each output x, each (n,)."""
         logs = (
             self._log_probabilities
-            + (np.multiply.outer(at, self._participant_counts) - 0.5 * self._participant_counts**2)
+            + (np.multiply.outer(outputs, self._participant_counts) - 0.5 * self._participant_counts**2)
             / self.multiplier**2
         )
         largest = logs.max(axis=-1, keepdims=True)
-        parts = np.exp(logs - largest)
-        total = parts.sum(axis=-1)
-        return np.log(total) + largest[..., 0], parts @ self._participant_counts / (total * self.multiplier**2)
+        terms = np.exp(logs - largest)
+        total = terms.sum(axis=-1)
+        return np.log(total) + largest[..., 0], terms @ self._participant_counts / (total * self.multiplier**2)
 
     @property
     def _output_range(self) -> Floats:
-        far = _RANGE_STDS * self.multiplier
-        return np.array([-far, far + self._p_mean * self.size])
+        tail_length = _RANGE_STDS * self.multiplier
+        return np.array([-tail_length, tail_length + self._p_mean * self.size])
 
     @property
     def _p_mean(self) -> float:
@@ -340,38 +356,57 @@ class SampledGroupRound:
 
     @property
     def _log_probabilities(self) -> Floats:
-        """ln P[Bin(size, rate) = j]."""
-        joined, size = self._participant_counts, float(self.size)
+        """ln P[Bin(size, rate) = j] for j = 0 … size, (size + 1,)."""
+        participant_counts, size = self._participant_counts, float(self.size)
         with np.errstate(divide="ignore"):
-            heads, tails = np.log(self.rate), np.log1p(-self.rate)
-        counts = gammaln(size + 1.0) - gammaln(joined + 1.0) - gammaln(size - joined + 1.0)
-        several = np.where(joined == size, 0.0, size - joined) * (tails if self.rate < 1.0 else -1e300)
-        return np.asarray(counts + joined * heads + several, np.float64)
+            log_rate, log_absence = np.log(self.rate), np.log1p(-self.rate)
+        log_choices = (
+            gammaln(size + 1.0) - gammaln(participant_counts + 1.0) - gammaln(size - participant_counts + 1.0)
+        )
+        log_absences = np.where(participant_counts == size, 0.0, size - participant_counts) * (
+            log_absence if self.rate < 1.0 else -1e300
+        )
+        return np.asarray(log_choices + participant_counts * log_rate + log_absences, np.float64)
 
 
 def connect_dots(step: float, low: int, deltas: Floats) -> GridLossDistribution:
-    """The law on the multiples of `step` from `low` on whose hockey stick has the given values there.
+    """Return the loss distribution on multiples of `step` whose hockey stick has the given values there.
 
-    Between two points it is the chord in e^ε, which lies above the true, convex one.  Guarantee: its δ is at least
-    that of any pair with these values, for one release or in a composition.
+    Between two points its hockey stick is the chord in e^ε, which lies above the true, convex one.
+
+    Guarantee: its δ is at least that of any pair with these values, for one release or in a composition.
+
+    Args:
+        step: Step of the grid.
+        low: Index of the first point, ε = `low` · `step`.
+        deltas: Hockey stick at the points, (n,).
     """
-    falling = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
-    falls = -np.diff(falling)
-    masses = np.empty_like(falling)
-    masses[0] = 1.0 - falling[0] - falls[0] / math.expm1(step)
-    masses[1:-1] = (math.exp(step) * falls[:-1] - falls[1:]) / math.expm1(step)
-    masses[-1] = falls[-1] / -math.expm1(-step)
-    return GridLossDistribution(step, low, np.maximum(masses, 0.0), float(falling[-1]))
+    stick = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
+    differences = -np.diff(stick)
+    masses = np.empty_like(stick)
+    masses[0] = 1.0 - stick[0] - differences[0] / math.expm1(step)
+    masses[1:-1] = (math.exp(step) * differences[:-1] - differences[1:]) / math.expm1(step)
+    masses[-1] = differences[-1] / -math.expm1(-step)
+    return GridLossDistribution(step, low, np.maximum(masses, 0.0), float(stick[-1]))
 
 
 @lru_cache(maxsize=256)
 def calibrate(
     epsilon: float, delta: float, sampling_rate: float, rounds: int, relation: Relation = "zero-out"
 ) -> PoissonGaussian:
-    """The mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
+    """Return the mechanism with about the smallest noise multiplier that is (`epsilon`, `delta`)-DP.
 
-    Guarantee: the one returned is (`epsilon`, `delta`)-DP by its own `epsilon_of`.  InputError where no multiplier
-    up to a million is, and for a δ below 1e-10.
+    Guarantee: the mechanism is (`epsilon`, `delta`)-DP by its own `epsilon_of`.
+
+    Args:
+        epsilon: Target ε, above 0.
+        delta: Target δ, 1e-10 or more.
+        sampling_rate: Probability with which a unit takes part in a round (of its class).
+        rounds: Number of rounds (of a unit's class) in which the unit may be drawn.
+        relation: Neighbouring relation.
+
+    Raises:
+        InputError: No multiplier up to a million is enough, or δ is below 1e-10.
     """
 
     def mechanism(multiplier: float) -> PoissonGaussian:

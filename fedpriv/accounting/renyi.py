@@ -1,17 +1,16 @@
-"""ρ-zCDP of Gaussian compositions, and the (ε, δ) that the papers print.
+"""ρ-zCDP and Rényi DP of Gaussian compositions, with their conversions to (ε, δ).
 
-Source: Bun & Steinke 2016, Propositions 1.3 and 1.6: ρ-zCDP gives ε = ρ + 2√(ρ ln(1/δ)); μ-GDP is exactly
-(μ²/2)-zCDP for Gaussian compositions, so that the formula reads ε = μ²/2 + μ√(2 ln(1/δ)), as in Reshef & Levy
-2024 with their ρ in the place of μ.  It is a valid bound and always above `gdp.epsilon_of`.
+**zCDP and the papers' formula.**  ρ-zCDP gives ε = ρ + 2√(ρ ln(1/δ)).  μ-GDP is exactly (μ²/2)-zCDP for Gaussian
+compositions, so that the formula reads ε = μ²/2 + μ√(2 ln(1/δ)), as in Reshef & Levy 2024, whose ρ is μ here.  It
+is a valid bound and always above `gaussian.epsilon_of`.  Source: Bun & Steinke 2016, Propositions 1.3 and 1.6.
 
-Rényi differential privacy of Gaussian compositions and its best known conversion to (ε, δ).
-
-Source: Mironov 2017 for the curve; Canonne, Kamath & Steinke 2020, Proposition 12, for the conversion
+**Rényi DP**, with the best known conversion to (ε, δ):
 
     ε = min over α > 1 of  αρ + ln((α - 1)/α) - (ln δ + ln α)/(α - 1),   ρ = μ²/2
 
-which is tighter than the papers' zCDP formula and looser than the exact one in `gdp`.  Orders are continuous:
-every order gives a valid bound, so a search that misses the minimum by a little stays on the safe side.
+It is tighter than the papers' formula and looser than the exact conversion in `gaussian`.  Orders are continuous,
+and every order gives a valid bound, so that a search that misses the minimum by a little stays on the safe side.
+Sources:  Mironov 2017 for the curve; Canonne, Kamath & Steinke 2020, Proposition 12, for the conversion.
 """
 
 import math
@@ -24,12 +23,12 @@ from fedpriv.core.errors import InputError
 
 
 def zcdp_of(mu: float) -> float:
-    """The zCDP parameter of μ-GDP: μ²/2."""
+    """Return the zCDP parameter of μ-GDP, μ²/2."""
     return 0.5 * check_mu(mu) ** 2
 
 
 def mu_of_zcdp(zcdp: float) -> float:
-    """The Gaussian-DP parameter of a Gaussian composition that is ρ-zCDP: √(2ρ)."""
+    """Return the Gaussian-DP parameter √(2ρ) of a Gaussian composition that is ρ-zCDP, rounded down."""
     if not (math.isfinite(zcdp) and zcdp >= 0.0):
         raise InputError(f"zcdp = {zcdp}: it is a finite number, 0 or more")
     mu = math.sqrt(2.0 * zcdp)
@@ -37,13 +36,16 @@ def mu_of_zcdp(zcdp: float) -> float:
 
 
 def paper_epsilon(mu: float, delta: float) -> float:
-    """ε = ρ + 2√(ρ ln(1/δ)) with ρ = μ²/2."""
+    """Return the papers' ε = ρ + 2√(ρ ln(1/δ)) with ρ = μ²/2."""
     zcdp = zcdp_of(mu)
     return zcdp + 2.0 * math.sqrt(zcdp * -math.log(check_delta(delta)))
 
 
 def paper_mu(epsilon: float, delta: float) -> float:
-    """The μ at which `paper_epsilon` is ε: √(2 ln(1/δ) + 2ε) - √(2 ln(1/δ)), written without cancellation."""
+    """Return the μ at which `paper_epsilon` is ε.
+
+    It is √(2 ln(1/δ) + 2ε) - √(2 ln(1/δ)), computed without cancellation.
+    """
     tail = -2.0 * math.log(check_delta(delta))
     return 2.0 * check_epsilon(epsilon) / (math.sqrt(tail + 2.0 * epsilon) + math.sqrt(tail))
 
@@ -51,11 +53,11 @@ def paper_mu(epsilon: float, delta: float) -> float:
 _SEARCH_DECADES = (4.0, 0.05, 0.001)  # half-widths, in powers of ten, of the successive searches over α - 1
 _GRID_POINTS = 801
 MIN_ORDER_EXCESS, MAX_ORDER_EXCESS = 1e-6, 1e9
-"""Between which orders λ - 1 are looked for where the curve is not a Gaussian composition's."""
+"""Range of λ - 1 in searches for the best order λ of curves that are not Gaussian compositions'."""
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """The ε that the Rényi curve of μ-GDP gives at δ (0 or more)."""
+    """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ."""
     zcdp, log_delta = zcdp_of(check_mu(mu)), math.log(check_delta(delta))
     if zcdp == 0.0:
         return 0.0
@@ -68,7 +70,13 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """The largest μ whose Rényi curve gives (ε, δ); always at least the papers' and at most the exact one."""
+    """Return the largest μ whose Rényi curve gives (ε, δ).
+
+    It is always at least the papers' μ and at most the exact one.
+
+    Raises:
+        InputError: ε is 0, which Rényi DP reaches for no μ above 0.
+    """
     if check_epsilon(epsilon) == 0.0:
         raise InputError("epsilon = 0: Rényi DP reaches it for no μ above 0; take the exact conversion")
     return largest_safe(lambda mu: epsilon_of(mu, delta) <= epsilon, low=paper_mu(epsilon, delta) * (1.0 - 1e-9))
@@ -77,6 +85,12 @@ def mu_of(epsilon: float, delta: float) -> float:
 def renyi_to_epsilons(
     excess: NDArray[np.float64], renyi: NDArray[np.float64], log_delta: float
 ) -> NDArray[np.float64]:
-    """ε at δ for every order 1 + `excess`, at which the Rényi curve is `renyi`: each of them holds."""
+    """Return an ε at δ for every order.  Each of them is a valid bound.
+
+    Args:
+        excess: Orders minus 1, above 0, (n,).
+        renyi: Rényi curve at these orders, (n,).
+        log_delta: ln δ.
+    """
     log_order = np.log1p(excess)
     return renyi + np.log(excess) - log_order - (log_delta + log_order) / excess

@@ -1,48 +1,47 @@
-"""Random allocation under replace-one: the hockey stick of its symmetric pair, from both increments at once.
+"""Random allocation under replace-one: the hockey stick of its symmetric pair.
 
-Neighbours are a unit and another one in the same secret rounds. With T = `bins` and z = `noise_multiplier` an
-epoch is dominated by
+Neighbours differ by a unit that is exchanged for another one in the same secret rounds.  With T = `bins` and z =
+`noise_multiplier` an epoch is dominated by
 
     P = (1/T) Σ N(e_i, z² I)   and   Q = (1/T) Σ N(-e_i, z² I),
 
     H_ε(P‖Q) = (1/T) E (D_1 + … + D_T)+,   D_i = Y_i - e^ε / (Y_i e^(1/z²)),   Y_i = exp(Z_i/z - 1/(2z²)),
 
-with Z_i independent standard normal; a reflection exchanges P and Q, so both orders are the same.
+with Z_i independent standard normal.  A reflection exchanges P and Q, so that both orders are the same.
 
-**That the pair dominates.** Let x_i be what is released in round i, in the law N of a run without the unit; u
-and v, of norm 1 at most, are what the two units would add there, any functions of the past; γ = e^ε is any
-number ≥ 0. The hockey stick is E (Σ d_i)+ / T with d = (N_u - γ N_v)/N at x_i, of mean 1 - γ given the past. It
-is enough that, given the past, d lies below D in convex order: then E f(s + d_T) ≤ E f(s + D_T) for a convex f,
-the right side is convex in s, and rounds are exchanged from the last to the first. Means are equal, so what is
-left to show is that for every real c
+**The pair dominates.**  Let x_i be the release of round i, in the distribution N of a run without the unit.  u and
+v, of norm 1 at most, are the increments that the two units would add there, any functions of the past.  γ = e^ε is
+any number ≥ 0.  The hockey stick is E (Σ d_i)+ / T with d = (N_u - γ N_v)/N at x_i, of mean 1 - γ given the past.
+It is enough that, given the past, d lies below D in convex order: then E f(s + d_T) ≤ E f(s + D_T) for a convex f,
+the right side is convex in s, and rounds are replaced from the last to the first.  Means are equal, so that it
+remains to show that for every real c
 
     F(u, v) = E (d - c)+ = ∫ (N_u - γ N_v - c N)+
 
-is largest at opposite unit vectors. Let A be where the integrand is positive: there, divided by N, e^(⟨u, x⟩/z²
-- ‖u‖²/2z²) > γ e^(⟨v, x⟩/z² - ‖v‖²/2z²) + c.
+is largest at opposite unit vectors.  Let A be the set where the integrand is positive: there, divided by N, e^(⟨u,
+x⟩/z² - ‖u‖²/2z²) > γ e^(⟨v, x⟩/z² - ‖v‖²/2z²) + c.
 
-1. *Turning v away from u.* Let τ be a unit vector with ⟨τ, v⟩ = 0, ⟨τ, u⟩ ≤ 0. The derivative along τ is -(γ/z²)
-   ∫_A ⟨x, τ⟩ N_v. The reflection ⟨x, τ⟩ → -⟨x, τ⟩ keeps N_v and ⟨v, x⟩, and where ⟨x, τ⟩ > 0 it raises ⟨u, x⟩,
-   so that it leads from A into A: the integral is 0 or less. So F is largest where v points against u.
-2. *Longer vectors.* With u = a e, v = -b e and a, b ≥ 0 the left side rises with ⟨e, x⟩ and the right side
-   falls: A is a half-line x > t, and the derivatives are N_a(t) by a and γ N_-b(t) by b, 0 or more. (a = b = 0:
-   no x is in A, or all are, or the integrand is 0.) ∎
+1. *Turning v away from u.*  Let τ be a unit vector with ⟨τ, v⟩ = 0, ⟨τ, u⟩ ≤ 0.  The derivative along τ is -(γ/z²)
+   ∫_A ⟨x, τ⟩ N_v.  The reflection ⟨x, τ⟩ → -⟨x, τ⟩ keeps N_v and ⟨v, x⟩, and where ⟨x, τ⟩ > 0 it raises ⟨u, x⟩,
+   so that it maps this part of A into A: the integral is 0 or less.  So F is largest where v points against u.
+2. *Longer vectors.*  With u = a e, v = -b e and a, b ≥ 0 the left side rises with ⟨e, x⟩ and the right side
+   falls: A is a half-line x > t, and the derivatives are N_a(t) by a and γ N_-b(t) by b, 0 or more.  (a = b = 0:
+   no x is in A, or all are, or the integrand is 0.)  ∎
 
-Nothing was asked of γ but γ ≥ 0, so the pair dominates at every ε of either sign, and pairs of epochs compose.
-For groups of rounds a block of rounds takes the place of one (`allocation`). Where round j of a block moves by at
-most s_j, whatever was released before it in the block, as integers that are rounded do, its rounds are exchanged
-for opposite vectors of norm s_j one after another: what the other rounds of the block multiply N_u and N_v by are
-two more coefficients ≥ 0, and 1. and 2. hold for these. Opposite vectors of all its rounds are one pair of norm
+The proof needs no more of γ than γ ≥ 0, so that the pair dominates at every ε of either sign, and pairs of epochs
+compose.  For groups of rounds a block of rounds replaces one round (`allocation`).  If round j of a block moves by
+at most s_j, whatever was released before it in the block, as is so for rounded integers, then its rounds are
+replaced by opposite vectors of norm s_j one after another: the other rounds of the block multiply N_u and N_v by
+two more coefficients ≥ 0, and 1. and 2. hold for these.  Opposite vectors of all its rounds are one pair of norm
 √(Σ s_j²).
 
-**The numerics.** D → (D)+ is convex and rises, so each D may be moved up, or to its two neighbours on a grid
-with its mean kept: δ only rises. By exchangeability H_ε = E D_1 1{D_1 + R > 0}, R the sum of the others: where
-D_1 > 0 an upper bound of P(R > -D_1) is needed, which counts R beyond the grid as infinite and below it as at
-its lowest point; where D_1 < 0 a lower one, which drops both. H is convex in γ, so the lower hull of bounds at
-some γ is a bound at all γ. Fourier transforms move a probability of R by less than 4e-15 T + 1e-12
-(tests/accounting/test_symmetric.py, against 80-bit floats); each is taken to be wrong by more than that, to the
-safe side.
-"""
+**Numerics.**  D → (D)+ is convex and rises, so each D may be moved up, or to its two neighbours on a grid with its
+mean kept: δ only rises.  By exchangeability H_ε = E D_1 1{D_1 + R > 0}, with R the sum of the other D_i.  Where
+D_1 > 0 an upper bound of P(R > -D_1) is needed, which counts R beyond the grid as infinite and below it as at its
+lowest point.  Where D_1 < 0 a lower bound is needed, which drops both.  H is convex in γ, so that the lower hull
+of bounds at some γ is a bound at all γ.  Fourier transforms move a probability of R by less than 4e-15 T + 1e-12
+(tests/accounting/test_symmetric.py, against 80-bit floats).  Each probability is moved by more than that, to the
+safe side."""
 
 import math
 from dataclasses import dataclass, replace
@@ -54,80 +53,89 @@ from scipy.special import ndtr, ndtri
 from fedpriv.accounting.curves import MIN_DELTA, Curve, Floats, as_floats, epsilon_at
 from fedpriv.accounting.losses import PrivacyLossDistribution
 
-_MAX_LOG = 600.0  # of a grid's end
-_ROUNDING_MASS, _ROUNDING_MASS_PER_BIN = 2e-12, 1e-14  # of a probability: what Fourier transforms may hide
-_MIN_TAIL, _TAIL_SHARE = 1e-16, 3e-4  # what lies beyond a grid, in parts of δ: a choice
+_MAX_LOG = 600.0  # logarithm of a grid's end
+_ROUNDING_MASS, _ROUNDING_MASS_PER_BIN = 2e-12, 1e-14  # error of a probability from Fourier transforms
+# Tails and lengths of grids decide how tight the bounds are, not whether they hold.
+_MIN_TAIL, _TAIL_SHARE = 1e-16, 3e-4  # mass beyond a grid: at least, and relative to δ
 _RELATIVE_MARGIN = 1e-9
-_LARGE_TAIL_SHARE, _SMALL_MULTIPLIER = (
-    0.2,
-    0.5,
-)  # a larger tail, where a small multiplier spreads points far: a choice
-_NEAR_LENGTHS = 2.0  # lengths of the positive part of a grid, that R is given on either side: a choice
-_SETTLED_FACTOR = 0.9  # of a bound: as long as a grid made for it gives less, one is made for that
-_END_FACTOR = 0.8  # from one end of the curve that is tried to the next
-_MAX_EPSILON = 60.0  # ε that is told from larger ones
-_FEW_EPSILONS = 2  # values of ε
-_KNOT_EXPONENT = 1.5  # power by which knots lie closer where ε is small
+_LARGE_TAIL_SHARE, _SMALL_MULTIPLIER = 0.2, 0.5  # a second, larger share for multipliers that spread points far
+_NEAR_LENGTHS = 2.0  # length of the grid of R on either side of 0, in lengths of the grid's positive part
+_SETTLED_FACTOR = 0.9  # a grid is refitted to its own bound as long as the bound falls by this factor
+_END_FACTOR = 0.8  # ratio of two ends of the curve, in the search for the last resolved ε
+_MAX_EPSILON = 60.0  # larger ε count as this one
+_FEW_EPSILONS = 2  # for more values of ε than this, the curve is interpolated
+_KNOT_EXPONENT = 1.5  # above 1, so that knots are closer to each other for small ε
 MIN_MULTIPLIER = 0.1
-"""Below it `Symmetric` is not computed."""
+"""Smallest noise multiplier for which `SymmetricPairEpoch` is computed."""
 
 
 @dataclass(frozen=True)
 class SymmetricPairEpoch:
-    """One epoch of the pair, on grids of `size` points; every size gives an upper bound."""
+    """One epoch of the pair, on grids of `size` points.  Every size gives an upper bound."""
 
     multiplier: float
-    """z, `LEAST_MULTIPLIER` or more."""
+    """z, at least `MIN_MULTIPLIER`."""
     bins: int
     """T."""
     size: int
 
     def delta(self, epsilon: float, tail: float) -> float:
-        """An upper bound of H_ε(P‖Q), ε ≥ 0.  About `tail` of D_1 lies beyond the grid under P: a choice."""
+        """Return an upper bound of H_ε(P‖Q) for ε ≥ 0.
+
+        About `tail` of D_1 lies beyond the grid under P.  Every `tail` gives an upper bound.
+        """
         gamma = math.exp(min(epsilon, _MAX_EPSILON))  # δ falls: a smaller ε is safe
-        below, spacing = self._grid(gamma, tail)
-        points = as_floats(spacing * (np.arange(self.size + 1) - below))
-        masses, beyond = self._ratio_distribution(gamma, points)
-        at = points[:-1]
-        most, least = self._tail_probabilities(masses, below)
-        weighted = at * masses
-        exact = float(weighted @ np.where(at > 0.0, most, least)) + beyond
-        return min(1.0, exact * (1.0 + _RELATIVE_MARGIN) + self._rounding_error)
+        zero_index, spacing = self._grid(gamma, tail)
+        points = as_floats(spacing * (np.arange(self.size + 1) - zero_index))
+        masses, missing_mean = self._ratio_distribution(gamma, points)
+        grid_points = points[:-1]
+        upper_tails, lower_tails = self._tail_probabilities(masses, zero_index)
+        weighted = grid_points * masses
+        bound = float(weighted @ np.where(grid_points > 0.0, upper_tails, lower_tails)) + missing_mean
+        return min(1.0, bound * (1.0 + _RELATIVE_MARGIN) + self._rounding_error)
 
-    def curve(self, knots: int, loose: Curve) -> Curve:
-        """An upper bound at every ε; `loose` is one that takes less time.
+    def curve(self, knots: int, loose_curve: Curve) -> Curve:
+        """Return an upper bound at every ε.
 
-        At a few ε it is computed, on a finer grid; at many it is that of the law on `knots`.
+        For one or two values of ε it is computed on a finer grid.  For more values it is the curve of the loss
+        distribution on `knots`.
+
+        Args:
+            knots: Number of intervals between values of ε at which the loss distribution is fitted.
+            loose_curve: Another upper bound, which takes less time.
         """
         finer = replace(self, size=2 * self.size)
         shares = (_TAIL_SHARE, _LARGE_TAIL_SHARE) if self.multiplier < _SMALL_MULTIPLIER else (_TAIL_SHARE,)
 
         @cache
-        def law() -> PrivacyLossDistribution:
-            return self.loss_distribution(knots, epsilon_at(loose, MIN_DELTA))
+        def knot_distribution() -> PrivacyLossDistribution:
+            return self.loss_distribution(knots, epsilon_at(loose_curve, MIN_DELTA))
 
         def curve(epsilons: Floats) -> Floats:
             if np.size(epsilons) > _FEW_EPSILONS:
-                return law().deltas(epsilons)
-            found = []
-            for epsilon, about in zip(np.ravel(epsilons), np.ravel(loose(epsilons)), strict=True):
-                before, bound = math.inf, float(about)
-                while bound < _SETTLED_FACTOR * before:
-                    before = bound
+                return knot_distribution().deltas(epsilons)
+            bounds = []
+            for epsilon, loose_bound in zip(np.ravel(epsilons), np.ravel(loose_curve(epsilons)), strict=True):
+                previous_bound, bound = math.inf, float(loose_bound)
+                while bound < _SETTLED_FACTOR * previous_bound:
+                    previous_bound = bound
                     for share in shares:
                         bound = min(bound, finer.delta(float(epsilon), _grid_tail(bound, share)))
-                found.append(bound)
-            return as_floats(found).reshape(np.shape(epsilons))
+                bounds.append(bound)
+            return as_floats(bounds).reshape(np.shape(epsilons))
 
         return curve
 
-    def loss_distribution(self, knots: int, most: float) -> PrivacyLossDistribution:
-        """The law of the loss of an epoch, in atoms at `knots` values of ε and 0 and their negatives.
+    def loss_distribution(self, knots: int, max_epsilon: float) -> PrivacyLossDistribution:
+        """Return the loss distribution of an epoch, with atoms at some ε ≥ 0 and their negatives.
 
-        `most`: an ε at which δ is next to nothing.  Guarantee: an upper bound of H_ε(P‖Q) for every ε of either
-        sign, and in compositions.
+        Guarantee: it gives an upper bound of H_ε(P‖Q) for every ε of either sign, and in compositions.
+
+        Args:
+            knots: Number of intervals between the atoms ε ≥ 0.
+            max_epsilon: ε at which δ is next to 0.
         """
-        epsilons = self._max_resolved_epsilon(most) * np.linspace(0.0, 1.0, knots + 1) ** _KNOT_EXPONENT
+        epsilons = self._max_resolved_epsilon(max_epsilon) * np.linspace(0.0, 1.0, knots + 1) ** _KNOT_EXPONENT
         bounds = [1.0]
         for epsilon in epsilons:
             bounds.append(min(bounds[-1], self.delta(float(epsilon), _grid_tail(bounds[-1]))))
@@ -137,122 +145,137 @@ class SymmetricPairEpoch:
     def _rounding_error(self) -> float:
         return _ROUNDING_MASS + _ROUNDING_MASS_PER_BIN * self.bins
 
-    def _max_resolved_epsilon(self, most: float) -> float:
-        """About the smallest ε at which rounding hides δ."""
-        end = min(most, _MAX_EPSILON)
+    def _max_resolved_epsilon(self, max_epsilon: float) -> float:
+        """Return about the smallest ε at which rounding hides δ."""
+        end = min(max_epsilon, _MAX_EPSILON)
         while end > 1e-9 and self.delta(_END_FACTOR * end, _MIN_TAIL) <= 4.0 * self._rounding_error:
             end *= _END_FACTOR
         return end
 
     def _grid(self, gamma: float, tail: float) -> tuple[int, float]:
-        """Number of points below 0, and the distance between neighbouring points.
+        """Return the number of points below 0, and the distance of neighbouring points.
 
-        Where e^ε is large R is far below 0, and only what D_1 reaches has to be resolved.
+        For large e^ε R is far below 0, and only the range of D_1 has to be resolved.
         """
         z, bins = self.multiplier, self.bins
-        of_one = math.exp(min(_MAX_LOG, (0.5 / z - float(ndtri(tail))) / z))
-        near = _NEAR_LENGTHS * (of_one + bins)
-        wide, narrow = math.expm1(z**-2), -math.expm1(-(z**-2))
-        spread = 10.0 * math.sqrt(bins * ((1.0 + gamma**2) * wide + 2.0 * gamma * narrow))
+        positive_end = math.exp(min(_MAX_LOG, (0.5 / z - float(ndtri(tail))) / z))
+        near = _NEAR_LENGTHS * (positive_end + bins)
+        variance, negative_covariance = math.expm1(z**-2), -math.expm1(-(z**-2))
+        spread = 10.0 * math.sqrt(bins * ((1.0 + gamma**2) * variance + 2.0 * gamma * negative_covariance))
         low = min(4.0 * gamma * bins + 2.0 * gamma, (gamma - 1.0) * bins + spread + 2.0 * gamma, 2.0 * near)
-        high = of_one + min(2.0 * gamma * bins, spread, near)
+        high = positive_end + min(2.0 * gamma * bins, spread, near)
         spacing = (low + high) / (self.size - 1)
         return math.ceil(low / spacing), spacing
 
     def _ratio_distribution(self, gamma: float, points: Floats) -> tuple[Floats, float]:
-        """The law of D on all points but the last, and the mean of what was not moved to them.
+        """Return the masses of D on all points but the last, and the mean that was not moved to them.
 
-        Guarantee: what lies below the grid is moved up to it, all else keeps its mean.
+        Guarantee: mass below the grid is moved up to its lowest point, and all other mass keeps its mean.
         """
         z = self.multiplier
-        lifted = points * math.exp(0.5 / z**2)
-        both = np.hypot(lifted, 2.0 * math.sqrt(gamma)) + np.abs(lifted)
-        at = z * np.log(np.where(lifted >= 0.0, 0.5 * both, 2.0 * gamma / both))  # the Z at which D is a point
-        calls = ndtr(1.0 / z - at) - gamma * ndtr(-1.0 / z - at) - points * ndtr(-at)  # E (D - x)+
-        puts = points * ndtr(at) - ndtr(at - 1.0 / z) + gamma * ndtr(at + 1.0 / z)  # E (x - D)+
+        scaled_points = points * math.exp(0.5 / z**2)
+        root_sums = np.hypot(scaled_points, 2.0 * math.sqrt(gamma)) + np.abs(scaled_points)
+        thresholds = z * np.log(
+            np.where(scaled_points >= 0.0, 0.5 * root_sums, 2.0 * gamma / root_sums)
+        )  # the Z at which D equals each point
+        calls = (
+            ndtr(1.0 / z - thresholds) - gamma * ndtr(-1.0 / z - thresholds) - points * ndtr(-thresholds)
+        )  # E (D - x)+
+        puts = (
+            points * ndtr(thresholds) - ndtr(thresholds - 1.0 / z) + gamma * ndtr(thresholds + 1.0 / z)
+        )  # E (x - D)+
         spacing = points[1] - points[0]
         masses = np.empty(len(points) - 1)
         masses[0] = puts[1] - puts[0]
         masses[1:] = np.where(
-            at[1:-1] <= 0.0,
+            thresholds[1:-1] <= 0.0,
             puts[:-2] - 2.0 * puts[1:-1] + puts[2:],
             calls[:-2] - 2.0 * calls[1:-1] + calls[2:],
         )
-        beyond = points[-1] * (calls[-2] - calls[-1]) / spacing + calls[-1]
-        return as_floats(np.maximum(masses / spacing, 0.0)), max(0.0, float(beyond))
+        missing_mean = points[-1] * (calls[-2] - calls[-1]) / spacing + calls[-1]
+        return as_floats(np.maximum(masses / spacing, 0.0)), max(0.0, float(missing_mean))
 
-    def _tail_probabilities(self, masses: Floats, below: int) -> tuple[Floats, Floats]:
-        """For every point x of the grid an upper and a lower bound of P(R > -x)."""
+    def _tail_probabilities(self, masses: Floats, zero_index: int) -> tuple[Floats, Floats]:
+        """Return an upper and a lower bound of P(R > -x) for every point x of the grid, each (size,)."""
         if self.bins == 1:
-            above = np.where(np.arange(self.size) > below, 1.0, 0.0)
+            above = np.where(np.arange(self.size) > zero_index, 1.0, 0.0)
             return above, above
-        law = _self_convolve(np.stack([masses, masses]), self.bins - 1, below)
-        from_each_on = np.append(np.cumsum(law[:, ::-1], axis=1)[:, ::-1], np.zeros((2, 1)), axis=1)
-        places = np.clip(2 * below + 1 - np.arange(self.size), 0, self.size)
-        infinite = max(0.0, 1.0 - float(from_each_on[0, 0]))
-        most = np.minimum(1.0, from_each_on[0, places] + infinite + self._rounding_error)
-        return as_floats(most), as_floats(np.maximum(0.0, from_each_on[1, places] - self._rounding_error))
+        sum_masses = _self_convolve(np.stack([masses, masses]), self.bins - 1, zero_index)
+        tail_sums = np.append(np.cumsum(sum_masses[:, ::-1], axis=1)[:, ::-1], np.zeros((2, 1)), axis=1)
+        indices = np.clip(2 * zero_index + 1 - np.arange(self.size), 0, self.size)
+        missing_mass = max(0.0, 1.0 - float(tail_sums[0, 0]))
+        upper_bounds = np.minimum(1.0, tail_sums[0, indices] + missing_mass + self._rounding_error)
+        return as_floats(upper_bounds), as_floats(np.maximum(0.0, tail_sums[1, indices] - self._rounding_error))
 
 
 def _grid_tail(delta: float, share: float = _TAIL_SHARE) -> float:
     return max(_MIN_TAIL, share * delta)
 
 
-def _self_convolve(laws: Floats, times: int, below: int) -> Floats:
-    """The laws of sums of `times` ≥ 1 independent numbers, shape (2, size), by repeated squaring.
+def _self_convolve(masses: Floats, times: int, zero_index: int) -> Floats:
+    """Return the masses of sums of `times` ≥ 1 independent numbers, (2, size), by repeated squaring.
 
-    Of the first what falls below the grid stays at its lowest point, of the second it is dropped; what lies
-    beyond is missing in both.
+    In the first row, mass below the grid stays at its lowest point.  In the second row it is dropped.  Mass beyond
+    the grid is missing in both rows.
     """
-    from scipy import fft  # a twentieth of the start of a command that needs none
+    from scipy import fft  # its import takes a twentieth of the start of a command
 
-    size = laws.shape[1]
+    size = masses.shape[1]
     length = fft.next_fast_len(2 * size, real=True)
 
     def sums(first: Floats, second: Floats) -> Floats:
-        transformed = fft.rfft(first, length)
-        other = transformed if second is first else fft.rfft(second, length)
-        whole = fft.irfft(transformed * other, length)
-        found = as_floats(whole[:, below : below + size])
-        found[0, 0] += float(np.sum(whole[0, :below]))
-        return found
+        first_transform = fft.rfft(first, length)
+        second_transform = first_transform if second is first else fft.rfft(second, length)
+        full_sums = fft.irfft(first_transform * second_transform, length)
+        grid_sums = as_floats(full_sums[:, zero_index : zero_index + size])
+        grid_sums[0, 0] += float(np.sum(full_sums[0, :zero_index]))
+        return grid_sums
 
     result: Floats | None = None
     while True:
         if times & 1:
-            result = laws if result is None else sums(result, laws)
+            result = masses if result is None else sums(result, masses)
         times >>= 1
         if not times:
             assert result is not None
             return result
-        laws = sums(laws, laws)
+        masses = sums(masses, masses)
 
 
 def lower_hull(epsilons: Floats, bounds: Floats) -> tuple[Floats, Floats]:
-    """Those points that the lower convex hull over γ = e^ε rests on; `epsilons` ascend from 0."""
+    """Return the points (ε, bound) of the lower convex hull over γ = e^ε.
+
+    `epsilons` ascend from 0.
+    """
     gammas = np.exp(epsilons)
-    kept: list[int] = []
-    for new in range(len(gammas)):
-        while len(kept) > 1:
-            first, last = kept[-2], kept[-1]
-            to_last = (bounds[last] - bounds[first]) * (gammas[new] - gammas[first])
-            if to_last < (bounds[new] - bounds[first]) * (gammas[last] - gammas[first]):
+    hull: list[int] = []
+    for index in range(len(gammas)):
+        while len(hull) > 1:
+            first, last = hull[-2], hull[-1]
+            to_last = (bounds[last] - bounds[first]) * (gammas[index] - gammas[first])
+            if to_last < (bounds[index] - bounds[first]) * (gammas[last] - gammas[first]):
                 break
-            kept.pop()
-        kept.append(new)
-    return epsilons[kept], bounds[kept]
+            hull.pop()
+        hull.append(index)
+    return epsilons[hull], bounds[hull]
 
 
 def symmetric_loss_distribution(epsilons: Floats, bounds: Floats) -> PrivacyLossDistribution:
-    """The law of the loss whose hockey stick is `bounds` at e^ε ≥ 1, convex and falling, and its mirror below.
+    """Return the loss distribution of a symmetric pair whose hockey stick has the values `bounds`.
 
-    Of a pair that a reflection exchanges, P(loss = -l) = e^-l P(loss = l).  Guarantee: no δ below `bounds`, nor
-    below their chords, for one release or in a composition.
+    For a pair that a reflection exchanges, P(loss = -l) = e^-l P(loss = l), which decides the hockey stick below ε
+    = 0.
+
+    Guarantee: no δ is below `bounds`, nor below their chords, for one release or in a composition.
+
+    Args:
+        epsilons: ε ≥ 0, ascending from 0, (n,).
+        bounds: Hockey stick at `epsilons`, convex in e^ε and falling, (n,).
     """
     gammas = np.exp(epsilons)
     slopes = -np.diff(bounds) / np.diff(gammas)
-    first = slopes[0] if len(slopes) else 0.0
-    above = np.maximum(gammas[1:] * (slopes - np.append(slopes[1:], 0.0)), 0.0)
-    equal = max(0.0, 1.0 - float(bounds[0]) - 2.0 * first)
-    masses = np.concatenate([(above * np.exp(-epsilons[1:]))[::-1], [equal], above])
+    first_slope = slopes[0] if len(slopes) else 0.0
+    masses_above = np.maximum(gammas[1:] * (slopes - np.append(slopes[1:], 0.0)), 0.0)
+    zero_mass = max(0.0, 1.0 - float(bounds[0]) - 2.0 * first_slope)
+    masses = np.concatenate([(masses_above * np.exp(-epsilons[1:]))[::-1], [zero_mass], masses_above])
     return PrivacyLossDistribution(np.concatenate([-epsilons[:0:-1], epsilons]), masses, float(bounds[-1]))
