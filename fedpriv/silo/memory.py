@@ -1,8 +1,8 @@
-"""Limit the memory that runs may take of a guard: counted before they are opened, enforced by the system.
+"""Memory limits of a guard's runs, computed before a run and enforced by the system.
 
-What a run takes is counted from public numbers: the scenario, the policy, how many records the silo has and their
-shape.  Where too little was counted, one answer fails, and not the process, with which all runs of the silo would
-end.
+The memory of a run is computed from public numbers: the scenario, the policy, the number of the silo's records and
+their shape.  If the computed memory is too small, one answer fails instead of the process, whose end would end all
+runs of the silo.
 """
 
 import re
@@ -19,61 +19,66 @@ from fedpriv.noise.integers.increments import MAX_CHUNK_VALUES
 from fedpriv.plan.plan import Plan
 
 MAX_STATE_BYTES = 2**29
-"""Bytes: half of what a row of the ledger can hold."""
+"""Largest state in bytes, half of the capacity of a ledger row."""
 MIN_MEMORY, DEFAULT_MEMORY = 64 * MIB, 512 * MIB
 _NUMBER_BYTES = 8  # bytes
 _BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": MIB, "GiB": 2**30, "TiB": 2**40}
 _VIEW_COPIES = 3
-"""Copies of a shard's features while they are made from its records; one of them stays."""
+"""Copies of a shard's features during their computation from its records.  One copy stays cached."""
 _BATCH_COPIES = 6
 """Copies of a round's features: selected, aligned, and as integers."""
 _VALUES_PER_COORDINATE = 5
 """Numbers for every value of a record's increment while it is evaluated, clipped and rounded."""
 _STATE_COPIES = 5
-"""Copies of a state: as it was read, as it is next, packed, and as SQLite writes it."""
+"""Copies of a state: as read, as updated, packed, and as written by SQLite."""
 _MECHANISM_STATES = 2
-"""The strategy that integers go through keeps as much as the mechanism that turns them into what leaves."""
+"""States of the size of the mechanism's: its own, and the state of the strategy for integers."""
 _VECTOR_COUNT = 16
-"""Vectors of a release: the model, the query, integers, noise and what it is drawn from."""
+"""Vectors of a release: the model, the query, integers, noise and the noise's random bits."""
 _MODULE_BYTES = 128 * MIB
-"""What torch and the compiled sampler load for a first run, a model that is a module, and its first plan."""
+"""Memory for the first run: torch, the compiled sampler, a model that is a module, and its first plan."""
 _REQUEST_BYTES = 128 * MIB
-"""Requests that wait, and a scenario before it is known what it takes."""
+"""Memory for waiting requests, and for a scenario before its memory is computed."""
 _MAX_CACHED_RUNS = 4
-"""The most runs for which something is kept."""
+"""Most runs with cached values."""
 
 
-def _parse_bytes(given: object) -> object:
-    """A number of bytes from "512 MiB"; anything else is left to be refused, or to be a number."""
-    found = re.fullmatch(r"([0-9]{1,15}) ?([KMGT]iB|B)", given) if isinstance(given, str) else None
-    return given if found is None else int(found[1]) * _BYTES_PER_UNIT[found[2]]
+def _parse_bytes(value: object) -> object:
+    """Convert text such as "512 MiB" to a number of bytes, and leave other values to validation."""
+    match = re.fullmatch(r"([0-9]{1,15}) ?([KMGT]iB|B)", value) if isinstance(value, str) else None
+    return value if match is None else int(match[1]) * _BYTES_PER_UNIT[match[2]]
 
 
-def _check_minimum(given: int) -> int:
-    if given < MIN_MEMORY:
+def _check_minimum(byte_count: int) -> int:
+    if byte_count < MIN_MEMORY:
         raise ValueError(f'at least "{MIN_MEMORY // MIB} MiB"')
-    return given
+    return byte_count
 
 
 MemorySize = Annotated[int, BeforeValidator(_parse_bytes), AfterValidator(_check_minimum)]
-"""A number of bytes, or text such as "512 MiB"."""
+"""Number of bytes, or text such as "512 MiB"."""
 
 
 def round_memory(plan: Plan, silo: int, rows: int, features: int) -> int:
-    """Bytes that answering one round of a plan takes at most, with all that is kept for it.
+    """Return the largest memory in bytes of answering one round of a plan, with all cached values for it.
 
-    `rows` are the silo's, of `features` numbers each, as the model sees them.
+    Guarantee: the result is a function of public numbers: no record's values are read, and the rows are those of
+    the unit.
 
-    Guarantee: a function of public numbers: no record's values are looked at, and the rows are those of the unit.
+    Args:
+        plan: Plan of the run.
+        silo: Number of the silo.
+        rows: Number of the silo's rows.
+        features: Numbers of one row in the form of the model.
     """
     draws = max(plan.rounds[0].stored_length, plan.objective.dimension)
-    held, own = min(rows, plan.record_capacity(silo)), plan.objective.initial().element_size()
+    row_count, value_bytes = min(rows, plan.record_capacity(silo)), plan.objective.initial().element_size()
     return (
         _MODULE_BYTES
-        + _VIEW_COPIES * own * rows * features
+        + _VIEW_COPIES * value_bytes * rows * features
         + _NUMBER_BYTES
         * (
-            _BATCH_COPIES * held * features
+            _BATCH_COPIES * row_count * features
             + _VALUES_PER_COORDINATE * _values_per_record(plan)
             + _VECTOR_COUNT * max(draws, plan.query_length)
         )
@@ -82,7 +87,7 @@ def round_memory(plan: Plan, silo: int, rows: int, features: int) -> int:
 
 
 def state_memory(plan: Plan, silo: int) -> int:
-    """Bytes that a silo keeps from round to round at most."""
+    """Return the largest size in bytes of a silo's state between rounds."""
     first = plan.estimator.round(1)
     past = plan.estimator.memory if first.split is None else 2 + first.split.rounds_per_epoch
     workload = make_silo_stream(plan, silo, plan.schedule.rounds).workload
@@ -94,50 +99,60 @@ def state_memory(plan: Plan, silo: int) -> int:
 
 
 def _values_per_record(plan: Plan) -> int:
-    """Values of a record's increment, or features that are looked at together, where they are the most."""
-    objective, most = plan.objective, max(plan.query_length, MAX_CHUNK_VALUES)
-    for points in {planned.step.gradient_count for planned in plan.rounds}:
-        most = max(most, objective.dimension * points + objective.extra_values(points))
-    return most
+    """Return the most values of a record's increment, or of a chunk of features if these are more."""
+    objective, max_values = plan.objective, max(plan.query_length, MAX_CHUNK_VALUES)
+    for points in {round_plan.step.gradient_count for round_plan in plan.rounds}:
+        max_values = max(max_values, objective.dimension * points + objective.extra_values(points))
+    return max_values
 
 
 def limit_memory(max_bytes: int) -> None:
-    """Let this process take so many bytes more than it has now, and no more, for good.
+    """Limit this process for good to its current memory and `max_bytes` more.
 
-    InputError where the machine, the container or a limit gives it less: it would be ended in the middle of a run.
+    Raises:
+        InputError: If the machine, the container or a limit allows less, which would end the process during a run.
     """
-    if not (has := memory_usage()):
-        return  # only Linux says it
+    if not (usage := memory_usage()):
+        return  # Only Linux reports the usage.
     for name, limit in memory_limits().items():
-        if has[name] + max_bytes + _REQUEST_BYTES > limit:
-            own = format_mebibytes(has[name] + _REQUEST_BYTES)
+        if usage[name] + max_bytes + _REQUEST_BYTES > limit:
+            base = format_mebibytes(usage[name] + _REQUEST_BYTES)
             raise InputError(
-                f'allow.memory = "{format_mebibytes(max_bytes)}": the guard itself and its records take {own} of '
+                f'allow.memory = "{format_mebibytes(max_bytes)}": the guard itself and its records take {base} of '
                 f"{name}, "
                 f"and this process may take {format_mebibytes(limit)} for all; lower allow.memory, or raise the "
                 "limit "
                 f"({LIMIT_REMEDIES[name]})"
             )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = has["data"] + max_bytes + _REQUEST_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
+    soft_limit = usage["data"] + max_bytes + _REQUEST_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (soft_limit if hard < 0 else min(soft_limit, hard), hard))
 
 
 class MemoryPool:
-    """The bytes that the runs of a silo share: what is kept for some makes way for what others take."""
+    """Memory that the runs of a silo share.
+
+    Cached values of runs are dropped to make room for others.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._reservations: dict[str, tuple[int, Callable[[], object]]] = {}
 
     def reserve(self, name: str, byte_count: int, drop_cached: Callable[[], object]) -> None:
-        """Note that a run takes so many bytes, and let go what is kept for others if all do not fit.
+        """Reserve memory for a run, and drop the cached values of other runs if not all of them fit.
 
-        `forget` lets go all that is kept for this one.
+        Args:
+            name: Name of the run.
+            byte_count: Memory of the run, in bytes.
+            drop_cached: Function that drops all cached values of this run.
         """
-        others = {other: noted for other, noted in self._reservations.items() if other != name}
-        if byte_count + sum(size for size, _ in others.values()) > self.size or len(others) >= _MAX_CACHED_RUNS:
-            for _, each in others.values():
-                each()
-            others = {}
-        self._reservations = {**others, name: (byte_count, drop_cached)}
+        other_runs = {other: reservation for other, reservation in self._reservations.items() if other != name}
+        if (
+            byte_count + sum(size for size, _ in other_runs.values()) > self.size
+            or len(other_runs) >= _MAX_CACHED_RUNS
+        ):
+            for _, drop_other in other_runs.values():
+                drop_other()
+            other_runs = {}
+        self._reservations = {**other_runs, name: (byte_count, drop_cached)}

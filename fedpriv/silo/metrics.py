@@ -1,7 +1,7 @@
-"""Figures of a service for Prometheus: its text format 0.0.4, over HTTP, to this machine only.
+"""Metrics of a service for Prometheus, in text format 0.0.4 over HTTP, for this machine only.
 
-A service that is given `--metrics PLACE` answers GET /metrics there: on a port of the loopback interface, or on a
-Unix socket of mode 0600.  One request is answered at a time, in a thread of its own.
+A service with the option `--metrics PLACE` answers GET /metrics at this place, a port of the loopback interface or
+a Unix socket of mode 0600.  A separate thread answers one request at a time.
 """
 
 import fcntl
@@ -18,15 +18,15 @@ from typing import NamedTuple
 from fedpriv.core.errors import InputError
 
 _PATIENCE_SECONDS = 5.0
-"""Seconds that a request may take to come; others wait for it."""
+"""Longest time for a request to arrive, in seconds, while other requests wait."""
 
 
 _MAX_WAITING_CONNECTIONS = 8
-"""Connections that wait to be accepted."""
+"""Most connections that wait to be accepted."""
 
 
 class ServiceMetric(NamedTuple):
-    """A number with its name; figures of one name differ in their labels."""
+    """Metric with its name and value.  Metrics of one name differ in their labels."""
 
     name: str
     help: str
@@ -35,15 +35,15 @@ class ServiceMetric(NamedTuple):
 
 
 def format_metrics(metrics: Iterable[ServiceMetric]) -> str:
-    """The figures in the text format; those of one name follow each other."""
+    """Format metrics as text, with metrics of one name next to each other."""
     by_name: dict[str, list[ServiceMetric]] = {}
-    for figure in metrics:
-        by_name.setdefault(figure.name, []).append(figure)
+    for metric in metrics:
+        by_name.setdefault(metric.name, []).append(metric)
     lines = []
     for name, group in by_name.items():
-        kind = "counter" if name.endswith("_total") else "gauge"  # by the format's own convention of names
+        kind = "counter" if name.endswith("_total") else "gauge"  # naming convention of the format
         lines += [f"# HELP {name} {group[0].help}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{_format_labels(each.labels)} {_format_number(each.value)}" for each in group]
+        lines += [f"{name}{_format_labels(sample.labels)} {_format_number(sample.value)}" for sample in group]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -60,12 +60,12 @@ def _format_number(value: float) -> str:
 
 
 def is_listening(path: Path) -> bool:
-    """Whether a service answers on the Unix socket `path`; not where one that was killed has left it."""
+    """Whether a service answers on the Unix socket `path`, which a killed service may have left."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1.0)
         try:
             connection.connect(str(path))
-        except (TimeoutError, BlockingIOError):  # it is busy, and others wait for it
+        except (TimeoutError, BlockingIOError):  # The service is busy, and others wait for it.
             return True
         except OSError:
             return False
@@ -73,15 +73,19 @@ def is_listening(path: Path) -> bool:
 
 
 def open_private_socket(path: Path, option: str) -> socket.socket:
-    """A Unix socket at `path`, of mode 0600 from the start, on which connections wait to be accepted.
+    """Open a Unix socket at `path`, of mode 0600 from the start, on which connections wait to be accepted.
 
-    Guarantee: what is there stays as it is, unless it is the socket of a service that has ended; of two services
-    that start at once, one is refused.
+    Guarantee: an existing file stays as it is, unless it is the socket of a service that has ended; of two
+    services that start at once, one is refused.
+
+    Args:
+        path: Path of the socket.
+        option: Option that names the path, for errors.
 
     Raises:
-        InputError: none can be made there; the message names `option`.
+        InputError: If no socket can be made there.
     """
-    bound = socket.socket(socket.AF_UNIX)
+    listener = socket.socket(socket.AF_UNIX)
     try:
         with ExitStack() as stack:
             folder = os.open(path.parent, os.O_RDONLY)
@@ -94,58 +98,62 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
                     )
                 path.unlink()
             stack.callback(os.umask, os.umask(0o177))
-            bound.bind(str(path))
-            bound.listen(_MAX_WAITING_CONNECTIONS)
+            listener.bind(str(path))
+            listener.listen(_MAX_WAITING_CONNECTIONS)
     except (OSError, InputError) as error:
-        bound.close()
+        listener.close()
         if isinstance(error, InputError):
             raise
-        taken = path.exists() and not path.is_socket()
-        why = "is a file, and no socket; name a path that is free" if taken else str(error)
-        raise InputError(f"{option} {path}: {why}") from None
-    return bound
+        is_file = path.exists() and not path.is_socket()
+        reason = "is a file, and no socket; name a path that is free" if is_file else str(error)
+        raise InputError(f"{option} {path}: {reason}") from None
+    return listener
 
 
 @contextmanager
 def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[ServiceMetric]]) -> Iterator[None]:
-    """Answer GET /metrics at `place` with what `figures` says then; nothing is opened for None.
-
-    `place` is a port's number, for 127.0.0.1, or the path of a socket to be made; InputError for another, or one
-    that is taken.
+    """Serve GET /metrics at an address with the current metrics, or do nothing for None.
 
     Guarantee: no other machine is answered.
+
+    Args:
+        address: Number of a port on 127.0.0.1, or path of a socket to be made.
+        collect_metrics: Function that returns the current metrics.
+
+    Raises:
+        InputError: If the address is neither, or is in use.
     """
     if address is None:
         yield
         return
-    bound = _open_socket(address)
+    listener = _open_socket(address)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _PATIENCE_SECONDS
 
         def do_GET(self) -> None:
-            known = self.path.partition("?")[0] == "/metrics"
-            content = format_metrics(collect_metrics()).encode() if known else b"only /metrics is here\n"
-            self.send_response(200 if known else 404)
+            is_metrics_path = self.path.partition("?")[0] == "/metrics"
+            content = format_metrics(collect_metrics()).encode() if is_metrics_path else b"only /metrics is here\n"
+            self.send_response(200 if is_metrics_path else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-            """Scrapes are no events."""
+            """Log nothing, since requests for metrics are no events."""
 
         def address_string(self) -> str:
             return "this machine"
 
     class Server(HTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
-            """Whoever asks and goes away is no error."""
+            """Ignore errors of clients that disconnect."""
 
     server = Server(("", 0), Handler, bind_and_activate=False)
     server.socket.close()
-    server.socket = bound
-    bound.listen(_MAX_WAITING_CONNECTIONS)
+    server.socket = listener
+    listener.listen(_MAX_WAITING_CONNECTIONS)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield
@@ -156,14 +164,14 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
             Path(address).unlink(missing_ok=True)
 
 
-def _open_socket(place: str) -> socket.socket:
-    if not place.isdigit():
-        if ":" in place and "/" not in place:
+def _open_socket(address: str) -> socket.socket:
+    if not address.isdigit():
+        if ":" in address and "/" not in address:
             raise InputError(
-                f"--metrics {place}: expected a port's number, for this machine only, or the path of a socket"
+                f"--metrics {address}: expected a port's number, for this machine only, or the path of a socket"
             )
-        return open_private_socket(Path(place), "--metrics")
+        return open_private_socket(Path(address), "--metrics")
     try:
-        return socket.create_server(("127.0.0.1", int(place)))
+        return socket.create_server(("127.0.0.1", int(address)))
     except (OSError, OverflowError) as error:
-        raise InputError(f"--metrics {place}: {error}") from None
+        raise InputError(f"--metrics {address}: {error}") from None

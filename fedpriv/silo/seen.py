@@ -1,10 +1,11 @@
-"""A guard seen from outside: a log line for each event, and figures for whoever watches over it.
+"""Observation of a guard: a log line for each event, and metrics for monitoring.
 
-Names and reasons may have words of a stranger; lines have them in one spelling without control characters, figures
-not at all.
+Names and reasons can contain text of untrusted servers.  In log lines their control characters are escaped, and
+metrics do not contain them.
 
-Guarantee: no line and no figure depends on the records but through their number, and figures change when a tick is
-over, as replies leave: the time of a change says no more than that of a reply.  A time is in whole seconds.
+Guarantee: no line and no metric depends on the records except through their number, and metrics change at the end
+of a tick, like replies: the time of a change reveals no more than the time of a reply.  A time is in whole
+seconds.
 """
 
 import json
@@ -32,15 +33,18 @@ _MAX_REASON_LENGTH = 300
 
 
 class BudgetAmount(NamedTuple):
-    """Of a budget."""
+    """Amount of a budget, or of charges to it."""
 
     mu: float
-    """inf where a run was without noise."""
+    """inf if a run had no noise."""
     slack: float
 
 
 class BudgetStatus(NamedTuple):
-    """A ledger's account of its policy's budget: all of it, spent, left for one more run, and runs."""
+    """Status of a policy's budget in a ledger.
+
+    The status has the budget, the charges, the remaining budget for one more run, and the numbers of runs.
+    """
 
     budget: BudgetAmount
     charge: BudgetAmount
@@ -50,23 +54,23 @@ class BudgetStatus(NamedTuple):
 
 
 def budget_status(ledger: SiloLedger, allow: RunLimits) -> BudgetStatus:
-    """From all that the ledger has charged, for the neighbours that the policy has."""
+    """Compute the budget status from all charges of a ledger, for the policy's neighbours."""
     charges = ledger.charges()
     prices = price_charges(charges, allow.relation, allow.unit)
-    total, left = compose_prices(prices), LifetimeBudget(allow.budget, allow.slack).remaining(prices)
+    total, remaining = compose_prices(prices), LifetimeBudget(allow.budget, allow.slack).remaining(prices)
     return BudgetStatus(
         BudgetAmount(allow.budget, allow.slack),
-        BudgetAmount(math.inf, sum(each.slack for each in charges))
+        BudgetAmount(math.inf, sum(charge.slack for charge in charges))
         if total is None
         else BudgetAmount(total.mu, total.slack),
-        BudgetAmount(0.0, 0.0) if left is None else BudgetAmount(left.mu, left.slack),
+        BudgetAmount(0.0, 0.0) if remaining is None else BudgetAmount(remaining.mu, remaining.slack),
         len(charges),
         ledger.count_open_runs(),
     )
 
 
 def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
-    """Log a run that was opened, called once its charge is on file."""
+    """Log a run that was opened, after its charge was stored."""
     scenario = json.loads(charge.cell)["name"]
     with_slack = f" and slack {format_upper(charge.slack, 3)}" if charge.slack else ""
     _log.info(
@@ -80,9 +84,10 @@ def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
 
 
 class GuardEvents:
-    """Counts and logs what a guard's process does: the first hundred refusals, then every thousandth.
+    """Counter and logger of a guard's events.
 
-    Whoever asks for ever fills no disk: a round is told once, however often it is asked for.
+    The first hundred refusals are logged, and then every thousandth.  A round is logged once, however often it is
+    repeated, so that repeated requests fill no disk.
     """
 
     def __init__(self) -> None:
@@ -91,38 +96,49 @@ class GuardEvents:
         self._last_answer_time, self._version = 0.0, version("fedpriv")
 
     def record_answer(self, run: str, t: int, *, is_evaluation: bool) -> None:
-        """Called after the answer is in the ledger, and so for runs that a budget was charged for."""
+        """Count and log an answer, after it was stored in the ledger and its run was charged."""
         if t > self._last_rounds.get((run, is_evaluation), 0):
             self._last_rounds[run, is_evaluation] = t
             self._counts["evaluations" if is_evaluation else "rounds"] += 1
             self._last_answer_time = time.time()
-            words = "an evaluation" if is_evaluation else "a round"
-            _log.info("answered %s", words, extra=log_fields(sanitize_line(run, 40), t, "answered"))
+            description = "an evaluation" if is_evaluation else "a round"
+            _log.info("answered %s", description, extra=log_fields(sanitize_line(run, 40), t, "answered"))
         else:
             self._counts["repeated"] += 1
 
     def record_refusal(self, run: str, reason: str) -> None:
         count = self._counts["refused"] = self._counts["refused"] + 1
         if count <= _FULL_LOG_COUNT or count % _LOG_INTERVAL == 0:
-            named, said = sanitize_line(run, 40), sanitize_line(reason, _MAX_REASON_LENGTH)
-            _log.warning("refusal %d, run %s: %s", count, named, said, extra=log_fields(named, event="refused"))
+            run_name, short_reason = sanitize_line(run, 40), sanitize_line(reason, _MAX_REASON_LENGTH)
+            _log.warning(
+                "refusal %d, run %s: %s",
+                count,
+                run_name,
+                short_reason,
+                extra=log_fields(run_name, event="refused"),
+            )
 
     def record_failure(self) -> None:
         self._counts["failed"] += 1
 
     def metrics(self, silo: int, statuses: Mapping[str, BudgetStatus]) -> list[ServiceMetric]:
-        """As they are now; `standings` by whose records: of training, or of tests."""
-        count, who = self._counts, {"silo": str(silo), "version": self._version}
-        found = [
-            ServiceMetric("info", "The guard's silo and version.", 1, who),
+        """Return the current metrics.
+
+        `statuses` has the budget status of each ledger by its kind of records, "training" or "tests".
+        """
+        counts, labels = self._counts, {"silo": str(silo), "version": self._version}
+        metrics = [
+            ServiceMetric("info", "The guard's silo and version.", 1, labels),
             ServiceMetric(
-                "answered_total", "Rounds answered, each once.", count["rounds"], {"records": "training"}
+                "answered_total", "Rounds answered, each once.", counts["rounds"], {"records": "training"}
             ),
-            ServiceMetric("answered_total", "", count["evaluations"], {"records": "tests"}),
-            ServiceMetric("repeated_total", "Rounds asked for again: they get the same bytes.", count["repeated"]),
-            ServiceMetric("refused_total", "Requests refused; the log has reasons.", count["refused"]),
+            ServiceMetric("answered_total", "", counts["evaluations"], {"records": "tests"}),
             ServiceMetric(
-                "failed_total", "Requests on which the guard failed; the log says why.", count["failed"]
+                "repeated_total", "Rounds asked for again: they get the same bytes.", counts["repeated"]
+            ),
+            ServiceMetric("refused_total", "Requests refused; the log has reasons.", counts["refused"]),
+            ServiceMetric(
+                "failed_total", "Requests on which the guard failed; the log says why.", counts["failed"]
             ),
             ServiceMetric(
                 "last_answer_seconds",
@@ -130,17 +146,17 @@ class GuardEvents:
                 math.floor(self._last_answer_time),
             ),
         ]
-        for records, (budget, used, left, runs, underway) in statuses.items():
-            found += [
-                ServiceMetric(name, words, value, {"records": records})
-                for name, words, value in (
-                    ("runs", "Runs that were ever opened, and charged.", runs),
-                    ("runs_open", "Runs under way.", underway),
+        for records, (budget, charge, remaining, run_count, open_count) in statuses.items():
+            metrics += [
+                ServiceMetric(name, help_text, value, {"records": records})
+                for name, help_text, value in (
+                    ("runs", "Runs that were ever opened, and charged.", run_count),
+                    ("runs_open", "Runs under way.", open_count),
                     ("budget_mu", "The lifetime budget of the policy.", budget.mu),
-                    ("spent_mu", "Spent of it; rounded up.", used.mu),
-                    ("left_mu", "The most that one more run may cost; rounded down.", left.mu),
+                    ("spent_mu", "Spent of it; rounded up.", charge.mu),
+                    ("left_mu", "The most that one more run may cost; rounded down.", remaining.mu),
                     ("budget_slack", "The lifetime slack of the policy.", budget.slack),
-                    ("spent_slack", "Spent of it.", used.slack),
+                    ("spent_slack", "Spent of it.", charge.slack),
                 )
             ]
-        return [each._replace(name=f"fedpriv_guard_{each.name}") for each in found]
+        return [metric._replace(name=f"fedpriv_guard_{metric.name}") for metric in metrics]
