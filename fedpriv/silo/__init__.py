@@ -1,7 +1,6 @@
-"""A silo: its records, its guard, its ledger and its policy.
+"""Silo: its records, its guard, its ledger and its policy.
 
-`Guard` answers queries within a `Policy`, `SiloLedger` keeps what was charged and released, and `Silo` computes
-releases.
+`Guard` answers queries within a `Policy`, `SiloLedger` stores charges and releases, and `Silo` computes releases.
 
 Imports: rooms from `protocol` down.
 """

@@ -1,19 +1,20 @@
-"""Back up a silo's ledgers, and put a backup in the place of a ledger that is lost.
+"""Backups of a silo's ledgers, and the restoring of a lost ledger from a backup.
 
-A backup has every charge and every digest of the chain, and no key, no state and no reply: runs that were under
-way end with it.  It has the number of rounds of every run, and digests of what was asked, beside what an
-administrator's `status` shows.
+A backup has every charge and every digest of the chain, and no key, no state and no reply.  Runs that were under
+way end with it.  In addition to what an administrator's `status` shows, it has the number of rounds of every run,
+and digests of the queries.
 
-Guarantee: a thief of a backup, of the ledger after a run, or of both, cannot try on them what a record is, if
-HMAC-SHA256 is a pseudorandom function: what depends on the records is under keys that were wiped, or, as their
-fingerprint is, under one that lies beside the records alone (fedpriv/silo/shard.py).  Replies that a ledger
-keeps have their noise, but for sums that a trusted server was sent.  Backups that fedpriv 0.3.0 made have a digest
-of the records under no key.
+Guarantee: a thief of a backup, of the ledger after a run, or of both, cannot test guesses at a record on them, if
+HMAC-SHA256 is a pseudorandom function.  All values that depend on the records are under keys that were wiped, or,
+like the fingerprint of the records, under a key that lies beside the records alone (fedpriv/silo/shard.py).
+Replies that a ledger keeps have their noise, except sums that were sent to a trusted server.  Backups that fedpriv
+0.3.0 made have a digest of the records under no key.
 
 Guarantee: no budget is spent twice by a restore.  If the mark, which lies elsewhere, says that the backup's last
-commit was the ledger's last one, nothing was released since.  If it does not, or is gone, the whole budget of the
-policy is charged to the restored ledger, since as much may have been released; and the ledger gets another name,
-so that nobody takes it for the lost one.  What a server remembers is no evidence: it is the one that would gain.
+commit was the ledger's last one, nothing was released since.  If the mark does not say so, or is gone, the whole
+budget of the policy is charged to the restored ledger, since as much may have been released; and the ledger gets
+another name, so that nobody takes it for the lost one.  The checkpoints of a server are no evidence, because the
+server would gain from a wrong one.
 """
 
 import json
@@ -37,12 +38,12 @@ from fedpriv.silo.rows import BACKUP_OFFSET, connect_database, read_header
 from fedpriv.silo.shard import load_or_create_key, read_key
 
 RESTORE_CHARGE_NAME = "restored from a backup"
-"""The name of the charge for what may have been released since."""
+"""Name of the charge for releases that may have been made since the backup."""
 
 
 def back_up_ledgers(policy_path: Path, folder: Path) -> list[Path]:
-    """Copies of a policy's ledgers in `folder`, mode 0600; older ones there are replaced."""
-    return [_copy_ledger(own, folder / own.ledger.name) for own in _ledger_policies(policy_path)]
+    """Copy a policy's ledgers to `folder`, mode 0600, and replace older copies there."""
+    return [_copy_ledger(policy, folder / policy.ledger.name) for policy in _ledger_policies(policy_path)]
 
 
 def _copy_ledger(policy: Policy, copy: Path) -> Path:
@@ -57,48 +58,58 @@ def _copy_ledger(policy: Policy, copy: Path) -> Path:
 
 
 def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
-    """Put the copies in `folder` in the place of ledgers that are gone; a line about each.
+    """Restore lost ledgers of a policy from the copies in `folder`, and yield a line about each.
 
-    InputError, with nothing changed, if no ledger is gone, or for a copy that is damaged.  Where the key beside
-    the records is gone, or another one, the ledger goes on with these records, and the whole budget is charged.
+    If the key beside the records is gone, or is another one, the ledger continues with these records, and the
+    whole budget is charged.
+
+    Raises:
+        InputError: If no ledger is lost, or a copy is damaged.  Nothing is changed then.
     """
-    if not (gone := [own for own in _ledger_policies(policy_path) if not own.ledger.exists()]):
+    if not (
+        lost_policies := [
+            ledger_policy for ledger_policy in _ledger_policies(policy_path) if not ledger_policy.ledger.exists()
+        ]
+    ):
         (policy, *_) = _ledger_policies(policy_path)
         raise InputError(
             f"{policy.ledger}: is there; a backup knows less than a ledger.  If this one cannot be used, move it "
             "away first"
         )
-    for policy in gone:
+    for policy in lost_policies:
         yield _restore_ledger(policy_path, policy, folder / policy.ledger.name)
 
 
 def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
-    draft, own = policy.ledger.with_name(policy.ledger.name + ".restored"), RollbackMark(policy.mark_path)
+    draft, mark = policy.ledger.with_name(policy.ledger.name + ".restored"), RollbackMark(policy.mark_path)
     try:
         with _draft_copy(copy, draft) as draft_mark:
-            backup, name, commit = _read_copy(draft)
+            is_backup, name, commit = _read_copy(draft)
             draft_mark.write(MarkContent(name, commit, commit))
-            with closing(SiloLedger(draft, draft_mark.path, is_backup=backup)) as ledger:
-                bound = _is_bound(policy, ledger)
-                same = bound and _is_latest(own, name, commit)
-                new = name if same else secrets.token_hex(16)
+            with closing(SiloLedger(draft, draft_mark.path, is_backup=is_backup)) as ledger:
+                is_bound = _is_bound(policy, ledger)
+                is_latest = is_bound and _is_latest(mark, name, commit)
+                new_name = name if is_latest else secrets.token_hex(16)
                 with ledger.lock():
                     with ledger.transaction():
-                        if not bound:
+                        if not is_bound:
                             ledger.bind_records(*_make_fingerprint(policy_path, policy))
                         ledger.become_ledger(
-                            new, None if same else (f"{RESTORE_CHARGE_NAME}, {new}", _full_budget_charge(policy))
+                            new_name,
+                            None
+                            if is_latest
+                            else (f"{RESTORE_CHARGE_NAME}, {new_name}", _full_budget_charge(policy)),
                         )
                     ledger.tidy()
-            reading = draft_mark.read()
+            mark_content = draft_mark.read()
             draft.replace(policy.ledger)
             sync_folder(policy.ledger.parent)
-            own.write(reading)
+            mark.write(mark_content)
     except (OSError, sqlite3.Error, TypeError, ValueError) as error:
         raise InputError(f"{copy}: cannot be restored: {error}") from None
-    if same:
+    if is_latest:
         return f"restored {policy.ledger}: its mark says that nothing was released since this backup"
-    unknown = "what was released since" if bound else "whether it was of these records, without its key"
+    unknown = "what was released since" if is_bound else "whether it was of these records, without its key"
     return (
         f"restored {policy.ledger} as of commit {commit.number}: nobody knows {unknown}, so the whole budget of "
         "the policy is charged.  It answers no new run, unless a person raises allow.budget"
@@ -107,11 +118,13 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
 
 @contextmanager
 def _draft_copy(copy: Path, draft: Path) -> Iterator[RollbackMark]:
-    """The copy as a file beside the ledger, and a mark for it; nothing of both is left over."""
+    """Copy a backup to a file beside the ledger, with a mark, and remove all of these files afterwards."""
     mark = RollbackMark(draft.with_name(draft.name + ".mark"))
-    left = [draft.with_name(draft.name + end) for end in ("", ".mark", ".mark.new", ".lock", "-journal")]
+    draft_files = [
+        draft.with_name(draft.name + suffix) for suffix in ("", ".mark", ".mark.new", ".lock", "-journal")
+    ]
     with ExitStack() as stack:
-        for path in left:
+        for path in draft_files:
             path.unlink(missing_ok=True)
             stack.callback(path.unlink, missing_ok=True)
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE_MODE))
@@ -120,39 +133,41 @@ def _draft_copy(copy: Path, draft: Path) -> Iterator[RollbackMark]:
 
 
 def _read_copy(copy: Path) -> tuple[bool, str, Commit]:
-    """Whether a copy that nobody has checked yet is a backup, its ledger's name and its last commit."""
+    """Return whether an unchecked copy is a backup, the name of its ledger, and its last commit."""
     database = connect_database(copy)
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    about = read_header(database)
+    header = read_header(database)
     database.close()
-    return version > BACKUP_OFFSET, about.ledger_name, about.commit
+    return version > BACKUP_OFFSET, header.ledger_name, header.commit
 
 
 def _is_bound(policy: Policy, ledger: SiloLedger) -> bool:
-    """Whether a guard can tell the records that the ledger is for, with the key beside them or without one."""
+    """Whether the ledger's records can be recognized, by the key beside them or without a key."""
     return not ledger.is_keyed() or (
         policy.shard_key.exists() and is_key_of(read_key(policy.shard_key), ledger.fingerprint)
     )
 
 
 def _make_fingerprint(policy_path: Path, policy: Policy) -> tuple[bytes, bytes]:
-    """The fingerprint of the policy's records and its key, which is made where there is none."""
+    """Return the fingerprint of the policy's records and its key, which is created if it is missing."""
     key = load_or_create_key(policy.shard_key)
-    records = {of.ledger: own for of, own in policies_with_shards(read_policy(policy_path))}
-    return records[policy.ledger].fingerprint(key), key
+    shards = {
+        record_policy.ledger: shard for record_policy, shard in policies_with_shards(read_policy(policy_path))
+    }
+    return shards[policy.ledger].fingerprint(key), key
 
 
-def _is_latest(own: RollbackMark, name: str, commit: Commit) -> bool:
-    """Whether the mark that was kept says that its ledger never had a commit after this one."""
+def _is_latest(rollback_mark: RollbackMark, name: str, commit: Commit) -> bool:
+    """Whether the ledger's mark says that the ledger had no commit after this one."""
     try:
-        mark = own.read()
+        content = rollback_mark.read()
     except InputError:
         return False
-    return (mark.ledger_name, mark.last_commit, mark.pending_commit) == (name, commit, commit)
+    return (content.ledger_name, content.last_commit, content.pending_commit) == (name, commit, commit)
 
 
 def _full_budget_charge(policy: Policy) -> Charge:
-    """All that the policy allows, charged for its own neighbours."""
+    """Return a charge of the policy's whole budget, for the policy's neighbours."""
     allow = policy.allow
     cell = {
         "name": RESTORE_CHARGE_NAME,
@@ -164,4 +179,4 @@ def _full_budget_charge(policy: Policy) -> Charge:
 
 def _ledger_policies(policy_path: Path) -> list[Policy]:
     policy = read_policy(policy_path)
-    return [own for own in (policy, policy.test_policy) if own is not None]
+    return [ledger_policy for ledger_policy in (policy, policy.test_policy) if ledger_policy is not None]

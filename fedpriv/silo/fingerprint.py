@@ -88,7 +88,7 @@ def is_key_of(key: bytes, fingerprint: bytes) -> bool:
 
 def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     with ledger.lock():
-        if ledger.is_keyed():  # by another process meanwhile
+        if ledger.is_keyed():  # Another process has converted it meanwhile.
             return
         if ledger.fingerprint != shard.content_digest:
             raise _other_records_error(policy)
@@ -112,9 +112,10 @@ def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
 
 
 def _unprotected_runs(ledger: SiloLedger) -> list[str]:
-    """Names of the runs whose claim by fedpriv 0.3.0 was false: model.augment in a secret order, which has slack.
+    """List the runs whose claim by fedpriv 0.3.0 was false: model.augment in a secret order, with slack.
 
-    Whoever was drawn moved the copies of all records behind; no bound on that is less than all of their clips.
+    A record that took part moved the copies of all records behind it.  No bound on this displacement is smaller
+    than the sum of all their clips.
     """
     return [
         row.run_id
