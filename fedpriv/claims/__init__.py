@@ -1,7 +1,7 @@
-"""What a run released, and what that guarantees.
+"""Releases of a run, and the guarantee that follows from them.
 
-A `ReleaseStream` is what one party released, and `claim_of` computes what follows from all of them.  `Finished` is
-the outcome of a run.
+A `ReleaseStream` describes the releases of one party, and `compute_claim` computes the guarantee of all streams.
+`CellOutcome` is the outcome of a run.
 
 Imports: rooms from `rounds` down.
 """

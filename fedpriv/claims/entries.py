@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # these import torch, for which a reader of a ledger need not
     from fedpriv.scenario.sections import FederationSection, PrivacySection
 
 _LEAKY_COPIES_VERSION = "0.3.0"
-"""Version in which a record that was drawn moved the copies of the others."""
+"""Version of fedpriv in which a record that took part moved the copies of other records."""
 _MAX_RATIO = 1.01
 """Largest ratio of two numerical figures for one run: earlier versions bounded some runs less closely."""
 
@@ -112,14 +112,14 @@ class LedgerEntry:
 
     @cached_property
     def disagreement(self) -> str | None:
-        """Description of the first figure that streams or scenario contradict, or None if there is none.
+        """First figure that streams or scenario contradict, as text, or None without a contradiction.
 
         A record without a field that is compared is described, too.
 
         Guarantee: in a record without a disagreement, trust, silos, relation, unit and δ are those of the
         scenario, whatever is written beside the scenario.  Where this program has all code that the scenario
-        names, the rounds are the scenario's, too, and the noise promises what the scenario asks for, within 1 %
-        of a numerical ε.
+        names, the rounds are the scenario's, too, and the noise promises what the scenario asks for, within 1 % of
+        a numerical ε.
         """
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
@@ -129,7 +129,7 @@ class LedgerEntry:
             AttributeError,
             ValueError,
             InputError,
-        ) as error:  # anybody may have written it
+        ) as error:  # The file can come from anybody.
             return f"is none of a run ({type(error).__name__}: {sanitize_line(str(error), 100)})"
 
     @cached_property
@@ -367,7 +367,11 @@ def _bounds_epsilon(claimed: float | None, recomputed: float | None, exact: bool
 
 
 def make_entry(cell: Mapping[str, Any]) -> LedgerEntry:
-    """Make the entry of a cell of results.json.  KeyError, TypeError or ValueError for anything else."""
+    """Make the entry of a cell of results.json.
+
+    Raises:
+        KeyError, TypeError or ValueError: If the data are no cell of results.json.
+    """
     return LedgerEntry(
         cell["cell"],
         cell["point"],
@@ -387,7 +391,11 @@ def format_differing_cells(cells: Sequence[int]) -> str:
 
 
 def read_ledger(folder: Path) -> list[LedgerEntry]:
-    """Read results.json in a run's folder, and cells.jsonl beside it.  InputError if one cannot be read."""
+    """Read results.json in a run's folder, and cells.jsonl beside it.
+
+    Raises:
+        InputError: If one of the files cannot be read.
+    """
     path, newer_path = folder / "results.json", folder / "cells.jsonl"
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
@@ -402,10 +410,14 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
         raise InputError(f"{path}: not a ledger of fedpriv ({type(error).__name__}: {error})") from None
 
 
-def check_copies(where: Path | str, versions: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse cells of fedpriv 0.3.0 with copies of records in a secret order, which released more than they say.
+def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse cells of fedpriv 0.3.0 with copies of records in a secret order.
 
-    An editable installation keeps the number that it was made with, so that of this program is no evidence.
+    Such cells released more than their claim says.  An editable installation keeps the version number with which
+    it was made.  Therefore that number of the running program is no evidence.
+
+    Raises:
+        InputError: If there is such a cell.
     """
     if versions.get("fedpriv") != _LEAKY_COPIES_VERSION or metadata.version("fedpriv") == _LEAKY_COPIES_VERSION:
         return
@@ -413,7 +425,7 @@ def check_copies(where: Path | str, versions: Mapping[str, Any], cells: Iterable
         kind = SELECTABLE_PARTICIPATIONS.get(cell["scenario"]["federation"].get("sampling", ""))
         if cell["scenario"]["model"].get("augment") and kind is not None and kind.secret:
             raise InputError(
-                f"{where}: cell {cell['cell']} is of fedpriv {_LEAKY_COPIES_VERSION}, whose copies of records "
+                f"{source}: cell {cell['cell']} is of fedpriv {_LEAKY_COPIES_VERSION}, whose copies of records "
                 f'(model.augment) with federation.sampling = "{kind.name}" released more than it promised; run '
                 "the scenario again, into another folder"
             )

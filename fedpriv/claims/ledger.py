@@ -1,6 +1,6 @@
 """Releases of a run as data, the only input of its accounting.
 
-A `ReleaseStream` says what one owner of noise (a silo, several alike, or the server) published over a run; the
+A `ReleaseStream` describes the releases of one party (a silo, several alike, or the server) over a run.  The
 guarantee of the run is recomputed from the streams alone (`claims.claim`).
 """
 
@@ -32,26 +32,28 @@ from fedpriv.plan.plan import Plan
 from fedpriv.plan.sums import IntegerRelease, RunningSums
 
 ROUNDS, FIRST_STEP = "rounds", "first step"
-"""The steps of a run: what each releases of a record counts together."""
+"""Steps of a run.  The releases of one step about a record are accounted for together."""
 
 
 @dataclass(frozen=True)
 class ReleaseStream:
-    """Noisy running sums released in rounds 1 … `schedule.rounds` by `owner`.
+    """Noisy running sums released in rounds 1 … `schedule.rounds` by one party.
 
     | field | meaning | unit |
     |---|---|---|
-    | `owner` | "server", "silo 3" or "silos 0-99" (alike, each with noise of its own) | |
-    | `schedule` | which rounds a record takes part in | |
+    | `party_name` | "server", "silo 3" or "silos 0-99" (alike, each with independent noise) | |
+    | `mechanism` | mechanism of the noise | |
+    | `schedule` | participation: the rounds in which a record takes part | |
     | `decay` | decay of the running sum | |
     | `clips` | norm bound on one record's increment, one a round | gradient |
-    | `per_record` | weight of one record's increment in what is released: 1/B_i, or max p_i/B_i | |
+    | `record_weight` | weight of one record's increment in the release: 1/B_i, or max p_i/B_i | |
+    | `relation` | neighbouring relation | |
     | `std` | standard deviation of a fresh noise vector's coordinates | gradient |
-    | `period` | the sums restart from 0 every so many rounds; None if they never do | rounds |
-    | `unit` | whose increment is clipped: where other fields say record, read this | |
-    | `integers` | how an exact release was made; None for floating point, whose claim is one in real numbers | |
-    | `step` | "rounds", or "first step", released before them of the same records | |
-    | `apart` | the largest distance of two increments, where it is known to be below 2 | clips |
+    | `period` | number of rounds after which the sums restart from 0, or None if they never do | rounds |
+    | `unit` | unit of protection, whose increment is clipped: read "unit" for "record" in other fields | |
+    | `integer_release` | integers of an exact release, or None for floating point, a claim in real numbers | |
+    | `step` | "rounds", or "first step", released before them from the same records | |
+    | `increment_diameter` | largest distance of two increments, if it is known to be below 2 | clips |
     """
 
     party_name: str
@@ -70,49 +72,58 @@ class ReleaseStream:
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """What the whole stream promises to each unit behind it; None without noise.
+        """Guarantee of the whole stream for each unit in it, or None without noise.
 
-        Guarantee: neighbours differ in one `unit` under `relation`; the stream is what everybody
-        outside the owner sees.  An exact release's μ follows from its integers and their noise, on the safe side
-        of all rounding, and holds up to `slack`.  InputError for what cannot be accounted for.
+        Guarantee: neighbours differ in one `unit` under `relation`, and the stream is everything that parties
+        other than its own see.  An exact release's μ follows from its integers and their noise, rounded up in all
+        operations, and holds up to `slack`.
+
+        Raises:
+            InputError: If the stream cannot be accounted for.
         """
         if self.std == 0.0:
             return None
         if self.integer_release is None:
             return self.schedule.guarantee(self.sums, self.std)
         if self.schedule.secret:
-            self.schedule.distance(self.sums)  # InputError where its rounds are no blocks, whoever wrote this
-        # What a unit moves in each silo whose increments are summed adds up, and rounding with it.
-        of_one, silos = (
+            self.schedule.distance(
+                self.sums
+            )  # Raises InputError if the rounds are no blocks, whoever wrote the data.
+        # Displacements by a unit add up over silos whose increments are summed, and so does their rounding.
+        silo_mu, silo_count = (
             self._integer_claim(self.integer_release).mu,
             1 if self.party_name.startswith("silo") else self.unit.max_silos,
         )
         return self.schedule.guarantee_for_mu(
-            of_one if silos == 1 else math.nextafter(silos * of_one, math.inf), self.relation
+            silo_mu if silo_count == 1 else math.nextafter(silo_count * silo_mu, math.inf), self.relation
         )
 
     @property
     def silos(self) -> range:
-        """Which silos have streams of their own like this one; none where the owner is the server, or a sum."""
-        named = _SILO_NAMES.fullmatch(self.party_name)
-        return range(int(named[1]), int(named[2] or named[1]) + 1) if named else range(0)
+        """Numbers of the silos with separate streams like this one, or none for the server or a sum."""
+        match = _SILO_NAMES.fullmatch(self.party_name)
+        return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
     @property
     def slack(self) -> float:
-        """Up to which total variation an exact release's guarantee holds; 0 in real numbers."""
+        """Total variation up to which an exact release's guarantee holds, or 0 in real numbers."""
         return 0.0 if self.integer_release is None else self._integer_claim(self.integer_release).slack
 
     def _integer_claim(self, integers: IntegerRelease) -> ExactClaim:
-        """For the records of a unit in one silo."""
-        exponent, sigma, dimension, owners = integers
+        """Return the claim for the records of a unit in one silo."""
+        exponent, sigma, dimension, party_count = integers
         form = integer_form(self.mechanism, replace(self.workload, schedule=self.schedule.public_order))
         return claim_for_noise(
-            form, Lattice(exponent), self.relation, dimension, sigma, owners, self.increment_diameter
+            form, Lattice(exponent), self.relation, dimension, sigma, party_count, self.increment_diameter
         )
 
     @property
     def mu(self) -> float:
-        """The exact Gaussian-DP parameter of a stream in public order; inf without noise."""
+        """Exact Gaussian-DP parameter of a stream in public order, or inf without noise.
+
+        Raises:
+            InputError: If the participation is secret, so that the guarantee is a curve of (ε, δ).
+        """
         guarantee = self.guarantee
         if guarantee is None:
             return math.inf
@@ -124,14 +135,15 @@ class ReleaseStream:
 
     @property
     def workload(self) -> Workload:
-        """The running sums, and who takes part in them."""
+        """Running sums of the stream, with its participation."""
         return Workload(self.schedule, self.decay, np.array(self.clips), self.period)
 
     @property
     def attained(self) -> bool:
         """Whether the guarantee is an exact μ: no smaller one holds for increments up to their clips.
 
-        A distance below two clips has an allowance for rounding in it, a relative 2^-20, and is not attained.
+        An increment diameter below two clips includes an allowance for rounding, a relative 2^-20, and is not
+        attained.
         """
         return (
             self.integer_release is None
@@ -143,13 +155,13 @@ class ReleaseStream:
 
     @property
     def mu_by_counting(self) -> float:
-        """`mu` by exact counting, where a mechanism charges more than a record can move."""
+        """`mu` by exact counting, where a mechanism charges more than the largest displacement by a record."""
         share = self.mechanism.charged_sensitivity(self.workload).value / self.sums.certified.value
         return self.mu if share >= 1.0 else self.mu * share * (1.0 + _ROUNDING)
 
     @cached_property
     def sums(self) -> "RunningSums":
-        """What is released, without the noise."""
+        """Sums that are released, without the noise."""
         return RunningSums(
             self.mechanism,
             self.workload,
@@ -162,11 +174,11 @@ class ReleaseStream:
 
 _SILO_NAMES = re.compile("silos? ([0-9]+)(?:-([0-9]+))?")
 _ROUNDING = 1e-14
-"""Relative, of a norm of a column."""
+"""Relative rounding error of a column's norm."""
 
 
 def stream_to_data(stream: ReleaseStream) -> dict[str, Any]:
-    """Plain data, with equal clips of consecutive rounds written as [clip, rounds]."""
+    """Convert a stream to plain data, with equal clips of consecutive rounds written as [clip, rounds]."""
     return {
         "owner": stream.party_name,
         "mechanism": stream.mechanism.as_data(),
@@ -185,7 +197,11 @@ def stream_to_data(stream: ReleaseStream) -> dict[str, Any]:
 
 
 def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
-    """The inverse of `as_data`; InputError for what cannot be accounted for."""
+    """Convert plain data to a stream, the inverse of `stream_to_data`.
+
+    Raises:
+        InputError: If the stream cannot be accounted for.
+    """
     if not 0.0 <= data["std"] < math.inf:
         raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")
     if not isinstance(data["owner"], str):
@@ -209,44 +225,52 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
 
 
 def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -> float:
-    """InputError for a distance that no two increments can have, or with rounds among which they move.
+    """Read the increment diameter of a stream, in clips.
 
-    Guarantee: below 2 clips only in a public order.  Where rounds are secret an increment's distance from zeros
-    leaks, too, and that is a whole clip however close two increments lie.
+    Guarantee: the diameter is below 2 clips only in a public order.  In secret rounds an increment's distance from
+    zero leaks, too, and this distance is a whole clip however close two increments are.
+
+    Raises:
+        InputError: If no two increments can have the diameter, or it is below 2 clips with several rounds or
+            secret ones.
     """
-    apart = data.get("apart", APART)
-    if isinstance(apart, bool) or not isinstance(apart, int | float):
-        raise InputError(f"ledger: apart = {apart!r}: expected a number of clips")
-    if not 1.0 <= apart <= APART or (apart < APART and sum(rounds for _, rounds in data["clips"]) != 1):
-        raise InputError(f"ledger: increments that are {apart} clips apart are none that a run can have")
-    if apart < APART and schedule.secret:
+    bound = data.get("apart", APART)
+    if isinstance(bound, bool) or not isinstance(bound, int | float):
+        raise InputError(f"ledger: apart = {bound!r}: expected a number of clips")
+    if not 1.0 <= bound <= APART or (bound < APART and sum(rounds for _, rounds in data["clips"]) != 1):
+        raise InputError(f"ledger: increments that are {bound} clips apart are none that a run can have")
+    if bound < APART and schedule.secret:
         raise InputError(
-            f"ledger: increments that are {apart} clips apart with {schedule.title}: where rounds are secret they "
+            f"ledger: increments that are {bound} clips apart with {schedule.title}: where rounds are secret they "
             f"are {APART:g}"
         )
-    return float(apart)
+    return float(bound)
 
 
 def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
-    """Return what the parties of a plan have released after its first `rounds` rounds.
+    """Return the streams that the parties of a plan have released after its first `rounds` rounds.
 
-    Clips, weights and noise are read off the parts that compute, and not off the target that they were calibrated
-    for.  Silos that are alike are one stream.  A plan without noise has one stream, with standard deviation 0.
-    Masked messages are one stream: their sums, with the noise of all sources together.
+    Clips, weights and noise come from the parts of the plan that compute them, not from the target of their
+    calibration.  Silos with equal weights and noise are one stream.  A plan without noise has one stream, with
+    standard deviation 0.  Masked messages are one stream: their sums, with the noise of all sources together.
+
+    Args:
+        plan: Plan of the run.
+        rounds: Number of rounds that were released.
     """
     unit, sources = plan.unit, plan.noise.sources
-    in_mean = unit.weight_in_mean(plan.weights, plan.batch_sizes)
+    mean_weight = unit.weight_in_mean(plan.weights, plan.batch_sizes)
     if not sources:
         return (_make_stream(plan, "everyone", SERVER, unit.weight_in_silo(min(plan.batch_sizes)), 0.0, rounds),)
     if plan.masked:
         title = f"sum of {_format_parties([source.party for source in sources])}"
-        return (_make_stream(plan, title, SERVER, in_mean, plan.noise.std_in_mean, rounds, len(sources)),)
+        return (_make_stream(plan, title, SERVER, mean_weight, plan.noise.std_in_mean, rounds, len(sources)),)
 
     def weight_of(source: NoiseSource) -> float:
-        return in_mean if source.party == SERVER else unit.weight_in_silo(plan.batch_sizes[source.party])
+        return mean_weight if source.party == SERVER else unit.weight_in_silo(plan.batch_sizes[source.party])
 
-    alike = itertools.groupby(sources, key=lambda source: (weight_of(source), source.std))
-    groups = [(key, [source.party for source in group]) for key, group in alike]
+    noise_groups = itertools.groupby(sources, key=lambda source: (weight_of(source), source.std))
+    groups = [(key, [source.party for source in group]) for key, group in noise_groups]
     return tuple(
         _make_stream(plan, _format_parties(parties), parties[0], weight, float(std), rounds)
         for (weight, std), parties in groups
@@ -254,28 +278,28 @@ def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
 
 
 def make_silo_stream(plan: Plan, silo: int, rounds: int) -> ReleaseStream:
-    """Return what one silo itself releases, with standard deviation 0 if it adds no noise."""
+    """Return the stream of one silo's own releases, with standard deviation 0 if the silo adds no noise."""
     weight = plan.unit.weight_in_silo(plan.batch_sizes[silo])
     return _make_stream(plan, f"silo {silo}", silo, weight, float(plan.noise.std_of(silo)), rounds)
 
 
 def _make_stream(
-    plan: Plan, title: str, party: int, per_record: float, std: float, rounds: int, parties: int = 1
+    plan: Plan, title: str, party: int, record_weight: float, std: float, rounds: int, party_count: int = 1
 ) -> ReleaseStream:
-    """`parties` is how many added the noise, and `party` one of them."""
-    accounted, exact = plan.schedule.truncate(rounds), plan.exact_plan
+    """Make a stream of `party`, one of `party_count` parties that added its noise."""
+    participation, exact = plan.schedule.truncate(rounds), plan.exact_plan
     return ReleaseStream(
         title,
         plan.mechanism,
-        accounted,
+        participation,
         plan.estimator.decay if exact is None else exact.inputs.factorization.workload.decay,
-        batch_clips(plan.estimator, plan.schedule)[: accounted.rounds],
-        per_record,
+        batch_clips(plan.estimator, plan.schedule)[: participation.rounds],
+        record_weight,
         plan.relation,
         std,
         plan.estimator.period,
         plan.unit,
-        IntegerRelease(exact.lattice.exponent, exact.party_claim(party).sigma, exact.inputs.dimension, parties)
+        IntegerRelease(exact.lattice.exponent, exact.party_claim(party).sigma, exact.inputs.dimension, party_count)
         if exact is not None and std
         else None,
         increment_diameter=plan.increment_diameter,
@@ -289,5 +313,5 @@ def _format_parties(parties: list[int]) -> str:
 
 
 def make_evaluation_streams(evaluation: EvaluationPlan | None) -> tuple[ReleaseStream, ...]:
-    """Return the releases of test records in a run that is over."""
+    """Return the streams of test records of a finished run, or () without evaluations by silos."""
     return () if evaluation is None else make_release_streams(evaluation.plan, evaluation.plan.schedule.rounds)
