@@ -1,20 +1,26 @@
-"""The Flower ClientApp: messages in, messages out; the protocol itself is in fedpriv/silo/silo.py.
+"""Flower ClientApp that passes messages to a silo's guard, or to a simulated silo.
 
-In a deployment it is a thin proxy: the silo's guard (fedpriv/silo/daemon.py), a process of the silo's own
-installation, has the records and decides.  In a simulation it is the silo.  A SuperNode starts a process for each
-message, so that torch, which only a simulation needs here, is imported when it is needed.
+The protocol of a silo is in fedpriv/silo/silo.py.  In a deployment the app is a thin proxy: the silo's guard
+(fedpriv/silo/daemon.py), a process of the silo's own installation, has the records and decides.  The proxy passes
+bytes to the guard's Unix socket and back.  In a simulation the app is the silo (fedpriv/clients/simulated.py).  A
+SuperNode starts a process for each message.  Therefore torch is imported only by a simulation.
 
-The proxy passes bytes to the guard's Unix socket and back.
+A request to a guard is two frames: a JSON header, and the query's bytes, which may be empty.
 
-A request is two frames, a JSON header {run, cell, t, dtype, keys} and the query's bytes; a reply is a frame
-{"dtype": the release's, "commit": that of the guard's ledger} and the release's bytes, or one frame {"refused":
-reason, "final": whether asking again cannot help}.  With "tests": true it is about the silo's test records, and t
-numbers evaluations.  `keys` are the silos' public keys, where messages are masked, and "seen" the commits of this
-silo's ledgers that the server remembers, all in hexadecimal digits.  Round 0 asks for the silo's own public key,
-and has no query.  {"shapes_of": cell}, with no query, is answered by {"shapes": those of the arrays that a query
-consists of}; {"agree": true, "run", "cell", "protocol", "fedpriv"} by {"agree": true} if the run would not be
-refused, for which nothing is opened or charged.  A frame {"health": true} alone is answered by {"healthy": whether
-the guard is at work or ready}; deploy/health.py sends it.
+| header | reply |
+|---|---|
+| {run, cell, t, dtype, keys} | {"dtype": type of the release, "commit": checkpoint}, then the release's bytes |
+| the same with t = 0, without a query | the silo's public key in the same form |
+| {"shapes_of": cell} | {"shapes": shapes of the arrays of a query} |
+| {"agree": true, run, cell, protocol, fedpriv} | {"agree": true} if the run would not be refused |
+| {"health": true}, one frame only | {"healthy": whether the guard is at work or ready} |
+
+* Any reply can be {"refused": reason, "final": whether asking again cannot help}.
+* `keys` are the silos' public keys, if messages are masked.
+* "seen" are the checkpoints of this silo's ledgers that the server remembers.
+* `keys`, "seen" and "commit" are hexadecimal digits.
+* With "tests": true the query is an evaluation of the silo's test records, and t is the number of the evaluation.
+* For {"agree": true} nothing is opened or charged.  The script deploy/health.py sends {"health": true}.
 """
 
 import json
@@ -52,17 +58,19 @@ from fedpriv.protocol.messages import (
 
 Answer = TypeVar("Answer")
 MAX_FRAME_BYTES = 2**31
-"""The most bytes of one frame."""
+"""Largest size of one frame, in bytes."""
 
 
 def forward_query(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
-    """Put a train message to the guard, or an evaluation of its `tests`; the reply is its release or refusal."""
+    """Pass a query, or an evaluation of `tests`, to the guard, and return its release or refusal."""
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
     query = read_array(message.content, "query")
     t = read_int_field(message.content, CONFIG, "t")
-    keys, seen = read_public_keys(message.content), read_optional_bytes(message.content, SERVER_CHECKPOINTS)
-    answer = ask_reply(socket, ledger_run_id(context), _cell_json(context), t, query, keys, seen, tests=tests)
+    keys, checkpoints = read_public_keys(message.content), read_optional_bytes(message.content, SERVER_CHECKPOINTS)
+    answer = ask_reply(
+        socket, ledger_run_id(context), _cell_json(context), t, query, keys, checkpoints, tests=tests
+    )
     if isinstance(answer, Refusal):
         return Message(refusal_content(answer), reply_to=message)
     return Message(
@@ -81,34 +89,40 @@ def forward_key(message: Message, context: Context, socket: Path) -> Message:
 
 
 def forward_admission_query(message: Message, context: Context, socket: Path) -> Message:
-    """Ask the guard whether it would refuse the run; it opens, charges and releases nothing for that."""
+    """Ask the guard whether it would refuse the run.
+
+    The guard opens, charges and releases nothing for the question.
+    """
     refusal = find_protocol_mismatch(context) or ask_admission(socket, ledger_run_id(context), _cell_json(context))
     return Message(RecordDict() if refusal is None else refusal_content(refusal), reply_to=message)
 
 
 def find_protocol_mismatch(context: Context) -> Refusal | None:
-    """Refuse a coordinator whose protocol is another: nothing of the run reaches the guard."""
-    theirs, version = (context.run_config.get(key) for key in ("protocol", "fedpriv"))
-    if theirs == PROTOCOL_VERSION:
+    """Return a refusal of a coordinator with another protocol, before the guard gets anything of the run."""
+    protocol, version = (context.run_config.get(key) for key in ("protocol", "fedpriv"))
+    if protocol == PROTOCOL_VERSION:
         return None
     coordinator = (
-        f"{sanitize_line(str(version), 20)} (protocol {theirs})" if isinstance(theirs, int) else "an older one"
+        f"{sanitize_line(str(version), 20)} (protocol {protocol})" if isinstance(protocol, int) else "an older one"
     )
-    silo, own = context.node_config["partition-id"], metadata.version("fedpriv")
+    silo, local_version = context.node_config["partition-id"], metadata.version("fedpriv")
     return Refusal(
-        f"silo {silo} runs fedpriv {own} (protocol {PROTOCOL_VERSION}), the coordinator {coordinator}: "
+        f"silo {silo} runs fedpriv {local_version} (protocol {PROTOCOL_VERSION}), the coordinator {coordinator}: "
         "install the same version on both",
         is_final=True,
     )
 
 
 def runs_in_supernode() -> bool:
-    """Whether this is a process `flwr-clientapp`, which SuperNodes start for messages, and simulations never."""
+    """Whether this is a process `flwr-clientapp`, which SuperNodes start and simulations do not."""
     return Path(sys.argv[0]).name.startswith("flwr-clientapp")
 
 
 def ledger_run_id(context: Context) -> str:
-    """The run as a ledger knows it: the scenario's own token, which a resumed run keeps; else Flower's number."""
+    """Return the name of the run in ledgers: the scenario's token, or Flower's number without one.
+
+    A resumed run keeps its token.
+    """
     return str(context.run_config["run-token"] or context.run_id)
 
 
@@ -122,13 +136,16 @@ def ask_release(
     *,
     tests: bool = False,
 ) -> NDArray[Any] | Refusal:
-    """The guard's answer to round t, or to evaluation t of its `tests`; a refusal if it is not there."""
+    """Ask the guard for its release of round t, or of evaluation t of its `tests`.
+
+    The result is a refusal if the guard refuses or does not answer.
+    """
     answer = ask_reply(socket, run, cell_json, t, query, keys, tests=tests)
     return answer if isinstance(answer, Refusal) else answer.release
 
 
 class GuardReply(NamedTuple):
-    """A guard's answer, and the commit of its ledger that it is in."""
+    """Release of a guard, and the checkpoint of its ledger after the release."""
 
     release: NDArray[Any]
     checkpoint: bytes
@@ -145,7 +162,7 @@ def ask_reply(
     *,
     tests: bool = False,
 ) -> GuardReply | Refusal:
-    """The answer with its commit, to somebody who has `seen` others before."""
+    """Ask the guard for its release and checkpoint, with `checkpoints` that the server remembers."""
     header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype), "keys": keys.hex()}
     header |= {SERVER_CHECKPOINTS: checkpoints.hex()} if checkpoints else {}
     if tests:
@@ -159,7 +176,7 @@ def ask_reply(
 
 
 def ask_admission(socket: Path, run: str, cell_json: str) -> Refusal | None:
-    """The refusal that the guard would give this run; None if it would answer."""
+    """Return the refusal that the guard would give to this run, or None if it would answer."""
     header = {PREVIEW_ADMISSION: True, "run": run, "cell": cell_json}
     header |= {"protocol": PROTOCOL_VERSION, "fedpriv": metadata.version("fedpriv")}
     answer = _exchange_frames(socket, header, b"", lambda answer, _: bool(answer[PREVIEW_ADMISSION]))
@@ -167,7 +184,7 @@ def ask_admission(socket: Path, run: str, cell_json: str) -> Refusal | None:
 
 
 def ask_shapes(socket: Path, cell_json: str) -> list[tuple[int, ...]] | Refusal:
-    """The shapes of the arrays that a query of this scenario consists of, as the guard's model has them."""
+    """Ask the guard for the shapes of the arrays of a query of this scenario."""
     return _exchange_frames(
         socket, {"shapes_of": cell_json}, b"", lambda answer, _: [tuple(shape) for shape in answer["shapes"]]
     )
@@ -194,9 +211,11 @@ def _exchange_frames(
 
 
 def _cell_json(context: Context) -> str:
-    if given := context.run_config["cell-json"]:
-        return str(given)
-    from fedpriv.protocol.cell_folder import cell_from_run_config  # reads the scenario's file, which takes torch
+    if cell_json := context.run_config["cell-json"]:
+        return str(cell_json)
+    from fedpriv.protocol.cell_folder import (
+        cell_from_run_config,
+    )  # Imported late: it reads the scenario's file, which needs torch.
 
     return json.dumps(cell_from_run_config(context.run_config).canonical_data())
 
@@ -206,21 +225,24 @@ app = ClientApp()
 
 @app.query("roster")
 def roster(message: Message, context: Context) -> Message:
-    """Tell the server which silo this node is."""
+    """Return the number of this node's silo."""
     return Message(roster_content(int(context.node_config["partition-id"])), reply_to=message)
 
 
 @app.query("agreement")
 def agreement(message: Message, context: Context) -> Message:
-    """Tell the server whether this silo would refuse the run; nothing is spent for the answer."""
+    """Return whether this silo would refuse the run, without a charge."""
     if guard := context.node_config.get("guard"):
         return forward_admission_query(message, context, Path(str(guard)))
-    return Message(RecordDict(), reply_to=message)  # a simulation's silo has no policy
+    return Message(RecordDict(), reply_to=message)  # A silo of a simulation has no policy.
 
 
 @app.query("key")
 def key(message: Message, context: Context) -> Message:
-    """Give the server this silo's public key for the masks of this run, which it relays to the other silos."""
+    """Return this silo's public key for the masks of this run.
+
+    The server relays it to the other silos.
+    """
     if guard := context.node_config.get("guard"):
         return forward_key(message, context, Path(str(guard)))
     from fedpriv.clients.simulated import public_key
@@ -230,7 +252,7 @@ def key(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Sum a model's scores over the silo's own test records."""
+    """Sum a model's scores over the silo's test records."""
     if guard := context.node_config.get("guard"):
         return forward_query(message, context, Path(str(guard)), tests=True)
     from fedpriv.clients.simulated import evaluate

@@ -1,7 +1,7 @@
-"""The silos of a simulation: their records and the noise of the scenario's seed live in the ClientApp's process.
+"""Silos of a simulation, whose records and seeded noise are in the ClientApp's process.
 
-A silo's state is kept in Flower's Context.  `client_app_of` makes a ClientApp over silos of this very process that
-answer as guards do: no SuperNode, no socket.
+A silo's state is stored in Flower's Context.  `make_client_app` makes a ClientApp over silos in this process that
+answer like guards, without SuperNodes and sockets.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,9 +43,9 @@ _STATE_RECORD, _STATE_KEY = "fedpriv-silo", "state"
 
 @dataclass(frozen=True)
 class SimulatedFederation:
-    """Records, plan and the one source of noise of all silos of a simulation, built once a process.
+    """Records, plan and noise source of all silos of a simulation, built once a process.
 
-    The noise is keyed by the scenario's seed; each silo draws its own streams of it, one silo at a time.
+    The noise is keyed by the scenario's seed.  Each silo draws its own streams of it, one silo at a time.
     """
 
     cell: Cell
@@ -63,11 +63,11 @@ class SimulatedFederation:
     def silo(self, number: int) -> Silo:
         task, shard = load_task(self.cell), self.silo_rows[number]
         records = Records(task.train.features[shard], task.train.labels[shard])
-        key, gaps = integer_noise_key(self.cell.noise_seed), self.cell.absence_key is not None
-        return Silo.for_simulation(number, self.plan, records, self.noise, key, may_miss_rounds=gaps)
+        key, may_miss = integer_noise_key(self.cell.noise_seed), self.cell.absence_key is not None
+        return Silo.for_simulation(number, self.plan, records, self.noise, key, may_miss_rounds=may_miss)
 
     def evaluation_silo(self, number: int) -> Silo:
-        """Silo `number` as it evaluates: its test records, which train nothing."""
+        """Build silo `number` for evaluations, with its test records, which no training reads."""
         if self.evaluation is None:
             raise RunError(f"silo {number}: the scenario has no [evaluation]")
         plan, key = self.evaluation.evaluation_plan.plan, evaluation_integers_key(self.cell)
@@ -75,12 +75,12 @@ class SimulatedFederation:
 
     @cached_property
     def evaluation(self) -> SimulatedEvaluation | None:
-        """The evaluations; None where silos do not evaluate."""
+        """Evaluations of the simulation, or None if silos do not evaluate."""
         return SimulatedEvaluation.from_cell(self.cell)
 
 
 class _LiveState(ConfigRecord):
-    """A record that packs its state only when it leaves the process, as it does after every round under Ray."""
+    """Record that packs its state only when it leaves the process, as after every round under Ray."""
 
     def __init__(self, state: RoundState) -> None:
         super().__init__()
@@ -91,73 +91,73 @@ class _LiveState(ConfigRecord):
 
 
 class ContextStore:
-    """Flower's Context: for simulations, where nothing has to survive the process."""
+    """Store of a silo's state in Flower's Context, for simulations, which do not outlive the process."""
 
     def __init__(self, records: RecordDict, name: str = _STATE_RECORD) -> None:
-        """`name` tells the states of several runs of one silo apart."""
+        """Open the store, in which `name` distinguishes the states of several runs of one silo."""
         self._records, self._name = records, name
 
     def load(self, silo: Silo) -> RoundState:
-        kept = record_values(self._records).get(self._name)
-        if kept is None:
+        record = record_values(self._records).get(self._name)
+        if record is None:
             return silo.initial_state()
-        if isinstance(kept, _LiveState):
-            state: RoundState = kept.__dict__["live"]
+        if isinstance(record, _LiveState):
+            state: RoundState = record.__dict__["live"]
             return state
         return unpack_state(read_bytes_field(self._records, self._name, _STATE_KEY), silo)
 
     def save(self, state: RoundState) -> None:
-        """Called last, so that a client that failed half-way has changed nothing."""
-        kept = record_values(self._records).get(self._name)
-        if isinstance(kept, _LiveState):
-            kept.__dict__["live"] = state
+        """Store the state, as the last step of an answer, so that a failed client has changed nothing."""
+        record = record_values(self._records).get(self._name)
+        if isinstance(record, _LiveState):
+            record.__dict__["live"] = state
         else:
             self._records[self._name] = _LiveState(state)
 
 
-torch.set_num_threads(1)  # the order of sums, and with it the last bit, must not depend on the machine's cores
+torch.set_num_threads(1)  # The order of sums, and with it the last bit, must not depend on the number of cores.
 
 MessageHandler = Callable[[Message, Context], Message]
 RunConfig = tuple[tuple[str, str | int | float | bool], ...]
 
 
 def _in_inference_mode(handler: MessageHandler) -> MessageHandler:
-    """`answer` in inference mode; where its caller is in it already, 10 µs for a way in and out are saved."""
+    """Wrap a handler in inference mode, unless its caller is in this mode already, which saves 10 µs."""
 
-    def inferring(message: Message, context: Context) -> Message:
+    def run_handler(message: Message, context: Context) -> Message:
         if torch.is_inference_mode_enabled():
             return handler(message, context)
         with torch.inference_mode():
             return handler(message, context)
 
-    return inferring
+    return run_handler
 
 
 @_in_inference_mode
 def answer_query(message: Message, context: Context) -> Message:
-    """Answer one query from the silo's state in the Context; its state is changed last."""
+    """Answer one query from the silo's state in the Context, which is changed last."""
     return _make_reply(message, _find_silo(context), ContextStore(context.state))
 
 
 @_in_inference_mode
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate a model on the silo's test records, from a state of their own in the Context."""
+    """Evaluate a model on the silo's test records, from a separate state in the Context."""
     silo = _cached_silo(tuple(context.run_config.items()), int(context.node_config["partition-id"]), True)
     return _make_reply(message, silo, ContextStore(context.state, "fedpriv-tests"))
 
 
 def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
     t, query = read_int_field(message.content, "config", "t"), read_shared_tensor(message.content, "query")
-    simulated, state = silo.answer(store.load(silo), t, query)
-    leaving = silo.make_message(simulated.vector, t, read_public_keys(message.content), state.query_chain)
+    release, state = silo.answer(store.load(silo), t, query)
+    reply = silo.make_message(release.vector, t, read_public_keys(message.content), state.query_chain)
     store.save(state)
-    counts = simulated.counts
-    del simulated, query  # long vectors that the message need not wait beside
-    return build_reply(message, release_content(leaving, counts))
+    counts = release.counts
+    del release, query  # Long vectors are released before the message is built.
+    return build_reply(message, release_content(reply, counts))
 
 
 def public_key(message: Message, context: Context) -> Message:
-    """The silo's public key for the masks of this run."""
+    """Return the silo's public key for the masks of this run."""
     return Message(key_content(_find_silo(context).masker.public_key), reply_to=message)
 
 
@@ -175,7 +175,7 @@ def _refuse_unguarded() -> None:
 
 @lru_cache(maxsize=4096)
 def _cached_silo(run_config: RunConfig, number: int, is_evaluation: bool = False) -> Silo:
-    """A silo is built once a process: reading its records costs far more than a round."""
+    """Build a silo once a process, since reading its records costs far more than a round."""
     _refuse_unguarded()
     federation = _cached_federation(run_config)
     return federation.evaluation_silo(number) if is_evaluation else federation.silo(number)
@@ -187,23 +187,30 @@ def _cached_federation(run_config: RunConfig) -> SimulatedFederation:
 
 
 class SiloEndpoint(Protocol):
-    """A silo, asked as a guard is."""
+    """Silo with the interface of a guard."""
 
     def public_key(self, run: str) -> bytes: ...
 
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        """Answer round t of a run; RunError for a refusal."""
+        """Answer round t of a run.
+
+        Raises:
+            RunError: If the silo refuses.
+        """
         ...
 
 
 def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[SiloEndpoint] = ()) -> ClientApp:
-    """A ClientApp that passes messages of one run on to `silos`, by their number, as the deployed one does.
+    """Make a ClientApp that passes the messages of one run to `silos`, by their number.
 
-    Evaluations go to `tests`.
+    Args:
+        silos: Silos for queries, by number.
+        run: Name of the run.
+        tests: Silos for evaluations, by number.
     """
     app = ClientApp()
 
-    def silo_of(context: Context) -> SiloEndpoint:
+    def find_silo(context: Context) -> SiloEndpoint:
         return silos[int(context.node_config["partition-id"])]
 
     @app.query("roster")
@@ -216,18 +223,18 @@ def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[Sil
 
     @app.query("key")
     def key(message: Message, context: Context) -> Message:
-        return Message(key_content(silo_of(context).public_key(run)), reply_to=message)
+        return Message(key_content(find_silo(context).public_key(run)), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         t, query = read_int_field(message.content, "config", "t"), read_tensor(message.content, "query")
-        leaving = silo_of(context).answer(run, t, query, read_public_keys(message.content))
-        return Message(release_content(leaving, None), reply_to=message)
+        release = find_silo(context).answer(run, t, query, read_public_keys(message.content))
+        return Message(release_content(release, None), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         silo = tests[int(context.node_config["partition-id"])]
-        place, model = read_int_field(message.content, "config", "t"), read_tensor(message.content, "query")
-        return Message(release_content(silo.answer(run, place, model), None), reply_to=message)
+        number, model = read_int_field(message.content, "config", "t"), read_tensor(message.content, "query")
+        return Message(release_content(silo.answer(run, number, model), None), reply_to=message)
 
     return app

@@ -1,6 +1,6 @@
-"""The server's side, shipped in a coordinator's bundle.
+"""Server side, shipped in a coordinator's bundle.
 
-`server_app` makes the ServerApp, `ReleaseStrategy` runs its rounds, and `ServerJournal` keeps their releases.
+`make_server_app` makes the ServerApp, `ReleaseStrategy` runs its rounds, and `ServerJournal` keeps their releases.
 
 Imports: rooms from `silo` down.
 """

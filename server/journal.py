@@ -1,17 +1,22 @@
-"""The server's own record of a run, from which a killed server goes on: its noise key and every q~_t.
+"""Journal of a run at the server, from which a killed server continues.
 
-    noise.key      256 bits of the operating system, drawn once a run, wiped after its last round
-    released.bin   an entry a round: q~_t as its bytes, or the noisy integers it is made of, the link of its noise,
-                   a check of both; each is on the disk before a query that depends on it is sent
-    sums-T.bin     where the server adds noise: what it keeps of the sums after round T, as secret as the key,
-                   wiped when round T + 1 is on the disk
-    last.npy, missed.json   where silos may be missing: every silo's last noisy release, if it is needed, and who
-                   missed what
+The journal has the noise key and the release q~_t of every round.
 
-Guarantee: a resumed server asks every round's query again byte for byte, and adds the same noise to the same
-sums, so that nothing is released that an uninterrupted one would not have released.  An entry that changed on the
-disk is never used.  Whoever reads the key can remove a trusted server's noise: the folder is the server's own
-(mode 0700, files 0600), and others' permissions on it are refused.
+| file | content |
+|---|---|
+| noise.key | 256 bits of the operating system, drawn once a run, wiped after its last round |
+| released.bin | an entry a round: q~_t or the noisy integers y_t behind it, the query chain, a checksum |
+| sums-T.bin | if the server adds noise: its state of the silos' sums after round T, as secret as the key |
+| last.npy | if silos may be missing: every silo's last noisy release, if it is needed |
+| missed.json | if silos may be missing: the rounds that each silo missed |
+
+An entry of released.bin is on the disk before a query that depends on it is sent.  sums-T.bin is wiped when round
+T + 1 is on the disk.
+
+Guarantee: a resumed server sends every round's query again byte for byte, and adds the same noise to the same
+sums, so that nothing is released that an uninterrupted server would not have released.  An entry that changed on
+the disk is never used.  Whoever reads the key can remove a trusted server's noise: the folder is private to the
+server (mode 0700, files 0600), and a key or a released.bin on which others have permissions is refused.
 """
 
 import bisect
@@ -41,32 +46,36 @@ _CHECKSUM_BYTES = 16
 
 
 class EntrySizes(NamedTuple):
-    """The sizes of a run's entries in its journal."""
+    """Sizes of the entries of a run in its journal."""
 
     dtype: torch.dtype
     lengths: tuple[int, ...]
-    """How many numbers every round has."""
+    """Number of values in each round's entry."""
     has_secret_state: bool = False
-    """Whether the server keeps something of the silos' sums from round to round."""
+    """Whether the server has a state that contains silos' sums."""
 
     @staticmethod
     def from_plan(plan: Plan) -> "EntrySizes":
-        lengths = tuple(planned.stored_length for planned in plan.rounds)
+        lengths = tuple(round_plan.stored_length for round_plan in plan.rounds)
         return EntrySizes(plan.stored_dtype, lengths, plan.sends_round_sums)
 
 
 class ServerJournal(AbstractContextManager["ServerJournal"]):
-    """The journal of one run; one server at a time."""
+    """Journal of one run, for one server at a time."""
 
     def __init__(self, folder: Path, entry_sizes: EntrySizes) -> None:
-        """RunError if another server has it, or the folder cannot be used."""
+        """Open the journal in `folder`, and create it if it is new.
+
+        Raises:
+            RunError: If another server has it open, or the folder cannot be used.
+        """
         self._folder, self._dtype, self._has_secret_state = folder, entry_sizes.dtype, entry_sizes.has_secret_state
         self._last_round = len(entry_sizes.lengths)
         sizes = (
             count * self._dtype.itemsize + QUERY_CHAIN_BYTES + _CHECKSUM_BYTES for count in entry_sizes.lengths
         )
         self._entry_ends = [0, *itertools.accumulate(sizes)]
-        """Where the entry of round t ends."""
+        """End of the entry of round t in released.bin, in bytes."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -79,10 +88,10 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             raise RunError(f"{folder}: another server is working on this run") from None
         except OSError as error:
             raise RunError(f"{folder}: cannot be used as the server's journal: {error}") from None
-        written = os.fstat(self._file).st_size
+        file_size = os.fstat(self._file).st_size
         self._round_count = (
-            bisect.bisect_right(self._entry_ends, written) - 1
-        )  # an entry cut short was never acted on
+            bisect.bisect_right(self._entry_ends, file_size) - 1
+        )  # No action followed from an incomplete entry.
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -90,10 +99,13 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         self.close()
 
     def load_noise_key(self) -> bytes:
-        """The noise key of the run, drawn before its first round; RunError if it is lost after that.
+        """Return the noise key of the run, which is drawn before its first round.
 
-        A tree's noise hangs together over rounds: rows of two keys over the same sums would cancel it.  When all
-        rounds are over the key is wiped, nothing is drawn any more, and zeros stand for it.
+        The noise of a tree is correlated over rounds: rows of two keys over the same sums would cancel it.  After
+        the last round the key is wiped and no noise is drawn, and the result is zeros.
+
+        Raises:
+            RunError: If the key is lost after the first round, or cannot be stored.
         """
         path = self._folder / "noise.key"
         if self._round_count >= self._last_round:
@@ -110,16 +122,20 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         except OSError as error:
             raise RunError(f"{path}: the noise key cannot be kept, so nothing is released: {error}") from None
         if len(key) != _KEY_BYTES or not any(key):
-            what = f"{len(key)} bytes" if any(key) else "wiped"
-            raise RunError(f"{path}: {what}, a noise key has {_KEY_BYTES} secret ones: start a new run")
+            fault = f"{len(key)} bytes" if any(key) else "wiped"
+            raise RunError(f"{path}: {fault}, a noise key has {_KEY_BYTES} secret ones: start a new run")
         return key
 
     def close(self) -> None:
-        """Let another server have it."""
+        """Close the file, so that another server can open the journal."""
         os.close(self._file)
 
     def read_entry(self, t: int) -> JournalEntry | None:
-        """RunError if the entry is not what was written."""
+        """Return the entry of round t, or None if the round is not finished.
+
+        Raises:
+            RunError: If the entry is not the one that was written.
+        """
         if t > self._round_count:
             return None
         path = self._folder / "released.bin"
@@ -127,26 +143,30 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             entry = os.pread(self._file, self._entry_ends[t] - self._entry_ends[t - 1], self._entry_ends[t - 1])
         except OSError as error:
             raise RunError(f"{path}, round {t}: cannot be read: {error}") from None
-        body, check = entry[:-_CHECKSUM_BYTES], entry[-_CHECKSUM_BYTES:]
-        if check != _checksum(t, body):
+        body, checksum = entry[:-_CHECKSUM_BYTES], entry[-_CHECKSUM_BYTES:]
+        if checksum != _checksum(t, body):
             raise RunError(f"{path}, round {t}: the entry is damaged, so the run cannot go on: start a new run")
         return JournalEntry(
             torch.frombuffer(bytearray(body[:-QUERY_CHAIN_BYTES]), dtype=self._dtype), body[-QUERY_CHAIN_BYTES:]
         )
 
     def load_secret_state(self) -> bytes:
-        """Read what the last round kept of the silos' sums, b"" before the first; RunError if it is lost."""
+        """Return the packed secret state after the last round, or b"" before the first.
+
+        Raises:
+            RunError: If the state is lost or damaged.
+        """
         if not self._round_count or not self._has_secret_state:
             return b""
         path = self._sums_path(self._round_count)
         try:
-            whole = path.read_bytes()
+            content = path.read_bytes()
         except OSError as error:
             raise RunError(f"{path}: cannot be read, so the run cannot go on: {error}") from None
-        check, kept = whole[:_CHECKSUM_BYTES], whole[_CHECKSUM_BYTES:]
-        if check != _checksum(self._round_count, kept):
+        checksum, secret_state = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+        if checksum != _checksum(self._round_count, secret_state):
             raise RunError(f"{path}: damaged, so the run cannot go on: start a new run")
-        return kept
+        return secret_state
 
     def _sums_path(self, t: int) -> Path:
         return self._folder / f"sums-{t}.bin"
@@ -156,8 +176,10 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         if not path.exists():
             return {}
         try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            return {int(silo): [t for t in rounds if t <= self._round_count] for silo, rounds in kept.items()}
+            rounds_by_silo = json.loads(path.read_text(encoding="utf-8"))
+            return {
+                int(silo): [t for t in rounds if t <= self._round_count] for silo, rounds in rounds_by_silo.items()
+            }
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise RunError(f"{path}: damaged, so the run cannot go on: {error}") from None
 
@@ -176,7 +198,11 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         last_releases: Tensor | None,
         secret_state: bytes = b"",
     ) -> None:
-        """RunError if the disk refuses: then nothing that depends on `kept` may leave."""
+        """Store the entry of round t durably, before anything that depends on it leaves.
+
+        Raises:
+            RunError: If the disk refuses, or the round is out of order.
+        """
         if t != self._round_count + 1:
             raise RunError(
                 f"round {t} follows round {self._round_count} in the server's journal: rounds come in order"
@@ -193,14 +219,14 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
                     {str(silo): rounds for silo, rounds in missed_rounds.items()},
                     PRIVATE_MODE,
                 )
-            if self._has_secret_state:  # first: an entry without what it was added to could not be gone on from
-                self._wipe_sums(
-                    except_round=t - 1
-                )  # a server that died before its entry left them, or a draft of them
+            if (
+                self._has_secret_state
+            ):  # First, because a run cannot continue from an entry without the sums to which its noise was added.
+                self._wipe_sums(except_round=t - 1)  # states and drafts of a server that died before its entry
                 write_bytes(self._sums_path(t), _checksum(t, secret_state) + secret_state, PRIVATE_MODE)
                 sync_folder(self._folder)
-            written = os.pwrite(self._file, body + _checksum(t, body), self._entry_ends[t - 1])
-            if written != self._entry_ends[t] - self._entry_ends[t - 1]:
+            byte_count = os.pwrite(self._file, body + _checksum(t, body), self._entry_ends[t - 1])
+            if byte_count != self._entry_ends[t] - self._entry_ends[t - 1]:
                 raise OSError("the disk is full")
             os.fsync(self._file)
             self._wipe_sums(except_round=t)
@@ -212,10 +238,10 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         self._round_count = t
 
     def wipe_key(self) -> None:
-        """Forget the noise key and the silos' sums: after the last round nobody needs them.
+        """Wipe the noise key and the silos' sums, which are not needed after the last round.
 
-        Overwritten where they lie and synced before their names go.  A disk or file system that keeps old blocks
-        (copy on write, wear levelling, backups) may keep them all the same.
+        The files are overwritten in place and synced before they are removed.  A disk or file system that keeps
+        old blocks (copy on write, wear levelling, backups) may keep them all the same.
         """
         try:
             for path in (self._folder / "noise.key", *self._folder.glob(".noise.key.*")):
@@ -226,7 +252,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             raise RunError(f"{self._folder}: what is secret could not be wiped: {error}") from None
 
     def _wipe_sums(self, except_round: int = 0) -> None:
-        """Every state of the silos' sums but that of one round, drafts that a killed server left included."""
+        """Wipe every state of the silos' sums except one round's, and drafts that a killed server left."""
         for path in (*self._folder.glob("sums-*.bin"), *self._folder.glob(".sums-*.bin.*")):
             if path != self._sums_path(except_round):
                 _wipe(path)
