@@ -1,17 +1,16 @@
-"""Advise which row, batch, clip, step, rounds and trust to take, from public facts alone.
+"""Advice on algorithm, batch, clip, step, rounds and trust, from public facts alone.
 
-No record is read: everything follows from `Facts`.  docs/advise.md has the measurement behind every constant.
+No record is read, because the advice is a function of `Facts`.  docs/advise.md has the measurement behind every
+constant.  `as_advised` puts the advice into the scenario own-data, for records that a program gives.
 
 | here | meaning |
 |---|---|
 | n, M | units (records or persons) of all silos, and the number of silos |
-| F | bound on the norm of a record's features with the constant 1 |
-| μ | of (ε, δ), by the accountant |
-| m | parties that add noise: M for an untrusted server, 1 where one party or a masked sum has it |
-| q = n μ / (√m F) | what the records say beside the noise: the one number that the rules turn on |
-| travel = step · clip · rounds | norm that the model reaches at most |
-
-The scenario own-data for records that a program gives, with what `fedpriv advise` says of their numbers.
+| F | bound on the norm of a record's features; √(F² + 1) bounds it with the constant 1 |
+| μ | μ of (ε, δ), by the accountant |
+| m | noise terms in the mean: M for an untrusted server, 1 for noise of one party or of a masked sum |
+| q = n μ / (√m F) | signal-to-noise ratio of the records, on which all rules depend |
+| travel = step · clip · rounds | largest norm that the model can reach |
 """
 
 import json
@@ -38,14 +37,18 @@ from fedpriv.silo.demo import format_toml
 
 DEFAULT_ROUNDS, MAX_ROUNDS = 30, 100
 CLIP = 0.1
-"""Of F: less than most gradients have."""
+"""Clip as a fraction of the largest feature norm with the constant, less than most gradients have."""
 CLASSES_TRAVEL, CLASSES_POWER = 6.0, 2.0 / 3.0
+"""Factor and power of q in the travel for classes."""
 CLASSES_TURN, TURN_POWER = 20.0, 0.75
-"""The most that a round moves a score where all records pull one way; of 2 classes, and growing with classes/2."""
+"""Largest move of a score in a round in which all records pull the same way.
+
+The first is that of 2 classes, the second the power of classes / 2 with which it grows.
+"""
 REAL_TRAVEL, REAL_TURN = 0.7, 2.0
-"""The same of a prediction in -1 … 1."""
+"""Travel over q, and largest move of a prediction in a round, for a real target in -1 … 1."""
 MIN_Q = {True: 3.5, False: 1.5}
-"""q of a regression, and of classes, below which a constant does as well."""
+"""Smallest q at which a model is likely to beat a constant, by whether the target is real."""
 
 
 REASONS = {
@@ -72,21 +75,24 @@ REASONS = {
     "data.scale": "no first step: noisy means and deviations take budget, and pay where ranges are much "
     "wider than the records",
 }
-"""Setting and reason of each key; docs/advise.md has the measurement behind it."""
+"""Setting and reason by key, whose measurements are in docs/advise.md."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Public facts of a federation; InputError, naming the fact, for numbers that no federation has.
+    """Public facts of a federation.
 
     | field | meaning |
     |---|---|
-    | `sizes` | units of each silo that a round can read: records, or persons where they are protected |
-    | `features` | numbers that a record becomes |
-    | `classes` | 0 for a real target, scaled to -1 … 1 |
-    | `feature_norm` | bound on a record's norm; features in -1 … 1 have √features |
-    | `rounds` | the most that the network allows; None: as many as the rules want |
-    | `records_of_person` | that count, for unit = "user" |
+    | `sizes` | training units of each silo: records, or persons if these are protected |
+    | `features` | number of features of a record |
+    | `classes` | number of classes, 0 for a real target, which is scaled to -1 … 1 |
+    | `feature_norm` | bound on a record's norm, or None for √features, the bound of features in -1 … 1 |
+    | `rounds` | largest number that the network allows, or None for no limit |
+    | `records_of_person` | largest number of a person's records that count, for unit = "user" |
+
+    Raises:
+        InputError: If no federation has such a number, with the name of the fact.
     """
 
     sizes: tuple[int, ...]
@@ -117,12 +123,12 @@ class Facts:
 
     @property
     def unit_count(self) -> int:
-        """n."""
+        """n, units of all silos."""
         return sum(self.sizes)
 
     @property
     def norm(self) -> float:
-        """The bound on a record's features, without the constant."""
+        """F, the bound on the norm of a record's features, without the constant."""
         return math.sqrt(self.features) if self.feature_norm is None else self.feature_norm
 
 
@@ -138,7 +144,7 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """One setting: its key and value, and the reason in a sentence."""
+    """Key and value of a setting, with the reason in a sentence."""
 
     key: str
     value: Any
@@ -151,77 +157,96 @@ that is far above the others, compare with it, or judge by AUC."""
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the noise will be, from the plan that a run has; no record says what the signal is.
-
-    `std` is that of one coordinate of the published model, `norm` of all of them, `travel` the norm of the model.
-    """
+    """Size of the noise in the published model, from the plan of a run, without any record."""
 
     std: float
+    """Standard deviation of one coordinate."""
     norm: float
+    """Norm of the noise in all coordinates, std · √dimension."""
     travel: float
+    """Largest norm of the model."""
     q: float
     enough: bool
+    """Whether q is at least `MIN_Q`."""
     classes: int
 
     @property
     def sentence(self) -> str:
-        """The forecast as a person reads it."""
-        each, norm = format_upper(self.std, 3), format_upper(self.norm, 3)
-        told = f"Noise of the published model: {each} in each coordinate, {norm} in all, beside a model of norm "
-        told += f"{self.travel:.3g} at most; q = {self.q:.3g}."
+        """Forecast as a text for a person."""
+        coordinate_std, vector_norm = format_upper(self.std, 3), format_upper(self.norm, 3)
+        sentence = (
+            f"Noise of the published model: {coordinate_std} in each coordinate, {vector_norm} in all, "
+            "beside a model of norm "
+        )
+        sentence += f"{self.travel:.3g} at most; q = {self.q:.3g}."
         if not self.enough:
-            return f"{told} So little is left of the signal that a constant prediction is likely to do as well."
-        return told + _CONSTANT_CAVEAT * bool(self.classes)
+            return (
+                f"{sentence} So little is left of the signal that a constant prediction is likely to do as well."
+            )
+        return sentence + _CONSTANT_CAVEAT * bool(self.classes)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to take, why, what it costs and hides, and what else would buy."""
+    """Advised scenario, with a reason for each setting, its privacy cost, and alternatives."""
 
     facts: Facts
     tree: Mapping[str, Any]
-    """The scenario as nested dictionaries, which `fedpriv.run` takes."""
+    """Scenario as nested dictionaries, as `fedpriv.run` takes it."""
     chosen: tuple[Recommendation, ...]
+    """Settings with their reasons."""
     forecast: Forecast
     epsilon: float
-    """Of the plan, by the accountant: at most what was asked for."""
+    """ε of the plan by the accountant, at most that of the facts."""
     others: tuple[str, ...]
-    """What secure aggregation, more rounds or a secret order would buy."""
+    """Gains by secure aggregation, more rounds or a secret order, in a sentence each."""
 
     @property
     def text(self) -> str:
-        """The scenario file, a reason above every setting."""
+        """Text of the scenario file, with a reason above every setting."""
         return f"name = {json.dumps(self.tree['name'])}\n\n" + "\n".join(self.sections().values())
 
     def sections(self, notes: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The file's sections by name; `notes` are comments below the headers."""
-        whys = {one.key: one.why for one in self.chosen}
-        told = {"privacy": format_comment(self.forecast.sentence), **(notes or {})}
-        found = {}
+        """Return the sections of the scenario file by name.
+
+        Args:
+            notes: Comments below the header of a section, by its name.
+        """
+        reasons = {recommendation.key: recommendation.why for recommendation in self.chosen}
+        comments = {"privacy": format_comment(self.forecast.sentence), **(notes or {})}
+        sections = {}
         for name, keys in self.tree.items():
             if not isinstance(keys, Mapping):
                 continue
             lines = [
-                format_comment(whys.get(f"{name}.{key}", "")) + format_toml({key: value})
+                format_comment(reasons.get(f"{name}.{key}", "")) + format_toml({key: value})
                 for key, value in keys.items()
                 if key != "table"
             ]
             if (table := keys.get("table")) is not None:
                 lines.append("\n" + format_schema_toml(TableSchema.model_validate(table), "data.table"))
-            found[name] = f"[{name}]\n{told.get(name, '')}{''.join(lines)}"
-        return found
+            sections[name] = f"[{name}]\n{comments.get(name, '')}{''.join(lines)}"
+        return sections
 
 
 def format_comment(text: str) -> str:
-    """A sentence as comments of a TOML file; nothing for nothing."""
+    """Format a sentence as comment lines of a TOML file, and an empty text as no line."""
     return "".join(f"# {line}\n" for line in textwrap.wrap(text, 100))
 
 
 def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: str = "advised") -> Advice:
-    """Advise for these facts; `data` is the scenario's [data], by default an .npz file that is still to be named.
+    """Advise on settings for these facts.
 
-    InputError, in one line, for facts that no run can have.  Guarantee: nothing is read but the arguments: facts,
-    and the key-value pairs of [data], whose files are not opened.
+    Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose files are not
+    opened.
+
+    Args:
+        facts: Public facts of the federation.
+        data: The scenario's [data], by default an .npz file that is still to be named.
+        name: Name of the scenario.
+
+    Raises:
+        InputError: If no run can have these facts, in one line.
     """
     settings = _choose_numbers(facts)
     tree = _make_tree(facts, settings, data or {"name": "records.npz"}, name)
@@ -252,29 +277,35 @@ class _AdvisedNumbers:
 
 
 def _find_q(facts: Facts) -> float:
-    """q of the facts."""
+    """Compute q."""
     parties = 1 if _has_one_noise_source(facts.trust) else len(facts.sizes)
     return facts.unit_count * mu_of(facts.epsilon, facts.delta) / (math.sqrt(parties) * facts.norm)
 
 
 def _has_one_noise_source(trust: str) -> bool:
-    """Whether the mean has the noise of one party: the server's, or that of a masked sum."""
+    """Whether the mean has a single noise term, that of the server or of a masked sum."""
     return find_trust(trust).name != UNTRUSTED.name
 
 
 def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
-    q, largest = _find_q(facts), math.hypot(facts.norm, 1.0)
+    """Choose travel, rounds and clip by the rules of docs/advise.md."""
+    q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.classes:
-        wanted, turn = CLASSES_TRAVEL * q**CLASSES_POWER, CLASSES_TURN * (facts.classes / 2.0) ** TURN_POWER
+        target_travel, max_turn = (
+            CLASSES_TRAVEL * q**CLASSES_POWER,
+            CLASSES_TURN * (facts.classes / 2.0) ** TURN_POWER,
+        )
     else:
-        wanted, turn = REAL_TRAVEL * q, REAL_TURN
-    needed = (
-        min(MAX_ROUNDS, max(DEFAULT_ROUNDS, math.ceil(wanted * largest / turn)))
+        target_travel, max_turn = REAL_TRAVEL * q, REAL_TURN
+    needed_rounds = (
+        min(MAX_ROUNDS, max(DEFAULT_ROUNDS, math.ceil(target_travel * max_norm / max_turn)))
         if facts.classes
         else DEFAULT_ROUNDS
     )
-    rounds = needed if facts.rounds is None else min(needed, facts.rounds)
-    return _AdvisedNumbers(q, rounds, _round_to_three_digits(CLIP * largest), min(wanted, turn * rounds / largest))
+    rounds = needed_rounds if facts.rounds is None else min(needed_rounds, facts.rounds)
+    return _AdvisedNumbers(
+        q, rounds, _round_to_three_digits(CLIP * max_norm), min(target_travel, max_turn * rounds / max_norm)
+    )
 
 
 def _round_to_three_digits(value: float) -> float:
@@ -311,15 +342,15 @@ def _make_tree(facts: Facts, settings: _AdvisedNumbers, data: Mapping[str, Any],
 
 
 def _round_up(norm: float) -> float:
-    """Three digits, rounded up: features of norm √k are not scaled down by a rounding."""
+    """Round up to three digits, so that features of norm √k are not scaled down."""
     digits = 2 - math.floor(math.log10(norm))
     return float(f"{math.ceil(norm * 10.0**digits) / 10.0**digits:.12g}")
 
 
 def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
-    """The plan that a run of the scenario has; its data are not looked at.
+    """Plan a run of the scenario without its data.
 
-    A person counts as a record does: both are clipped to one norm, and batches count them.
+    Persons are planned as records, because both are clipped to the same norm and batches count them alike.
     """
     privacy = {key: value for key, value in tree["privacy"].items() if key not in ("unit", "records")}
     cell = resolve_cell({**tree, "data": {"name": "records.npz"}, "privacy": privacy}, "advise")
@@ -330,7 +361,7 @@ def _make_plan(facts: Facts, tree: Mapping[str, Any]) -> tuple[Cell, Plan]:
 def _make_forecast(facts: Facts, settings: _AdvisedNumbers, plan: Plan) -> Forecast:
     std = settings.step * plan.noise.std_in_mean * math.sqrt(settings.rounds)
     if not facts.classes:
-        std /= math.sqrt(3.0)  # of the average of a random walk
+        std /= math.sqrt(3.0)  # variance of the average of a random walk
     norm = std * math.sqrt(plan.objective.dimension)
     return Forecast(std, norm, settings.travel, settings.q, settings.q >= MIN_Q[facts.classes == 0], facts.classes)
 
@@ -349,23 +380,25 @@ def _explain_settings(
 
 
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
-    told = []
+    alternatives = []
     silos = len(facts.sizes)
     if not _has_one_noise_source(facts.trust) and silos > 1:
-        masked = _find_q(replace(facts, trust="secure-aggregation"))
-        told.append(
-            f"Secure aggregation: q = {masked:.3g} in place of {forecast.q:.3g}, as {silos} times the records, or "
-            f"about {math.sqrt(silos):.2g} times ε, would give."
+        masked_q = _find_q(replace(facts, trust="secure-aggregation"))
+        alternatives.append(
+            f"Secure aggregation: q = {masked_q:.3g} in place of {forecast.q:.3g}, as {silos} times the records, "
+            f"or about {math.sqrt(silos):.2g} times ε, would give."
         )
-    told.append("More rounds: the same noise in the last model; they help where the step is at its limit only.")
-    told.append("A secret order: nothing, since every record is read in every round.")
+    alternatives.append(
+        "More rounds: the same noise in the last model; they help where the step is at its limit only."
+    )
+    alternatives.append("A secret order: nothing, since every record is read in every round.")
     if facts.delta * max(facts.sizes) >= 1.0:
-        told.append(
+        alternatives.append(
             f"delta = {format_upper_delta(facts.delta)} is not below 1 over the {max(facts.sizes):,} records of "
             "a silo: "
             "take one that is far below."
         )
-    return tuple(told)
+    return tuple(alternatives)
 
 
 def advise(
@@ -377,22 +410,32 @@ def advise(
     classes: int = 0,
     data: Mapping[str, Any] | None = None,
     name: str = "advised",
-    **others: Any,
+    **further_facts: Any,
 ) -> Advice:
-    """Advise for public facts: which row, batch, clip, step, rounds and trust to take.
+    """Advise on algorithm, batch, clip, step, rounds and trust for public facts.
 
     Args:
-        records: of each silo: one number for `silos` that are alike, or one each.
-        features: numbers that a record becomes.
-        epsilon: of the promise; `delta` is 1e-5 unless given.
-        silos: how many there are.
-        classes: 0 for a regression.
-        data: the scenario's [data]; an .npz file that is still to be named by default.  It is not opened.
-        name: of the scenario.
-        others: further fields of `Facts`: delta, trust, feature_norm, rounds, relation, unit, records_of_person.
+        records: Training records of each silo, a single number if all `silos` have the same.
+        features: Number of features of a record.
+        epsilon: ε of the privacy budget, with δ = 1e-5 unless `delta` is given.
+        silos: Number of silos, which may be omitted if `records` has a number for each silo.
+        classes: Number of classes, 0 for a regression.
+        data: The scenario's [data], by default an .npz file that is still to be named.  It is not opened.
+        name: Name of the scenario.
+        further_facts: Further fields of `Facts`: delta, trust, feature_norm, rounds, relation, unit,
+        records_of_person.
+
+    Returns:
+        The scenario with reasons, the forecast of its noise, and alternatives.
 
     Raises:
-        InputError: names the fact that no federation has.
+        InputError: If no federation has such a fact, with the name of the fact.
+
+    Example:
+        >>> import fedpriv
+        >>> advice = fedpriv.advise(records=500, silos=4, features=13, epsilon=1.0, classes=2)
+        >>> advice.tree["federation"]["batches"]
+        [500, 500, 500, 500]
     """
     if isinstance(records, int):
         _check_integer("silos", silos, 1, 100_000)
@@ -402,9 +445,9 @@ def advise(
         sizes = tuple(records)
         if silos is not None and silos != len(sizes):
             raise InputError(f"advise: silos = {silos}: records has {len(sizes)} numbers, one for each silo")
-    if unknown := sorted(others.keys() - Facts.__dataclass_fields__.keys()):
+    if unknown := sorted(further_facts.keys() - Facts.__dataclass_fields__.keys()):
         raise InputError(f"advise: {unknown[0]}: no fact; known are {', '.join(Facts.__dataclass_fields__)}")
-    return advise_on_facts(Facts(sizes, features, classes, epsilon, **others), data, name)
+    return advise_on_facts(Facts(sizes, features, classes, epsilon, **further_facts), data, name)
 
 
 OWN_DATA_SCENARIO = "own-data"
@@ -413,42 +456,52 @@ _FURTHER_KEYS = ("privacy.epsilon", "privacy.delta", "privacy.relation", "algori
 _SECTIONS = ("federation.", "algorithm.", "privacy.")
 
 
-def as_advised(tree: Mapping[str, Any], data: Dataset, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Put advised rounds, clip and step into the tree, for the smallest ε and first trust that are `asked` for.
+def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scenario with advised rounds, clip and step, in which every round reads all records.
 
-    Every round reads all records.  The tree stays as it is where `asked` names a key that advice does not know,
-    such as another row or unit, and where no advice can be given for its facts.  Guarantee: of `data`
-    the number of records, their width and the number of classes decide; no record and no label does.
+    The advice is for the smallest ε and the first trust of the settings.  The scenario is returned unchanged if a
+    setting is outside the advice, such as another algorithm or unit, or if its facts allow no advice.
+
+    Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
+    label does.
+
+    Args:
+        tree: Scenario as nested dictionaries.
+        data: Records that a program gives.
+        settings: Values that the program sets, by dotted key.
     """
-    if any(key.startswith(_SECTIONS) and key not in (*_FACT_KEYS, *_FURTHER_KEYS) for key in asked):
+    if any(key.startswith(_SECTIONS) and key not in (*_FACT_KEYS, *_FURTHER_KEYS) for key in settings):
         return dict(tree)
     federation, algorithm, privacy = (dict(tree[name]) for name in ("federation", "algorithm", "privacy"))
-    given: dict[str, Any] = {key: asked.get(key) for key in (*_FACT_KEYS, *_FURTHER_KEYS)}
-    count = len(data.train_labels)
+    known_settings: dict[str, Any] = {key: settings.get(key) for key in (*_FACT_KEYS, *_FURTHER_KEYS)}
+    record_count = len(data.train_labels)
     try:
-        epsilons, trust = given["privacy.epsilon"] or privacy["epsilon"], given["algorithm.trust"]
+        epsilons, trust = (
+            known_settings["privacy.epsilon"] or privacy["epsilon"],
+            known_settings["algorithm.trust"],
+        )
         trust = trust[0] if isinstance(trust, list | tuple) else trust or algorithm["trust"]
         samples, silos = (
-            int(given["federation.samples"] or count),
-            int(given["federation.silos"] or federation["silos"]),
+            int(known_settings["federation.samples"] or record_count),
+            int(known_settings["federation.silos"] or federation["silos"]),
         )
         facts = Facts(
             (samples // silos,) * silos,
             data.train_images[0].size,
             data.class_count,
             float(min(epsilons) if isinstance(epsilons, list | tuple) else epsilons),
-            float(given["privacy.delta"] or privacy["delta"]),
+            float(known_settings["privacy.delta"] or privacy["delta"]),
             trust=trust,
             feature_norm=tree.get("model", {}).get("feature_norm"),
-            rounds=given["federation.rounds"],
-            relation=given["privacy.relation"] or privacy["relation"],
+            rounds=known_settings["federation.rounds"],
+            relation=known_settings["privacy.relation"] or privacy["relation"],
         )
-        advised = advise_on_facts(facts).tree
+        advised_tree = advise_on_facts(facts).tree
     except (InputError, TypeError, ValueError, ZeroDivisionError):
-        return dict(tree)  # what is wrong with a key is said where the scenario is read
-    rounds = facts.rounds or advised["federation"]["rounds"]
-    algorithm = {**advised["algorithm"]}
-    algorithm["step"] *= advised["federation"]["rounds"] / rounds  # as far in more rounds than are needed
+        return dict(tree)  # loading the scenario reports the wrong key
+    rounds = facts.rounds or advised_tree["federation"]["rounds"]
+    algorithm = {**advised_tree["algorithm"]}
+    algorithm["step"] *= advised_tree["federation"]["rounds"] / rounds  # the travel is the same in more rounds
     return {
         **tree,
         "federation": {**federation, "samples": samples, "rounds": rounds, "epochs": rounds},

@@ -1,7 +1,7 @@
-"""Commands from nothing to a scenario: `fedpriv data inspect`, `fedpriv advise` and `fedpriv init`.
+"""Commands that write a first scenario: `fedpriv data inspect`, `fedpriv advise` and `fedpriv init`.
 
-`inspect` describes a table, and writes a scenario and policies.  `advise` chooses row, clip, step, rounds and
-trust.  `init` makes a folder to start from.
+`inspect` describes a table, and writes a scenario and policies.  `advise` chooses algorithm, clip, step, rounds
+and trust.  `init` makes a folder to start from.
 """
 
 import dataclasses
@@ -38,13 +38,13 @@ from fedpriv.data.partition import index_persons
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import check_persons, format_schema_toml
 
-# Modules that need torch are imported where files are written: a first look at a table does not wait for them.
+# Modules that need torch are imported only where files are written, so that a first look at a table is fast.
 
 _MIN_RECORDS = 10
-"""Training records of a silo, below which it is warned of."""
+"""Number of a silo's training records below which `inspect` warns."""
 _DEFAULT_EPSILON = 3.0
-_DEFAULT_SILOS = 4  # of a table that does not say whose records they are
-_MAX_RECORDS_PER_PERSON = 16  # of one person: each takes room in every batch, and more say little that is new
+_DEFAULT_SILOS = 4  # number of silos for a table without a column of sites
+_MAX_RECORDS_PER_PERSON = 16  # records of a person: each enlarges every batch, and further ones add little
 WARNING = (
     "ranges, vocabularies and numbers of records below were read from the records, and to publish them is a\n"
     "release that no noise protects.  Replace them by what is known without the records, such as what a\n"
@@ -62,7 +62,7 @@ _UNIT_COMMENT = (
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """The columns that a person named, and whether the target is a real number (None: guess)."""
+    """Columns that a user named, and whether the target is a real number, None for a guess."""
 
     target: str | None
     site: str | None
@@ -72,7 +72,13 @@ class ColumnRoles:
 
 
 def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
-    """Say what is in a table; with `out` write scenario.toml and a policy a silo, all of them or none."""
+    """Print a description of a table, and with `out` write a scenario and a policy for each silo.
+
+    Files are written into `out` only if none of them exists there.
+
+    Raises:
+        InputError: If the table cannot be read or run, a column is missing, or a file exists in `out`.
+    """
     if not is_table_path(path.name):
         raise InputError(f"{path}: expected a .csv or .parquet file")
     if out is not None and roles.target is None:
@@ -98,13 +104,16 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
         person=roles.person,
         split=roles.split,
     )
-    unused, odd = find_unused_columns(table, schema), {column.name for column in columns if column.odd_cells}
-    for why, names in (
-        ("until its cells are mended", [name for name in unused if name in odd]),
-        ("with one value or too many words", [name for name in unused if name not in odd]),
+    unused, columns_with_odd_cells = (
+        find_unused_columns(table, schema),
+        {column.name for column in columns if column.odd_cells},
+    )
+    for reason, names in (
+        ("until its cells are mended", [name for name in unused if name in columns_with_odd_cells]),
+        ("with one value or too many words", [name for name in unused if name not in columns_with_odd_cells]),
     ):
         if names:
-            typer.echo(f"left out, {why}: {sanitize_line(', '.join(names))}")
+            typer.echo(f"left out, {reason}: {sanitize_line(', '.join(names))}")
     encoded = read_rows(table, schema)
     check_persons(encoded, schema, path)
     unit, train = _find_unit_keys(encoded, schema), encoded.split.train
@@ -124,71 +133,83 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
         raise InputError(f"{out / present[0]} exists; give another --out")
     for name, text in files.items():
         write_text(out / name, text)
-        revoke_write_access(out / name)  # a guard refuses a policy that others may change
+        revoke_write_access(out / name)  # a guard refuses a policy that other users can change
         typer.echo(out / name)
     typer.echo(f"note: {' '.join(WARNING.splitlines())}")
 
 
 def _find_unit_keys(encoded: TableRows, schema: TableSchema) -> dict[str, Any]:
-    """Say how many records a person has; the keys of [privacy] that protect persons, if they are needed."""
-    if (found := count_persons(encoded)) is None:
+    """Print the number of records of a person, and return the keys of [privacy] that protect persons.
+
+    There are no keys if no person has several records.
+    """
+    if (persons := count_persons(encoded)) is None:
         return {}
-    typer.echo(f"{sanitize_line(str(schema.person))}: {_describe_persons(found)}")
+    typer.echo(f"{sanitize_line(str(schema.person))}: {_describe_persons(persons)}")
     return (
-        {"unit": "user", "records": min(found.max_records, _MAX_RECORDS_PER_PERSON)}
-        if found.repeated_count
+        {"unit": "user", "records": min(persons.max_records, _MAX_RECORDS_PER_PERSON)}
+        if persons.repeated_count
         else {}
     )
 
 
-def _describe_persons(found: PersonCounts) -> str:
-    if not found.repeated_count:
-        return f"{found.count} persons with one record each: to protect a record is to protect a person"
-    first = (
+def _describe_persons(persons: PersonCounts) -> str:
+    if not persons.repeated_count:
+        return f"{persons.count} persons with one record each: to protect a record is to protect a person"
+    limit_note = (
         f", of a person with more the first {_MAX_RECORDS_PER_PERSON} count"
-        if found.max_records > _MAX_RECORDS_PER_PERSON
+        if persons.max_records > _MAX_RECORDS_PER_PERSON
         else ""
     )
     return (
-        f"{found.count} persons, {found.repeated_count} of them with several records, {found.max_records} at "
-        "most: a run has to "
-        f'protect persons, unit = "user"{first}'
+        f"{persons.count} persons, {persons.repeated_count} of them with several records, {persons.max_records} "
+        "at most: a run has to "
+        f'protect persons, unit = "user"{limit_note}'
     )
 
 
 def _count_units(
-    encoded: TableRows, schema: TableSchema, kept: NDArray[np.int64], *, by_person: bool
+    encoded: TableRows, schema: TableSchema, row_indices: NDArray[np.int64], *, by_person: bool
 ) -> list[int]:
-    """Count these rows, or the persons in them, for each silo: its site's, or an equal share."""
+    """Count these rows, or the persons in them, for each site, or divide them by the default silos."""
     if by_person:
         assert encoded.persons is not None
-        kept = kept[index_persons(encoded.persons[kept])[0]]
+        row_indices = row_indices[index_persons(encoded.persons[row_indices])[0]]
     if encoded.sites is None:
-        return [len(kept) // _DEFAULT_SILOS] * _DEFAULT_SILOS
-    counts: list[int] = np.bincount(encoded.sites[kept], minlength=len(schema.sites)).tolist()
+        return [len(row_indices) // _DEFAULT_SILOS] * _DEFAULT_SILOS
+    counts: list[int] = np.bincount(encoded.sites[row_indices], minlength=len(schema.sites)).tolist()
     return counts
 
 
 def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
-    """Warn of silos with few records or one class; InputError for a table that cannot be run at all."""
+    """Print warnings of silos with few records or a single class.
+
+    Raises:
+        InputError: If a silo has no training record, so that the table cannot be run.
+    """
     names = schema.sites or tuple(f"silo {silo}" for silo in range(len(sizes)))
-    if (least := min(sizes)) < 1:
-        raise InputError(f"{names[sizes.index(least)]!r} has no {noun}; leave its records out of the table")
-    for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
+    if (min_size := min(sizes)) < 1:
+        raise InputError(f"{names[sizes.index(min_size)]!r} has no {noun}; leave its records out of the table")
+    for silo_id, (name, size) in enumerate(zip(names, sizes, strict=True)):
         if size < _MIN_RECORDS:
             typer.echo(f"warning: {name!r} has {size} {noun}: its noise will hide nearly all they say")
         if schema.classes is None or encoded.sites is None:
             continue
-        for part, its in (("training", encoded.split.train), ("test", encoded.split.test)):
-            rows = its.row_indices[its.is_counted]
-            classes = np.unique(encoded.labels[rows[encoded.sites[rows] == place]])
+        for split_name, split_rows in (("training", encoded.split.train), ("test", encoded.split.test)):
+            rows = split_rows.row_indices[split_rows.is_counted]
+            classes = np.unique(encoded.labels[rows[encoded.sites[rows] == silo_id]])
             if len(classes) < 2:
-                only = schema.classes[int(classes[0])] if len(classes) else "none"
-                typer.echo(f"warning: {name!r} has {part} records of one class only ({sanitize_line(only)})")
+                class_name = schema.classes[int(classes[0])] if len(classes) else "none"
+                typer.echo(
+                    f"warning: {name!r} has {split_name} records of one class only ({sanitize_line(class_name)})"
+                )
 
 
 def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
-    """Write the text of every file, by name; `unit` has the keys of [privacy] for persons with several records."""
+    """Make the text of each file, by name.
+
+    `unit` has the keys of [privacy] for persons with several records.
+    """
     from fedpriv.plan.task import make_schema_task
     from fedpriv.scenario.load import resolve_cell
     from fedpriv.silo.demo import format_policy, run_allowance
@@ -197,59 +218,72 @@ def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dic
     confirmed = schema.model_copy(update={"public": True})
     data = {**advice.tree["data"], "table": confirmed.model_dump(exclude_none=True)}
     cell = resolve_cell({**advice.tree, "data": data}, str(path))
-    allow = run_allowance(cell, make_schema_task(cell, confirmed))
-    head = "".join(f"# {line}\n" for line in WARNING.splitlines())
+    limits = run_allowance(cell, make_schema_task(cell, confirmed))
+    warning_lines = "".join(f"# {line}\n" for line in WARNING.splitlines())
     sections = advice.sections(
         {"privacy": _PERSONS_COMMENT.format(**unit), "federation": _BATCHES_COMMENT} if unit else {}
     )
-    top = f"{head}name = {json.dumps(advice.tree['name'])}\n\n{format_schema_toml(schema, 'data.table')}\n"
-    files = {"scenario.toml": top + "\n".join(sections.values())}
+    preamble = (
+        f"{warning_lines}name = {json.dumps(advice.tree['name'])}\n\n{format_schema_toml(schema, 'data.table')}\n"
+    )
+    files = {"scenario.toml": preamble + "\n".join(sections.values())}
     names = {"shard": "csv", "ledger": "sqlite", "socket": "sock"}
     for silo in range(len(sizes)):
-        keys = {"silo": silo} | {name: f"silo-{silo}.{suffix}" for name, suffix in names.items()}
-        files[f"silo-{silo}.toml"] = head + (_UNIT_COMMENT if unit else "") + format_policy(keys, allow, schema)
+        policy_keys = {"silo": silo} | {name: f"silo-{silo}.{suffix}" for name, suffix in names.items()}
+        files[f"silo-{silo}.toml"] = (
+            warning_lines + (_UNIT_COMMENT if unit else "") + format_policy(policy_keys, limits, schema)
+        )
     return files
 
 
 def _advise_on_table(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> "Advice":
-    """Advise on a table from its description and its number of records in each silo."""
+    """Advise on a table from its description and its number of units in each silo."""
     keys = {"unit": unit["unit"], "records_of_person": unit["records"]} if unit else {}
     facts = Facts(
         tuple(sizes), schema.width, schema.class_count, _DEFAULT_EPSILON, feature_norm=schema.max_norm, **keys
     )
-    spread = {"name": str(path), "partition": "site" if schema.site is not None else "iid"}
-    name = "".join(c if c.isalnum() and c.isascii() else "-" for c in path.stem.lower()).strip("-")
-    return advise_on_facts(facts, spread, name or "table")
+    data_section = {"name": str(path), "partition": "site" if schema.site is not None else "iid"}
+    name = "".join(
+        character if character.isalnum() and character.isascii() else "-" for character in path.stem.lower()
+    ).strip("-")
+    return advise_on_facts(facts, data_section, name or "table")
 
 
 def print_advice(
-    silos: int, records: str, others: dict[str, Any], data: str | None, out: Path | None, *, as_json: bool
+    silos: int, records: str, further_facts: dict[str, Any], data: str | None, out: Path | None, *, as_json: bool
 ) -> None:
-    """Print the advice, and write its scenario to `out`; InputError for facts that no federation has."""
+    """Print the advice, and write its scenario to `out`.
+
+    Raises:
+        InputError: If no federation has these facts, or `out` exists.
+    """
     if out is not None and out.exists():
         raise InputError(f"--out {out}: exists; give another name")
-    found = advise(
-        silos=silos, records=_parse_counts(records), data=None if data is None else {"name": data}, **others
+    advice = advise(
+        silos=silos, records=_parse_counts(records), data=None if data is None else {"name": data}, **further_facts
     )
     if as_json:
-        sys.stdout.write(json.dumps(_advice_data(found)) + "\n")
+        sys.stdout.write(json.dumps(_advice_data(advice)) + "\n")
     else:
-        rows = [[one.key, _format_value(one.value), one.why] for one in found.chosen]
+        rows = [
+            [recommendation.key, _format_value(recommendation.value), recommendation.why]
+            for recommendation in advice.chosen
+        ]
         print_rich("What to take", [Column("key"), Column("value"), Column("why", can_wrap=True)], rows)
-        costs = f"It costs {format_epsilon_delta(found.epsilon, found.facts.delta)}."
-        for line in (costs, found.forecast.sentence, *found.others):
+        cost_line = f"It costs {format_epsilon_delta(advice.epsilon, advice.facts.delta)}."
+        for line in (cost_line, advice.forecast.sentence, *advice.others):
             print_plain(line)
     if out is not None:
-        write_text(out, found.text)
+        write_text(out, advice.text)
         if not as_json:
-            of = "" if data is not None else ". Put your records into records.npz (docs/adding-data.md)"
-            print_plain(f"written: {out}{of}; run it with: fedpriv run {out}")
+            instruction = "" if data is not None else ". Put your records into records.npz (docs/adding-data.md)"
+            print_plain(f"written: {out}{instruction}; run it with: fedpriv run {out}")
 
 
 def _parse_counts(text: str) -> int | tuple[int, ...]:
-    """One number, or one for each silo, with commas between."""
+    """Parse a number, or a number for each silo, separated by commas."""
     try:
-        numbers = tuple(int(each) for each in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InputError(
             f"--records {text!r}: expected a whole number, or one for each silo: 120,80,300"
@@ -257,13 +291,13 @@ def _parse_counts(text: str) -> int | tuple[int, ...]:
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def _advice_data(found: Advice) -> dict[str, Any]:
+def _advice_data(advice: Advice) -> dict[str, Any]:
     return {
-        "scenario": found.tree,
-        "reasons": {one.key: one.why for one in found.chosen},
-        "forecast": {**vars(found.forecast), "sentence": found.forecast.sentence},
-        "epsilon": found.epsilon,
-        "others": found.others,
+        "scenario": advice.tree,
+        "reasons": {recommendation.key: recommendation.why for recommendation in advice.chosen},
+        "forecast": {**vars(advice.forecast), "sentence": advice.forecast.sentence},
+        "epsilon": advice.epsilon,
+        "others": advice.others,
     }
 
 
@@ -274,7 +308,7 @@ def _format_value(value: Any) -> str:
     return f"{low:,} each" if low == high else f"{low:,} to {high:,}"
 
 
-_STARTER_RECORDS = 300  # records of each of five silos that a new folder's scenario starts with
+_STARTER_RECORDS = 300  # records of each of the five silos in a new folder's scenario
 _STARTER_NOTES = {
     "data": "# a data set (`fedpriv list data`), an .npz file, or a name given to fedpriv.add_data\n",
     "model": "# from my_model.py\n",
@@ -284,7 +318,7 @@ _STARTER_FILES = ("scenario.toml", "my_algorithm.py", "my_model.py", "notebook.i
 
 
 def _make_starter_sections(name: str) -> str:
-    """The sections that `fedpriv advise` writes for the starter's federation, with the starter's own model."""
+    """Make the advised sections of the starter's scenario, with the starter's own model."""
     advice = advise_on_facts(
         Facts((_STARTER_RECORDS,) * 5, 784, 10, 4.0, trust="trusted"), {"name": "synthetic"}, name
     )
@@ -296,25 +330,26 @@ def _make_starter_sections(name: str) -> str:
 
 
 def create_folder(folder: Path) -> list[Path]:
-    """Write the starting files into a new folder, whole or not at all; returns them.
+    """Write the starter files into a new folder, whole or not at all, and return their paths.
 
-    The scenario has what `fedpriv advise` says of its numbers, and the algorithm of one's own beside it.
+    The scenario has the numbers that `fedpriv advise` recommends, and the folder has an algorithm to edit.
 
-    InputError if the folder exists, cannot be written, or its name cannot be a scenario's.
+    Raises:
+        InputError: If the folder exists or cannot be written, or its name cannot be a scenario's.
     """
     name = folder.name
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
         raise InputError(f"fedpriv init {folder}: expected a name of lower-case letters, digits and dashes")
     if folder.exists():
         raise InputError(f"fedpriv init {folder}: exists already; give another name")
-    source, advised = resources.files(__package__) / "starter", _make_starter_sections(name)
+    source, sections = resources.files(__package__) / "starter", _make_starter_sections(name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
         try:
             for file in _STARTER_FILES:
                 text = (source / file).read_text(encoding="utf-8").replace("NAME", name)
-                (draft / file).write_text(text.replace("# ADVISED\n", advised), encoding="utf-8")
+                (draft / file).write_text(text.replace("# ADVISED\n", sections), encoding="utf-8")
             draft.chmod(0o755)
             draft.rename(folder)
         except OSError:

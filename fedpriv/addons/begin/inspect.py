@@ -1,6 +1,6 @@
-"""Inspect a table for its owner: what it holds, and a description to start from.
+"""Inspection of a table for its owner, with a description to start from.
 
-All of it is read from the records: to publish it is to release it, without noise.
+Summary and description are read from the records.  Publishing them is a release without noise.
 """
 
 import math
@@ -17,17 +17,20 @@ from fedpriv.data.partition import index_persons
 from fedpriv.data.schema import OTHER_WORD, FeatureColumn, TableSchema
 
 MAX_WORDS = 50
-"""A column of words that has more of them is taken for a name or a text, and left out."""
+"""Most words of a usable column.  A column with more is treated as names or text, and left out."""
 MAX_CLASS_CODES = 10
-"""Whole numbers of a target that are taken for codes of classes: so many different ones, each often."""
-_MIN_OCCURRENCES = 5
+"""Most distinct integers of a target that is treated as codes of classes, which occur often."""
+_MIN_OCCURRENCES = 5  # mean number of records of a code
 _MAX_SHOWN_WORDS = 8
 _MIN_NUMBER_SHARE = 0.9
-"""The share of cells that are numbers in a column of numbers with mistakes; one with codes has fewer numbers."""
+"""Smallest share of numbers among the cells of a column of numbers with mistakes.
+
+A column of words with some numeric codes has a smaller share.
+"""
 _MIN_DISTINCT_NUMBERS = 10
 _MAX_SHOWN_ODD = 3
 _MAX_LISTED_WORDS = 10_000
-"""Different words of a column that are listed at all."""
+"""Most distinct words of a column that are listed."""
 _REMEDIES = (
     (re.compile(r"[-+]?[\d.]*\d,\d+"), "they seem to be numbers with decimal commas: write points"),
     (
@@ -39,20 +42,22 @@ _REMEDIES = (
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """One column: its numbers' span, or its words from the most frequent on (none of more than 10,000).
-
-    `odd` says where the first cells stand that are no numbers, and what they hold, where nearly all others are;
-    there are `odd_count` of them.
-    """
+    """Summary of a column of numbers or words."""
 
     name: str
     records: int
     missing: int
+    """Number of missing cells."""
     span: tuple[float, float] | None
+    """Smallest and largest number, or None for a column of words."""
     distinct: int
+    """Number of distinct values."""
     words: tuple[str, ...]
+    """Distinct words, the most frequent first, or empty if there are more than 10,000."""
     odd_cells: tuple[str, ...] = ()
+    """Location and content of the first cells that are no numbers, if nearly all other cells are numbers."""
     odd_count: int = 0
+    """Number of such cells."""
 
     @property
     def is_numeric(self) -> bool:
@@ -60,18 +65,20 @@ class ColumnSummary:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can become features as it is."""
+        """Whether the column can become features without changes."""
         if self.span is not None:
             return self.span[0] < self.span[1] and math.isfinite(self.span[1] - self.span[0])
         return not self.odd_cells and 2 <= self.distinct <= MAX_WORDS
 
     @property
     def has_class_codes(self) -> bool:
-        """Whether it holds a few whole numbers only, each of them often."""
+        """Whether the column has only a few distinct integers, with many occurrences on average."""
         if not self.is_numeric or self.distinct > MAX_CLASS_CODES:
             return False
-        whole = all((number := parse_number(word)) is not None and number.is_integer() for word in self.words)
-        return whole and self.records - self.missing >= _MIN_OCCURRENCES * self.distinct
+        are_integers = all(
+            (number := parse_number(word)) is not None and number.is_integer() for word in self.words
+        )
+        return are_integers and self.records - self.missing >= _MIN_OCCURRENCES * self.distinct
 
     def describe(self) -> str:
         gaps = f", {self.missing} missing" if self.missing else ""
@@ -81,26 +88,28 @@ class ColumnSummary:
             )
         if self.span is not None:
             return f"numbers from {self.span[0]:g} to {self.span[1]:g}{gaps}"
-        shown = ", ".join(sanitize_line(word, 30) for word in self.words[:_MAX_SHOWN_WORDS])
+        examples = ", ".join(sanitize_line(word, 30) for word in self.words[:_MAX_SHOWN_WORDS])
         more = f" and {self.distinct - _MAX_SHOWN_WORDS} more" if self.distinct > _MAX_SHOWN_WORDS else ""
-        remedy = "".join(f"; {words}" for kind, words in _REMEDIES if self.words and self._nearly_all_match(kind))
-        return f"{self.distinct} words{': ' * bool(shown)}{shown}{more}{gaps}{remedy}"
+        remedy = "".join(
+            f"; {advice}" for kind, advice in _REMEDIES if self.words and self._nearly_all_match(kind)
+        )
+        return f"{self.distinct} words{': ' * bool(examples)}{examples}{more}{gaps}{remedy}"
 
     def _nearly_all_match(self, kind: re.Pattern[str]) -> bool:
-        """Whether nearly all words are of a kind."""
+        """Whether nearly all words match a pattern."""
         return sum(kind.fullmatch(word) is not None for word in self.words) >= _MIN_NUMBER_SHARE * len(self.words)
 
     def describe_odd_cells(self) -> str:
-        """Count the cells of a column of numbers that are none, and return the first of them."""
+        """Describe the number of cells that are no numbers, and the first of them."""
         numbers, cells = self.records - self.missing - self.odd_count, self.odd_count
         more = f" and {cells - _MAX_SHOWN_ODD} more" if cells > _MAX_SHOWN_ODD else ""
-        which = "1 cell that is none" if cells == 1 else f"{cells} cells that are none"
-        return f"{numbers} numbers, and {which}: {', '.join(self.odd_cells)}{more}"
+        odd_text = "1 cell that is none" if cells == 1 else f"{cells} cells that are none"
+        return f"{numbers} numbers, and {odd_text}: {', '.join(self.odd_cells)}{more}"
 
 
 @dataclass(frozen=True)
 class PersonCounts:
-    """Number of persons, of those with several records, and the most records that one has."""
+    """Number of persons, number of those with several records, and largest number of one's records."""
 
     count: int
     repeated_count: int
@@ -108,7 +117,7 @@ class PersonCounts:
 
 
 def count_persons(encoded: TableRows) -> PersonCounts | None:
-    """The persons of a table; None if it does not say whose a record is."""
+    """Count the persons of a table, or return None if it has no column of persons."""
     if encoded.persons is None:
         return None
     records = np.bincount(index_persons(encoded.persons)[1])
@@ -116,25 +125,27 @@ def count_persons(encoded: TableRows) -> PersonCounts | None:
 
 
 def summarize_columns(table: RawTable) -> list[ColumnSummary]:
-    """Every column of a table."""
+    """Summarize the columns of a table."""
     return [_summarize_column(table, name, cells) for name, cells in table.columns.items()]
 
 
 def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSummary:
     numbers, missing = cells.to_numbers(), int(cells.is_missing.sum())
-    distinct, words = cells.count_values(_MAX_LISTED_WORDS)
-    spelled_out = distinct <= 2 * MAX_CLASS_CODES and {word.lower() for word in words} <= {"true", "false"}
-    odd = np.flatnonzero(np.isnan(numbers) & ~cells.is_missing)
-    if distinct and not odd.size and not spelled_out:
+    distinct, vocabulary = cells.count_values(_MAX_LISTED_WORDS)
+    are_booleans = distinct <= 2 * MAX_CLASS_CODES and {word.lower() for word in vocabulary} <= {"true", "false"}
+    odd_rows = np.flatnonzero(np.isnan(numbers) & ~cells.is_missing)
+    if distinct and not odd_rows.size and not are_booleans:
         span = (float(np.nanmin(numbers)), float(np.nanmax(numbers)))
-        return ColumnSummary(name, len(cells), missing, span, distinct, words)
-    many = len(np.unique(numbers[~np.isnan(numbers)])) >= _MIN_DISTINCT_NUMBERS
-    if not many or len(odd) > (1.0 - _MIN_NUMBER_SHARE) * (len(cells) - missing):
-        return ColumnSummary(name, len(cells), missing, None, distinct, words)
-    first = odd[:_MAX_SHOWN_ODD].tolist()
-    places = zip(table.locate_rows(first), first, strict=True)
-    shown = tuple(f"{table.row_unit} {place}: {sanitize_line(repr(cells[row]), 30)}" for place, row in places)
-    return ColumnSummary(name, len(cells), missing, None, distinct, words, shown, len(odd))
+        return ColumnSummary(name, len(cells), missing, span, distinct, vocabulary)
+    has_many_numbers = len(np.unique(numbers[~np.isnan(numbers)])) >= _MIN_DISTINCT_NUMBERS
+    if not has_many_numbers or len(odd_rows) > (1.0 - _MIN_NUMBER_SHARE) * (len(cells) - missing):
+        return ColumnSummary(name, len(cells), missing, None, distinct, vocabulary)
+    first_rows = odd_rows[:_MAX_SHOWN_ODD].tolist()
+    locations = zip(table.locate_rows(first_rows), first_rows, strict=True)
+    odd_cells = tuple(
+        f"{table.row_unit} {location}: {sanitize_line(repr(cells[row]), 30)}" for location, row in locations
+    )
+    return ColumnSummary(name, len(cells), missing, None, distinct, vocabulary, odd_cells, len(odd_rows))
 
 
 def describe_table(
@@ -147,52 +158,69 @@ def describe_table(
     person: str | None = None,
     split: str | None = None,
 ) -> TableSchema:
-    """A description with everything that was seen, public = false: ranges are rounded outwards, words sorted.
+    """Describe a table by a schema that is not public, with ranges rounded outwards and sorted words.
 
-    `regression` is guessed if it is None: a target of numbers is real, but for two numbers and for a few whole
-    ones, which are codes of classes.  InputError for a column that is not there, or a target that says nothing.
+    Args:
+        table: The table.
+        columns: Summaries of its columns.
+        target: Column to predict.
+        regression: Whether the target is real, or None for a guess.  A target of numbers is then real, unless it
+            has two distinct numbers or a few integers, which are codes of classes.
+        site: Column of sites.
+        person: Column of persons.
+        split: Column with "train" and "test".
+
+    Raises:
+        InputError: If a column is missing, or the target cannot be predicted.
     """
-    seen = {column.name: column for column in columns}
+    columns_by_name = {column.name: column for column in columns}
     _check_roles(table, {"target": target, "site": site, "person": person, "split": split})
-    aim = seen[target]
-    if aim.odd_cells and regression is not False:
+    target_column = columns_by_name[target]
+    if target_column.odd_cells and regression is not False:
         raise InputError(
-            f"{table.source}, column {target!r}: {aim.describe_odd_cells()}; mend it: a target holds one or the "
-            "other"
+            f"{table.source}, column {target!r}: {target_column.describe_odd_cells()}; mend it: a target holds "
+            "one or the other"
         )
-    real = (
-        regression if regression is not None else aim.is_numeric and aim.distinct > 2 and not aim.has_class_codes
+    is_real = (
+        regression
+        if regression is not None
+        else target_column.is_numeric and target_column.distinct > 2 and not target_column.has_class_codes
     )
-    where = f"{table.source}, column {target!r}:"
+    location = f"{table.source}, column {target!r}:"
     refuse(
         {
-            f"{where} holds words, so it is no real target": real and not aim.is_numeric,
-            f"{where} holds one value only, which nothing has to predict": (
-                aim.distinct < 2 or (real and not aim.is_usable)
+            f"{location} holds words, so it is no real target": is_real and not target_column.is_numeric,
+            f"{location} holds one value only, which nothing has to predict": (
+                target_column.distinct < 2 or (is_real and not target_column.is_usable)
             ),
-            f"{where} {aim.distinct} different values are too many for classes": not real and not aim.words,
+            f"{location} {target_column.distinct} different values are too many for classes": not is_real
+            and not target_column.words,
         }
     )
     roles = {target, site, person, split}
     features = {
-        name: _make_column(column) for name, column in seen.items() if name not in roles and column.is_usable
+        name: _make_column(column)
+        for name, column in columns_by_name.items()
+        if name not in roles and column.is_usable
     }
     if not features:
         raise InputError(f"{table.source}: no column beside the target could become a feature")
     return TableSchema(
         public=False,
         target=target,
-        classes=None if real else tuple(sorted(aim.words, key=_parse_number if aim.has_class_codes else str)),
-        range=round_outwards(*(aim.span or (0.0, 0.0))) if real else None,
+        classes=None
+        if is_real
+        else tuple(sorted(target_column.words, key=_parse_number if target_column.has_class_codes else str)),
+        range=round_outwards(*(target_column.span or (0.0, 0.0))) if is_real else None,
         columns=features,
         site=site,
-        sites=() if site is None else tuple(sorted(seen[site].words)),
+        sites=() if site is None else tuple(sorted(columns_by_name[site].words)),
         person=person,
         split=split,
         test_share=None
         if split is None
         else min(0.99, round(float(np.mean(table.column(split).vocabulary_indices(["test"]) == 0)), 2)),
-        missing="drop" if aim.missing else "refuse",
+        missing="drop" if target_column.missing else "refuse",
     )
 
 
@@ -203,7 +231,11 @@ def _parse_number(word: str) -> float:
 
 
 def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
-    """InputError for a column that is not there, that has two roles, or a site that no record names."""
+    """Check the columns with roles.
+
+    Raises:
+        InputError: If a column is missing or has two roles, or the column of sites is empty.
+    """
     role_of: dict[str, str] = {}
     for role, name in roles.items():
         if name is None:
@@ -219,22 +251,22 @@ def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
 
 
 def find_unused_columns(table: RawTable, schema: TableSchema) -> list[str]:
-    """The columns that have no role in `schema`."""
+    """Return the columns that have no role in `schema`."""
     roles = {schema.target, schema.site, schema.person, schema.split, *schema.columns}
     return [name for name in table.columns if name not in roles]
 
 
-def _make_column(seen: ColumnSummary) -> FeatureColumn:
-    if seen.span is not None:
-        low, high = round_outwards(*seen.span)
-        return FeatureColumn(range=(low, high), missing=(low + high) / 2.0 if seen.missing else None)
-    words = sorted(seen.words)
+def _make_column(column: ColumnSummary) -> FeatureColumn:
+    if column.span is not None:
+        low, high = round_outwards(*column.span)
+        return FeatureColumn(range=(low, high), missing=(low + high) / 2.0 if column.missing else None)
+    vocabulary = sorted(column.words)
     return FeatureColumn(
-        values=tuple(dict.fromkeys((*words, OTHER_WORD))), missing=OTHER_WORD if seen.missing else None
+        values=tuple(dict.fromkeys((*vocabulary, OTHER_WORD))), missing=OTHER_WORD if column.missing else None
     )
 
 
 def round_outwards(low: float, high: float) -> tuple[float, float]:
-    """The nearest bounds outside that have one digit behind the size of the span: 17 … 83 becomes 10 … 90."""
+    """Round bounds outwards to multiples of the span's power of ten: 17 … 83 becomes 10 … 90."""
     step = 10.0 ** math.floor(math.log10(high - low))
     return math.floor(low / step) * step, math.ceil(high / step) * step

@@ -1,4 +1,4 @@
-"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+"""Options of this add-on's commands, whose code is imported when a command is called."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,14 +25,22 @@ def advise(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scenario there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
-    """Say from public facts which row, batch, clip, step, rounds and trust to take, and why; no record is read.
+    """Advise on algorithm, batch, clip, step, rounds and trust from public facts. No record is read.
 
     Example: fedpriv advise --silos 4 --records 120,80,300,95 --features 13 --classes 2 --epsilon 1 --out mine.toml
     """
     from fedpriv.addons.begin.command import print_advice
 
-    others = {"epsilon": epsilon, "delta": delta, "trust": trust, "feature_norm": feature_norm, "rounds": rounds}
-    print_advice(silos, records, {"features": features, "classes": classes, **others}, data, out, as_json=as_json)
+    further_facts = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "trust": trust,
+        "feature_norm": feature_norm,
+        "rounds": rounds,
+    }
+    print_advice(
+        silos, records, {"features": features, "classes": classes, **further_facts}, data, out, as_json=as_json
+    )
 
 
 def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")]) -> None:
@@ -60,7 +68,7 @@ def data_inspect(
         Path | None, typer.Option(help="Where to write scenario.toml and a policy a silo, to start from.")
     ] = None,
 ) -> None:
-    """Say what is in a table, and write a scenario and policies to start from; they have to be made public first.
+    """Describe a table, and write a scenario and policies to start from. They have to be made public first.
 
     Example: fedpriv data inspect patients.csv --target outcome --site hospital --out patients
     """

@@ -1,6 +1,6 @@
-"""An algorithm of your own: what a record contributes, which noise is added, how the server moves.
+"""An algorithm of your own: contribution of a record, mechanism of the noise, and server optimizer.
 
-This one takes gradients with fresh noise in every round, and averages the iterates as it goes.
+This one takes gradients with fresh noise in every round, and publishes the mean of the iterates.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,10 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class AveragedSteps:
-    """x_{t+1} = x_t - η g~_t; publishes the mean of x_1 … x_t.  It sees released vectors only."""
+    """Optimizer x_{t+1} = x_t - η g~_t that publishes the mean of x_1 … x_t.
+
+    An optimizer sees released vectors only.
+    """
 
     step: Scalar
 
@@ -40,7 +43,7 @@ class AveragedSteps:
 
 
 class OwnSettings(Settings):
-    """The keys of [algorithm] beside name and trust."""
+    """Keys of [algorithm] beside name and trust."""
 
     clip: Positive
     step: Positive

@@ -6,9 +6,12 @@ import fedpriv
 
 
 def network(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """From the shape of one record to an untrained module; no BatchNorm and no Dropout, which mix or draw."""
+    """Build an untrained module for records of a shape.
+
+    BatchNorm mixes records and Dropout draws random numbers, so a module can have neither.
+    """
     (features,) = shape
     return nn.Sequential(nn.Linear(features, 32), nn.Tanh(), nn.Linear(32, classes))
 
 
-fedpriv.add_model("my-model", network)  # shape=(1, 28, 28) gives images their shape back
+fedpriv.add_model("my-model", network)  # pass shape=(1, 28, 28) for images
