@@ -1,6 +1,7 @@
 """Signed certificates of released models.
 
-`certify` writes one, `attested` signs a silo's part, and `verify` recomputes it without data.
+`certify` writes a certificate, `attest` signs a silo's part, and `verify_certificate` recomputes its figures
+without data.
 
 Imports: the core.
 """
