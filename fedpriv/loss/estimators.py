@@ -1,13 +1,14 @@
-"""What a record contributes in round t, and how contributions are summed and weighed: public, pure in t.
+"""Gradient estimators: a record's increment in round t, and its sums, as public functions of t.
 
 | here | paper | shape |
 |---|---|---|
-| `weights.at(t)` | α_t (Reshef & Levy), η_{t-1} (Choquette-Choo et al., counted from 0) | scalar |
+| `weights.weight(t)` | α_t (Reshef & Levy), η_{t-1} (Choquette-Choo et al., counted from 0) | scalar |
 | increment | s_t = α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z) | (d,) |
 | running sum | q_t = q_{t-1} + s_t | (d,) |
 
-A `Round` is known before the first one: its coefficients, its decay and its clip.  The weights α_t are shared by
-the estimator that scales increments and the averaging server.
+A `Round` is known before round 1: its coefficients, its decay and its clip.  The estimator that scales increments
+and
+the averaging server share the weights α_t.
 """
 
 from dataclasses import dataclass, field
@@ -21,29 +22,42 @@ from fedpriv.core.replicates import SHARED, Scalar
 
 
 class SplitClipping(NamedTuple):
-    """How increments are taken apart at the queries that epochs start with; see rounds/floats.py."""
+    """Parts of an increment that are clipped separately, relative to the queries at which epochs start.
+
+    See rounds/floats.py.
+    """
 
     rounds_per_epoch: int
     mixing: Scalar
+    """γ."""
     difference_clip: Scalar
+    """Norm bound on the change of a gradient between epochs."""
     residual_clip: Scalar
+    """Norm bound on the change of a gradient since the start of the epoch."""
 
 
 class LocalRound(NamedTuple):
-    """A round in which silos go on from where their own releases brought them; see rounds/round.py."""
+    """A round in which silos continue from the points that their own releases led to.
+
+    See rounds/round.py.
+    """
 
     step: Scalar
+    """Length of a step."""
     restarts: bool
-    """Whether they start again from the query, which is their average."""
+    """Whether silos start again from the query, which is their average."""
 
 
 class Round(NamedTuple):
     """The public record of round t, read alike by silo, server and accountant.
 
-    A silo sums its records' increments, `coefficients[k]` times the gradient at the k-th last query (0 is this
-    round's), each clipped to norm `clip`, and keeps the running sum q_t = decay * q_{t-1} + mean increment.
-    What is released estimates `scale` times the gradient at the query, so an optimizer that wants the gradient
-    divides by `scale`.
+    A silo sums its records' increments, each clipped to norm `clip`.  An increment is the sum over k of
+    `coefficients[k]`
+    times the gradient at the k-th last query, where 0 is this round's.  The silo keeps the running sum q_t = decay
+    *
+    q_{t-1} + mean increment.  The release estimates `scale` times the gradient at the query, so an optimizer that
+    needs
+    the gradient divides by `scale`.
     """
 
     t: int
@@ -52,21 +66,23 @@ class Round(NamedTuple):
     clip: Scalar
     scale: float
     split: SplitClipping | None = None
+    """Clipping of an increment in parts, or None if it is clipped as a whole."""
     local: LocalRound | None = None
+    """Local steps of the silos, or None for an algorithm without them."""
     next_share: float | None = None
     """α_{t+1} / α_{1:t+1}, the next iterate's weight in the average that is the next query, or None."""
 
     @property
     def gradient_count(self) -> int:
-        """Gradients of one record that are taken in this round."""
+        """Number of gradients of one record that are computed in this round."""
         if self.split is None:
             return len(self.coefficients)
-        epoch, place = divmod(self.t - 1, self.split.rounds_per_epoch)
-        return 1 + (2 if epoch else 0) + (2 if place else 0)
+        epoch, round_in_epoch = divmod(self.t - 1, self.split.rounds_per_epoch)
+        return 1 + (2 if epoch else 0) + (2 if round_in_epoch else 0)
 
     @property
     def clips(self) -> tuple[float, ...]:
-        """The norm bounds of this round's parts, one where it is taken as a whole."""
+        """Norm bounds of this round's parts, or the bound of the whole increment."""
         return (
             (float(self.clip),)
             if self.split is None
@@ -75,9 +91,9 @@ class Round(NamedTuple):
 
     @property
     def max_contribution(self) -> float:
-        """A bound on the norm of what one record of weight 1 adds to the running sum, whatever the queries are.
+        """Upper bound on the norm of the contribution of a record with weight 1 to the running sum.
 
-        Parts build up: every epoch so far may have added its difference.
+        It holds for any queries.  Parts build up: every epoch so far may have added its difference.
         """
         if self.split is None:
             return float(self.clip)
@@ -86,20 +102,23 @@ class Round(NamedTuple):
 
 
 class Weights(Protocol):
-    """Positive weights of the rounds t = 1, 2, …; `at(0)` is 0."""
+    """Positive weights of the rounds t = 1, 2, …, where `weight(0)` is 0."""
 
     def weight(self, t: int) -> float:
-        """α_t."""
+        """Return α_t."""
         ...
 
     def total(self, t: int) -> float:
-        """α_{1:t} = α_1 + … + α_t."""
+        """Return α_{1:t} = α_1 + … + α_t."""
         ...
 
 
 @dataclass(frozen=True)
 class LinearWeights:
-    """α_t = t, α_{1:t} = t(t+1)/2 (Reshef & Levy 2024, section 4; η_t of Choquette-Choo et al. counted from 1)."""
+    """Weights α_t = t with α_{1:t} = t(t+1)/2 (Reshef & Levy 2024, section 4).
+
+    They are η_t of Choquette-Choo et al., counted from 1.
+    """
 
     def weight(self, t: int) -> float:
         return float(t)
@@ -110,7 +129,7 @@ class LinearWeights:
 
 @dataclass(frozen=True)
 class PowerWeights:
-    """α_t = t^power (Zhang, Tran & Cutkosky 2022, there t^k)."""
+    """Weights α_t = t^power (Zhang, Tran & Cutkosky 2022, there t^k)."""
 
     power: int
 
@@ -123,44 +142,49 @@ class PowerWeights:
 
 @lru_cache(maxsize=64)
 def _power_totals(power: int, bits: int) -> NDArray[np.float64]:
-    """α_{1:t} of all t of at most `bits` bits."""
+    """Sums α_{1:t} for every t of at most `bits` bits."""
     return np.concatenate([[0.0], np.cumsum(np.arange(1.0, 2.0**bits) ** power)])
 
 
 class Estimator(Protocol):
-    """Coefficients, decay, clip and scale of every round, all public and fixed before the first."""
+    """Coefficients, decay, clip and scale of every round, all public and fixed before round 1."""
 
     @property
     def decay(self) -> float:
-        """The decay of the running sum: 1 a prefix sum, 0 none, 1 - α momentum."""
+        """Decay of the running sum: 1 for a prefix sum, 0 for no sum, 1 - α for momentum."""
         ...
 
     @property
     def period(self) -> int | None:
-        """The sums restart from 0 in rounds 1, 1 + period, 1 + 2 period, …; None if they never do."""
+        """Period after which the sums restart from 0, or None if they never do.
+
+        They restart in rounds 1, 1 + period, 1 + 2 period, ….
+        """
         ...
 
     @property
     def memory(self) -> int:
-        """How many queries, this round's included, a silo must remember."""
+        """Number of queries that a silo must remember, including this round's."""
         ...
 
-    def round(self, t: int) -> Round: ...
+    def round(self, t: int) -> Round:
+        """Return the public record of round t."""
+        ...
 
     def __hash__(self) -> int: ...
 
 
 @lru_cache(maxsize=4)
 def make_rounds(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
-    """Rounds 1 … `rounds`, made once: a plan reads each of them half a dozen times."""
+    """Make rounds 1 … `rounds` once, since a plan reads each of them several times."""
     return tuple(map(estimator.round, range(1, rounds + 1)))
 
 
 @dataclass(frozen=True)
 class RecursiveGradient:
-    """The corrected momentum of DP-μ²-FL and the recursive gradient of Accelerated-DP-SRGD.
+    """Corrected momentum of DP-μ²-FL, and recursive gradient of Accelerated-DP-SRGD.
 
-    s_t = α_t g_t - α_{t-1} g~_{t-1}, two gradients of one record, and q_t = q_{t-1} + s_t, so that q_t is an
+    s_t = α_t g_t - α_{t-1} g~_{t-1} from two gradients of one record, and q_t = q_{t-1} + s_t, so that q_t is an
     estimate of α_t ∇f(x_t).  Reshef & Levy 2024, Algorithm 1 and equation for q_{t,i}.
 
     Guarantee: the increment of round t is clipped to norm `round(t).clip`; with equal clips, replacing one record
@@ -169,31 +193,38 @@ class RecursiveGradient:
 
     clip: Scalar
     first_clip: Scalar | None = None
-    """Of round 1, whose increment is a plain gradient; `clip` if left out."""
+    """Clip of round 1, whose increment is a plain gradient, or None for `clip`."""
     weights: Weights = field(default_factory=LinearWeights)
     drift_clip: Scalar = 0.0
-    """2LD, which the clip of round t has (t-1)/(t+1) of in addition: as far as the change of a gradient, weighted
-    by t - 1, can go where x_t is the anytime average of iterates in a ball of diameter D."""
+    """Bound 2LD on the drift, of which (t-1)/(t+1) is added to the clip of round t.
+
+    The drift is the change of a gradient, weighted by t - 1, if x_t is the anytime average of iterates in a ball
+    of
+    diameter D.
+    """
     clip_growth: int = 0
-    """The clip of round t is `clip` · t^growth: increments of the weights t^k grow like t^(k-1)."""
+    """Power g in the clip of round t, `clip` · t^g.
+
+    Increments of the weights t^k grow like t^(k-1).
+    """
     decay: float = 1.0
     period: int | None = None
     memory: int = 2
 
     def round(self, t: int) -> Round:
-        now, before = self.weights.weight(t), self.weights.weight(t - 1)
-        coefficients = (now, -before) if before else (now,)
+        weight, previous_weight = self.weights.weight(t), self.weights.weight(t - 1)
+        coefficients = (weight, -previous_weight) if previous_weight else (weight,)
         return Round(
             t,
             coefficients,
             self.decay,
             self.round_clip(t),
-            scale=now,
+            scale=weight,
             next_share=self.weights.weight(t + 1) / self.weights.total(t + 1),
         )
 
     def round_clip(self, t: int) -> Scalar:
-        """The norm bound of round t's increments, public and fixed before round 1."""
+        """Return the norm bound of round t's increments, which is public and fixed before round 1."""
         return (
             self.first_clip
             if t == 1 and self.first_clip is not None
@@ -203,7 +234,7 @@ class RecursiveGradient:
 
 @dataclass(frozen=True)
 class RaisedClips:
-    """Another estimator, with the clip of round t multiplied by `factors[t - 1]`.
+    """Estimator `base` with the clip of round t multiplied by `factors[t - 1]`.
 
     Guarantee: increments of round t are clipped to norm `round(t).clip`, factor included.
     """
@@ -230,10 +261,10 @@ class RaisedClips:
 
 @dataclass(frozen=True)
 class PlainGradient:
-    """One gradient a record: s_t = coefficient · g_t, and q_t = decay · q_{t-1} + s_t.
+    """One gradient of a record: s_t = coefficient · g_t, and q_t = decay · q_{t-1} + s_t.
 
-    decay = 0 is SGD's batch gradient, decay = 1 the sum of all gradients (DP-FTRL), and coefficient = α with
-    decay = 1 - α momentum.
+    decay = 0 is the batch gradient of SGD, and decay = 1 the sum of all gradients (DP-FTRL).  coefficient = α with
+    decay = 1 - α is momentum.
 
     Guarantee: each increment, coefficient included, is clipped to norm `clip`.
     """
@@ -250,14 +281,16 @@ class PlainGradient:
 
 @dataclass(frozen=True)
 class LocalGradient:
-    """One gradient a record, at a point of the silo's own: `every` steps of length `step` between two averages.
+    """One gradient of a record at the silo's own point, for local steps between two averages.
 
     Guarantee: each increment is clipped to norm `clip`; every step is a release of its own.
     """
 
     clip: Scalar
     step: Scalar
+    """Length of a step."""
     every: int
+    """Number of steps between two averages."""
     decay: float = field(default=0.0, metadata=SHARED)
     period: int | None = None
     memory: int = 1
@@ -270,12 +303,13 @@ class LocalGradient:
 
 @dataclass(frozen=True)
 class VarianceReducedGradient:
-    """A gradient at an anchor, and from then on differences of gradients, summed: SPIDER's estimate of ∇f(z_t).
+    """SPIDER's estimate of ∇f(z_t): a gradient at an anchor, plus differences of gradients.
 
-    In the first round of every period s_t = ∇f(z_t) and the sum starts anew; in the others
+    In the first round of every period s_t = ∇f(z_t), and the sum restarts.  In the others
     s_t = ∇f(z_t) - ∇f(z_{t-1}), two gradients of one record, and q_t = q_{t-1} + s_t.
-    Kornowski, Liu & Talwar, Algorithms 3, 4 and 5, with their indices repaired: an anchor is where t - 1 is a
-    multiple of the period, so that a period of 1 has anchors only.
+    Kornowski, Liu & Talwar, Algorithms 3, 4 and 5, with corrected indices: a round is an anchor if t - 1 is a
+    multiple
+    of the period, so that with a period of 1 every round is an anchor.
 
     Guarantee: an anchor's increments are clipped to norm `anchor_clip`, the others to `clip`, whatever the loss,
     its smoothing and the queries are; which rounds are anchors is public and follows from t alone.
@@ -297,10 +331,9 @@ class VarianceReducedGradient:
 
 @dataclass(frozen=True)
 class SplitGradient:
-    """Momentum of gradients that are taken apart at the start of every epoch of `rounds_per_epoch` rounds; see
-    rounds/floats.py.
+    """Momentum of gradients that are split into parts at the start of every epoch.
 
-    `mixing` is γ, `coefficient` α with decay = 1 - α.
+    See rounds/floats.py.  `mixing` is γ, and `coefficient` is α with decay = 1 - α.
 
     Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
     `difference_clip` and `residual_clip`, coefficient included.
@@ -311,6 +344,7 @@ class SplitGradient:
     residual_clip: Scalar
     mixing: Scalar
     rounds_per_epoch: int
+    """Number of rounds of an epoch."""
     coefficient: float = field(default=1.0, metadata=SHARED)
     decay: float = field(default=0.0, metadata=SHARED)
     period: int | None = None

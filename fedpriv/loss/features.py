@@ -1,14 +1,16 @@
-"""Maps from one image to its features; none of them looks at another image.
+"""Features of a record by itself, and augmentation of pictures.
 
-A map of one record by itself, with public constants, releases nothing: the record's increment is clipped, whatever
-its features are.  Statistics of the training set, such as its mean image, would have to be paid for.
+A feature map of one record, with public constants, releases nothing: the record's increment is clipped, whatever
+its
+features are.  Statistics of the training set, such as its mean image, would have to be paid for.  Frozen features
+of
+a pre-trained module are such a map too.  Its weights are named by their SHA-256 (imported.py), so silo and server
+have the same map or none.
 
-Frozen features of a pre-trained module are such a map too.  Its weights are named by their SHA-256 (imported.py),
-so silo and server have the same map or none.
-
-Augmentation multiplicity: shifted and mirrored copies of a picture are one record, inside of one clip.
-
-A record's loss is the mean of the losses of its copies, so its gradient is the mean of theirs, and is clipped
+`AugmentedView` computes increments on shifted and mirrored copies of each picture ("augmentation multiplicity").
+A
+record's loss is the mean of the losses of its copies, so its gradient is the mean of their gradients, and is
+clipped
 once.  The module gets all copies of one record together; copies of two records never meet.
 
 Source: De, Berrada, Hayes, Smith & Balle 2022, "Unlocking high-accuracy differentially private image
@@ -44,30 +46,46 @@ from fedpriv.loss.objective import Batch, BatchLayout, Increment, Objective, Que
 from fedpriv.participation.orders import OWN_FACTS, Dependence, declared_dependence
 
 DIRECTIONS = 8
+"""Number of directions of edges."""
 CELL = 4
+"""Side of a cell in pixels."""
 IMAGES_PER_CHUNK = 512
-"""How many are handled at a time."""
+"""Number of images that are mapped at a time."""
 
 
 def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """Pixels divided by 255, numbers and tokens as they are: (n, ...) -> (n, features), inputs in a row."""
+    """Divide pixels by 255, keep numbers and tokens, and flatten: (n, ...) -> (n, features).
+
+    Several inputs of a record are concatenated.
+    """
     if images.dtype.names is not None:
         return torch.cat(
-            [pixel_features(np.ascontiguousarray(part), dtype) for part in split_inputs(images).values()], dim=1
+            [pixel_features(np.ascontiguousarray(column), dtype) for column in split_inputs(images).values()],
+            dim=1,
         )
     if images.dtype != np.uint8:
-        given = images.astype(np.int64) if images.dtype.kind == "u" else images  # torch has no arithmetic of those
-        return torch.from_numpy(given.reshape(len(given), -1)).to(dtype)
+        signed = (
+            images.astype(np.int64) if images.dtype.kind == "u" else images
+        )  # torch has no arithmetic of unsigned types
+        return torch.from_numpy(signed.reshape(len(signed), -1)).to(dtype)
     return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
 
 
 def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """How much edge there is in 8 directions, in cells of 4 x 4 pixels: (n, h, w) -> (n, 8 · h/4 · w/4).
+    """Compute histograms of oriented gradients in cells of 4 x 4 pixels: (n, h, w) -> (n, 8 · h/4 · w/4).
 
-    Central differences, an edge's length shared in proportion between the two nearest directions, and averaged
-    over the cell: the histograms of oriented gradients of Dalal & Triggs 2005, section 6, without their
-    overlapping blocks.  Every number is at most 1/√2.  InputError for images that are no bytes, are not gray or
-    do not divide into cells.
+    They are those of Dalal & Triggs 2005, section 6, without overlapping blocks.  Derivatives are central
+    differences.
+    The length of an edge is divided in proportion between the two nearest of 8 directions, and averaged over the
+    cell.
+    Every feature is at most 1/√2.
+
+    Args:
+        images: Gray images of bytes.
+        dtype: Type of the features.
+
+    Raises:
+        InputError: Images are not of bytes, are not gray, or have sides that are no multiples of 4.
     """
     if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1] % CELL or images.shape[2] % CELL:
         raise InputError(
@@ -75,88 +93,113 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
             f"shape {images.shape[1:]}"
         )
     gray = pixel_features(images, dtype).view(images.shape)
-    nothing = torch.zeros(1, DIRECTIONS * math.prod(side // CELL for side in images.shape[1:]), dtype=dtype)
-    rows = torch.empty(len(images), nothing.shape[1], dtype=dtype)
-    for place, row in enumerate(evaluate_per_record(_histograms, (gray,), nothing)):
-        rows[place] = row
-    return rows
+    fallback = torch.zeros(1, DIRECTIONS * math.prod(side // CELL for side in images.shape[1:]), dtype=dtype)
+    histograms = torch.empty(len(images), fallback.shape[1], dtype=dtype)
+    for index, features in enumerate(evaluate_per_record(_histograms, (gray,), fallback)):
+        histograms[index] = features
+    return histograms
 
 
 def _histograms(gray: Tensor) -> Tensor:
-    """(1, h, w) -> (1, 8 · h/4 · w/4)."""
+    """Histograms of one image, (1, h, w) -> (1, 8 · h/4 · w/4)."""
     padded = functional.pad(gray, (1, 1, 1, 1))
-    across = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) / 2.0
-    down = (padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]) / 2.0
-    length, angle = torch.hypot(across, down), torch.atan2(down, across) * (DIRECTIONS / (2.0 * math.pi))
-    half, directions = DIRECTIONS / 2, torch.arange(DIRECTIONS, dtype=gray.dtype).view(-1, 1, 1)
-    edges = length * (1.0 - ((angle - directions + half) % DIRECTIONS - half).abs()).clamp(min=0.0)
-    return functional.avg_pool2d(edges, CELL).view(1, -1)
+    horizontal = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) / 2.0
+    vertical = (padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]) / 2.0
+    length, angle = (
+        torch.hypot(horizontal, vertical),
+        torch.atan2(vertical, horizontal) * (DIRECTIONS / (2.0 * math.pi)),
+    )
+    half_circle, directions = DIRECTIONS / 2, torch.arange(DIRECTIONS, dtype=gray.dtype).view(-1, 1, 1)
+    lengths_by_direction = length * (
+        1.0 - ((angle - directions + half_circle) % DIRECTIONS - half_circle).abs()
+    ).clamp(min=0.0)
+    return functional.avg_pool2d(lengths_by_direction, CELL).view(1, -1)
 
 
 def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
-    """Each row scaled to Euclidean norm at most `norm`, or exactly; zeros stay zeros.  (n, f) -> (n, f).
+    """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
 
-    Guarantee: a row of the result is a function of its own row, bit for bit.  A length is taken of one row by
-    itself; where a bound in any order of additions shows that a row is short enough, its factor is 1 without it.
+    Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
+    this
+    row by itself; where a bound in any order of additions shows that a row is short enough, its factor is 1
+    without it.
+
+    Args:
+        features: Rows to scale, (n, f).
+        norm: Upper bound on the norm.
+        exactly: Whether shorter rows are scaled up to `norm`.
     """
-    longer = torch.ones(len(features), dtype=torch.bool) if exactly else ~_is_surely_within(features, norm)
-    if not longer.any():
+    is_scaled = torch.ones(len(features), dtype=torch.bool) if exactly else ~_is_surely_within(features, norm)
+    if not is_scaled.any():
         return features
-    rows = longer.nonzero()[:, 0]
-    each = (aligned_copy(features[row : row + 1]) for row in rows.tolist())
-    lengths = torch.cat([torch.linalg.vector_norm(row, dim=1, keepdim=True) for row in each])
+    row_indices = is_scaled.nonzero()[:, 0]
+    single_rows = (aligned_copy(features[row_index : row_index + 1]) for row_index in row_indices.tolist())
+    lengths = torch.cat([torch.linalg.vector_norm(row_index, dim=1, keepdim=True) for row_index in single_rows])
     factors = norm / lengths.clamp(min=torch.finfo(features.dtype).tiny)
-    every = features.new_ones(len(features), 1)
-    every[rows] = factors if exactly else factors.clamp(max=1.0)
-    return features * every
+    all_factors = features.new_ones(len(features), 1)
+    all_factors[row_indices] = factors if exactly else factors.clamp(max=1.0)
+    return features * all_factors
 
 
 def _is_surely_within(features: Tensor, norm: float) -> Tensor:
-    """Find the rows whose lengths come out at most `norm`, in whatever order they add up; none with a NaN."""
-    roundings = (features.shape[1] + 16.0) * torch.finfo(features.dtype).eps
-    return upper_norm(features) * (1.0 + roundings) <= norm
+    """Find the rows whose computed length is at most `norm` in any order of additions.
+
+    A row with a NaN is not among them.
+    """
+    rounding_error = (features.shape[1] + 16.0) * torch.finfo(features.dtype).eps
+    return upper_norm(features) * (1.0 + rounding_error) <= norm
 
 
 def compute_frozen_features(
     values: Tensor, path: str, arguments: dict[str, Any], weights: str, shape: tuple[int, ...]
 ) -> Tensor:
-    """(n, f) -> (n, features) by the module at `path` with these weights, one record after another.
+    """Compute features by the module at `path`, one record after another: (n, f) -> (n, features).
 
     Guarantee: a record's features are a function of it and the weights, bit for bit, whatever the module does with
-    a batch: each record is one of its own.  A record on which the module raises has zeros for features, and no
-    other record's change; buffers are what they were before every record.  The code is trusted to keep nothing
-    else between calls.  InputError if the weights are not here, or the module fails or draws random numbers on a
-    record of zeros.
+    a batch: each record is a batch of its own.  A record on which the module raises has zeros for features, and no
+    other record's features change; buffers are what they were before every record.  The code is trusted to keep
+    nothing
+    else between calls.
+
+    Args:
+        values: Records, (n, f).
+        path: Import path of the module.
+        arguments: Keyword arguments that the module is built with.
+        weights: Digest of the weights, "sha256:HEX".
+        shape: Shape in which the module takes a record, or () for flat records.
+
+    Raises:
+        InputError: The weights are missing, or the module raises or draws random numbers on a record of zeros.
     """
     module = copy.deepcopy(_load_module(path, json.dumps(arguments, sort_keys=True), weights)).to(values.dtype)
-    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    initial_buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
 
-    def of_one(record: Tensor) -> Tensor:
-        for buffer, before in kept:
-            buffer.copy_(before)
-        given: Tensor = module(record.view(1, *shape) if shape else record)
-        return given.reshape(1, -1)
+    def map_record(record: Tensor) -> Tensor:
+        for buffer, initial in initial_buffers:
+            buffer.copy_(initial)
+        features: Tensor = module(record.view(1, *shape) if shape else record)
+        return features.reshape(1, -1)
 
-    nothing = _zero_features(of_one, values.new_zeros(1, values.shape[1]), path)
-    rows = values.new_empty(len(values), nothing.shape[1])
-    for place, row in enumerate(evaluate_per_record(of_one, (values,), nothing)):
-        rows[place] = row
-    return rows
+    fallback = _zero_features(map_record, values.new_zeros(1, values.shape[1]), path)
+    all_features = values.new_empty(len(values), fallback.shape[1])
+    for index, record_features in enumerate(evaluate_per_record(map_record, (values,), fallback)):
+        all_features[index] = record_features
+    return all_features
 
 
-def _zero_features(of_one: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
+def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
     """Zeros of the shape and the type of a record's features."""
-    before = torch.get_rng_state()
+    rng_state = torch.get_rng_state()
     try:
         with torch.no_grad():
-            given = of_one(record)
-    except Exception as error:  # whatever a stranger's module does
+            features = map_record(record)
+    except Exception as error:  # a module may raise any error
         raise CodeError(
             f"model.backbone = {path!r}: fails on records of {record.shape[1]} values", reason_of(error)
         ) from None
-    if not torch.equal(before, torch.get_rng_state()):
+    if not torch.equal(rng_state, torch.get_rng_state()):
         raise InputError(f"model.backbone = {path!r}: draws random numbers; features are a record's own")
-    return record.new_zeros(given.shape)
+    return record.new_zeros(features.shape)
 
 
 @lru_cache(maxsize=2)
@@ -166,18 +209,19 @@ def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
         module = build_module(path, "model.backbone", (), json.loads(arguments))
         try:
             module.load_state_dict(state)
-        except Exception as error:  # of another module
+        except Exception as error:  # weights of another module may raise any error
             raise weights_error(weights, "model.backbone_weights", path, error) from None
     return module.eval().requires_grad_(False)
 
 
 _CHUNK_VALUES = 2**22
-"""Values of copies that exist at a time, or one record's."""
-_MAX_CHANNELS = 4  # channels that a picture has at most, where they come last
+"""Values of copies that exist at a time, or those of one record."""
+_MAX_CHANNELS = 4
+"""Largest last axis of a picture that is taken for its channels."""
 
 
 class Augmentation(BaseModel):
-    """[model.augment]: what a record is trained on in its own place."""
+    """[model.augment]: copies of a picture that a record is trained on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -210,7 +254,10 @@ class CopiesModule(nn.Module):
 
 @dataclass(frozen=True)
 class MeanOverCopies(Unjudged):
-    """The mean of `base` over a record's copies, which all have its label, and are trained on, not judged."""
+    """Mean of `base` over a record's copies, which all have its label.
+
+    Copies are used for training only, so the loss has no accuracy.
+    """
 
     base: Loss
 
@@ -229,21 +276,27 @@ class MeanOverCopies(Unjudged):
 
 @dataclass(frozen=True)
 class AugmentedView(View):
-    """`base`, whose increments are those of `copied` on copies of the records; evaluations are of the records.
+    """`base` with increments of `copies_objective` on copies of the records.
+
+    Evaluations are those of `base` on the records.
 
     Guarantee: a record's copies are made of its own content and of public coins alone, which are keyed by the seed
-    of the first model, the silo, the round and the record's row index in the silo.  They are the same whoever else
-    is read, so copies go with secret participation.  `copied` clips the mean gradient of a record's copies as a
-    whole, so that one record moves the sum by what one clip lets it.
+    of the first model, the silo, the round and the record's row index in the silo.  The copies are the same
+    whichever
+    other records are read, so copies go with secret participation.  `copies_objective` clips the mean gradient of
+    a
+    record's copies as a whole, so that one record moves the sum by what one clip lets it.
     """
 
     title = "model.augment"
 
     copies_objective: Objective
+    """Objective over rows that hold the copies of a record."""
     augmentation: Augmentation
     picture: tuple[int, int, int]
-    """(channels, height, width) of a record."""
+    """Shape (channels, height, width) of a record."""
     seed: int
+    """Seed of the first model, which keys the coins."""
     batch_layout: BatchLayout | None = None
 
     @property
@@ -257,49 +310,60 @@ class AugmentedView(View):
         return self.augmentation.copies * self.base.evaluations(points)
 
     def extra_values(self, points: int, rows: int = 1) -> int:
-        """Of one record's copies, padded: those of a batch are few at a time, of all replicates together."""
+        """Values of one record's padded copies, times 4.
+
+        Copies of a batch exist for few records at a time, of all replicates together.
+        """
         channels, *sides = self.picture
         values = channels * np.prod([side + 2 * self.augmentation.shift for side in sides])
         return 4 * self.augmentation.copies * int(values)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """See `Objective`; `batch` has the rows of all slots, `_VALUES` values of copies at a time."""
+        """Sum clipped increments as `Objective` does, of a batch that has the rows of the batch layout.
+
+        `_CHUNK_VALUES` values of copies exist at a time.
+        """
         total: Tensor | float = 0.0
         clipped: Tensor | int = 0
-        for some, coins in self._chunks(batch):
-            part = self.copies_objective.increment(query, self._make_copies(some, coins), clip)
-            total, clipped = total + part.total, clipped + part.clipped_count
+        for chunk, transforms in self._chunks(batch):
+            chunk_increment = self.copies_objective.increment(query, self._make_copies(chunk, transforms), clip)
+            total, clipped = total + chunk_increment.total, clipped + chunk_increment.clipped_count
         assert isinstance(total, Tensor)
         assert isinstance(clipped, Tensor)
         return Increment(total, clipped)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         total: Tensor | float = 0.0
-        for some, coins in self._chunks(batch):
-            total = total + self.copies_objective.gradient(point, self._make_copies(some, coins))
+        for chunk, transforms in self._chunks(batch):
+            total = total + self.copies_objective.gradient(point, self._make_copies(chunk, transforms))
         assert isinstance(total, Tensor)
         return total
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        coins = self._draw_transforms(self._known_layout.with_rows(rows.cpu().numpy()))
-        return self.copies_objective.per_record(query, self._make_copies(batch, coins), rows, clip)
+        transforms = self._draw_transforms(self._known_layout.with_rows(rows.cpu().numpy()))
+        return self.copies_objective.per_record(query, self._make_copies(batch, transforms), rows, clip)
 
     def _chunks(self, batch: Batch) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
-        """The batch, few records at a time, and the coins of their copies."""
+        """Chunks of a batch, with the transforms of their copies."""
         records, weights = batch
         axis, count = records.record_axis, records.features.shape[records.record_axis]
         if count != self.transforms.shape[-3]:
             raise ValueError(f"coins of {self.transforms.shape[-3]} rows for a batch of {count}")
-        each = records.features[..., 0, :].numel() if count else 1
-        rows = max(1, max_values_at_once(_CHUNK_VALUES, weights.device) // (each * self.augmentation.copies))
-        for start in range(0, max(count, 1), rows):
-            span = min(rows, count - start)
-            some = Records(*(column.narrow(axis, start, span) for column in records))
-            yield Batch(some, weights.narrow(-1, start, span)), self.transforms[..., start : start + span, :, :]
+        values_per_record = records.features[..., 0, :].numel() if count else 1
+        chunk_size = max(
+            1, max_values_at_once(_CHUNK_VALUES, weights.device) // (values_per_record * self.augmentation.copies)
+        )
+        for start in range(0, max(count, 1), chunk_size):
+            chunk_length = min(chunk_size, count - start)
+            chunk = Records(*(column.narrow(axis, start, chunk_length) for column in records))
+            yield (
+                Batch(chunk, weights.narrow(-1, start, chunk_length)),
+                self.transforms[..., start : start + chunk_length, :, :],
+            )
 
     @cached_property
     def transforms(self) -> NDArray[np.int64]:
-        """Coins of all records of the slots, see `_coins_of`."""
+        """Transforms of all records of the batch layout (see `_draw_transforms`)."""
         return self._draw_transforms(self._known_layout)
 
     @property
@@ -309,49 +373,78 @@ class AugmentedView(View):
         return self.batch_layout
 
     def _draw_transforms(self, slots: BatchLayout) -> NDArray[np.int64]:
-        """Pixels down, pixels right, 1 where a copy is mirrored: (B, copies, 3), or (replicates, B, copies, 3)."""
+        """Draw transforms: pixels down, pixels right, and 1 for a mirror.
+
+        The result is (B, copies, 3), or (replicates, B, copies, 3) if replicates read different rows.
+        """
         copies, shift, flip = self.augmentation.copies, self.augmentation.shift, int(self.augmentation.flip)
         choices = np.tile([2 * shift + 1, 2 * shift + 1, flip + 1], copies)
-        drawn = self._row_numbers.draw(slots.row_indices, choices, slots.silo_ids, slots.t)
-        moved: NDArray[np.int64] = drawn.reshape(*slots.row_indices.shape, copies, 3) - np.array([shift, shift, 0])
-        return moved
+        numbers = self._row_numbers.draw(slots.row_indices, choices, slots.silo_ids, slots.t)
+        transforms: NDArray[np.int64] = numbers.reshape(*slots.row_indices.shape, copies, 3) - np.array(
+            [shift, shift, 0]
+        )
+        return transforms
 
     @cached_property
     def _row_numbers(self) -> RowRandomIntegers:
         return RowRandomIntegers(seed_key(self.seed, "augmentation"))
 
-    def _make_copies(self, batch: Batch, coins: NDArray[np.int64]) -> Batch:
-        """The batch with every record's copies one behind the other; `coins` as `_coins_of` gives them."""
+    def _make_copies(self, batch: Batch, transforms: NDArray[np.int64]) -> Batch:
+        """Batch of rows that hold all copies of a record, one after another.
+
+        `transforms` are as of `_draw_transforms`.
+        """
         (features, labels), weights = batch
-        flat = features.reshape(-1, *features.shape[-2:])
-        of_each = torch.from_numpy(coins).to(features.device).expand(*features.shape[:-1], *coins.shape[-2:])
+        flat_rows = features.reshape(-1, *features.shape[-2:])
+        record_transforms = (
+            torch.from_numpy(transforms).to(features.device).expand(*features.shape[:-1], *transforms.shape[-2:])
+        )
         copies = torch.stack(
             [
-                apply_transforms(rows, self.picture, own, self.augmentation.shift)
-                for rows, own in zip(flat, of_each.reshape(-1, *of_each.shape[-3:]), strict=True)
+                apply_transforms(rows, self.picture, row_transforms, self.augmentation.shift)
+                for rows, row_transforms in zip(
+                    flat_rows, record_transforms.reshape(-1, *record_transforms.shape[-3:]), strict=True
+                )
             ]
         )
         return Batch(Records(copies.view(*features.shape[:-1], -1), labels), weights)
 
 
-def apply_transforms(rows: Tensor, picture: tuple[int, int, int], coins: Tensor, shift: int) -> Tensor:
-    """The copies of rows (B, c · h · w) that `coins` (B, copies, 3) say: (B, copies · c · h · w)."""
+def apply_transforms(rows: Tensor, picture: tuple[int, int, int], transforms: Tensor, shift: int) -> Tensor:
+    """Make the copies of pictures by their transforms.
+
+    Args:
+        rows: Pictures, (B, c · h · w).
+        picture: Shape (c, h, w) of a picture.
+        transforms: Pixels down, pixels right, and 1 for a mirror, (B, copies, 3).
+        shift: Largest number of pixels of a shift.
+
+    Returns:
+        The copies, (B, copies · c · h · w).
+    """
     channels, height, width = picture
     padded = nn.functional.pad(rows.reshape(-1, channels, height, width), (shift, shift, shift, shift))
-    across = torch.arange(width, device=rows.device)
-    columns = torch.where(coins[..., 2:] > 0, width - 1 - across, across) + shift - coins[..., 1:2]
-    lines = torch.arange(height, device=rows.device) + shift - coins[..., :1]
-    record = torch.arange(len(rows), device=rows.device)[:, None, None, None]
-    pixels = padded.permute(0, 2, 3, 1)[record, lines.unsqueeze(-1), columns.unsqueeze(-2)]
-    return pixels.permute(0, 1, 4, 2, 3).reshape(len(rows), coins.shape[1] * channels * height * width)
+    positions = torch.arange(width, device=rows.device)
+    columns = torch.where(transforms[..., 2:] > 0, width - 1 - positions, positions) + shift - transforms[..., 1:2]
+    lines = torch.arange(height, device=rows.device) + shift - transforms[..., :1]
+    record_index = torch.arange(len(rows), device=rows.device)[:, None, None, None]
+    pixels = padded.permute(0, 2, 3, 1)[record_index, lines.unsqueeze(-1), columns.unsqueeze(-2)]
+    return pixels.permute(0, 1, 4, 2, 3).reshape(len(rows), transforms.shape[1] * channels * height * width)
 
 
 def augment_objective(
     objective: Objective, augmentation: Augmentation | None, layout: FeatureLayout, shape: tuple[int, ...] = ()
 ) -> Objective:
-    """The objective with copies in place of records; InputError for records or models that this is not for.
+    """Make the objective on copies of the records, or return the objective itself without augmentation.
 
-    `shape` is how the module sees a record, where it says so.
+    Args:
+        objective: Objective of a torch module, possibly behind views.
+        augmentation: Settings of the copies, or None.
+        layout: Layout of a record's features.
+        shape: Shape in which the module takes a record, or () for the shape of the layout.
+
+    Raises:
+        InputError: Records are no pictures, or the model is no torch module.
     """
     if augmentation is None:
         return objective
@@ -365,39 +458,56 @@ def augment_objective(
             f"model.augment.shift = {augmentation.shift}: moves pictures of {picture[1]} x {picture[2]} out of "
             "sight; give fewer pixels"
         )
-    copied = make_module_objective(
+    copies_objective = make_module_objective(
         CopiesModule(objective.module, augmentation.copies),
         augmentation.copies * layout.input_width,
         MeanOverCopies(objective.loss),
         objective.seed,
         objective.dtype,
     )
-    return AugmentedView(objective, copied, augmentation, picture, objective.seed)
+    return AugmentedView(objective, copies_objective, augmentation, picture, objective.seed)
 
 
 def picture_shape(layout: FeatureLayout, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(channels, height, width) of a record; InputError for what is no picture."""
-    first, *others = layout.inputs
-    found = shape or first.shape
-    if others or first.kind != "numbers" or len(found) not in (2, 3):
-        said = f"of shape {found}" if not others else f"of {len(layout.inputs)} inputs"
+    """Find the shape (channels, height, width) of a record.
+
+    Args:
+        layout: Layout of a record's features.
+        shape: Shape in which the module takes a record, or () for the shape of the layout.
+
+    Raises:
+        InputError: A record is no picture.
+    """
+    first, *other_inputs = layout.inputs
+    record_shape = shape or first.shape
+    if other_inputs or first.kind != "numbers" or len(record_shape) not in (2, 3):
+        actual = f"of shape {record_shape}" if not other_inputs else f"of {len(layout.inputs)} inputs"
         kind = " of whole numbers" if first.kind == "tokens" else ""
         raise InputError(
             "model.augment: shift and flip are for pictures, (height, width) or (channels, height, width); "
-            f"records here are {said}{kind}"
+            f"records here are {actual}{kind}"
         )
-    channels, height, width = found if len(found) == 3 else (1, *found)
+    channels, height, width = record_shape if len(record_shape) == 3 else (1, *record_shape)
     if width <= _MAX_CHANNELS < channels:
         raise InputError(
-            f"model.augment: records are of shape {found}; channels come first, (channels, height, width)"
+            f"model.augment: records are of shape {record_shape}; channels come first, (channels, height, width)"
         )
     return channels, height, width
 
 
 def check_augmentation_allowed(objective: Objective, looked_at: Objective, name: str) -> None:
-    """InputError where a row looks at the objective in a way of its own, which knows no rows of a batch."""
-    inner = objective
-    while isinstance(inner, View) and not isinstance(inner, AugmentedView):
-        inner = inner.base
-    if isinstance(inner, AugmentedView) and looked_at is not objective:
+    """Check that an objective with augmentation is not wrapped by a view that knows no rows of a batch.
+
+    Args:
+        objective: Objective of the model.
+        looked_at: Objective that the algorithm makes of it.
+        name: Name of the algorithm.
+
+    Raises:
+        InputError: The algorithm wraps an augmented objective.
+    """
+    innermost = objective
+    while isinstance(innermost, View) and not isinstance(innermost, AugmentedView):
+        innermost = innermost.base
+    if isinstance(innermost, AugmentedView) and looked_at is not objective:
         raise InputError(f"model.augment: {name} takes records apart in its own way; use another algorithm")

@@ -1,6 +1,7 @@
-"""What of a module is trained, what stays as it is, and that its forward pass leaves it so.
+"""Trainable and frozen parameters of a module, and a forward pass that changes neither.
 
-The flat point holds the parameters that are trained (`trained_of`); all others, and all buffers, are constants.
+The flat point holds the trainable parameters (`trainable_parameters`).  All other parameters, and all buffers, are
+constants.
 """
 
 import copy
@@ -16,39 +17,50 @@ from fedpriv.core.errors import InputError
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that require gradients, each under its first name, in the order of `named_parameters`."""
+    """Return the parameters that require gradients, in the order of `named_parameters`.
+
+    A parameter with several names has the first one.
+    """
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def frozen_names(module: nn.Module) -> list[str]:
-    """The names of the parameters that stay as they are."""
+    """Return the names of the parameters that require no gradients."""
     return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
 
 
 def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
-    """Return a copy whose parameters stay as they are, but those of the layers and parameters named in `except_`.
+    """Return a copy in which only the layers and parameters named in `except_` are trained.
 
-    A BatchNorm all of which is frozen goes to evaluation mode: it is a constant map then, and looks at one record.
+    A BatchNorm without trainable parameters is put into evaluation mode.  It is a constant map then, and depends
+    on one
+    record only.
 
     Args:
-        module: it is not changed.
-        except_: names as `named_modules` and `named_parameters` give them: "head" is every parameter below it.
+        module: Module to copy, which is not changed.
+        except_: Names as `named_modules` and `named_parameters` return them.  The name of a layer, such as "head",
+            stands
+            for every parameter below it.
 
     Raises:
-        InputError: a name that the module does not have, or that has no parameters.
+        InputError: The module does not have a name, or the name has no parameters.
     """
     copied = copy.deepcopy(module)
     names = [name for name, _ in copied.named_parameters(remove_duplicate=False)]
-    for kept in except_:
-        if not any(is_inside(name, kept) for name in names):
-            known = ", ".join(sorted({name.split(".")[0] for name in names}))
-            raise InputError(f"freeze: except_ = {kept!r} names no parameters of the module; it has {known}")
-    trained = {name for name in names if any(is_inside(name, kept) for kept in except_)}
-    held = {
-        id(parameter) for name, parameter in copied.named_parameters(remove_duplicate=False) if name in trained
+    for layer_name in except_:
+        if not any(is_inside(name, layer_name) for name in names):
+            child_names = ", ".join(sorted({name.split(".")[0] for name in names}))
+            raise InputError(
+                f"freeze: except_ = {layer_name!r} names no parameters of the module; it has {child_names}"
+            )
+    trainable_names = {name for name in names if any(is_inside(name, layer_name) for layer_name in except_)}
+    trainable_ids = {
+        id(parameter)
+        for name, parameter in copied.named_parameters(remove_duplicate=False)
+        if name in trainable_names
     }
     for parameter in copied.parameters():
-        parameter.requires_grad_(id(parameter) in held)
+        parameter.requires_grad_(id(parameter) in trainable_ids)
     for layer in copied.modules():
         if isinstance(layer, _BatchNorm) and layer.track_running_stats and not trainable_parameters(layer):
             layer.eval()
@@ -56,56 +68,68 @@ def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
 
 
 def is_inside(name: str, layer: str) -> bool:
-    """Whether a parameter or layer called `name` is `layer`, or in it; "" is all of the module."""
+    """Whether a parameter or layer called `name` is `layer`, or inside of it.
+
+    The layer "" is all of the module.
+    """
     return layer == "" or name == layer or name.startswith(f"{layer}.")
 
 
 class FunctionalModule:
-    """A module's forward pass with parameters of the caller's; where its tensors are is read once."""
+    """Forward pass of a module as a function of its parameters.
+
+    The names of its tensors are read once, by the constructor.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._buffers = [name for name, _ in module.named_buffers()]
-        first = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        first_names = {id(tensor): name for name, tensor in (*module.named_parameters(), *module.named_buffers())}
         self._first_names = {
-            f"{above}.{own}".removeprefix("."): first[id(tensor)]
-            for above, layer in module.named_modules()
-            for of in (layer.named_parameters, layer.named_buffers)
-            for own, tensor in of(recurse=False, remove_duplicate=False)
+            f"{prefix}.{tensor_name}".removeprefix("."): first_names[id(tensor)]
+            for prefix, layer in module.named_modules()
+            for named_tensors in (layer.named_parameters, layer.named_buffers)
+            for tensor_name, tensor in named_tensors(recurse=False, remove_duplicate=False)
         }
 
     def __call__(self, parameters: dict[str, Tensor], values: Tensor) -> Tensor:
-        """Outputs with these parameters, and with a copy of every buffer, to do with as it likes.
+        """Compute outputs with these parameters, and with a copy of every buffer that the module may change.
 
         Guarantee: what the forward pass of one record writes into a buffer is in no other call's: torch's
         `functional_call` puts the copies in the buffers' places, and the module's own back in the end.  Each place
         of a tensor is named once: where one layer is at two places, torch's own tying of names would leave the
         tensors of the call in it.
         """
-        given = {**parameters, **{name: self._module.get_buffer(name).clone() for name in self._buffers}}
-        everywhere = {place: given[name] for place, name in self._first_names.items() if name in given}
-        outputs: Tensor = functional_call(self._module, everywhere, (values,), tie_weights=False)
+        tensors = {**parameters, **{name: self._module.get_buffer(name).clone() for name in self._buffers}}
+        tensors_by_place = {place: tensors[name] for place, name in self._first_names.items() if name in tensors}
+        outputs: Tensor = functional_call(self._module, tensors_by_place, (values,), tie_weights=False)
         return outputs
 
 
 def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
-    """What a copy of the module gives for a record that is made up.
+    """Run a copy of the module on an artificial record, and return the outputs.
 
-    InputError, naming the layer, for a forward pass that changes a buffer or a parameter, or packs sequences.
+    Args:
+        module: Module to copy, which is not changed.
+        probe: A record, as a batch of one.
+
+    Raises:
+        InputError: The forward pass changes a buffer or a parameter, or packs sequences.  The error names the
+            layer.
     """
-    tried = copy.deepcopy(module)
-    for name, layer in tried.named_modules():
+    module_copy = copy.deepcopy(module)
+    for name, layer in module_copy.named_modules():
         if isinstance(layer, nn.RNNBase):
             layer.register_forward_pre_hook(_refuse_packed(name))
-    before = {name: values.detach().clone() for name, values in _parameters_and_buffers(tried).items()}
+    before = {name: values.detach().clone() for name, values in _parameters_and_buffers(module_copy).items()}
     with torch.no_grad():
-        outputs: Tensor = tried(probe)
-    for name, values in _parameters_and_buffers(tried).items():
+        outputs: Tensor = module_copy(probe)
+    for name, values in _parameters_and_buffers(module_copy).items():
         if name not in before or not torch.equal(_comparable(values.detach()), _comparable(before[name])):
-            layer_name, _, own = name.rpartition(".")
+            layer_name, _, tensor = name.rpartition(".")
             raise InputError(
-                f"model: layer {layer_name or 'itself'} ({type(tried.get_submodule(layer_name)).__name__}) "
-                f"changes {own} in its forward pass, so that a record would depend on the one before; a buffer "
+                f"model: layer {layer_name or 'itself'} ({type(module_copy.get_submodule(layer_name)).__name__}) "
+                f"changes {tensor} in its forward pass, so that a record would depend on the one before; a buffer "
                 "that stays as it is can be used"
             )
     return outputs
@@ -116,7 +140,7 @@ def _parameters_and_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _comparable(values: Tensor) -> Tensor:
-    """Values to compare: NaN, as a mask may hold it, equals NaN."""
+    """Replace NaN, which a mask may hold, by a number, so that it equals itself."""
     return torch.nan_to_num(values, nan=12345.678) if values.is_floating_point() else values
 
 
