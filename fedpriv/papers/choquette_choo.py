@@ -1,5 +1,7 @@
-"""Choquette-Choo, Ganesh & Thakurta, "Near-Optimal Rates for O(1)-Smooth DP-SCO with a Single Epoch and Large
-Batches" (ALT 2025).  Algorithm 1, with rounds counted from 1 and weights α_t = t:
+"""Accelerated-DP-SRGD of Choquette-Choo, Ganesh & Thakurta: rows, theorems and excess risk.
+
+Source: Choquette-Choo, Ganesh & Thakurta, "Near-Optimal Rates for O(1)-Smooth DP-SCO with a Single Epoch and Large
+Batches" (ALT 2025), Algorithm 1, with rounds counted from 1 and weights α_t = t:
 
     g~_t = S~_t / α_t
     z_{t+1} = Π(z_t - (α_t/β) g~_t)
@@ -9,37 +11,37 @@ Batches" (ALT 2025).  Algorithm 1, with rounds counted from 1 and weights α_t =
 
 | here | paper | shape or unit |
 |---|---|---|
-| `ask`, `mirror`, `output` | x_t, z_t, y_t | (..., d) |
+| `query_point`, `mirror`, `output` | x_t, z_t, y_t | (..., d) |
 | `released` / `scale` | S~_t / η_t, the noisy gradient ∇~_t | (..., d) |
-| `beta` | β, the optimizer divides by it | loss / parameter² |
+| `beta` | β, which the optimizer divides by | loss / parameter² |
 | `radius` | R: K is the ball of this radius around 0 | parameter |
-| `records`, `dimension` | n, each read once; p | |
+| `records`, `dimension` | n, each read once, and p | |
 | `epsilon`, `delta` | ε, δ | |
 | `lipschitz`, `smoothness` | L, M | loss / parameter, loss / parameter² |
 | `rounds`, `batch` | T, B | |
 | `clip` | norm bound on one example's increment | gradient |
 | `sigma` | standard deviation of a node's noise in the sum of a batch's mean increments | gradient |
 
-Errata: the z-step is η_t/β as Algorithm 1 prints it; the paper's proof silently halves it, which measures worse.
+Errata: the z-step is η_t/β, as Algorithm 1 prints it.  The paper's proof silently halves it, which measures worse.
 
-The theorems give parameters at given numbers, and say whether their conditions hold.  The paper's log is to base
-2, its ln natural.  The numbers are not rounded; a run takes `whole_rounds` and `whole_batch`.
+The theorems give parameters for a problem's numbers, and their conditions are checked.  The paper's log is to base
+2, its ln natural.  The numbers are not rounded, and a run takes `whole_rounds` and `whole_batch`.
 
-Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`: an increment is in
-⌊log2 T⌋ + 1 tree nodes at most, each of which it moves by clip / B under zero-out, by twice that under
-replace-one.  It uses the exact Gaussian conversion and the exact number of nodes, both of them tighter than the
-paper's.  It is for batches of exactly B; a run with whole batches calibrates its own noise.
+Guarantee: `sigma` makes all released prefix sums (ε, δ)-DP for neighbours under `relation`.  An increment is in at
+most ⌊log2 T⌋ + 1 tree nodes.  It changes each of these by clip / B under zero-out, and by twice that under
+replace-one.  `sigma` uses the exact Gaussian conversion and the exact number of nodes, both of them tighter than
+the paper's.  `sigma` is for batches of exactly B, and a run with whole batches calibrates its own noise.
 
-The bound on the excess risk, of three sequences with α_t = t, A_t = t(t+1)/2 and released α_t ∇F(x_t) + e_t: with
-c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the one to z_{t+1}, since y_{t+1} is the best point of K for
-⟨g, y⟩ + β/2 ‖y - x_t‖², no worse than x_t + τ_t (z_{t+1} - z_t):
+The bound on the excess risk is for three sequences with α_t = t, A_t = t(t+1)/2 and released α_t ∇F(x_t) + e_t.
+With c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the step to z_{t+1}.  The reason is that y_{t+1} is the
+best point of K for ⟨g, y⟩ + β/2 ‖y - x_t‖², and so no worse than x_t + τ_t (z_{t+1} - z_t):
 
     A_t F(y_{t+1}) ≤ A_{t-1} F(y_t) + α_t F(x*) + β/2 (‖z_t - x*‖² - ‖z_{t+1} - x*‖²)
                      + ⟨e_t, x* - z_t⟩ + (t+1)/(4 t c_t) ‖e_t‖²
 
-c_t > 0 in all rounds is β > M (T+1)/2; the paper asks for β ≥ 2 M T where the minimizer may lie outside (Theorem
-15).  In the other setting (Theorem 3) it takes a smaller β, and its proof halves the z-step: for the step that
-Algorithm 1 prints and such a β no bound is known, and none is given here.
+c_t > 0 holds in all rounds if β > M (T+1)/2.  The paper requires β ≥ 2 M T where the minimizer may lie outside K
+(Theorem 15).  In the other setting (Theorem 3) it takes a smaller β, and its proof halves the z-step.  For such a
+β and the step that Algorithm 1 prints no bound is known, and none is given here.
 """
 
 import math
@@ -76,7 +78,7 @@ from fedpriv.papers.sgd import ProjectedSGD, projected_bound
 
 
 class NesterovState(NamedTuple):
-    """The server's vectors between two rounds, each (..., d)."""
+    """Server's vectors between two rounds, (..., d) each."""
 
     query_point: Tensor
     mirror: Tensor
@@ -85,7 +87,15 @@ class NesterovState(NamedTuple):
 
 @dataclass(frozen=True)
 class NesterovCoupling:
-    """Gradient step and weighted mirror step, coupled; F(y_{T+1}) - F* = O(β R² / T²) on smooth convex losses."""
+    """Optimizer that couples a gradient step and a weighted mirror step.
+
+    F(y_{T+1}) - F* = O(β R² / T²) on smooth convex losses.
+
+    Attributes:
+        beta: β.
+        radius: R.
+        weights: Weights α_t and their sums.
+    """
 
     beta: Scalar
     radius: Scalar
@@ -101,9 +111,9 @@ class NesterovCoupling:
         step = released / (current.scale * self.beta)
         mirror = project_to_ball(state.mirror - self.weights.weight(current.t) * step, self.radius)
         output = project_to_ball(state.query_point - step, self.radius)
-        following = current.t + 1
+        next_round = current.t + 1
         return NesterovState(
-            output.lerp(mirror, self.weights.weight(following) / self.weights.total(following)), mirror, output
+            output.lerp(mirror, self.weights.weight(next_round) / self.weights.total(next_round)), mirror, output
         )
 
     def output(self, state: NesterovState) -> Tensor:
@@ -113,9 +123,18 @@ class NesterovCoupling:
 def accelerated_bound(
     errors: Floats, radius: float, smoothness: float, beta: float, *, fresh: bool = False
 ) -> Bound:
-    """(β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T; `errors` are the s_t, (T,).
+    """Bound the excess risk by (β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T.
 
-    `fresh` says that e_t has mean 0 whatever was released before: then nothing is lost on ⟨e_t, x* - z_t⟩.
+    Args:
+        errors: Bounds s_t on the root mean square of ‖e_t‖, (T,).
+        radius: R.
+        smoothness: M.
+        beta: β.
+        fresh: Whether e_t has mean 0 whatever was released before.  Then ⟨e_t, x* - z_t⟩ costs nothing, and the
+            term 2R s_t is left out.
+
+    Returns:
+        The bound, infinite unless β > M (T+1)/2, with this condition.
     """
     rounds = len(errors)
     t = np.arange(1.0, rounds + 1.0)
@@ -123,14 +142,14 @@ def accelerated_bound(
     slack = 2.0 * beta / (t + 1.0) - smoothness
     if not np.all(slack > 0.0):
         return Bound(math.inf, (condition,))
-    turned = 0.0 if fresh else 2.0 * radius * float(np.sum(errors))
+    bias = 0.0 if fresh else 2.0 * radius * float(np.sum(errors))
     squares = float(np.sum((t + 1.0) / (4.0 * t * slack) * errors**2))
-    return Bound((beta * radius**2 / 2.0 + turned + squares) / (rounds * (rounds + 1) / 2.0), (condition,))
+    return Bound((beta * radius**2 / 2.0 + bias + squares) / (rounds * (rounds + 1) / 2.0), (condition,))
 
 
 @dataclass(frozen=True)
 class AcceleratedParameters:
-    """Numbers that a theorem asks for at a problem's own, in the ball of `radius`."""
+    """Parameters that a theorem requires for a problem, in the ball of `radius`."""
 
     problem: Problem
     radius: float
@@ -140,18 +159,21 @@ class AcceleratedParameters:
     clip: float
     sigma: float
     printed_sigma: float
-    """`corollary`'s: clip √(log2 T ln(2.5/δ)) / (ε B) by 9, which is too small; 2√2 times that by 13."""
+    """Noise that the corollary prints.
+
+    Corollary 9 prints clip √(log2 T ln(2.5/δ)) / (ε B), which is too small.  Corollary 13 prints 2√2 times that.
+    """
     printed_epsilon: float
-    """ε at δ that noise of `printed_sigma` really has, in the exact count of nodes."""
+    """True ε at δ of noise with `printed_sigma`, by the exact count of nodes."""
     theorem: str
     corollary: str
     conditions: tuple[Condition, ...]
     assumption: str
-    """A condition that no number can show."""
+    """Condition that no number can show."""
 
     @property
     def refusal(self) -> str | None:
-        """Why the formula cannot be run at this n, on one line; None if it can."""
+        """Reason, in one line, why the formula cannot be run for this n, or None."""
         n = self.problem.records
         if self.rounds <= n:
             return None
@@ -162,10 +184,14 @@ class AcceleratedParameters:
 
     @property
     def whole_batch(self) -> int:
-        """B rounded down; InputError where the formula cannot be run."""
+        """Batch size B, rounded down.
+
+        Raises:
+            InputError: The formula cannot be run.
+        """
         if self.refusal is not None:
             raise InputError(self.refusal)
-        return math.floor(self.batch * (1.0 + 1e-12))  # √n of a square may come out a rounding below it
+        return math.floor(self.batch * (1.0 + 1e-12))  # √n of a square may be rounded to below the integer
 
     @property
     def whole_rounds(self) -> int:
@@ -173,9 +199,10 @@ class AcceleratedParameters:
         return self.problem.records // self.whole_batch
 
     def excess_risk(self) -> float:
-        """Bound the mean excess risk with `sigma` and the whole rounds and batches; inf if unknown.
+        """Bound the mean excess risk with `sigma`, whole rounds and whole batches, infinite if unknown.
 
-        The paper's Theorems 3 and 15 say it up to constants and logarithms; this is `accelerated`.
+        The paper's Theorems 3 and 15 state the risk up to constants and logarithms.  The bound here is
+        `accelerated_bound`.
         """
         rounds = self.whole_rounds
         stds = self.sigma * np.sqrt(np.array([t.bit_count() for t in range(1, rounds + 1)]))
@@ -184,7 +211,17 @@ class AcceleratedParameters:
 
 
 def realizable_parameters(problem: Problem, radius: float) -> AcceleratedParameters:
-    """T = c n^{1/4}, B = n^{3/4}/c, β = c² (L/R) max{1, √p/(ε√n)}, clip c L, with the factor c below."""
+    """Return the parameters of the realizable setting.
+
+    T = c n^{1/4}, B = n^{3/4}/c, β = c² (L/R) max{1, √p/(ε√n)} and clip c L, with c from `realizable_factor`.
+
+    Args:
+        problem: n, p, ε, δ, L and M.
+        radius: R.
+
+    Raises:
+        InputError: The theorem cannot be evaluated for the problem.
+    """
     n, epsilon = problem.records, _check_epsilon("realizable", problem, radius)
     factor = realizable_factor(n, problem.delta)
     noise_factor = math.sqrt(problem.dimension / n) / epsilon
@@ -204,17 +241,25 @@ def realizable_parameters(problem: Problem, radius: float) -> AcceleratedParamet
 
 
 def realizable_factor(examples: int, delta: float) -> float:
-    """c_DP = 4√2 (log2 n)^{3/2} √(ln(2n/δ)) ln(2.5/δ): about 21,000 at n = 60,000 and δ = 1e-5."""
-    spread = math.sqrt(math.log(2 * examples / delta)) * math.log(2.5 / delta)
-    return 4.0 * math.sqrt(2.0) * math.pow(math.log2(examples), 1.5) * spread
+    """Return c_DP = 4√2 (log2 n)^{3/2} √(ln(2n/δ)) ln(2.5/δ), about 21,000 at n = 60,000 and δ = 1e-5."""
+    log_factor = math.sqrt(math.log(2 * examples / delta)) * math.log(2.5 / delta)
+    return 4.0 * math.sqrt(2.0) * math.pow(math.log2(examples), 1.5) * log_factor
 
 
 def non_realizable_parameters(problem: Problem, radius: float) -> AcceleratedParameters:
-    """B = min{√n, ε n^{3/2}/√p}, T = n/B, β = (16 c + 8) L n^{3/2}/(R B²), clip (8 c + 4) L.
+    """Return the parameters of the non-realizable setting.
 
-    c = M R / L, which the theorem treats as a constant.  Its second bound on B is divided by a polylogarithm that
-    the paper leaves open, taken as 1 here, and carries a stray factor M, which is dropped: without it the two
-    bounds meet at p = ε² n², the theorem's own limit, and B has no unit.
+    B = min{√n, ε n^{3/2}/√p}, T = n/B, β = (16 c + 8) L n^{3/2}/(R B²) and clip (8 c + 4) L, with c = M R / L,
+    which the theorem treats as a constant.  The paper divides its second bound on B by a polylogarithm that it
+    leaves open, here 1.  The paper also multiplies this bound by a stray factor M, which is dropped here.  Without
+    M the two bounds meet at p = ε² n², the theorem's own limit, and B has no unit.
+
+    Args:
+        problem: n, p, ε, δ, L and M.
+        radius: R.
+
+    Raises:
+        InputError: The theorem cannot be evaluated for the problem.
     """
     n, epsilon = problem.records, _check_epsilon("non-realizable", problem, radius)
     relative = problem.smoothness * radius / problem.lipschitz
@@ -240,7 +285,7 @@ def non_realizable_parameters(problem: Problem, radius: float) -> AcceleratedPar
 
 
 def _check_epsilon(theorem: str, problem: Problem, radius: float) -> float:
-    """ε; InputError where the theorem cannot be evaluated at these numbers."""
+    """Return ε, after refusing numbers for which the theorem cannot be evaluated."""
     epsilon, n = problem.epsilon, problem.records
     if epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
         raise InputError(
@@ -269,11 +314,14 @@ def _calibrate(
     conditions: tuple[Condition, ...],
     assumption: str,
 ) -> AcceleratedParameters:
-    """A theorem's numbers, its corollary's noise in units of Corollary 9's, and the conditions that both have."""
+    """Return a theorem's numbers with calibrated noise, its corollary's noise, and all conditions.
+
+    `printed` holds the corollary's name, and its noise in units of Corollary 9's.
+    """
     n, epsilon, delta = problem.records, problem.epsilon, problem.delta
-    assert epsilon is not None  # `_epsilon` refuses
+    assert epsilon is not None  # `_check_epsilon` has refused None
     log = math.log2(max(rounds, 1.0))
-    moved = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(math.floor(log) + 1))
+    sensitivity = moved_by(problem.relation, 1.0 / batch, clip * math.sqrt(math.floor(log) + 1))
     printed_sigma = printed[1] * clip / batch * math.sqrt(log * math.log(2.5 / delta)) / epsilon
     return AcceleratedParameters(
         problem,
@@ -282,9 +330,9 @@ def _calibrate(
         batch,
         beta,
         clip,
-        sigma=gdp.noise_for(gdp.mu_of(epsilon, delta), moved),
+        sigma=gdp.noise_for(gdp.mu_of(epsilon, delta), sensitivity),
         printed_sigma=printed_sigma,
-        printed_epsilon=gdp.epsilon_of(moved / printed_sigma, delta),
+        printed_epsilon=gdp.epsilon_of(sensitivity / printed_sigma, delta),
         theorem=theorem,
         corollary=printed[0],
         conditions=(
@@ -302,9 +350,9 @@ _PAPER = "Choquette-Choo, Ganesh & Thakurta, Near-Optimal Rates for O(1)-Smooth 
 
 
 class AcceleratedSettings(NoiseSettings):
-    """The numbers the algorithm runs with, or the theorem they are taken from.
+    """Parameters of the algorithm, or the theorem that they are taken from.
 
-    At the data sizes of one machine the theorems' constants are far too large: `parameters` says so then.
+    For data that fit on one machine the theorems' constants are far too large, which is then the error message.
     """
 
     parameters: Literal["explicit", "theorem-realizable", "theorem-non-realizable"] = Field(
@@ -327,18 +375,22 @@ class AcceleratedSettings(NoiseSettings):
         return self
 
     def clip_and_beta(self, problem: Problem) -> tuple[float, float]:
-        """C and β; InputError, with what the theorem asks for, where a theorem cannot be run as written."""
+        """Return C and β.
+
+        Raises:
+            InputError: A theorem cannot be run as written.  The message holds the rounds that it requires.
+        """
         if self.parameters == "explicit":
             assert self.clip is not None
             assert self.beta is not None
             return self.clip, self.beta
-        asked = _THEOREMS[self.parameters](problem, self.radius)
-        if asked.whole_rounds != problem.rounds:
+        numbers = _THEOREMS[self.parameters](problem, self.radius)
+        if numbers.whole_rounds != problem.rounds:
             raise InputError(
-                f'algorithm.parameters = "{self.parameters}" asks for {asked.whole_rounds} rounds of '
-                f"{asked.whole_batch} records at n = {problem.records}; the scenario has {problem.rounds} rounds"
+                f'algorithm.parameters = "{self.parameters}" asks for {numbers.whole_rounds} rounds of '
+                f"{numbers.whole_batch} records at n = {problem.records}; the scenario has {problem.rounds} rounds"
             )
-        return asked.clip, asked.beta
+        return numbers.clip, numbers.beta
 
 
 _THEOREMS = {"theorem-realizable": realizable_parameters, "theorem-non-realizable": non_realizable_parameters}
@@ -346,28 +398,33 @@ _THEOREMS = {"theorem-realizable": realizable_parameters, "theorem-non-realizabl
 
 @catch_refusal
 def _prescribe(name: str, problem: Problem, radius: float) -> Prescription:
-    asked = _THEOREMS[name](problem, radius)
-    risk = asked.excess_risk() if asked.refusal is None and radius <= problem.convex_within else math.inf
+    parameters = _THEOREMS[name](problem, radius)
+    risk = parameters.excess_risk() if parameters.refusal is None and radius <= problem.convex_within else math.inf
     numbers = {
-        "rounds": asked.rounds,
-        "batch": asked.batch,
-        "clip": asked.clip,
-        "noise std": asked.sigma,
-        f"noise std of {asked.corollary}": asked.printed_sigma,
-        f"epsilon of {asked.corollary}": asked.printed_epsilon,
-        "beta": asked.beta,
+        "rounds": parameters.rounds,
+        "batch": parameters.batch,
+        "clip": parameters.clip,
+        "noise std": parameters.sigma,
+        f"noise std of {parameters.corollary}": parameters.printed_sigma,
+        f"epsilon of {parameters.corollary}": parameters.printed_epsilon,
+        "beta": parameters.beta,
         "radius": radius,
         **({"excess risk": risk} if math.isfinite(risk) else {}),
     }
-    return Prescription(name, numbers, asked.conditions, asked.assumption, asked.refusal)
+    return Prescription(name, numbers, parameters.conditions, parameters.assumption, parameters.refusal)
 
 
 def _make_estimator(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
-    """Round 1 lies in ⌊log2 T⌋ + 1 released nodes, every other round in at most ⌊log2 T⌋."""
+    """Return the estimator of prefix sums, with a smaller clip for round 1 if clips are balanced.
+
+    Round 1 is in ⌊log2 T⌋ + 1 released nodes, and every other round in at most ⌊log2 T⌋.
+    """
     clip, _ = settings.clip_and_beta(problem)
-    most = level_count(problem.rounds)
-    balanced = settings.first_clip == "balanced" and settings.mechanism == "tree" and most > 1
-    return RecursiveGradient(clip=clip, first_clip=(math.sqrt((most - 1) / most) if balanced else 1.0) * clip)
+    level_total = level_count(problem.rounds)
+    balanced = settings.first_clip == "balanced" and settings.mechanism == "tree" and level_total > 1
+    return RecursiveGradient(
+        clip=clip, first_clip=(math.sqrt((level_total - 1) / level_total) if balanced else 1.0) * clip
+    )
 
 
 ACCELERATED_DP_SRGD = Algorithm(
@@ -381,18 +438,18 @@ ACCELERATED_DP_SRGD = Algorithm(
     mechanism=choose_mechanism,
     # z, y and x: Nesterov's three sequences
     optimizer=lambda settings, problem, _noise_std: NesterovCoupling(
-        settings.clip_and_beta(problem)[1], settings.radius
+        settings.numbers(problem)[1], settings.radius
     ),
     theorems=lambda settings, problem: tuple(_prescribe(name, problem, settings.radius) for name in _THEOREMS),
     excess_risk=lambda settings, problem, released: accelerated_bound(
-        released.sum_errors, settings.radius, problem.smoothness, settings.clip_and_beta(problem)[1]
+        released.sum_errors, settings.radius, problem.smoothness, settings.numbers(problem)[1]
     ),
     published="points",
 )
 
 
 class UnacceleratedSettings(AcceleratedSettings):
-    """The theorems are about the accelerated algorithm: there is none to take parameters from."""
+    """Parameters without acceleration, for which the paper has no theorem."""
 
     parameters: Literal["explicit"] = Field("explicit", description="clip and beta are given")
     output: Literal["last", "average"] = Field("last", description="which iterate is published")
@@ -401,7 +458,7 @@ class UnacceleratedSettings(AcceleratedSettings):
 def _unaccelerated_bound(
     settings: UnacceleratedSettings, problem: Problem, released: ReleaseNumbers
 ) -> Bound | None:
-    """Of the average: sums are divided by their t, and so are their errors."""
+    """Bound the excess risk of the average, whose sums and errors are divided by their t."""
     if settings.output != "average":
         return None
     return projected_bound(
@@ -421,7 +478,7 @@ UNACCELERATED_DP_SRGD = Algorithm(
     mechanism=choose_mechanism,
     # x_{t+1} = Π(x_t - S~_t / (t β))
     optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
-        step=1.0 / settings.clip_and_beta(problem)[1], radius=settings.radius, averaged=settings.output == "average"
+        step=1.0 / settings.numbers(problem)[1], radius=settings.radius, averaged=settings.output == "average"
     ),
     excess_risk=_unaccelerated_bound,
     published="points",
@@ -429,6 +486,8 @@ UNACCELERATED_DP_SRGD = Algorithm(
 
 
 class IndependentSettings(Settings):
+    """Parameters of the accelerated steps on independently released gradients."""
+
     clip: Positive = Field(description="C: norm bound on one record's gradient, before the weight α_t")
     beta: Positive = Field(description="β: the steps are α_t/β and 1/β")
     radius: Positive = Field(description="R: radius of the ball the model stays in")
@@ -439,7 +498,7 @@ ACCELERATED_INDEPENDENT = Algorithm(
     title="Accelerated SGD on independent gradients",
     source=f"{_PAPER}, section 5.5",
     settings=IndependentSettings,
-    # ∇_t alone is released; the optimizer weights it by α_t, so the noise grows with the weight by itself
+    # ∇_t alone is released, and the optimizer weights it by α_t, so that the noise grows with the weight
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
     mechanism=independent,
     optimizer=lambda settings, _problem, _noise_std: NesterovCoupling(settings.beta, settings.radius),

@@ -1,13 +1,10 @@
-"""Clients that train by themselves: McMahan et al., Communication-Efficient Learning of Deep Networks from
-Decentralized Data (AISTATS 2017), Algorithm 1.
+"""Federated averaging, without privacy, with noise inside the silos, and with cohorts of clients.
 
-Two rows, and the settings of all rows whose clients take steps of their own.
+**Federated averaging** with all silos is the reference without privacy.  Source: McMahan et al., "Communication-
+Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017), Algorithm 1.
 
-**Federated averaging** with all silos is the reference without privacy.
-
-**Local DP-SGD** is DP-SGD (Abadi et al. 2016, Algorithm 1) inside the silos: noisy clipped steps between two
-averages, as with Opacus inside a Flower client.  The server averages where the silos have got to, every so many
-rounds:
+**Local DP-SGD** is DP-SGD (Abadi et al. 2016, Algorithm 1) inside the silos, as with Opacus inside a Flower
+client.  Silos take noisy clipped steps, and every few rounds the server averages their points:
 
     w_{t+1} = w_t - η Σ_i p_i release_{i,t}     the mean of the silos' own points
     x_{t+1} = w_{t+1} if t is a multiple of `every`, else x_t
@@ -15,14 +12,13 @@ rounds:
 | here | meaning | shape |
 |---|---|---|
 | `mean` | w_t | (..., d) |
-| `sent` | x_t, the query | (..., d) |
+| `query_point` | x_t, the query | (..., d) |
 
-Federated averaging and adaptive federated optimization with cohorts: each client's move is clipped whole.
-
+**Cohorts** of clients: each client's displacement is clipped as a whole, and a server averages or adapts.
 Sources: McMahan, Ramage, Talwar & Zhang 2018, "Learning differentially private recurrent language models",
-Algorithm 1 (DP-FedAvg); Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar & McMahan 2021, "Adaptive federated
-optimization", Algorithm 2 (FedAdagrad, FedYogi and FedAdam, servers that adapt a step to every coordinate); there
-Δ_t is the clients' mean move, here the pseudo-gradient g_t = -Δ_t.
+Algorithm 1 (DP-FedAvg), and Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar & McMahan 2021, "Adaptive
+federated optimization", Algorithm 2 (FedAdagrad, FedYogi and FedAdam, whose servers adapt the step of every
+coordinate).  Their Δ_t is the clients' mean displacement, and g_t = -Δ_t is the pseudo-gradient here.
 
     m_t = β₁ m_{t-1} + (1 - β₁) g_t
     v_t = v_{t-1} + g_t²                                     (FedAdagrad)
@@ -36,8 +32,8 @@ optimization", Algorithm 2 (FedAdagrad, FedYogi and FedAdam, servers that adapt 
 | `first` | m_t, of -Δ | (..., d) |
 | `second` | v_t | (..., d) |
 
-The clip of every one of these rows may follow a quantile of the clients' norms.  Source: Andrew, Thakkar, McMahan
-& Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.
+**Quantile clipping**: in every row of cohorts the clip may follow a quantile of the clients' norms.  Source:
+Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.
 
     b~_t = ½ + (last coordinate) / ρ
     C_{t+1} = C_t exp(-η_C (b~_t - γ))
@@ -87,7 +83,7 @@ from fedpriv.participation.orders import FixedOrder
 
 
 class LocalStepsSettings(Settings):
-    """Steps that a client takes on its own records in every round in which it takes part."""
+    """Keys of the steps that a client takes on its own records in every round of its participation."""
 
     local_steps: Count = Field(description="K: steps of a client on its own records; 1 step is its mean gradient")
     local_step: Positive = Field(description="η of the clients' own steps")
@@ -95,7 +91,7 @@ class LocalStepsSettings(Settings):
 
 
 class OptionalLocalSteps(Settings):
-    """The same for a row that also takes plain gradients."""
+    """Keys of local steps for a row that can also use plain gradients."""
 
     local_steps: Count | None = Field(
         None, description="K: steps of a client on its own records; its gradient if left out"
@@ -113,12 +109,20 @@ class OptionalLocalSteps(Settings):
 
 
 def add_local_steps(settings: LocalStepsSettings, problem: Problem, objective: Objective) -> Objective:
-    """Replace gradients by the clients' own training; InputError unless units of several records are clipped."""
+    """Replace gradients by the clients' own training.
+
+    Raises:
+        InputError: The unit of protection is a single record.
+    """
     return _with_local_steps(objective, problem, settings.local_step, settings.local_steps, settings.local_batch)
 
 
 def add_optional_local_steps(settings: OptionalLocalSteps, problem: Problem, objective: Objective) -> Objective:
-    """Do the same, or keep the plain gradient where no local steps are given."""
+    """Replace gradients by the clients' own training if local steps are given, else return the objective.
+
+    Raises:
+        InputError: Local steps are given, and the unit of protection is a single record.
+    """
     return (
         objective
         if settings.local_steps is None or settings.local_step is None
@@ -138,7 +142,7 @@ def _with_local_steps(
 
 
 class AveragingState(NamedTuple):
-    """The server's vectors between two rounds, each (..., d)."""
+    """Server's vectors between two rounds, (..., d) each."""
 
     mean: Tensor
     query_point: Tensor
@@ -146,7 +150,10 @@ class AveragingState(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalAveraging:
-    """Averages of silos that step by `step`, sent to them `every` so many rounds."""
+    """Optimizer that averages silos' points after steps of length `step`, and sends the mean.
+
+    The mean is sent after every `every` rounds.
+    """
 
     step: Scalar
     every: int
@@ -166,6 +173,8 @@ class LocalAveraging:
 
 
 class LocalSettings(Settings):
+    """Keys of local DP-SGD."""
+
     clip: Positive = Field(description="C: norm bound on one record's gradient")
     step: Positive = Field(description="η of the silos' own steps")
     local_steps: Count = Field(
@@ -188,7 +197,7 @@ LOCAL_DP_SGD = Algorithm(
     source="Abadi et al. (CCS 2016), Algorithm 1, as local training in McMahan et al. (2017), Algorithm 1",
     settings=LocalSettings,
     schedule=_check_whole_averages,
-    # noise is there before a silo's next step, so that only the silo itself can add it
+    # the noise is added before a silo's next step, so that only the silo itself can add it
     trusts=("untrusted",),
     estimator=lambda settings, _problem: LocalGradient(settings.clip, settings.step, settings.local_steps),
     mechanism=independent,
@@ -197,6 +206,8 @@ LOCAL_DP_SGD = Algorithm(
 
 
 class AveragingSettings(Settings):
+    """Keys of federated averaging."""
+
     step: Positive = Field(description="η of the silos' own steps")
     local_batch: Count = Field(description="records in one local step")
     local_epochs: Count = Field(1, description="local passes over a silo's records of the round")
@@ -228,7 +239,7 @@ FEDERATED_AVERAGING = Algorithm(
 
 
 class AdaptiveState(NamedTuple):
-    """The server's vectors between two rounds, each (..., d)."""
+    """Server's vectors between two rounds, (..., d) each."""
 
     iterate: Tensor
     first: Tensor
@@ -237,13 +248,13 @@ class AdaptiveState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAdagrad:
-    """Steps of length `step`, divided by the root of all squares so far."""
+    """Optimizer whose steps of length `step` are divided by the root of the sum of all squares."""
 
     step: Scalar
     first_decay: Scalar
     """β₁."""
     floor: float = field(metadata=SHARED)
-    """τ: how far steps adapt, a small number adapts more."""
+    """τ: the degree of adaptivity, where a smaller number adapts more."""
 
     def start(self, initial: Tensor) -> AdaptiveState:
         return AdaptiveState(initial, torch.zeros_like(initial), torch.full_like(initial, self.floor**2))
@@ -260,35 +271,35 @@ class FedAdagrad:
     def output(self, state: AdaptiveState) -> Tensor:
         return state.iterate
 
-    def _update_second(self, before: Tensor, square: Tensor) -> Tensor:
-        """v_t from v_{t-1} and g_t²."""
-        return before + square
+    def _update_second(self, squares: Tensor, new_squares: Tensor) -> Tensor:
+        """Return v_t, of v_{t-1} and g_t²."""
+        return squares + new_squares
 
 
 @dataclass(frozen=True)
 class FedYogi(FedAdagrad):
-    """Squares are added or taken away, no faster than they come."""
+    """Optimizer whose squares grow or shrink, by at most the size of the new squares."""
 
     second_decay: Scalar
     """β₂."""
 
-    def _update_second(self, before: Tensor, square: Tensor) -> Tensor:
-        return before - (1.0 - self.second_decay) * square * torch.sign(before - square)
+    def _update_second(self, squares: Tensor, new_squares: Tensor) -> Tensor:
+        return squares - (1.0 - self.second_decay) * new_squares * torch.sign(squares - new_squares)
 
 
 @dataclass(frozen=True)
 class FedAdam(FedAdagrad):
-    """Squares fade as β₂ says."""
+    """Optimizer whose squares decay exponentially, by β₂ in each round."""
 
     second_decay: Scalar
     """β₂."""
 
-    def _update_second(self, before: Tensor, square: Tensor) -> Tensor:
-        return self.second_decay * before + (1.0 - self.second_decay) * square
+    def _update_second(self, squares: Tensor, new_squares: Tensor) -> Tensor:
+        return self.second_decay * squares + (1.0 - self.second_decay) * new_squares
 
 
 class QuantileState(NamedTuple):
-    """The inner optimizer's state, and the clip (..., 1)."""
+    """State of the inner optimizer, and the clip (..., 1)."""
 
     inner: Any
     clip: Tensor
@@ -296,13 +307,16 @@ class QuantileState(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantileClipping:
-    """`inner` over d coordinates; asks at (x_t, C_t)."""
+    """Optimizer that applies `inner` to d coordinates, and adapts the clip to a quantile.
+
+    A query is (x_t, C_t), (..., d + 1).
+    """
 
     inner: Optimizer
     weight: Scalar
     """ρ."""
     quantile: Scalar
-    """γ: the share of the clients whose vectors are to fit."""
+    """γ: the share of clients whose vectors should fit."""
     rate: Scalar
     """η_C."""
 
@@ -313,10 +327,10 @@ class QuantileClipping:
         return torch.cat([self.inner.query(state.inner), state.clip], dim=-1)
 
     def update(self, state: QuantileState, released: Tensor, current: Round) -> QuantileState:
-        moved, told = released[..., :-1], released[..., -1:]
-        inner = self.inner.update(state.inner, moved * state.clip, current)
-        fitting = 0.5 + told / (self.weight * current.scale)
-        clip = state.clip * torch.exp(-self.rate * (fitting - self.quantile))
+        scaled_update, scaled_bit = released[..., :-1], released[..., -1:]
+        inner = self.inner.update(state.inner, scaled_update * state.clip, current)
+        fitting_share = 0.5 + scaled_bit / (self.weight * current.scale)
+        clip = state.clip * torch.exp(-self.rate * (fitting_share - self.quantile))
         return QuantileState(inner, clip.clamp(MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP))
 
     def output(self, state: QuantileState) -> Tensor:
@@ -324,11 +338,11 @@ class QuantileClipping:
 
 
 _BIT_NOISE_DIVISOR = 20.0
-"""The noise on the count is the noise multiplier times a cohort over this, as Andrew et al. 2021 advise."""
+"""Divisor of a cohort in the noise of the count: noise multiplier · cohort / 20, as Andrew et al. 2021 advise."""
 
 
 class CohortSettings(LocalStepsSettings, ScheduledSettings):
-    """Keys that all rows of cohorts share."""
+    """Keys of all rows with cohorts."""
 
     clip: Positive = Field(description="C: norm bound on one client's move of the model; C_1 with clip_quantile")
     clip_quantile: Annotated[float, Field(gt=0, lt=1)] | None = Field(
@@ -341,33 +355,42 @@ class CohortSettings(LocalStepsSettings, ScheduledSettings):
 
     @model_validator(mode="after")
     def _of_the_quantile(self) -> Self:
-        given = self.model_fields_set & {"clip_rate", "clip_weight"}
-        if self.clip_quantile is None and given:
-            raise ValueError(f"{min(given)} is of a clip that follows a quantile: give clip_quantile too")
+        quantile_keys = self.model_fields_set & {"clip_rate", "clip_weight"}
+        if self.clip_quantile is None and quantile_keys:
+            raise ValueError(f"{min(quantile_keys)} is of a clip that follows a quantile: give clip_quantile too")
         return self
 
     def bit_weight(self, problem: Problem) -> float:
-        """ρ: with it the noise on the share of clients that fit is z κ / 20 of a cohort."""
+        """Return ρ, with which the noise on the share of fitting clients is z κ / 20 of a cohort."""
         return _BIT_NOISE_DIVISOR / problem.batch if self.clip_weight is None else self.clip_weight
 
 
 class FedAvgSettings(CohortSettings):
+    """Keys of DP-FedAvg."""
+
     step: Positive = Field(1.0, description="η: the model moves by η times the clients' mean move")
     momentum: Fraction = Field(0.0, description="heavy-ball momentum of the server")
 
 
 class FedAdagradSettings(CohortSettings):
+    """Keys of DP-FedAdagrad."""
+
     step: Positive = Field(description="η of the server")
     first_decay: Fraction = Field(0.9, description="β₁ of the server's momentum")
     floor: Positive = Field(1e-3, description="τ: what the root of the squares is added to, and starts as")
 
 
 class FedAdamSettings(FedAdagradSettings):
+    """Keys of DP-FedAdam and DP-FedYogi."""
+
     second_decay: Fraction = Field(0.99, description="β₂ of the squares")
 
 
 def _make_estimator(settings: CohortSettings, problem: Problem) -> PlainGradient:
-    """A client's move, of norm at most C; with a bit beside it at most κ, in units of the clip of the moment."""
+    """Return the estimator of a client's displacement of norm at most C.
+
+    With a bit for the quantile the norm is at most κ, in units of the current clip.
+    """
     return (
         PlainGradient(settings.clip)
         if settings.clip_quantile is None
@@ -376,16 +399,16 @@ def _make_estimator(settings: CohortSettings, problem: Problem) -> PlainGradient
 
 
 def _make_objective(settings: CohortSettings, problem: Problem, objective: Objective) -> Objective:
-    moved = add_local_steps(settings, problem, objective)
+    training = add_local_steps(settings, problem, objective)
     return (
-        moved
+        training
         if settings.clip_quantile is None
-        else QuantileClip(moved, settings.bit_weight(problem), settings.clip)
+        else QuantileClip(training, settings.bit_weight(problem), settings.clip)
     )
 
 
 def _follow_quantile(settings: CohortSettings, problem: Problem, inner: Optimizer) -> Optimizer:
-    """The server's optimizer, and the clip that it keeps beside it."""
+    """Return the server's optimizer, with the clip in its state if the clip follows a quantile."""
     return (
         inner
         if settings.clip_quantile is None
@@ -396,7 +419,7 @@ def _follow_quantile(settings: CohortSettings, problem: Problem, inner: Optimize
 def _make_row(
     name: str, title: str, source: str, settings: type[CohortSettings], server: Callable[[Any], SteppingOptimizer]
 ) -> Algorithm:
-    """Cohorts' clipped moves with fresh noise in every round; rows differ in the server's optimizer alone."""
+    """Return a row of cohorts' clipped displacements with fresh noise, of any optimizer at the server."""
     return Algorithm(
         name=name,
         title=title,

@@ -1,18 +1,19 @@
-"""Theorems and bounds of Kornowski, Liu & Talwar; `kornowski` has the algorithms.
+"""Theorems and bounds of Kornowski, Liu & Talwar for the algorithms in `kornowski`.
 
-Constants of the smoothing, windows, errors of the oracle, the explicit bound, and the choice of all parameters of
-a run with the bound that goes with it: Theorems 3.1 and 6.1 (single pass) and 4.1 (multi pass), corrected where
-docs/goldstein.md says so.  Logarithms of the printed O~ are left out, and the Gaussian-DP parameter μ stands where
-the paper has ε.
+The module computes constants of the smoothing, windows, errors of the oracle and the explicit bound.  It also
+chooses
+all parameters of a run, and the bound that holds for them: Theorems 3.1 and 6.1 (single pass) and Theorem 4.1
+(multi pass), corrected as docs/goldstein.md explains.  Logarithms of the printed O~ are left out, and the
+Gaussian-DP parameter μ stands for the paper's ε.
 
 | here | paper | unit |
 |---|---|---|
-| `lipschitz` | L: of every record's loss | loss / length |
+| `lipschitz` | L: Lipschitz constant of every record's loss | loss / length |
 | `gap` | Φ ≥ F(x_0) - inf F | loss |
-| `smoothing` | α: radius of the random smoothing; the result is about radius 2α | length |
-| `radius` | D: the largest step | length |
+| `smoothing` | α: radius of the random smoothing, for a result at radius 2α | length |
+| `radius` | D: largest step | length |
 | `step` | η | length² / loss |
-| `window`, `windows` | M, K = ⌊T/M⌋ | rounds |
+| `window`, `windows` | M (W below), K = ⌊T/M⌋ | rounds |
 | `period` | Σ: rounds from anchor to anchor | rounds |
 | `anchor_batch`, `batch` | B1, B2: records of all silos in a round | |
 | `error`, `norm` | G0, G1: rms error and rms norm of the oracle | loss / length |
@@ -26,36 +27,43 @@ from typing import Literal
 from fedpriv.noise.tree import level_count
 
 Order = Literal["exact", "first", "zeroth"]
-"""What the oracle sees of a record: its smoothed gradient, gradients at random points, or values there."""
+"""Oracle's view of a record: its exact smoothed gradient, or gradients or values at random points."""
 
 ROUNDING = 1e-9
+"""Slack of `_floor`, so that rounding errors do not cost an integer."""
 
 
 def smoothness_constant(dimension: int) -> float:
-    """κ_d: an L-Lipschitz loss smoothed over a ball of radius α is exactly (κ_d L/α)-smooth; κ_d ≤ √d."""
+    """Return the smoothness constant κ_d ≤ √d of a ball.
+
+    An L-Lipschitz loss smoothed over a ball of radius α is exactly (κ_d L/α)-smooth.
+    """
     half = dimension / 2.0
     return 2.0 * math.exp(math.lgamma(half + 1.0) - math.lgamma(half + 0.5)) / math.sqrt(math.pi)
 
 
 def direction_energy(dimension: int) -> float:
-    """c_d: the one-direction zeroth-order estimate of an L-Lipschitz loss has mean square at most c_d L²."""
+    """Return c_d, for which a one-direction zeroth-order estimate has mean square at most c_d L²."""
     return 1.0 if dimension == 1 else dimension**2 / (dimension - 1.0)
 
 
 def paper_window(radius: float, smoothing: float) -> int:
-    """⌊α / (4 D)⌋, at least 1."""
+    """Return the paper's window ⌊α / (4 D)⌋, at least 1."""
     return max(1, _floor(smoothing / (4.0 * radius)))
 
 
 def max_window(radius: float, smoothing: float) -> int:
-    """The largest W with ((W + 1)/2 - 1/W) D ≤ α: all the queries of a window are within α of their mean."""
+    """Return the largest window W with ((W + 1)/2 - 1/W) D ≤ α.
+
+    All queries of such a window are within α of their mean.
+    """
     middle = 2.0 * smoothing / radius - 1.0
     return max(1, _floor((middle + math.sqrt(middle**2 + 8.0)) / 2.0))
 
 
 @dataclass(frozen=True)
 class NonsmoothProblem:
-    """The public numbers of a problem with L-Lipschitz losses, and how its oracle looks at a record."""
+    """Public numbers of a problem with L-Lipschitz losses, and the oracle's view of a record."""
 
     dimension: int
     lipschitz: float
@@ -63,32 +71,36 @@ class NonsmoothProblem:
     smoothing: float
     order: Order = "exact"
     direction_count: int = 1
-    """J: random directions a record and query."""
+    """Number J of random directions for each record and query."""
     shares_directions: bool = True
-    """Whether a difference looks at both of its queries along the same directions."""
+    """Whether a difference of gradients uses the same directions at both of its queries."""
 
     @property
     def smoothness(self) -> float:
-        """κ_d L / α: of the smoothed loss."""
+        """Smoothness κ_d L / α of the smoothed loss."""
         return smoothness_constant(self.dimension) * self.lipschitz / self.smoothing
 
     def difference_clip(self, radius: float) -> float:
-        """L · min(2, 2 κ_d D / α): bounds a difference of smoothed gradients, as queries move by 2D at most."""
+        """Return the bound L · min(2, 2 κ_d D / α) of a difference of smoothed gradients.
+
+        Two consecutive queries are at most 2D apart.
+        """
         return min(2.0 * self.lipschitz, 2.0 * self.smoothness * radius)
 
     def anchor_energy(self) -> float:
-        """A bound on the mean square of one record's estimate at an anchor."""
+        """Bound on the mean square of one record's estimate at an anchor."""
         spread = direction_energy(self.dimension) / self.direction_count if self.order == "zeroth" else 0.0
         return self.lipschitz**2 * (1.0 + spread)
 
     def difference_energy(self, radius: float) -> float:
-        """A bound on the mean square of one record's estimated difference of gradients."""
+        """Bound on the mean square of one record's estimated difference of gradients."""
         return 4.0 * (self.smoothness * radius) ** 2 + self.direction_energy_of_differences(radius)
 
     def direction_energy_of_differences(self, radius: float) -> float:
         """Share of the random directions in `difference_energy`.
 
-        Shared directions of first order have the sure bound (2L)²: both gradients may turn at every direction.
+        Shared directions of first order have the bound (2L)², which holds surely: both gradients may turn at every
+        direction.
         """
         if self.order == "exact":
             return 0.0
@@ -96,20 +108,29 @@ class NonsmoothProblem:
             return (4.0 if self.shares_directions else 2.0) * self.lipschitz**2 / self.direction_count
         energy = direction_energy(self.dimension)
         if self.shares_directions:
-            moved = (2.0 * self.dimension * radius / self.smoothing) ** 2
-            return self.lipschitz**2 * min(moved, 4.0 * energy) / self.direction_count
+            displacement_energy = (2.0 * self.dimension * radius / self.smoothing) ** 2
+            return self.lipschitz**2 * min(displacement_energy, 4.0 * energy) / self.direction_count
         return 2.0 * energy * self.lipschitz**2 / self.direction_count
 
 
 def max_nodes(period: int) -> int:
-    """In how many nodes of a period's tree a release can be at most."""
+    """Largest number of nodes of a period's tree that a release is composed of."""
     return level_count(period + 1) - 1
 
 
 def single_pass_error(
     problem: NonsmoothProblem, radius: float, period: int, anchor_batch: int, batch: int, std: float
 ) -> float:
-    """G0 of the single-pass oracle without clipping; `std` is that of the noisiest release in the mean."""
+    """Return G0 of the single-pass oracle without clipping.
+
+    Args:
+        problem: Numbers of the problem.
+        radius: D, the largest step.
+        period: Σ.
+        anchor_batch: B1.
+        batch: B2.
+        std: Standard deviation of the noisiest release, in units of the mean over a round's records.
+    """
     return math.sqrt(
         problem.anchor_energy() / anchor_batch
         + (period - 1) * problem.difference_energy(radius) / batch
@@ -125,22 +146,34 @@ def multi_pass_error(
     difference_std: float,
     radius: float = math.inf,
 ) -> float:
-    """G0 of the multi-pass oracle without clipping; the noises are those of the leaves in the mean.
+    """Return G0 of the multi-pass oracle without clipping.
 
-    All records are read in every round, so that only directions and noise err: at the anchor once, in every
-    difference as in a single pass.  `radius` is the largest step, infinite where it is not known.
+    Every round reads all records, so that only directions and noise cause errors: once at the anchor, and in every
+    difference as in a single pass.
+
+    Args:
+        problem: Numbers of the problem.
+        period: Σ.
+        records: Number of records.
+        anchor_std: Standard deviation of an anchor's own noise, in units of the mean.
+        difference_std: Standard deviation of a difference's own noise, in units of the mean.
+        radius: D, or infinity if it is unknown.
     """
-    at_anchor = 0.0
+    anchor_energy = 0.0
     if problem.order == "first":
-        at_anchor = problem.lipschitz**2
+        anchor_energy = problem.lipschitz**2
     elif problem.order == "zeroth":
-        at_anchor = problem.lipschitz**2 * direction_energy(problem.dimension) / problem.direction_count
-    directions = at_anchor + (period - 1) * problem.direction_energy_of_differences(radius)
+        anchor_energy = problem.lipschitz**2 * direction_energy(problem.dimension) / problem.direction_count
+    directions = anchor_energy + (period - 1) * problem.direction_energy_of_differences(radius)
     return math.sqrt(directions / records + problem.dimension * (anchor_std**2 + (period - 1) * difference_std**2))
 
 
 def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) -> float:
-    """σ1/σ2 that minimizes σ1² + (Σ - 1) σ2² at a given price n_a C1²/σ1² + n_d C2²/σ2²; 1 if all are anchors."""
+    """Return the ratio σ1/σ2 that minimizes σ1² + (Σ - 1) σ2² at a fixed privacy cost.
+
+    The cost is n_a C1²/σ1² + n_d C2²/σ2², for n_a anchors of clip C1 and n_d differences of clip C2.  The ratio is
+    1 if all rounds are anchors.
+    """
     anchors = -(-rounds // period)
     differences = rounds - anchors
     return (
@@ -153,11 +186,22 @@ def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) 
 def explicit_bound(
     problem: NonsmoothProblem, radius: float, window: int, windows: int, norm: float, error: float
 ) -> float:
-    """(Φ + L α)/(D K W) + 2.5 G1/√W + 2 G0: Proposition 2.6 with its constants repaired; inf without a window."""
+    """Return (Φ + L α)/(D K W) + 2.5 G1/√W + 2 G0, or infinity without a window.
+
+    This is Proposition 2.6 with corrected constants.
+
+    Args:
+        problem: Numbers of the problem, Φ, L and α.
+        radius: D.
+        window: W.
+        windows: K.
+        norm: G1.
+        error: G0.
+    """
     if windows == 0:
         return math.inf
-    start = (problem.gap + problem.lipschitz * problem.smoothing) / (radius * windows * window)
-    return start + 2.5 * norm / math.sqrt(window) + 2.0 * error
+    initial_term = (problem.gap + problem.lipschitz * problem.smoothing) / (radius * windows * window)
+    return initial_term + 2.5 * norm / math.sqrt(window) + 2.0 * error
 
 
 def _floor(value: float) -> int:
@@ -166,10 +210,10 @@ def _floor(value: float) -> int:
 
 @dataclass(frozen=True)
 class GoldsteinParameters:
-    """Everything a run needs, and what the theory then says about its output.
+    """Parameters of a run, and the theory's bound on its output.
 
-    Noise is in units of the mean over the records of a round, for replace-one neighbours, a trusted server and
-    increments clipped to `anchor_clip` and `clip`.
+    Standard deviations are in units of the mean over the records of a round.  They are for replace-one neighbours,
+    a trusted server, and increments clipped to `anchor_clip` and `clip`.
     """
 
     rounds: int
@@ -181,14 +225,14 @@ class GoldsteinParameters:
     anchor_clip: float
     clip: float
     anchor_std: float
-    """Single pass: of every tree node; multi pass: of an anchor's own noise."""
+    """Noise of every tree node (single pass), or of an anchor (multi pass), as a standard deviation."""
     difference_std: float
-    """Single pass: of every tree node; multi pass: of a difference's own noise."""
+    """Noise of every tree node (single pass), or of a difference (multi pass), as a standard deviation."""
     error: float
     norm: float
     step: float
     bound: float
-    """On the expected Goldstein measure at radius 2α of the output, without clipping bias."""
+    """Bound on the expected Goldstein measure of the output at radius 2α, without clipping bias."""
 
     @property
     def windows(self) -> int:
@@ -204,35 +248,60 @@ class GoldsteinParameters:
         return self.anchor_batch * self.anchors + self.batch * (self.rounds - self.anchors)
 
 
-def printed_directions(problem: NonsmoothProblem, asked: "GoldsteinParameters", delta: float) -> float:
-    """J of Theorem 3.1, 6.1 or 4.1 at its own parameters, with 1 for the constant that the paper leaves open.
+def printed_directions(problem: NonsmoothProblem, parameters: "GoldsteinParameters", delta: float) -> float:
+    """Return J of Theorem 3.1, 6.1 or 4.1 at the parameters of a run.
 
-    A single pass takes them for privacy, all records for utility; a clip needs neither.
+    The constant that the paper leaves open is 1.  A single pass needs these directions for privacy, and a run over
+    all records for utility.  With clipping neither needs them.
+
+    Args:
+        problem: Numbers of the problem.
+        parameters: Parameters of the theorem.  Equal batches B1 = B2 mean a multi-pass run.
+        delta: δ.
     """
-    d, moved = problem.dimension, (problem.smoothing / asked.radius) ** 2
-    if asked.anchor_batch == asked.batch:
-        energy = problem.lipschitz**2 * d / asked.batch
-        return energy * (asked.period / asked.anchor_std**2 + 1.0 / asked.difference_std**2)
+    d, squared_ratio = problem.dimension, (problem.smoothing / parameters.radius) ** 2
+    if parameters.anchor_batch == parameters.batch:
+        gradient_energy = problem.lipschitz**2 * d / parameters.batch
+        return gradient_energy * (
+            parameters.period / parameters.anchor_std**2 + 1.0 / parameters.difference_std**2
+        )
     if problem.order == "first":
-        return max(1.0, math.log(d * asked.batch / delta) * asked.batch**2 * moved / d)
-    logarithm = math.log(d * (asked.anchor_batch + asked.batch) / delta)
-    return logarithm * ((d * asked.anchor_batch) ** 2 + d * asked.batch**2 * moved)
+        return max(1.0, math.log(d * parameters.batch / delta) * parameters.batch**2 * squared_ratio / d)
+    logarithm = math.log(d * (parameters.anchor_batch + parameters.batch) / delta)
+    return logarithm * ((d * parameters.anchor_batch) ** 2 + d * parameters.batch**2 * squared_ratio)
 
 
 def needed_directions(problem: NonsmoothProblem, radius: float, failure: float) -> float:
-    """J for which a replaced record's estimates are as near their means as a theorem's sensitivity asks.
+    """Return the number J of directions that a theorem's sensitivity requires.
 
-    Neighbours see the other records along the same directions: no batch size and no ln d.
+    With J directions a replaced record's estimates are near enough to their means.
+    Neighbouring data sets see the other records along the same directions.  So J depends on no batch size, and has
+    no factor ln d.
+
+    Args:
+        problem: Numbers of the problem.
+        radius: D.
+        failure: Probability with which the estimates may be farther away.
     """
-    moved = (problem.smoothing / radius) ** 2
-    first = max(1.0, moved / problem.dimension)
-    return math.log(1.0 / failure) * (first if problem.order == "first" else problem.dimension + moved)
+    squared_ratio = (problem.smoothing / radius) ** 2
+    first_order_count = max(1.0, squared_ratio / problem.dimension)
+    return math.log(1.0 / failure) * (
+        first_order_count if problem.order == "first" else problem.dimension + squared_ratio
+    )
 
 
 def plan_single_pass(
     problem: NonsmoothProblem, records: int, mu: float, radius_factor: float = 1.0, period_factor: float = 1.0
 ) -> GoldsteinParameters:
-    """Theorems 3.1 and 6.1: one pass over `records`; mu = inf stands for no privacy."""
+    """Choose the parameters of Theorems 3.1 and 6.1, for one pass over the records.
+
+    Args:
+        problem: Numbers of the problem.
+        records: Number of records.
+        mu: μ, or infinity for a run without privacy.
+        radius_factor: Factor of the theorem's D.
+        period_factor: Factor of the theorem's Σ.
+    """
     dimension, lipschitz, gap, smoothing = problem.dimension, problem.lipschitz, problem.gap, problem.smoothing
     rounds = records // 2
     drop = gap / (lipschitz * rounds)
@@ -245,7 +314,7 @@ def plan_single_pass(
     ideal = period_factor * (private + smoothing / (radius * math.sqrt(dimension)))
     period = _clamp(_nearest(ideal), 1, rounds)
     while (excess := (period - 1) * -(-rounds // period) + rounds - records) > 0:
-        rounds -= min(excess, (rounds - 1) % period) or 1  # differences first, then the anchor behind them
+        rounds -= min(excess, (rounds - 1) % period) or 1  # drop differences first, then the last anchor
     anchor_clip, clip = lipschitz, problem.difference_clip(radius)
     heights = level_count(period), level_count(period) - 1
     node_std = 2.0 * max(anchor_clip / period * math.sqrt(heights[0]), clip * math.sqrt(heights[1])) / mu
@@ -259,7 +328,15 @@ def plan_single_pass(
 def plan_multi_pass(
     problem: NonsmoothProblem, records: int, target: float, mu: float, rounds_factor: float = 8.0
 ) -> GoldsteinParameters:
-    """Theorem 4.1 with D and T repaired: all of `records` in every round, `target` is β."""
+    """Choose the parameters of Theorem 4.1 with corrected D and T, for all records in every round.
+
+    Args:
+        problem: Numbers of the problem.
+        records: Number of records.
+        target: β, the Goldstein measure to reach.
+        mu: μ.
+        rounds_factor: Factor of T.
+    """
     lipschitz, smoothing = problem.lipschitz, problem.smoothing
     radius = min(smoothing * target**2 / (4.0 * lipschitz**2), smoothing / 4.0)
     rounds = math.ceil(rounds_factor * problem.gap * lipschitz**2 / (smoothing * target**3) - ROUNDING)
@@ -276,10 +353,13 @@ def plan_multi_pass(
 
 
 def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) -> dict[str, float]:
-    """Table 1: how many records each result asks for, without the constants and logarithms of its Ω~.
+    """Return the numbers of records in Table 1, without the constants and logarithms of its Ω~.
 
-    For a Goldstein measure of at most `target` at radius 2 · `smoothing`; the multi-pass result is about the
-    records at hand, and the last line adds what Section 5 asks for the population.
+    They are for a Goldstein measure of at most `target` at radius 2 · `smoothing`.  The multi-pass result is about
+    the given records.  The last line adds the number that Section 5 requires for the population.
+
+    Returns:
+        Number of records by the name of the result.
     """
     d, lipschitz, gap, smoothing = problem.dimension, problem.lipschitz, problem.gap, problem.smoothing
     drift, noise = (
@@ -296,21 +376,25 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
 
 
 def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
-    """How many records the explicit bounds need for the same, with every constant; inf beyond 10^18.
+    """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
 
-    Multi pass takes the best of 12 values of its own β, since the bound at β is above β.
+    All constants are included.  Multi pass takes the best of 12 values of its own β, since the bound at β exceeds
+    β.
+
+    Returns:
+        Number of records by the name of the bound.
     """
-    nominal = [target * 0.7**power for power in range(12)]
+    targets = [target * 0.7**power for power in range(12)]
     return {
         "explicit bound, single pass": _find_min_records(lambda n: plan_single_pass(problem, n, mu).bound, target),
         "explicit bound, multi pass": _find_min_records(
-            lambda n: min(plan_multi_pass(problem, n, beta, mu).bound for beta in nominal), target
+            lambda n: min(plan_multi_pass(problem, n, beta, mu).bound for beta in targets), target
         ),
     }
 
 
 def _find_min_records(bound: Callable[[int], float], target: float) -> float:
-    """About the smallest n, to a hundredth, from which on the bound is at most the target."""
+    """Return the smallest n from which on the bound is at most the target, to about a hundredth."""
     high = 4
     while bound(high) > target:
         high *= 2

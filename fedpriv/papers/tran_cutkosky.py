@@ -1,6 +1,7 @@
-"""Momentum aggregation: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022).
+"""Momentum aggregation of Tran & Cutkosky, in three rows of the table of algorithms.
 
-Algorithms 1 and 2.  Every step of the server has length η, whatever the noise (normalized SGD):
+Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Algorithms 1 and 2.
+Every step of the server has length η, whatever the noise (normalized SGD):
 
     w_{t+1} = w_t - η m^_t / ‖m^_t‖,  and w_{t+1} = w_t if m^_t = 0
     output w_{T+1}, or w_U with U uniform on 1 … T (the iterate that the paper's theorems are about)
@@ -8,15 +9,15 @@ Algorithms 1 and 2.  Every step of the server has length η, whatever the noise 
 | here | paper | meaning |
 |---|---|---|
 | `iterate` | w_t | the query, (..., d) |
-| `chosen` | w_min(t, U) | (..., d) |
+| `output_iterate` | w_min(t, U) | (..., d) |
 | `released` | m^_t | the noisy momentum, (..., d) |
 | `alpha` | α | weight of a new gradient in the momentum |
 | `step` | η | length of every step |
 | `gamma` | γ | weight of new gradients in the sums of Algorithm 2 |
 | `rounds_per_epoch`, `rounds` | N, T | rounds of one epoch, of the run |
 
-Theorems 4, 6, 8 and 9 stand here with their errata (docs/momentum.md).  All are for the replace-one relation;
-n = N records, one in each slot of an epoch.
+Theorems 4, 6, 8 and 9 stand here with their errata (docs/momentum.md).  They are for the replace-one relation and
+n = N records, with one record in each round of an epoch.
 """
 
 import math
@@ -51,17 +52,17 @@ from fedpriv.papers.base import (
 )
 
 _ROUNDING = 1.0 + 1e-6
-_STEP_ROUNDING = 1.0 + 5e-7  # half of it: the rest is for measurements in another order of sums
+_STEP_ROUNDING = 1.0 + 5e-7  # half of the slack, since a measurement may add squares in another order
 _ATTEMPTS = 8
 
 
 def movement_bound(step: float) -> float:
-    """The most that ‖w_{t+1} - w_t‖ can be, floating-point rounding included: η(1 + 1e-6)."""
+    """Return the bound η(1 + 1e-6) on ‖w_{t+1} - w_t‖, floating-point rounding included."""
     return step * _ROUNDING
 
 
 class NormalizedState(NamedTuple):
-    """The server's vectors between two rounds, each (..., d)."""
+    """Server's vectors between two rounds, (..., d) each."""
 
     iterate: Tensor
     output_iterate: Tensor
@@ -69,12 +70,14 @@ class NormalizedState(NamedTuple):
 
 @dataclass(frozen=True)
 class NormalizedSGD:
-    """Steps of length `step`, taken after the silos' momenta are averaged.
+    """Optimizer with steps of length `step` along the mean momentum of the silos.
 
-    `output_round` is U, drawn by public randomness before the run; infinity publishes the last iterate.
+    Guarantee: ‖w_{t+1} - w_t‖ ≤ `movement_bound(step)` for the stored vectors, rounded to their type, for every
+    finite release.
 
-    Guarantee: ‖w_{t+1} - w_t‖ ≤ `movement_bound(step)` for the vectors as they are, rounded to their type,
-    whatever finite vector is released.
+    Attributes:
+        step: η.
+        output_round: U, drawn by public randomness before the run.  With infinity the last iterate is published.
     """
 
     step: Scalar
@@ -87,9 +90,9 @@ class NormalizedSGD:
         return state.iterate
 
     def update(self, state: NormalizedState, released: Tensor, current: Round) -> NormalizedState:
-        wide = released.double()
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        iterate = _take_bounded_step(state.iterate, wide / norm.where(norm > 0.0, 1.0), self.step)
+        direction = released.double()
+        norm = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+        iterate = _take_bounded_step(state.iterate, direction / norm.where(norm > 0.0, 1.0), self.step)
         return NormalizedState(
             iterate, torch.where(torch.as_tensor(current.t < self.output_round), iterate, state.output_iterate)
         )
@@ -99,27 +102,27 @@ class NormalizedSGD:
 
 
 def _take_bounded_step(iterate: Tensor, direction: Tensor, step: Scalar) -> Tensor:
-    """iterate - step · direction, rounded to the iterate's type so that no step is longer than the bound.
+    """Return iterate - step · direction, rounded to the iterate's type, with a step within the bound.
 
-    A rounded step that is too long is taken again, as much shorter; where rounding outweighs the step, so that
-    this does not settle, every coordinate is rounded towards where it was.
+    If the rounded step is too long, a shorter one is taken.  If rounding outweighs the step, shorter steps may not
+    suffice.  Then each coordinate that moved too far is rounded towards its old value.
     """
-    start, limit = iterate.double(), step * _STEP_ROUNDING
-    move = step * direction
+    origin, limit = iterate.double(), step * _STEP_ROUNDING
+    displacement = step * direction
     for _ in range(_ATTEMPTS):
-        moved = (start - move).to(iterate.dtype)
-        length = torch.linalg.vector_norm(moved.double() - start, dim=-1, keepdim=True)
-        over = length > limit
-        if is_known_true(~over.any()):
-            return moved
-        move = torch.where(over, move * (limit / length), move)
-    moved = (start - move).to(iterate.dtype)
-    nearer = torch.where((moved.double() - start).abs() > move.abs(), moved.nextafter(iterate), moved)
-    return torch.where(over, nearer, moved)
+        result = (origin - displacement).to(iterate.dtype)
+        length = torch.linalg.vector_norm(result.double() - origin, dim=-1, keepdim=True)
+        is_too_long = length > limit
+        if is_known_true(~is_too_long.any()):
+            return result
+        displacement = torch.where(is_too_long, displacement * (limit / length), displacement)
+    result = (origin - displacement).to(iterate.dtype)
+    nearer = torch.where((result.double() - origin).abs() > displacement.abs(), result.nextafter(iterate), result)
+    return torch.where(is_too_long, nearer, result)
 
 
 class TheoremParameters(NamedTuple):
-    """Numbers that a theorem prescribes: T, α, η and, for Algorithm 2, the mixing weight γ (else 0)."""
+    """Numbers that a theorem prescribes: T, α, η, and the mixing weight γ of Algorithm 2, or 0."""
 
     rounds: int
     alpha: float
@@ -128,11 +131,21 @@ class TheoremParameters(NamedTuple):
 
 
 def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False) -> float:
-    """σ = 2 √ln(1/δ) / ε of Theorem 4, or 4 √ln(1/δ) / ε of Theorem 8 (`reduced`).
+    """Return the noise multiplier 2 √ln(1/δ) / ε of Theorem 4, or 4 √ln(1/δ) / ε of Theorem 8.
 
     Guarantee: noise of this multiplier on the theorem's node sensitivities is (ε, δ)-DP under replace-one.
-    InputError if ε > ln(1/δ): the paper prints the condition the other way round, and there the formula gives
-    too little noise (at ε = 20, δ = 0.1 the true δ is 0.54).
+
+    The paper prints the condition ε ≤ ln(1/δ) the other way round.  Under the printed condition the formula gives
+    too
+    little noise: at ε = 20 and δ = 0.1 the true δ is 0.54.
+
+    Args:
+        epsilon: ε.
+        delta: δ.
+        reduced: Whether the multiplier is that of Theorem 8.
+
+    Raises:
+        InputError: ε > ln(1/δ).
     """
     log = _log_inverse_delta(epsilon, delta)
     if epsilon > log:
@@ -143,31 +156,49 @@ def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False)
 
 
 def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) -> TheoremParameters:
-    """Theorem 6: T is the largest integer ≥ 2 with T log2 T ≤ ε N² / √(d ln(1/δ)), α in [1/N, 1], η = 1/√(NT).
+    """Return T, α and η of Theorem 6.
 
-    InputError if there is no such T.
+    T is the largest integer of at least 2 with T log2 T ≤ ε N² / √(d ln(1/δ)).  α = ε N / (T log2 T √(d ln(1/δ)))
+    is clipped to [1/N, 1], and η = 1/√(NT).
+
+    Args:
+        records: N.
+        dimension: d.
+        epsilon: ε.
+        delta: δ.
+
+    Raises:
+        InputError: There is no such T.
     """
-    spread = math.sqrt(dimension * _log_inverse_delta(epsilon, delta))
-    budget = epsilon * records**2 / spread
+    noise_factor = math.sqrt(dimension * _log_inverse_delta(epsilon, delta))
+    budget = epsilon * records**2 / noise_factor
     if budget < 2.0:
         raise InputError(f"{records} records are too few for Theorem 6 at epsilon = {epsilon:g}, d = {dimension}")
     low, high = 2, max(4, math.ceil(budget))
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if middle * math.log2(middle) <= budget else (low, middle)
-    alpha = epsilon * records / (low * math.log2(low) * spread)
+    alpha = epsilon * records / (low * math.log2(low) * noise_factor)
     return TheoremParameters(low, min(max(alpha, 1.0 / records), 1.0), 1.0 / math.sqrt(records * low), 0.0)
 
 
 def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremParameters:
-    """Theorem 9: T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋, α = N^{3/4} ε / (T^{3/4} √d), η = 1/√(NT), γ = ηN.
+    """Return T, α, η and γ of Theorem 9.
 
-    Its rate is claimed, not proved (its proof needs fresh permutations, the algorithm a fixed one).  InputError
-    if T < 4N, where γ > 1/2: the proof needs it, the statement forgets it; or if α > 1.
+    T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋, α = N^{3/4} ε / (T^{3/4} √d), η = 1/√(NT) and γ = ηN.  The theorem's rate is
+    claimed and not proved: its proof needs fresh permutations, and the algorithm a fixed one.
+
+    Args:
+        records: N.
+        dimension: d.
+        epsilon: ε.
+
+    Raises:
+        InputError: α > 1, or T < 4N, so that γ > 1/2.  The proof needs T ≥ 4N, which the statement omits.
     """
     check_positive("epsilon", epsilon)
     exact = records ** (7.0 / 3.0) * epsilon ** (4.0 / 3.0) / dimension ** (2.0 / 3.0)
-    rounds = math.floor(exact * (1.0 + 1e-12))  # not one less for the rounding of the powers
+    rounds = math.floor(exact * (1.0 + 1e-12))  # rounding of the powers must not cost a round
     if rounds < 4 * records:
         raise InputError(f"Theorem 9 gives T = {rounds}, less than 4N = {4 * records}: gamma would exceed 1/2")
     alpha = records**0.75 * epsilon / (rounds**0.75 * math.sqrt(dimension))
@@ -178,18 +209,30 @@ def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremP
 
 
 def paper_node_count(rounds: int, rounds_per_epoch: int) -> float:
-    """V of Algorithm 1 with ⌈T/N⌉ for the printed T/N: the released nodes a record can be in are no more."""
-    levels, within = rounds.bit_length() - 1, rounds_per_epoch.bit_length() - 1
-    long_nodes = sum(rounds >> level for level in range(within + 1, levels + 1))
-    return float((min(levels, within) + 1) * -(-rounds // rounds_per_epoch) + long_nodes)
+    """Return V of Algorithm 1, with ⌈T/N⌉ for the printed T/N.
+
+    A record is in at most V released nodes.
+    """
+    levels, epoch_levels = rounds.bit_length() - 1, rounds_per_epoch.bit_length() - 1
+    long_nodes = sum(rounds >> level for level in range(epoch_levels + 1, levels + 1))
+    return float((min(levels, epoch_levels) + 1) * -(-rounds // rounds_per_epoch) + long_nodes)
 
 
 def tree_gradient_bound(
     gap: float, lipschitz: float, smoothness: float, records: int, dimension: int, epsilon: float, delta: float
 ) -> float:
-    """Theorem 6's bound on E‖∇F(w_U)‖ with corrected constants, for its own parameters and fresh orders.
+    """Return Theorem 6's bound on E‖∇F(w_U)‖, with corrected constants.
 
-    `gap` is F(w_1) - inf F.
+    The bound holds for the theorem's own parameters and for orders that are drawn anew in every epoch.
+
+    Args:
+        gap: F(w_1) - inf F.
+        lipschitz: G.
+        smoothness: L.
+        records: N.
+        dimension: d.
+        epsilon: ε.
+        delta: δ.
     """
     rounds = tree_parameters(records, dimension, epsilon, delta).rounds
     spread, depth = math.sqrt(dimension * _log_inverse_delta(epsilon, delta)), math.log2(rounds)
@@ -201,7 +244,7 @@ def tree_gradient_bound(
 
 
 def _log_inverse_delta(epsilon: float, delta: float) -> float:
-    """ln(1/δ), of arguments that were checked."""
+    """Return ln(1/δ) after checking both arguments."""
     check_positive("epsilon", epsilon)
     return -math.log(check_delta(delta))
 
@@ -210,7 +253,10 @@ _PAPER = "Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (Neur
 
 
 class MomentumSettings(Settings):
-    """Theorems 6 and 9 both come to α = 1/N and η = 1/√(NT); `tree_parameters` and `reduced_parameters` have T."""
+    """Keys of all three rows.
+
+    Theorems 6 and 9 both lead to α = 1/N and η = 1/√(NT).  `tree_parameters` and `reduced_parameters` compute T.
+    """
 
     clip: Literal["lipschitz"] | Positive = Field(
         "lipschitz", description="G: norm bound on one record's gradient; 'lipschitz' is the model's own bound"
@@ -242,21 +288,24 @@ class MomentumSettings(Settings):
 
 
 def _make_estimator(settings: MomentumSettings, problem: Problem) -> PlainGradient:
-    """m_t = (1 - α) m_{t-1} + α g_t, with increments α g_t clipped to norm α G; the last query is remembered."""
+    """Return the estimator m_t = (1 - α) m_{t-1} + α g_t, with increments α g_t clipped to norm α G.
+
+    A silo remembers the queries of two rounds.
+    """
     alpha = settings.alpha_for(problem)
     return PlainGradient(alpha * settings.clip_for(problem), coefficient=alpha, decay=1.0 - alpha, memory=2)
 
 
 def _make_optimizer(settings: MomentumSettings, problem: Problem, _noise_std: float) -> NormalizedSGD:
-    """The random iterate w_U is chosen by public randomness: U depends on the seed and T alone."""
-    chosen = math.inf
+    """Return normalized SGD, whose random iterate w_U follows from the seed and T alone."""
+    output_round = math.inf
     if settings.output == "random":
-        chosen = float(public_generator(problem.seed, "output iterate").integers(1, problem.rounds + 1))
-    return NormalizedSGD(settings.step_for(problem), chosen)
+        output_round = float(public_generator(problem.seed, "output iterate").integers(1, problem.rounds + 1))
+    return NormalizedSGD(settings.step_for(problem), output_round)
 
 
 def _sigma_mu(problem: Problem, reduced: bool) -> float:
-    """σμ: the theorem's noise multiplier for this (ε, δ), times the GDP parameter that is the same guarantee."""
+    """Return σμ, the theorem's noise multiplier for (ε, δ) times the μ of the same guarantee, or 0."""
     return (
         0.0
         if problem.epsilon is None
@@ -266,7 +315,7 @@ def _sigma_mu(problem: Problem, reduced: bool) -> float:
 
 
 class MomentumTreeSettings(MomentumSettings, NoiseSettings):
-    """Algorithm 1 is the row with a tree; other noise is sized by exact counting only."""
+    """Keys of Algorithm 1 with a tree, or with other noise that is calibrated by exact counting only."""
 
     @model_validator(mode="after")
     def _the_papers_constants_are_a_trees(self) -> Self:
@@ -281,21 +330,21 @@ def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workl
         return choose_mechanism(settings, problem, workload)
     if decay > 1.0 - 1.0 / rounds_per_epoch + 1e-12:
         raise InputError(f'algorithm.calibration = "paper" needs alpha of at least 1/N = 1/{rounds_per_epoch}')
-    count = paper_node_count(problem.rounds, rounds_per_epoch)
-    return PaperTree(decay, least=2.0 * math.sqrt(count) * _sigma_mu(problem, reduced=False))
+    node_count = paper_node_count(problem.rounds, rounds_per_epoch)
+    return PaperTree(decay, least=2.0 * math.sqrt(node_count) * _sigma_mu(problem, reduced=False))
 
 
 def _prescribe_theorem_6(settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """With its bound on E‖∇F(w_U)‖ where G, L and what the loss can fall by are known."""
-    asked = _prescribe(
+    """Prescribe Theorem 6, with its bound on E‖∇F(w_U)‖ if G, L and the gap of the loss are known."""
+    prescription = _prescribe(
         "Theorem 6", problem, partial(tree_parameters, problem.records, problem.dimension, delta=problem.delta)
     )
-    known = (problem.gap, settings.clip_for(problem), problem.smoothness)
-    if asked.refusal is not None or problem.epsilon is None or not all(map(math.isfinite, known)):
-        return (asked,)
-    bound = tree_gradient_bound(*known, problem.records, problem.dimension, problem.epsilon, problem.delta)
+    constants = (problem.gap, settings.clip_for(problem), problem.smoothness)
+    if prescription.refusal is not None or problem.epsilon is None or not all(map(math.isfinite, constants)):
+        return (prescription,)
+    bound = tree_gradient_bound(*constants, problem.records, problem.dimension, problem.epsilon, problem.delta)
     assumption = "the bound is for an order that is drawn anew in every epoch, and runs here keep one"
-    return (asked._replace(numbers={**asked.numbers, "bound": bound}, assumption=assumption),)
+    return (prescription._replace(numbers={**prescription.numbers, "bound": bound}, assumption=assumption),)
 
 
 def _prescribe_theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple[Prescription, ...]:
@@ -305,12 +354,17 @@ def _prescribe_theorem_9(_settings: MomentumSettings, problem: Problem) -> tuple
 
 @catch_refusal
 def _prescribe(name: str, problem: Problem, formula: Callable[[float], TheoremParameters]) -> Prescription:
-    """The paper's T counts gradients of single records: batch 1, N = n."""
+    """Prescribe a theorem's numbers, for batches of 1 record, since the paper's T counts single gradients."""
     if problem.epsilon is None:
         raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
-    asked = formula(problem.epsilon)
-    numbers = {"rounds": float(asked.rounds), "batch": 1.0, "alpha": asked.alpha, "step": asked.step}
-    return Prescription(name, numbers | ({"gamma": asked.mixing} if asked.mixing else {}))
+    parameters = formula(problem.epsilon)
+    numbers = {
+        "rounds": float(parameters.rounds),
+        "batch": 1.0,
+        "alpha": parameters.alpha,
+        "step": parameters.step,
+    }
+    return Prescription(name, numbers | ({"gamma": parameters.mixing} if parameters.mixing else {}))
 
 
 MOMENTUM_TREE = Algorithm(
@@ -330,6 +384,8 @@ MOMENTUM_TREE = Algorithm(
 
 
 class ReducedSettings(MomentumSettings):
+    """Keys of Algorithm 2."""
+
     gamma: Literal["balanced", "paper"] | Annotated[float, Field(gt=0, lt=1)] = Field(
         "balanced", description="γ; 'paper' is ηN, 'balanced' ηN L/G, both at most 1/2"
     )
@@ -342,18 +398,23 @@ class ReducedSettings(MomentumSettings):
     @field_validator("order")
     @classmethod
     def _only_fixed(cls, order: str) -> str:
-        """With fresh permutations u_{t-N} is another record's term, and the sum is no longer momentum."""
+        """Refuse fresh permutations, under which u_{t-N} is another record's and the sum is no momentum."""
         if order != "fixed":
             raise ValueError("differences between epochs need the same record in the same round of every epoch")
         return order
 
     def difference_clips_for(self, problem: Problem) -> tuple[float, float]:
-        """Bounds on the change of α g_t from anchor to anchor (α L η N, at most 2αG), and in one round (α L η)."""
+        """Return bounds on the change of α g_t: from anchor to anchor, and in one round.
+
+        They are min(α L η N, 2αG) and α L η, with η enlarged by rounding (`movement_bound`).
+        """
         alpha = self.alpha_for(problem)
-        moved = movement_bound(self.step_for(problem)) * alpha * problem.smoothness
-        if not math.isfinite(moved):
-            return moved, moved  # refused: residuals have no bound then
-        return min(moved * problem.schedule.rounds_per_epoch, 2.0 * alpha * self.clip_for(problem)), moved
+        displacement = movement_bound(self.step_for(problem)) * alpha * problem.smoothness
+        if not math.isfinite(displacement):
+            return displacement, displacement  # refused later, since residuals have no bound
+        return min(
+            displacement * problem.schedule.rounds_per_epoch, 2.0 * alpha * self.clip_for(problem)
+        ), displacement
 
     def movement_bound_for(self, problem: Problem) -> float | None:
         return movement_bound(self.step_for(problem))
@@ -369,12 +430,12 @@ class ReducedSettings(MomentumSettings):
         )
 
 
-def _make_trees(kind: type[Trees], settings: ReducedSettings, problem: Problem, workload: Workload) -> Trees:
-    """Sized for T rounds: by exact counting, or as Algorithm 2 has it."""
+def _make_trees(tree_class: type[Trees], settings: ReducedSettings, problem: Problem, workload: Workload) -> Trees:
+    """Return trees for T rounds, calibrated by exact counting or by the formula of Algorithm 2."""
     schedule = problem.schedule
     if schedule.secret:
         raise InputError('the reduced variant rests on a fixed order of records: federation.sampling = "fixed"')
-    trees = kind(
+    trees = tree_class(
         schedule.rounds_per_epoch,
         settings.gamma_for(problem),
         *settings.difference_clips_for(problem),
@@ -404,7 +465,7 @@ MOMENTUM_TREE_REDUCED = Algorithm(
 
 
 class AlignedSettings(ReducedSettings):
-    """Two clips in place of the bounds that follow from L and η; both or none."""
+    """Keys of the aligned row: two clips that replace the bounds from L and η, both given or none."""
 
     difference_clip: Positive | None = Field(
         None, description="norm bound on the change of one record's gradient from epoch start to epoch start"
@@ -448,7 +509,7 @@ MOMENTUM_TREE_ALIGNED = Algorithm(
     title="Momentum with reduced noise, trees aligned with epochs",
     source=f"after {_PAPER}, Algorithm 2; the alignment is not in the paper",
     settings=AlignedSettings,
-    # as above, or u_t = (1-γ) (u_{t-N} + Δ_t) + γ G_t and q_t = (1-α) q_{t-1} + u_t + r_t with each part clipped
+    # as above, or with each part clipped: u_t = (1-γ) (u_{t-N} + Δ_t) + γ G_t and q_t = (1-α) q_{t-1} + u_t + r_t
     estimator=_make_split_estimator,
     # three trees, those of G and Δ over the places of an epoch
     mechanism=partial(_make_trees, AlignedDifferences),
