@@ -1,10 +1,12 @@
 """Ceilings of what stops a newcomer in names and docstrings of the product; they only fall."""
 
+import importlib
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.words import first_sentence, product_files, read_places
+from tests.words import ROOT, first_sentence, product_files, read_places
 
 CEILINGS = {
     "openings": 20,
@@ -62,3 +64,13 @@ def load() -> int:
         "undocumented": 1,
     }
     assert first_sentence("One, e.g. two. Three.") == "One, e.g. two."
+
+
+def test_the_glossary_names_what_is_there() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    names = re.findall(r"`((?:fedpriv|server)\.[\w.]+)`", page)
+    assert len(names) > 50
+    for name in names:
+        module, _, member = name.removeprefix("server.").rpartition(".")
+        owner = importlib.import_module(module if name.startswith("fedpriv.") else f"fedpriv.server.{module}")
+        assert hasattr(owner, member), name

@@ -412,7 +412,7 @@ def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
         trust: replace(setting, trust=trust).compare_mechanisms(question.mu) for trust in ("untrusted", "trusted")
     }
     views = {
-        "a silo's release": ("untrusted", "error"),
+        "a silo's release": ("untrusted", "error_rms"),
         f"mean of {setting.silos}, untrusted": ("untrusted", "error_in_mean"),
         f"mean of {setting.silos}, trusted": ("trusted", "error_in_mean"),
     }

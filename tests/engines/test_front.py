@@ -48,7 +48,7 @@ def connected(
 ) -> silo_node.SiloNode:
     """Silo's node, whose app replies with `reply`."""
     monkeypatch.setattr(silo_node, "app", lambda query, context: Message(reply, reply_to=query))
-    monkeypatch.setattr(silo_node.SiloNode, "_beat", lambda self: None)
+    monkeypatch.setattr(silo_node.SiloNode, "_send_heartbeats", lambda self: None)
     fleet = link.fleet(silo)
     return silo_node.SiloNode(fleet, fleet.connect(None, registers_itself=False), silo, "guard.sock")
 
@@ -121,7 +121,7 @@ def test_a_query_that_is_none_is_left_and_the_next_one_answered(
         raise StoppedError(query.metadata.message_type)
 
     monkeypatch.setattr(silo_node, "inflate_object_from_contents", second_only)
-    monkeypatch.setattr(silo_node.SiloNode, "_call", lambda self, run, query: stop(query))
+    monkeypatch.setattr(silo_node.SiloNode, "_call_app", lambda self, run, query: stop(query))
     for _ in range(3):
         send(grid, QUERY, link.nodes[0])
     with pytest.raises(StoppedError, match="train"):

@@ -90,7 +90,7 @@ def refusing(*, final: bool) -> Answer:
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_POLL_SECONDS", "_LOOK_SECONDS", "_RETRY_SECONDS"):
+    for name in ("_POLL_SECONDS", "_NODE_POLL_SECONDS", "_RETRY_SECONDS"):
         monkeypatch.setattr(fedpriv.server.grid, name, 0.001)
     monkeypatch.setattr(fedpriv.server.grid, "_SILENCE_SECONDS", 0.05)
 
