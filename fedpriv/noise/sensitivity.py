@@ -1,27 +1,27 @@
-"""Sensitivity: the most that one record can move C s, from the columns of C; exact wherever that is known.
+"""Sensitivity: the largest distance by which one record can move C s, from the columns of C.
 
+The result is exact wherever the worst case is known, and a bound otherwise.
 Let u_i be a record's increments in the rounds S in which it takes part, ‖u_i‖ ≤ clip_i.  Then
 
     ‖Σ_{i∈S} u_i ⊗ C_i‖² = Σ_{i,j∈S} ⟨u_i, u_j⟩ ⟨C_i, C_j⟩ ≤ Σ_{i,j∈S} clip_i clip_j |⟨C_i, C_j⟩|
 
-and every mechanism here has C ≥ 0, so that the bound is attained by increments of one direction: it is the exact
-sensitivity, in any dimension, also when increments depend on earlier releases.  The squared norm of a record is
-such a square.
+Every mechanism here has C ≥ 0, so that increments of one direction attain the bound.  It is the exact sensitivity,
+in any dimension, also when increments depend on earlier releases.  The squared norm of a record is the right-hand
+side for its S.
 
 For Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0, equal clips and any separated participation the earliest
-pattern, rounds 1, 1 + separation, …, is the worst (Kalinin & Lampert 2024, Theorem 2; in a fixed order it is so
-because a later start only cuts columns off).  Columns that do not overlap add their squares (Choquette-Choo et al.
-2023).
+pattern, rounds 1, 1 + separation, …, is the worst (Kalinin & Lampert 2024, Theorem 2; in a fixed order because a
+later start only cuts columns off).  Columns that do not overlap add their squares (Choquette-Choo et al. 2023).
 
 With unequal clips, and for trees, the worst pattern is searched for.  With X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0 a
 record that takes part in the rounds S moves C s by at most
 
     √ Σ_{i∈S} Σ_{j∈S} X_ij ≤ √ max_S Σ_{i∈S} ρ_i,    ρ_i = max_S Σ_{j∈S} X_ij
 
-where S runs over the allowed patterns: a heaviest pattern for each row, and one more over what they weigh.  The
-search (`farthest_pattern`) fixes the last rounds of S one after another, the most promising first, and bounds what
-the earlier ones can add in the same way; it ends where a whole pattern promises most, which is then the worst, or
-after so many steps with the largest promise, a bound.
+where S runs over the allowed patterns: a heaviest pattern for each row, and one more over the weights of these.
+The search (`farthest_pattern`) fixes the last rounds of S one after another, the most promising first, and bounds
+the contribution of earlier rounds in the same way.  It ends with the worst pattern if a complete pattern has the
+largest bound.  After a number of steps it ends with the largest bound.
 """
 
 import heapq
@@ -37,141 +37,180 @@ from fedpriv.noise.series import Floats, Workload
 from fedpriv.participation.orders import MinSeparation
 
 
-def record_squared_norms(workload: Workload, columns: Floats, within: Callable[[Floats, int], Floats]) -> Floats:
-    """The squared norm of the record in each place of a fixed order, shape (rounds_per_epoch,).
+def record_squared_norms(
+    workload: Workload, column_squares: Floats, compute_norms: Callable[[Floats, int], Floats]
+) -> Floats:
+    """Compute the squared norm of the record at each position of a fixed order, (rounds_per_epoch,).
 
-    `columns` holds the squared norms of the columns of C, shape (T,).  `within(clips, rounds_per_epoch)` gives
-    those of the first min(rounds_per_epoch, len(clips)) records of one period that starts with place 0; it is
-    asked only where a record takes part more than once in a period.  Different periods have no column of C in
-    common.
+    Different periods have no column of C in common.
+
+    Args:
+        workload: Clips, participation and period.
+        column_squares: Squared norms of the columns of C, (T,).
+        compute_norms: Function (clips, rounds_per_epoch) that returns the squared norms of the first
+            min(rounds_per_epoch, len(clips)) records of one period that starts with position 0.  It is called only
+            where a record takes part more than once in a period.
+
+    Raises:
+        TypeError: The participation is separated, without an order.
     """
     if isinstance(workload.public_order, MinSeparation):
         raise TypeError("a separated participation has no order")
-    single = workload.clips**2 * columns
-    if workload.public_order.single_pass:  # in phases too, whose empty rounds only add places nobody is in
-        return single
+    single_squares = workload.clips**2 * column_squares
+    if workload.public_order.single_pass:  # in phases too, whose empty rounds only add positions without records
+        return single_squares
     rounds_per_epoch = min(workload.public_order.rounds_per_epoch, workload.rounds)
     if rounds_per_epoch >= workload.rounds_per_period:
-        by_place = np.bincount(np.arange(workload.rounds) % rounds_per_epoch, single, rounds_per_epoch)
-        return np.asarray(by_place, np.float64)
+        sums = np.bincount(np.arange(workload.rounds) % rounds_per_epoch, single_squares, rounds_per_epoch)
+        return np.asarray(sums, np.float64)
     squared_norms = np.zeros(rounds_per_epoch)
     for start in range(0, workload.rounds, workload.rounds_per_period):
-        of_period = within(workload.clips[start : start + workload.rounds_per_period], rounds_per_epoch)
-        squared_norms[(start + np.arange(len(of_period))) % rounds_per_epoch] += of_period
+        period_norms = compute_norms(workload.clips[start : start + workload.rounds_per_period], rounds_per_epoch)
+        squared_norms[(start + np.arange(len(period_norms))) % rounds_per_epoch] += period_norms
     return squared_norms
 
 
 def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
-    """The largest sum of weights ≥ 0 over the rounds of one allowed pattern.
+    """Compute the largest sum of weights ≥ 0 over the rounds of one allowed pattern.
 
-    Dynamic programming over the last round of the pattern; for weights that never increase the earliest pattern
-    is the heaviest.
+    This is dynamic programming over the last round of the pattern.  For weights that never increase the earliest
+    pattern is the heaviest.
+
+    Args:
+        weights: Weight of each round, (T,).
+        pattern: Allowed patterns.
     """
     gap = pattern.min_separation
     if np.all(weights[1:] <= weights[:-1]):
         return float(np.sum(weights[::gap][: pattern.max_rounds_per_record]))
-    best = np.zeros(len(weights) + 1)  # best[i]: the heaviest pattern within the first i rounds
+    best = np.zeros(len(weights) + 1)  # best[i]: weight of the heaviest pattern in the first i rounds
     for _ in range(pattern.max_rounds_per_record):
         with_last = weights.copy()
         with_last[gap:] += best[1 : max(1, len(weights) - gap + 1)]
-        better = np.maximum.accumulate(np.concatenate([[0.0], with_last]))
-        if np.array_equal(better, best):
+        next_best = np.maximum.accumulate(np.concatenate([[0.0], with_last]))
+        if np.array_equal(next_best, best):
             break
-        best = better
+        best = next_best
     return float(best[-1])
 
 
-MAX_ROUNDS = 2000  # beyond, T² numbers are too much work for a few percent
-_MAX_STEPS = 400  # of a search: a choice
+MAX_ROUNDS = 2000
+"""Most rounds T of a search, which takes T² numbers for a few percent of the sensitivity."""
+_MAX_STEPS = 400
+"""Most steps of a search."""
 
 
-def tighten_sensitivity(found: Sensitivity, inner: InnerProducts, workload: Workload) -> Sensitivity:
-    """`found`, or what rows say where that is smaller: for a bound of separated participations.
+def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload: Workload) -> Sensitivity:
+    """Return the smaller one of a bound and the bound from rows, for separated participations.
 
-    Guarantee: what is exact stays as it is, and a bound is replaced by a bound.
+    Guarantee: an exact sensitivity is returned unchanged, and a bound is replaced by a bound.
+
+    Args:
+        sensitivity: Sensitivity, exact or a bound.
+        inner: Inner products of the columns of C.
+        workload: Clips and participation.
     """
     schedule = workload.schedule
-    if found.exact or not isinstance(schedule, MinSeparation) or workload.rounds > MAX_ROUNDS:
-        return found
+    if sensitivity.exact or not isinstance(schedule, MinSeparation) or workload.rounds > MAX_ROUNDS:
+        return sensitivity
     by_rows = sensitivity_from_rows(inner, workload, schedule)
-    return by_rows if by_rows.exact or by_rows.value < found.value else found
+    return by_rows if by_rows.exact or by_rows.value < sensitivity.value else sensitivity
 
 
 def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: MinSeparation) -> Sensitivity:
-    """The smaller of both bounds, in the units of C s, for the inner products of the columns of C ≥ 0.
+    """Compute the smaller one of the bound by search and the bound by heaviest patterns.
 
-    Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where it says
-    exact, a pattern moves it as far.
+    Both are in the units of C s.
+
+    Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where the result
+    is exact, a pattern moves C s as far.
+
+    Args:
+        inner: Inner products of the columns of C ≥ 0.
+        workload: Clips of the run.
+        pattern: Allowed patterns.
     """
     weights = inner(np.arange(workload.rounds)) * np.outer(workload.clips, workload.clips)
-    searched, attained = farthest_pattern(weights, pattern)
-    if attained:
-        return Sensitivity(math.sqrt(searched), True, "the worst pattern, by search")
+    search_bound, is_attained = farthest_pattern(weights, pattern)
+    if is_attained:
+        return Sensitivity(math.sqrt(search_bound), True, "the worst pattern, by search")
     by_rows = heaviest_pattern(heaviest_patterns(weights, pattern), pattern)
-    words = "the heaviest pattern of every row, over the heaviest pattern"
-    return Sensitivity(math.sqrt(min(searched, by_rows)), False, words)
+    reason = "the heaviest pattern of every row, over the heaviest pattern"
+    return Sensitivity(math.sqrt(min(search_bound, by_rows)), False, reason)
 
 
 def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bool]:
-    """An upper bound of Σ_{i,j∈S} X_ij over the allowed patterns S, and whether one attains it; X = `weights` ≥ 0.
+    """Bound Σ_{i,j∈S} X_ij over the allowed patterns S, and return whether one attains the bound.
 
-    A step fixes the latest rounds of S, one more than the step that it follows.  An earlier round i with at most k
-    rounds before it adds X_ii, twice X_ij for each j that is fixed, and at most twice the heaviest pattern of k
-    rounds before it in its own row; the heaviest chain of such rounds is found by dynamic programming.
+    A step fixes the latest rounds of S, one more than the step before it in its branch.  An earlier round i with
+    at most k rounds before it adds X_ii, twice X_ij for each fixed j, and at most twice the heaviest pattern of k
+    rounds before it in its own row.  The heaviest chain of such rounds is found by dynamic programming.
 
-    Guarantee: what is left to be tried promises at least its worst pattern, and the largest promise is returned.
+    Guarantee: the bound of every branch that is not searched is at least its worst pattern, and the largest bound
+    is returned.
+
+    Args:
+        weights: X ≥ 0, (T, T).
+        pattern: Allowed patterns.
     """
-    turned, gap, rounds = (
-        weights[::-1, ::-1],
-        pattern.min_separation,
-        len(weights),
-    )  # earlier rounds come later here
-    own, tail = np.diag(turned), np.zeros(rounds + gap)
-    alone = _single_round_bounds(np.triu(turned, gap), own, pattern)
+    # Time is reversed: earlier rounds have higher indices.
+    reversed_weights, gap, rounds = weights[::-1, ::-1], pattern.min_separation, len(weights)
+    diagonal, tail = np.diag(reversed_weights), np.zeros(rounds + gap)
+    single_bounds = _single_round_bounds(np.triu(reversed_weights, gap), diagonal, pattern)
 
-    def promises(cross: Floats, left: int) -> Floats:
-        """For each round, what it and at most `left` - 1 after it can add."""
+    def bound_additions(cross: Floats, round_count: int) -> Floats:
+        """Bound, for each round, the sum that it and at most `round_count` - 1 rounds after it can add."""
         tail[:] = 0.0
-        for after in range(left):
-            found = cross + alone[min(after, len(alone) - 1)] + tail[gap:]
-            tail[:rounds] = np.maximum.accumulate(found[::-1])[::-1]
-        return np.asarray(found)
+        for rounds_after in range(round_count):
+            totals = cross + single_bounds[min(rounds_after, len(single_bounds) - 1)] + tail[gap:]
+            tail[:rounds] = np.maximum.accumulate(totals[::-1])[::-1]
+        return np.asarray(totals)
 
-    number, reached = count(), 0.0
-    waiting = list[tuple[float, int, int, float, Floats, int]]()
-    start, value, cross, left = 0, 0.0, np.zeros(rounds), pattern.max_rounds_per_record
+    tie_breaker, best_value = count(), 0.0
+    queue = list[tuple[float, int, int, float, Floats, int]]()
+    start, value, cross, rounds_left = 0, 0.0, np.zeros(rounds), pattern.max_rounds_per_record
     for _ in range(_MAX_STEPS):
-        promised = value + promises(cross, left)
-        for each in start + np.flatnonzero(promised[start:] >= reached):
-            heapq.heappush(waiting, (-float(promised[each]), next(number), int(each), value, cross, left))
-        promise, _, chosen, value, cross, left = heapq.heappop(waiting)
-        value, start, left = value + float(cross[chosen] + own[chosen]), chosen + gap, left - 1
-        reached = max(reached, value)
-        if not left or start >= rounds:
-            return -promise, True
-        cross = cross + 2.0 * turned[chosen]
-    return -promise, False
+        bounds = value + bound_additions(cross, rounds_left)
+        for candidate in start + np.flatnonzero(bounds[start:] >= best_value):
+            heapq.heappush(
+                queue, (-float(bounds[candidate]), next(tie_breaker), int(candidate), value, cross, rounds_left)
+            )
+        negative_bound, _, last_round, value, cross, rounds_left = heapq.heappop(queue)
+        value, start, rounds_left = (
+            value + float(cross[last_round] + diagonal[last_round]),
+            last_round + gap,
+            rounds_left - 1,
+        )
+        best_value = max(best_value, value)
+        if not rounds_left or start >= rounds:
+            return -negative_bound, True
+        cross = cross + 2.0 * reversed_weights[last_round]
+    return -negative_bound, False
 
 
-def _single_round_bounds(later: Floats, own: Floats, pattern: MinSeparation) -> list[Floats]:
-    """For 0, 1, … rounds after each one: its own weight, and twice the heaviest pattern of those (in `later`)."""
-    found = [own]
-    for heaviest in islice(_heaviest_by_count(later, pattern), pattern.max_rounds_per_record - 1):
-        found.append(own + 2.0 * heaviest)
-        if np.array_equal(found[-1], found[-2]):
+def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSeparation) -> list[Floats]:
+    """Bound the sum that a round adds with 0, 1, … rounds after it.
+
+    The bound is the round's own weight, and twice the heaviest pattern of the others in its row of
+    `later_weights`.
+    """
+    bounds = [diagonal]
+    for heaviest in islice(_heaviest_by_count(later_weights, pattern), pattern.max_rounds_per_record - 1):
+        bounds.append(diagonal + 2.0 * heaviest)
+        if np.array_equal(bounds[-1], bounds[-2]):
             break
-    return found
+    return bounds
 
 
 def heaviest_patterns(weights: Floats, pattern: MinSeparation) -> Floats:
-    """`participation.heaviest_pattern` of every row of `weights` ≥ 0; (n, T) -> (n,)."""
+    """Compute `heaviest_pattern` of every row of weights ≥ 0: (n, T) -> (n,)."""
     return list(_heaviest_by_count(weights, pattern))[-1]
 
 
 def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floats]:
-    """Those of at most 1, 2, … rounds."""
+    """Yield the heaviest patterns of at most 1, 2, … rounds, each (n,)."""
     gap, (rows, rounds) = pattern.min_separation, weights.shape
-    best = np.zeros((rows, rounds + 1))  # best[:, i]: the heaviest pattern within the first i rounds
+    best = np.zeros((rows, rounds + 1))  # best[:, i]: weight of the heaviest pattern in the first i rounds
     for _ in range(pattern.max_rounds_per_record):
         with_last = weights.copy()
         with_last[:, gap:] += best[:, 1 : max(1, rounds - gap + 1)]
@@ -180,48 +219,69 @@ def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floa
 
 
 def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
-    """The worst record of any C ≥ 0 whose columns are known; T²/N products of them in an order of N places.
+    """Compute the worst record of any C ≥ 0 whose columns are known.
+
+    In an order of N positions this takes T²/N inner products of columns.
 
     Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a bound for separated
     participations.
+
+    Args:
+        columns: Columns of C.
+        workload: Clips and participation.
     """
     clips, order = workload.clips, workload.public_order
     if order.single_pass:
-        worst = float(np.max(clips**2 * columns.squared_norms))
-        return Sensitivity(math.sqrt(worst), True, "one participation: largest column norm")
+        worst_square = float(np.max(clips**2 * columns.squared_norms))
+        return Sensitivity(math.sqrt(worst_square), True, "one participation: largest column norm")
     if isinstance(order, MinSeparation):
         return sensitivity_from_rows(columns.inner, workload, order)
-    own = (np.arange(place, workload.rounds, order.rounds_per_epoch) for place in range(order.rounds_per_epoch))
-    worst = max(float(clips[held] @ columns.inner(held) @ clips[held]) for held in own if len(held))
-    return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
+    record_rounds = (
+        np.arange(position, workload.rounds, order.rounds_per_epoch) for position in range(order.rounds_per_epoch)
+    )
+    worst_square = max(
+        float(clips[rounds] @ columns.inner(rounds) @ clips[rounds]) for rounds in record_rounds if len(rounds)
+    )
+    return Sensitivity(math.sqrt(worst_square), True, "every record of the fixed order")
 
 
 def sensitivity_from_series(workload: Workload, coefficients: Floats) -> Sensitivity:
-    """`certified` for c_0 … up to the last that matters, at most `workload.block` of them."""
+    """Compute the certified sensitivity of a Toeplitz C.
 
-    def within(clips: Floats, rounds_per_epoch: int) -> Floats:
+    Args:
+        workload: Clips, participation and period.
+        coefficients: c_0, c_1, …, at most `workload.rounds_per_period` of them, with zeros beyond their end.
+    """
+
+    def compute_norms(clips: Floats, rounds_per_epoch: int) -> Floats:
         return series.record_squared_norms(coefficients[: len(clips)], clips, rounds_per_epoch)
 
-    return certify_toeplitz(workload, lambda: coefficients, toeplitz_columns(coefficients, workload), within)
+    return certify_toeplitz(
+        workload, lambda: coefficients, toeplitz_columns(coefficients, workload), compute_norms
+    )
 
 
 def certify_toeplitz(
     workload: Workload,
     coefficients: Callable[[], Floats],
     columns: Columns,
-    within: Callable[[Floats, int], Floats],
+    compute_norms: Callable[[Floats, int], Floats],
 ) -> Sensitivity:
-    """The exact worst case where one is known, else the smallest of three bounds.
+    """Compute the exact worst case of a Toeplitz C where one is known, else the smallest of three bounds.
 
-    `coefficients()`: c_0 … up to the last that matters, at most T; `within(clips, rounds_per_epoch)`: squared
-    norms of the records of a fixed order in one period.
+    Args:
+        workload: Clips, participation and period.
+        coefficients: Function that returns c_0, c_1, …, at most T of them, with zeros beyond their end.
+        columns: Columns of C.
+        compute_norms: Function (clips, rounds_per_epoch) that returns the squared norms of the records of a fixed
+            order in one period.
     """
     squared_norms = workload.clips**2 * columns.squared_norms
     if workload.public_order.single_pass:
         return Sensitivity(math.sqrt(float(np.max(squared_norms))), True, "one participation: largest column norm")
     if isinstance(workload.public_order, MinSeparation):
-        found = _certify_separated(workload, workload.public_order, coefficients(), columns.squared_norms)
-        return tighten_sensitivity(found, columns.inner, workload)
+        bound = _certify_separated(workload, workload.public_order, coefficients(), columns.squared_norms)
+        return tighten_sensitivity(bound, columns.inner, workload)
     if workload.period is None and workload.equal_clips:
         return _earliest_pattern(
             workload,
@@ -230,23 +290,23 @@ def certify_toeplitz(
             workload.public_order.rounds_per_epoch,
             workload.rounds,
         )
-    worst = float(np.max(record_squared_norms(workload, columns.squared_norms, within)))
-    return Sensitivity(math.sqrt(worst), True, "every record of the fixed order")
+    worst_square = float(np.max(record_squared_norms(workload, columns.squared_norms, compute_norms)))
+    return Sensitivity(math.sqrt(worst_square), True, "every record of the fixed order")
 
 
 def _certify_separated(
-    workload: Workload, pattern: MinSeparation, coefficients: Floats, columns: Floats
+    workload: Workload, pattern: MinSeparation, coefficients: Floats, column_squares: Floats
 ) -> Sensitivity:
-    squared_norms = workload.clips**2 * columns
+    squared_norms = workload.clips**2 * column_squares
     if workload.period is None:
         earliest = _earliest_pattern(
-            workload, coefficients, columns, pattern.min_separation, pattern.max_rounds_per_record
+            workload, coefficients, column_squares, pattern.min_separation, pattern.max_rounds_per_record
         )
         if workload.equal_clips:
             return earliest
         if len(coefficients) <= pattern.min_separation:
-            worst = heaviest_pattern(squared_norms, pattern)
-            return Sensitivity(math.sqrt(worst), True, "no two participations overlap: squares add up")
+            worst_square = heaviest_pattern(squared_norms, pattern)
+            return Sensitivity(math.sqrt(worst_square), True, "no two participations overlap: squares add up")
     triangle = heaviest_pattern(np.sqrt(squared_norms), pattern)
     if workload.period is None and earliest.value < triangle:
         return Sensitivity(earliest.value, False, "unequal clips, as if all were the largest")
@@ -254,18 +314,21 @@ def _certify_separated(
 
 
 def _earliest_pattern(
-    workload: Workload, coefficients: Floats, columns: Floats, gap: int, max_participations: int
+    workload: Workload, coefficients: Floats, column_squares: Floats, gap: int, max_participations: int
 ) -> Sensitivity:
-    """The largest clip in rounds 1, 1 + gap, …, not more than may be: clip · ‖Σ_k C_{1 + k gap}‖.  O(T)."""
+    """Compute clip · ‖Σ_k C_{1 + k gap}‖ for the largest clip in rounds 1, 1 + gap, …, in O(T).
+
+    The pattern has at most `max_participations` rounds.
+    """
     rounds = workload.rounds
     if len(coefficients) <= gap:
-        norm = math.sqrt(float(np.sum(columns[::gap][:max_participations])))
+        norm = math.sqrt(float(np.sum(column_squares[::gap][:max_participations])))
     else:
         participations = -(-rounds // gap)
         shifted = np.zeros((participations, gap))
         shifted.ravel()[: len(coefficients)] = coefficients
-        moved = np.cumsum(shifted, axis=0)
+        displacements = np.cumsum(shifted, axis=0)
         if max_participations < participations:
-            moved[max_participations:] -= moved[:-max_participations].copy()
-        norm = float(np.linalg.norm(moved.ravel()[:rounds]))
+            displacements[max_participations:] -= displacements[:-max_participations].copy()
+        norm = float(np.linalg.norm(displacements.ravel()[:rounds]))
     return Sensitivity(float(np.max(workload.clips)) * norm, True, "equal clips: the earliest pattern")

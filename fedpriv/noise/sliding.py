@@ -1,8 +1,8 @@
-"""The noise of Algorithm 2 as the paper has it: sums over the last N rounds, in windows that slide.
+"""Noise of Algorithm 2 as in the paper: sums over the last N rounds, in windows that slide.
 
-Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed: the window's noise and the prefix's noise obey
-two recursions with a lag of N rounds.  The sensitivity of differences rests on how far queries move
-(`check_movement`): silos and simulations check it.
+Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  The window's noise and the prefix's
+noise obey two recursions with a lag of N rounds.  The sensitivity of differences rests on how far queries move,
+which silos and simulations check (`check_movement`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,10 +24,18 @@ if TYPE_CHECKING:
 
 
 TreeKind = Literal["residual", "gradient", "difference"]
+"""Tree of a node: of r, of G, or of Δ, as in `differences`."""
 
 
 class _SlidingState(NamedTuple):
-    """After round t: the r tree's stack, the last N noises of prefixes and of windows, the nodes still needed."""
+    """State after round t.
+
+    | field | meaning |
+    |---|---|
+    | `stack` | stack of the r tree |
+    | `prefixes`, `windows` | noise of the last N prefixes and windows |
+    | `gradient`, `difference` | noise of the nodes that later windows need |
+    """
 
     stack: tuple["Tensor", ...]
     prefixes: tuple["Tensor", ...]
@@ -38,16 +46,16 @@ class _SlidingState(NamedTuple):
 
 @dataclass(frozen=True)
 class SlidingDifferences(DifferenceTrees):
-    """Algorithm 2's noise; the fresh vectors of round t belong to `fresh_nodes(t)`, which all end at t.
+    """Noise of Algorithm 2, whose fresh vectors of round t belong to `fresh_nodes(t)`, which all end at t.
 
-    Memory: at most 2N running noises and the nodes of the last N rounds.
+    The state has at most 2N running noises and the nodes of the last N rounds.
     """
 
     name: ClassVar[str] = "sliding-differences"
     words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, over sliding windows"
 
     def squared_norms(self, workload: Workload) -> NodeGroups:
-        ends_of = [
+        ends_by_level = [
             (
                 level,
                 nodes.used_ends(workload.rounds, self.rounds_per_epoch, level),
@@ -56,21 +64,25 @@ class SlidingDifferences(DifferenceTrees):
             for level in range(self._levels)
         ]
         gradient, difference = workload.clips**2, np.full(workload.rounds, self.difference**2)
-        early, late, changed = np.zeros((3, self.rounds_per_epoch))
-        for level, ends, of_differences in ends_of:
+        early_norms, late_norms, difference_norms = np.zeros((3, self.rounds_per_epoch))
+        for level, ends, difference_ends in ends_by_level:
             is_early = ends <= 2 * self.rounds_per_epoch
-            early += self._node_squared_norms(ends[is_early], level, gradient)
-            late += self._node_squared_norms(ends[~is_early], level, gradient)
-            changed += self._node_squared_norms(of_differences, level, difference)
-        return NodeGroups(early, late, changed, self.residual_squared_norms(workload))
+            early_norms += self._node_squared_norms(ends[is_early], level, gradient)
+            late_norms += self._node_squared_norms(ends[~is_early], level, gradient)
+            difference_norms += self._node_squared_norms(difference_ends, level, difference)
+        return NodeGroups(early_norms, late_norms, difference_norms, self.residual_squared_norms(workload))
 
     def variance(self, workload: Workload) -> Floats:
-        """(1-α)^{2q'N} of the base prefix, S² of the base window, S_i² of the others: as three moments."""
+        """Compute the variance of every release, (T,), by a recursion with three moments.
+
+        These are the variances of the prefix noise and the window noise, and their covariance.  In the paper's
+        notation they add up (1-α)^{2q'N} of the base prefix, S² of the base window and S_i² of the other windows.
+        """
         self.check_workload(workload)
-        rounds, rounds_per_epoch, stay = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing
-        over_epoch = self.decay**rounds_per_epoch
+        rounds, rounds_per_epoch, retention = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing
+        epoch_decay = self.decay**rounds_per_epoch
         gradient = nodes.window_variances(rounds, rounds_per_epoch, self.decay, self.std_early, self.std_late)
-        changed = nodes.window_variances(
+        difference = nodes.window_variances(
             rounds,
             rounds_per_epoch,
             self.decay,
@@ -78,17 +90,23 @@ class SlidingDifferences(DifferenceTrees):
             self.std_difference,
             earliest=2 * rounds_per_epoch,
         )
-        prefix, window, both = gradient.copy(), gradient.copy(), gradient.copy()  # variances, and covariance
-        both[: rounds_per_epoch - 1] = window[: rounds_per_epoch - 1] = 0.0
+        prefix, window, covariance = (
+            gradient.copy(),
+            gradient.copy(),
+            gradient.copy(),
+        )  # two variances, and the covariance
+        covariance[: rounds_per_epoch - 1] = window[: rounds_per_epoch - 1] = 0.0
         for t in range(rounds_per_epoch + 1, rounds + 1):
-            now, before = t - 1, t - 1 - rounds_per_epoch
+            index, index_before = t - 1, t - 1 - rounds_per_epoch
             if t < 2 * rounds_per_epoch:
-                prefix[now] += over_epoch**2 * prefix[before]
+                prefix[index] += epoch_decay**2 * prefix[index_before]
                 continue
-            window[now] = stay**2 * (window[before] + changed[now]) + self.mixing**2 * gradient[now]
-            carried = over_epoch * stay * both[before]
-            both[now] = carried + window[now]
-            prefix[now] = over_epoch**2 * prefix[before] + window[now] + 2.0 * carried
+            window[index] = (
+                retention**2 * (window[index_before] + difference[index]) + self.mixing**2 * gradient[index]
+            )
+            past_covariance = epoch_decay * retention * covariance[index_before]
+            covariance[index] = past_covariance + window[index]
+            prefix[index] = epoch_decay**2 * prefix[index_before] + window[index] + 2.0 * past_covariance
         return prefix + self.std_residual**2 * nodes.row_squared_norms(rounds, self.decay)
 
     def memory_vectors(self, workload: Workload) -> int:
@@ -98,19 +116,24 @@ class SlidingDifferences(DifferenceTrees):
         return len(self.fresh_nodes(t))
 
     def fresh_nodes(self, t: int) -> tuple[tuple[TreeKind, int], ...]:
-        """Tree and level of the node that each fresh vector of round t belongs to."""
+        """Return the tree and the level of the node to which each fresh vector of round t belongs."""
         lowest = (t & -t).bit_length() - 1
         levels = range(min(lowest + 1, self._levels))
-        found: list[tuple[TreeKind, int]] = [("residual", lowest)] if self.rounds_per_epoch > 1 else []
-        found += [("gradient", level) for level in levels]
-        found += [("difference", level) for level in levels if t - (1 << level) >= self.rounds_per_epoch]
-        return tuple(found)
+        fresh: list[tuple[TreeKind, int]] = [("residual", lowest)] if self.rounds_per_epoch > 1 else []
+        fresh += [("gradient", level) for level in levels]
+        fresh += [("difference", level) for level in levels if t - (1 << level) >= self.rounds_per_epoch]
+        return tuple(fresh)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        rounds_per_epoch, stay = self.rounds_per_epoch, 1.0 - self.mixing
-        before = self._unpack_state(state, t - 1)
+        rounds_per_epoch, retention = self.rounds_per_epoch, 1.0 - self.mixing
+        state_before = self._unpack_state(state, t - 1)
         std_gradient = self.std_early if t <= 2 * rounds_per_epoch else self.std_late
-        gradient, difference, stack, residual = before.gradient, before.difference, before.stack, None
+        gradient, difference, stack, residual = (
+            state_before.gradient,
+            state_before.difference,
+            state_before.stack,
+            None,
+        )
         for (tree, level), vector in zip(self.fresh_nodes(t), fresh, strict=True):
             if tree == "gradient":
                 gradient[level, t] = std_gradient * vector
@@ -121,18 +144,18 @@ class SlidingDifferences(DifferenceTrees):
         prefix = window = self._sum_nodes(gradient, max(1, t - rounds_per_epoch + 1), t)
         if t >= 2 * rounds_per_epoch:
             change = self._sum_nodes(difference, t - rounds_per_epoch + 1, t)
-            prefix = window = stay * (before.windows[0] + change) + self.mixing * window
+            prefix = window = retention * (state_before.windows[0] + change) + self.mixing * window
         if t > rounds_per_epoch:
-            prefix = window + self.decay**rounds_per_epoch * before.prefixes[0]
-        ended = (window,) if t >= rounds_per_epoch else ()
-        after = (
+            prefix = window + self.decay**rounds_per_epoch * state_before.prefixes[0]
+        full_windows = (window,) if t >= rounds_per_epoch else ()
+        next_state = (
             *stack,
-            *(*before.prefixes, prefix)[-rounds_per_epoch:],
-            *(*before.windows, *ended)[-rounds_per_epoch:],
+            *(*state_before.prefixes, prefix)[-rounds_per_epoch:],
+            *(*state_before.windows, *full_windows)[-rounds_per_epoch:],
             *(gradient[node] for node in self._live_nodes(t, 1)),
             *(difference[node] for node in self._live_nodes(t, rounds_per_epoch + 1)),
         )
-        return prefix if residual is None else prefix + residual, after
+        return prefix if residual is None else prefix + residual, next_state
 
     @property
     def _levels(self) -> int:
@@ -141,15 +164,18 @@ class SlidingDifferences(DifferenceTrees):
     def _node_squared_norms(self, ends: nodes.Ends, level: int, squares: Floats) -> Floats:
         return nodes.node_squared_norms(ends, level, self.rounds_per_epoch, self.decay, squares)
 
-    def _sum_nodes(self, of_nodes: Mapping[Node, "Tensor"], first: int, last: int) -> "Tensor":
-        earliest, *rest = nodes.cover(first, last)
-        total = self.decay ** (last - earliest[1]) * of_nodes[earliest]
-        for node in rest:
-            total = total.add(of_nodes[node], alpha=self.decay ** (last - node[1]))
+    def _sum_nodes(self, node_noise: Mapping[Node, "Tensor"], first: int, last: int) -> "Tensor":
+        earliest, *later_nodes = nodes.cover(first, last)
+        total = self.decay ** (last - earliest[1]) * node_noise[earliest]
+        for node in later_nodes:
+            total = total.add(node_noise[node], alpha=self.decay ** (last - node[1]))
         return total
 
     def _live_nodes(self, t: int, first: int) -> Iterator[Node]:
-        """Nodes that ended by round t and lie in the window of round t+1, none of them before round `first`."""
+        """Yield nodes in the window of round t+1 that ended by round t.
+
+        None of them begins before round `first`.
+        """
         start = max(first, t - self.rounds_per_epoch + 2)
         for level in range(self._levels):
             length = 1 << level
@@ -157,42 +183,51 @@ class SlidingDifferences(DifferenceTrees):
             yield from ((level, end) for end in range(earliest, t + 1, length))
 
     def _part_ends(self, t: int) -> tuple[int, int, int, int, int]:
-        """Where each part of the state after round t ends."""
+        """End of each part of the state after round t, as a number of vectors."""
         stack = t.bit_count() if self.rounds_per_epoch > 1 else 0
         prefixes = stack + min(t, self.rounds_per_epoch)
-        ended = prefixes + min(max(0, t - self.rounds_per_epoch + 1), self.rounds_per_epoch)
-        gradient = ended + len(list(self._live_nodes(t, 1)))
+        windows = prefixes + min(max(0, t - self.rounds_per_epoch + 1), self.rounds_per_epoch)
+        gradient = windows + len(list(self._live_nodes(t, 1)))
         return (
             stack,
             prefixes,
-            ended,
+            windows,
             gradient,
             gradient + len(list(self._live_nodes(t, self.rounds_per_epoch + 1))),
         )
 
     def _unpack_state(self, state: MechanismState, t: int) -> _SlidingState:
-        stack, prefixes, ended, gradient, _ = self._part_ends(t)
+        stack, prefixes, windows, gradient, _ = self._part_ends(t)
         return _SlidingState(
             state[:stack],
             state[stack:prefixes],
-            state[prefixes:ended],
-            dict(zip(self._live_nodes(t, 1), state[ended:gradient], strict=True)),
+            state[prefixes:windows],
+            dict(zip(self._live_nodes(t, 1), state[windows:gradient], strict=True)),
             dict(zip(self._live_nodes(t, self.rounds_per_epoch + 1), state[gradient:], strict=True)),
         )
 
 
-def check_movement(bound: Scalar, before: "Tensor", query: "Tensor", where: str) -> None:
-    """RunError if a query (..., d) is farther than `bound` from the one before it.
+def check_movement(bound: Scalar, query_before: "Tensor", query: "Tensor", message_start: str) -> None:
+    """Check that a query moved by at most a bound.
 
     Guarantee: the distance is that of the two vectors as they are, computed in float64.
+
+    Args:
+        bound: Largest allowed distance.
+        query_before: Query of the round before, (..., d).
+        query: Query, (..., d).
+        message_start: Beginning of the message.
+
+    Raises:
+        RunError: The distance is above the bound, or NaN.
     """
     import torch
 
-    moved = torch.linalg.vector_norm(query.double() - before.double(), dim=-1, keepdim=True)
-    limit = torch.as_tensor(bound, dtype=torch.float64, device=moved.device).expand(moved.shape)
-    over = ~(moved <= limit)  # true for NaN
-    if bool(over.any()):
+    distances = torch.linalg.vector_norm(query.double() - query_before.double(), dim=-1, keepdim=True)
+    limit = torch.as_tensor(bound, dtype=torch.float64, device=distances.device).expand(distances.shape)
+    is_above = ~(distances <= limit)  # True for NaN
+    if bool(is_above.any()):
         raise RunError(
-            f"{where}: the query moved by {float(moved[over][0]):.9g}, more than the {float(limit[over][0]):.9g} "
-            "that this run's privacy rests on"
+            f"{message_start}: the query moved by {float(distances[is_above][0]):.9g}, more than the "
+            f"{float(limit[is_above][0]):.9g} that this run's privacy rests on"
         )
