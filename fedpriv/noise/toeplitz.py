@@ -1,20 +1,19 @@
-"""Toeplitz strategies: square roots of the sums with few diagonals, their inverses, and one that restarts.
-
+"""Toeplitz strategies: banded square roots of the sums, banded inverses, and one that restarts.
 | mechanism | C | with `bands` |
 |---|---|---|
 | banded | first coefficients of (1 - decay·x)^(-1/2) | T: the square-root factorization A = C C; 1: C = I |
 | bisr | C^-1 has the first coefficients of (1 - decay·x)^(1/2) | C reaches over all rounds |
 | anchored | diag(1/anchor, C') in every period, C' the square root of the period's other rounds | |
 
-B = A C^-1.  The first two stream in O(bands · d): they form C^-1 z from a few earlier vectors, and sum it with
-decay.  "bisr" is a baseline: with as many vectors `BufferedToeplitz` adds less noise.
+B = A C^-1.  "banded" and "bisr" stream in O(bands · d): they form C^-1 z from a few earlier vectors, and sum it
+with decay.  "bisr" is a baseline: with as many vectors `BufferedToeplitz` adds less noise.
 
-"anchored" is for sums that restart, read once: the first round of a period releases everything anew, later rounds
-add differences.  A tree charges a record of an anchor and one of a difference alike; here each has noise of its
-own, as large as it needs.
+"anchored" is for sums that restart and records that are read once.  The first round of a period releases the whole
+sum anew, later rounds add differences.  A tree charges a record of an anchor and one of a difference alike.  Here
+anchors and differences have separate noise, each as large as its sensitivity requires.
 
-On integers the banded C takes sums of the last increments, which are kept as they are, so that roundings never add
-up; its coefficients are multiples of 2^-31, in C, B and the sensitivity alike.
+On integers the banded C takes sums of the last increments, which are stored without rounding, so that roundings
+never add up.  Its coefficients are multiples of 2^-31, in C, B and the sensitivity alike.
 
 Sources: see `series`; Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", for streaming;
 Kalinin, McKenna, Upadhyay & Lampert 2025, "Back to Square Roots: An Optimal Bound on the Matrix Factorization
@@ -63,15 +62,19 @@ class Toeplitz(Mechanism):
     decay: float
 
     def strategy_series(self, count: int) -> Floats:
-        """The coefficients of C that are not 0, at most `count`."""
+        """Return the coefficients of C that are not 0, at most `count`."""
         raise NotImplementedError
 
     def noise_row(self, count: int) -> Floats:
-        """The first `count` coefficients of B = A C^-1."""
+        """Return the first `count` coefficients of B = A C^-1."""
         raise NotImplementedError
 
     def check_workload(self, workload: Workload) -> None:
-        """InputError for a workload that the mechanism does not factor."""
+        """Check that the mechanism factors the workload.
+
+        Raises:
+            InputError: The mechanism does not factor it.
+        """
         check_matches(workload, self.decay, None)
 
     def certified(self, workload: Workload) -> Sensitivity:
@@ -84,7 +87,7 @@ class Toeplitz(Mechanism):
 
     @property
     def fresh_std(self) -> float:
-        """C has a diagonal of ones, and so has B."""
+        """Diagonal of B, which is 1 like that of C."""
         return 1.0
 
     def variance(self, workload: Workload) -> Floats:
@@ -99,27 +102,30 @@ class Toeplitz(Mechanism):
 def _noise_step(
     state: MechanismState, fresh: "Tensor", decay: float, weights: Sequence[float], *, keep_rows: bool
 ) -> tuple["Tensor", MechanismState]:
-    """Row t of B z and the next state, which holds the last noise and `len(weights)` vectors, latest first.
+    """Return row t of B z and the next state, for a banded C or C^-1.
 
-    They are the last rows of C^-1 z (`of_rows`: C is banded) or the last fresh vectors (C^-1 is banded), and
-    `weights` is what each adds to this round's row.
+    The state holds the last noise and `len(weights)` vectors, latest first.  These are the last rows of C^-1 z
+    with `keep_rows` (C is banded), or the last fresh vectors without (C^-1 is banded).  `weights` are their
+    weights in this round's row of C^-1 z.
     """
     if not state:
         return fresh, (fresh, fresh)[: 1 + len(weights)]
-    past = state[1:]
+    past_vectors = state[1:]
     row = fresh.clone()
-    for weight, earlier in zip(weights, past, strict=False):
-        row.add_(earlier, alpha=weight)
+    for weight, vector in zip(weights, past_vectors, strict=False):
+        row.add_(vector, alpha=weight)
     noise = row.add(state[0], alpha=decay)
-    return noise, (noise, *(row if keep_rows else fresh, *past)[: len(weights)])
+    return noise, (noise, *(row if keep_rows else fresh, *past_vectors)[: len(weights)])
 
 
 _COMPARED_BANDS = (1, 8, 64)
-_MAX_VECTORS = 1_000_000  # beyond, a state of T vectors is no choice for anyone
+"""Numbers of bands in a comparison."""
+_MAX_VECTORS = 1_000_000
+"""Most rounds T for which a comparison has a mechanism with T vectors of state."""
 
 
 class BandedOptions(BaseModel):
-    """Keys of a scenario for it."""
+    """Keys of a scenario for banded mechanisms."""
 
     bands: Annotated[int, Field(ge=1, le=1024)] = Field(
         16,
@@ -130,7 +136,7 @@ class BandedOptions(BaseModel):
 
 @dataclass(frozen=True)
 class _Banded(Toeplitz):
-    """Base class of both: `bands` diagonals, of C or of its inverse."""
+    """Base class of mechanisms with `bands` diagonals, of C or of its inverse."""
 
     decay: float = field(default=1.0, metadata=SHARED)
     bands: int = 16
@@ -151,13 +157,13 @@ class _Banded(Toeplitz):
         return {"bands": self.bands}
 
     def memory_vectors(self, workload: Workload) -> int:
-        """The last noise, and one a round up to bands - 1."""
+        """Number of vectors in the state: the last noise, and one a round up to bands - 1."""
         return min(self.bands, workload.rounds + 1)
 
 
 @dataclass(frozen=True)
 class BandedSquareRoot(_Banded):
-    """Noise C^-1 z on the increments, summed like them; C has `bands` diagonals.
+    """Noise C^-1 z on the increments, summed like them, for a C with `bands` diagonals.
 
     Guarantee: C ≥ 0 with nonincreasing coefficients, so the worst record of a fixed order, and of separated
     participations with equal clips or a separation of at least `bands`, is charged exactly.
@@ -168,12 +174,15 @@ class BandedSquareRoot(_Banded):
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
-        """A few widths, and the square root itself, which would store T vectors: what memory can buy."""
-        several = [cls(workload.decay, bands) for bands in _COMPARED_BANDS if bands < workload.rounds]
-        found = {one.label: one for one in several}
+        """Return mechanisms of a few widths, and the square root itself, which would store T vectors.
+
+        The comparison shows the gain from more memory.
+        """
+        banded = [cls(workload.decay, bands) for bands in _COMPARED_BANDS if bands < workload.rounds]
+        mechanisms = {mechanism.label: mechanism for mechanism in banded}
         if workload.rounds <= _MAX_VECTORS:
-            found["square root"] = cls(workload.decay, workload.rounds)
-        return found
+            mechanisms["square root"] = cls(workload.decay, workload.rounds)
+        return mechanisms
 
     def blocks(self, workload: Workload) -> ColumnBlocks:
         self.check_workload(workload)
@@ -182,7 +191,10 @@ class BandedSquareRoot(_Banded):
         return ColumnBlocks(bands, np.sqrt(squares))
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """The state holds the last noise and the last bands - 1 rows of C^-1 z, latest first."""
+        """Return the noise of round t and the next state.
+
+        The state holds the last noise and the last bands - 1 rows of C^-1 z, latest first.
+        """
         return _noise_step(state, fresh, self.decay, self._weights, keep_rows=True)
 
     def strategy_series(self, count: int) -> Floats:
@@ -200,20 +212,20 @@ class BandedSquareRoot(_Banded):
 
     @cached_property
     def _weights(self) -> list[float]:
-        """Of the last rows of C^-1 z in the next one."""
+        """Weights of the last rows of C^-1 z in the next one."""
         return list((-self.strategy_series(self.bands)[1:]).tolist())
 
 
 @dataclass(frozen=True)
 class RoundedBanded(BandedSquareRoot):
-    """`BandedSquareRoot` whose C has the coefficients `multiples` / 2^31.
+    """Banded square root whose C has the coefficients `multiples` / 2^31.
 
     Guarantee: rounding keeps them falling and ≥ 0, so the worst record is charged as exactly as without it.
     """
 
     @cached_property
     def multiples(self) -> tuple[int, ...]:
-        """c_0, c_1, …, counted in 2^-31."""
+        """Coefficients c_0, c_1, … in multiples of 2^-31."""
         return tuple(to_coefficient(value) for value in series.square_root(self.decay, self.bands).tolist())
 
     def strategy_series(self, count: int) -> Floats:
@@ -225,48 +237,56 @@ class RoundedBanded(BandedSquareRoot):
 
 @dataclass(frozen=True)
 class IntegerBanded(IntegerStrategy):
-    """s_t + Σ_j ⌊c_j s_{t-j}⌉; `coefficients` c_1, c_2, … count multiples of 2^-31, c_0 = 1 is left out.
+    """C of `BandedSquareRoot` on integers: s_t + Σ_j ⌊c_j s_{t-j}⌉.
 
-    Each of the products is rounded for itself, so neighbours differ by 1 a band beside the diagonal.
+    `coefficients` are c_1, c_2, … in multiples of 2^-31, without c_0 = 1.  Each of the products is rounded
+    separately, so neighbours differ by at most 1 a band beside the diagonal.
     """
 
     coefficients: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        falling = all(
-            after <= before
-            for before, after in zip((COEFFICIENT_ONE, *self.coefficients), self.coefficients, strict=False)
+        is_falling = all(
+            coefficient <= coefficient_before
+            for coefficient_before, coefficient in zip(
+                (COEFFICIENT_ONE, *self.coefficients), self.coefficients, strict=False
+            )
         )
-        if not falling or any(c < 0 for c in self.coefficients):
+        if not is_falling or any(value < 0 for value in self.coefficients):
             raise InputError("coefficients of a banded strategy start with 1, never rise and are 0 or more")
 
     def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
         return (NoiseGroup(rounds, 1.0, Fraction(min(len(self.coefficients), rounds))),)
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
-        largest, past = 0, list[int]()
+        max_bound, past_loads = 0, list[int]()
         for (load,) in loads:
-            largest = max(largest, load + sum(map(scale_bound, past, self.coefficients)))
-            past = [load, *past][: len(self.coefficients)]
-        return IntegerBounds(largest, largest)
+            max_bound = max(max_bound, load + sum(map(scale_bound, past_loads, self.coefficients)))
+            past_loads = [load, *past_loads][: len(self.coefficients)]
+        return IntegerBounds(max_bound, max_bound)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """The state holds the last increments, latest first: one fewer than there are bands."""
+        """Return (C s)_t and the next state.
+
+        The state holds the last increments, latest first: one fewer than there are bands.
+        """
         if not self.coefficients:
             return sums, ()
         total = sums.copy()
-        for past, multiple in zip(state, self.coefficients, strict=False):
-            total += scale_integers(past, multiple)
+        for past_sums, multiple in zip(state, self.coefficients, strict=False):
+            total += scale_integers(past_sums, multiple)
         return total, (sums, *state)[: len(self.coefficients)]
 
 
 _COMPARED_INVERSE_BANDS = 4
+"""Number of bands of C^-1 in a comparison."""
 _ROUNDING = 1e-12
+"""Largest increase of the coefficients of C that counts as rounding."""
 
 
 @dataclass(frozen=True)
 class BandedInverseSquareRoot(_Banded):
-    """Noise on the increments is z_t - (a few earlier vectors, weighted), and is summed like the increments.
+    """Noise z_t minus a few weighted earlier vectors on the increments, summed like them.
 
     Guarantee: C^-1 = I - (coefficients ≥ 0), so C ≥ 0, and every record of a fixed order is charged exactly.
     Separated participations rest on coefficients that never increase, which is checked, not proved.
@@ -283,7 +303,10 @@ class BandedInverseSquareRoot(_Banded):
         return {one.label: one}
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """The state holds the last noise and the last bands - 1 fresh vectors, latest first."""
+        """Return the noise of round t and the next state.
+
+        The state holds the last noise and the last bands - 1 fresh vectors, latest first.
+        """
         return _noise_step(state, fresh, self.decay, self._inverse_coefficients[1:], keep_rows=False)
 
     def noise_row(self, count: int) -> Floats:
@@ -293,15 +316,19 @@ class BandedInverseSquareRoot(_Banded):
         return row
 
     def strategy_series(self, count: int) -> Floats:
-        """InputError if the coefficients of C should ever increase: then the worst pattern is not known."""
+        """Return the coefficients of C.
+
+        Raises:
+            InputError: The coefficients increase, so that the worst pattern is not known.
+        """
         coefficients = series.inverse(np.array(self._inverse_coefficients[:count]), count)
-        highest = np.maximum.accumulate(np.abs(coefficients[::-1]))[::-1]  # the least series above it that falls
-        if np.max(highest - coefficients) > _ROUNDING:
+        upper_bounds = np.maximum.accumulate(np.abs(coefficients[::-1]))[::-1]  # least falling series above it
+        if np.max(upper_bounds - coefficients) > _ROUNDING:
             raise InputError(
                 f"bands = {self.bands}, decay = {self.decay}: the coefficients of C increase over {count} "
                 "rounds, and its worst participation is not known; take another number of bands"
             )
-        return highest
+        return upper_bounds
 
     def integer(self, workload: Workload) -> Factorization:
         raise InputError(
@@ -312,17 +339,21 @@ class BandedInverseSquareRoot(_Banded):
 
     @cached_property
     def _inverse_coefficients(self) -> list[float]:
-        """The coefficients of C^-1."""
+        """Coefficients of C^-1."""
         lags = np.arange(1, self.bands, dtype=np.float64)
         return [1.0, *np.cumprod(self.decay * (lags - 1.5) / lags).tolist()]
 
 
-_MAX_PERIOD = 1024  # as many vectors are kept
+_MAX_PERIOD = 1024
+"""Most rounds of a period, which is the number of vectors in the state."""
 
 
 @dataclass(frozen=True)
 class AnchoredSquareRoot(Mechanism):
-    """`anchor` times as much noise in an anchor's round as is fresh in others, which stays until the next one.
+    """Noise that restarts with every period, with separate noise of the period's first round, its anchor.
+
+    The anchor's noise is `anchor` times the fresh noise of other rounds, and stays in the releases until the next
+    anchor.
 
     Guarantee: in one pass a record is in one round.  At an anchor it moves C s by its clip over `anchor`,
     elsewhere by its clip times the norm of its column of C', which ends with the period; the worst record is
@@ -345,20 +376,30 @@ class AnchoredSquareRoot(Mechanism):
 
     @classmethod
     def with_equal_cost(cls, period: int, anchor_clip: float, clip: float) -> Self:
-        """Size the anchor so that its record costs what the first difference of a period costs."""
-        plain = cls(period)
-        longest = plain._column_norms(period - 1)[0] if period > 1 else 1.0
-        return dataclasses.replace(plain, anchor=anchor_clip / (clip * float(longest)))
+        """Return the mechanism in which an anchor costs as much as the first difference of a period.
+
+        The costs are those of the records of the two rounds.
+
+        Args:
+            period: Rounds of a period.
+            anchor_clip: Clip norm of an anchor.
+            clip: Clip norm of other rounds.
+        """
+        unsized = cls(period)
+        norm = unsized._column_norms(period - 1)[0] if period > 1 else 1.0
+        return dataclasses.replace(unsized, anchor=anchor_clip / (clip * float(norm)))
 
     def certified(self, workload: Workload) -> Sensitivity:
         check_matches(workload, 1.0, self.period)
         if not workload.public_order.single_pass:
             raise InputError(f"mechanism = {self.name!r}: its certificate is for records that are read once")
-        moved = tile_periods(
+        displacements = tile_periods(
             workload, lambda rounds: np.concatenate([[1.0 / self.anchor], self._column_norms(rounds - 1)])
         )
-        worst = float(np.max(workload.clips * moved))
-        return Sensitivity(worst, True, "one participation: an anchor's own noise, or the longest column")
+        max_displacement = float(np.max(workload.clips * displacements))
+        return Sensitivity(
+            max_displacement, True, "one participation: an anchor's own noise, or the longest column"
+        )
 
     @property
     def fresh_std(self) -> float:
@@ -366,26 +407,29 @@ class AnchoredSquareRoot(Mechanism):
 
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, 1.0, self.period)
-        rows = (
+        row_variances = (
             np.concatenate([[0.0], np.cumsum(self._inverse_coefficients[: self.period - 1] ** 2)]) + self.anchor**2
         )
-        return tile_periods(workload, lambda rounds: rows[:rounds])
+        return tile_periods(workload, lambda rounds: row_variances[:rounds])
 
     @property
     def worst_variance(self) -> float:
-        """Of the last round of a period."""
+        """Noise variance of the last round of a period."""
         return self.anchor**2 + float(np.sum(self._inverse_coefficients[: self.period - 1] ** 2))
 
     def memory_vectors(self, workload: Workload) -> int:
         return 1 + min(max(self.period - 1, 0), workload.rounds)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """The state holds the anchor's noise, and that of the square root since."""
+        """Return the noise of round t and the next state.
+
+        The state holds the anchor's noise, and the square root's state since the anchor.
+        """
         if not state or (t - 1) % self.period == 0:
             noise = fresh * self.anchor
             return noise, (noise,)
-        changes, after = self._change_noise.noise(state[1:], t, fresh)
-        return state[0] + changes, (state[0], *after)
+        changes, next_state = self._change_noise.noise(state[1:], t, fresh)
+        return state[0] + changes, (state[0], *next_state)
 
     @cached_property
     def _change_noise(self) -> BandedSquareRoot:
@@ -393,11 +437,11 @@ class AnchoredSquareRoot(Mechanism):
 
     @cached_property
     def _inverse_coefficients(self) -> Floats:
-        """B' = A C'^-1 is the square root itself."""
+        """Coefficients of B' = A C'^-1, which is the square root itself."""
         return series.square_root(1.0, max(1, self.period - 1))
 
     def _column_norms(self, rounds: int) -> Floats:
-        """Norms of the columns of C' over so many rounds."""
+        """Compute the norms of the columns of C' over `rounds` rounds, (rounds,)."""
         if rounds < 1:
             return np.zeros(0)
         return np.sqrt(series.column_squared_norms(series.square_root(1.0, rounds), rounds))
