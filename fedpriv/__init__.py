@@ -94,6 +94,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
     if name == "__version__":
         return version("fedpriv")
     if name not in _HOMES:

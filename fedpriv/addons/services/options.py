@@ -1,4 +1,4 @@
-"""Commands of this add-on and their options.  The implementation of a command is imported when it is called.
+"""Commands of this add-on and their options. The implementation of a command is imported when it is called.
 
 `fedpriv federation` shows the coordinator's silos and runs, through the SuperLink's control socket.
 """
@@ -109,7 +109,7 @@ def superlink(
     ] = False,
     metrics: MetricsAddress = None,
 ) -> None:
-    """Run Flower's SuperLink, where the server runs, until ended.  SuperNodes reach nothing of it but messages.
+    """Run Flower's SuperLink, where the server runs, until ended. SuperNodes reach nothing of it but messages.
 
     Example: fedpriv superlink --control /run/fedpriv/control.sock --keys deploy/run/superlink --host 0.0.0.0
     """
@@ -169,9 +169,9 @@ def certificates(
         int | None, typer.Option(metavar="SILO", min=0, help="Take this silo's key out of FOLDER/nodes.")
     ] = None,
 ) -> None:
-    """Show certificates and when they end.  Exit code 1 if one ends within 30 days.  Renew a SuperLink's.
+    """Show certificates and when they end. Exit code 1 if one ends within 30 days. Renew a SuperLink's.
 
-    Revoke a silo's key.  A SuperLink that runs heeds either within seconds, and other sites do nothing.
+    Revoke a silo's key. A SuperLink that runs heeds either within seconds, and other sites do nothing.
 
     Example: fedpriv certificates deploy/run/superlink
     Example: fedpriv certificates deploy/run/superlink --renew deploy/run/authority

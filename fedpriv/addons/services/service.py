@@ -33,7 +33,7 @@ HEARTBEAT_FOLDER_VARIABLE = "FEDPRIV_BEATS"
 """Environment variable that names the folder with the heartbeats of a service's parts."""
 EXECUTOR, SUPERNODE = "executor", "SuperNode"
 LOST_EXIT_CODE = 75
-"""Exit code of a part that lost the other side of the network, and of no other end."""
+"""Exit code of a part that lost the other side of the network, and of nothing else."""
 _STALL_SECONDS = 60.0
 """Seconds without a heartbeat after which a service is unhealthy.  A turn takes 5 seconds."""
 
@@ -145,6 +145,7 @@ def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
 
 
 def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
+    """Answer each connection to the socket with the health of the service."""
     while listener.fileno() >= 0:
         with suppress(OSError, ValueError):
             connection, _ = listener.accept()
@@ -220,7 +221,7 @@ def state_root() -> Path:
 def service_folder(name: str, socket: Path | None) -> Path:
     """Return the folder for a running service's files: beside its socket, or in its user's state folder.
 
-    Hosts delete old files from neither of them, as they do from /tmp.
+    Hosts do not delete old files in these folders, unlike in /tmp.
     """
     return state_root() / f"{name}-{os.getpid()}" if socket is None else socket.with_name(f"{socket.name}.d")
 

@@ -84,6 +84,7 @@ class PathFilter:
         self._app, self._prefix, self._health, self._status = app, prefix, health, status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request by its path, or forward it to the inner app."""
         if scope["type"] not in ("http", "lifespan"):
             return
         app, path = self._app, scope.get("path", self._prefix)
@@ -272,6 +273,7 @@ class _CertificateReloader:
         self._stamps = file_stamps(*self._files)
 
     def poll(self) -> None:
+        """Load the certificate if its files have changed and are valid."""
         before, self._stamps = self._stamps, file_stamps(*self._files)
         if self._stamps == before or not self._config.loaded or self._config.ssl is None:
             return

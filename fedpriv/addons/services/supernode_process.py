@@ -3,8 +3,8 @@
 With --apps the node is Flower's own SuperNode, which runs the apps that a SuperLink sends, together with an
 executor for these.
 
-A node that lost its SuperLink is started again, without limit.  Its SuperLink was restarted, is away or refuses
-the key.  A node that was killed is started again, too.  Any other end of a part ends the service.
+A node loses its SuperLink if that was restarted, is away or refuses the key.  Such a node is started again,
+without limit, and so is one that was killed.  Any other end of a part ends the service.
 """
 
 import logging

@@ -252,7 +252,7 @@ def statistics(
     Args:
         plan: A plan file, or the same as nested dictionaries.
         engine: "vectorized", "inprocess", "ray" or "deployment".
-        out: Folder for the results; runs/NAME by default.
+        out: Folder for the results, runs/NAME by default.
 
     Raises:
         InputError: A key cannot be used.  The message names it.

@@ -7,15 +7,15 @@ increment of the record is
 
     (right_b - 1/2,  loss_b / bound - 1/2,  a C e_1b,  …,  a C e_Jb),      a = √(w/J) √(1/2) / ‖C e_1‖
 
-with C the square root of prefix sums for each class of each group (indicators.py).  Its norm is at most √(1/2) √(1
-+ w).  The distance of two increments is at most √(2 + w), less than twice the norm.
+with C the square root of prefix sums for each class of each group (indicators.py).  Its norm is at most √((1 +
+w)/2).  The distance of two increments is at most √(2 + w), less than twice the norm.
 
 Groups are read off the features that a model sees: the largest of a column's one-hot features, or a number between
 edges.  A missing value is in the group of the value that replaces it.
 
 Kaplan–Meier curves follow from noisy sums of events and of censored records, with bands for the noise.  There are
-d_b events and c_b censored records in bin b. l_i = d_i + c_i records leave in bin i, and one more bin has the
-records that leave behind the last edge:
+d_b events and c_b censored records in bin b.  The number of records that leave in bin i is l_i = d_i + c_i, and
+one more bin has the records that leave behind the last edge:
 
     R_b = Σ_{i ≥ b} l_i - c_b/2,   h_b = d_b/R_b,   S = Π (1 - h),   Λ = -log S
 
@@ -23,9 +23,9 @@ The band is that of Λ, by the score test (Wilson 1927, for counts).  Its ends s
 
     (Λ̂ - Λ)² = 1.96² (v + u Λ)
 
-v is the variance of the noise in Λ̂, by the delta method. u Λ is the variance of sampling at the Λ that is tested.
-u is the mean of 1/R_b over the bins so far.  If Λ̂ is above 3 standard deviations of its noise, and the ratio of
-Greenwood's variance to Λ̂ is larger than this mean, u is that ratio.
+Here v is the variance of the noise in Λ̂, by the delta method, and u Λ is the variance of sampling at the Λ that
+is tested.  The factor u is the mean of 1/R_b over the bins so far.  If Λ̂ is above 3 standard deviations of its
+noise, and the ratio of Greenwood's variance to Λ̂ is larger than this mean, u is that ratio.
 
 Where noise dominates, the band is the interval of log S, cut at S = 1.  Before the first event it still has a
 length.  The interval of log(-log S) covers less in these cases, down to nothing.
@@ -165,6 +165,7 @@ class CurveSettings(BaseModel):
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Self:
+        """Check that columns are named once, and that edges belong to them and increase."""
         if len(set(self.by)) < len(self.by):
             raise ValueError("by: a column is named twice")
         if unknown := [name for name in self.edges if name not in self.by]:
@@ -296,6 +297,7 @@ def _keeps_encoding(model: ModelSettings, schema: TableSchema) -> bool:
 def _make_number_grouping(
     name: str, start: int, bounds: tuple[float, float], edges: tuple[float, ...]
 ) -> Grouping:
+    """Make the groups of a number between edges, with the edges scaled like the features."""
     low, high = bounds
     if not all(low < edge <= high for edge in edges):
         raise InputError(f"evaluation.curves.edges: those of {name!r} are not within its range {list(bounds)}")

@@ -142,6 +142,7 @@ class Cells(_PublicModel):
 
     @model_validator(mode="after")
     def _has_axes(self) -> Self:
+        """Check the number of cells, and that the axes fit the form."""
         if len({axis.column for axis in self.axes}) < len(self.axes):
             raise ValueError("a table has a column twice")
         if (

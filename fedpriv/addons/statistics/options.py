@@ -1,4 +1,4 @@
-"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+"""Commands of this add-on and their options. The implementation of a command is imported when it is called."""
 
 from pathlib import Path
 from typing import Annotated, Any

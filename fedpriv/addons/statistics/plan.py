@@ -107,6 +107,7 @@ class StatisticsPlan(Section):
 
     @model_validator(mode="after")
     def _each_name_once(self) -> Self:
+        """Check that titles of tables are unique, and that the plan adds noise."""
         names = [table.title for table in self.table]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two tables are called {twice[0]!r}; give one of them a name")

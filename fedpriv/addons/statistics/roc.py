@@ -1,8 +1,8 @@
 """AUC, sensitivity, specificity and calibration of a noisy table of class by score bin.
 
 The input is y = C n + noise for each class, where C is the square root of prefix sums and the noise has the same
-standard deviation in all coordinates.  All figures are functions of this release. p and n are the counts of the
-two classes by bin, P and N their sums.  W_ij is 1 where bin i lies above bin j, and 1/2 for i = j.
+standard deviation in all coordinates.  All figures are functions of this release.  The counts of the two classes
+by bin are p and n, and their sums are P and N.  W_ij is 1 where bin i lies above bin j, and 1/2 for i = j.
 
 | figure | estimate |
 |---|---|

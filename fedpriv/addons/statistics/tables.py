@@ -97,7 +97,7 @@ class Statistics:
 
     @property
     def unit_count(self) -> int:
-        """Number of places of units (rows or persons), the public denominator of all means."""
+        """Public number of units (rows or persons), the denominator of all means."""
         return sum(self.cell.batch_sizes)
 
     def make_plan(self, trust: str | None = None, *, for_release: bool = False) -> Plan:

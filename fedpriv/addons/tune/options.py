@@ -1,4 +1,4 @@
-"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+"""Commands of this add-on and their options. The implementation of a command is imported when it is called."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from fedpriv.cli.options import Imports, Overrides, expand_option_groups
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """Options of `fedpriv tune`.  A tuning file may set some of them."""
+    """Options of `fedpriv tune`. A tuning file may set some of them."""
 
     scenario: Annotated[
         Path,
@@ -73,9 +73,9 @@ class TuneRequest:
 
 @expand_option_groups
 def tune(request: TuneRequest) -> None:
-    """Choose settings on held-out training records, as many for every row.  Write the scenario with them.
+    """Choose settings on held-out training records, as many for every row. Write the scenario with them.
 
-    The test set is not looked at.  Without --private the choice reads records without noise, and no ε covers it.
+    The test set is not looked at. Without --private the choice reads records without noise, and no ε covers it.
 
     Examples:
 

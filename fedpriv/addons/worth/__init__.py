@@ -1,7 +1,7 @@
-"""The worth of joining a federation: the released model beside each silo's own.
+"""Gain of joining a federation: released models compared with the silos' local models.
 
-`compute_references` fits local models, `evaluate_gains` compares, and `study_joining` finds the ε at which a silo
-gains.
+`compute_references` fits local models, `evaluate_gains` compares a released model with them, and `study_joining`
+finds the ε from which a silo gains.
 
 Imports: the core.
 """

@@ -88,6 +88,7 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
 
 
 def _print_run_folder(folder: Path, overrides: Sequence[str], request: WorthRequest) -> None:
+    """Print the gains of a run's models, or fill the cache with its local models."""
     if overrides:
         raise InputError("--set: a run is compared as it ran; give the scenario for another one")
     if request.grid is not None:
@@ -184,6 +185,7 @@ def _point_data(row: PointGains) -> dict[str, object]:
 
 
 def _print_points(rows: Sequence[PointGains], request: WorthRequest) -> None:
+    """Print the references, a line of gains for each point, and the conclusions."""
     references = rows[0].references[0]
     scale, digits = scale_of(references.metric)
     print_table(_reference_lines(rows[0].references, request))
@@ -257,6 +259,7 @@ def _format_point(row: PointGains) -> str:
 
 
 def _notes(references: References) -> list[str]:
+    """Return notes on silos that were left out, and on silos with mostly one class."""
     notes = []
     if len(references.silos) < references.of:
         notes.append(f"{len(references.silos)} of {references.of} silos, drawn by a public seed.\n")

@@ -211,7 +211,10 @@ def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
 
 
 def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: float | None) -> Scenario:
-    """Load the grid of one trust setting and one split."""
+    """Load the grid of one trust setting and one split.
+
+    If `spared` is given, its runs do not read this fraction of the training records.
+    """
     loaded = load_scenario(request.scenario, request.overrides)
     seeds = loaded.seeds[: request.seeds]
     seeds += [max(loaded.seeds) + offset for offset in range(1, request.seeds - len(seeds) + 1)]
@@ -245,9 +248,8 @@ def _run_split(
     evaluators: dict[int, GainEvaluator] = {}
     for seed in seeds:
         silo_rows = zip(partition_records(seed_cells[seed]), partition_records(seed_cells[seeds[0]]), strict=True)
-        if evaluators and all(
-            torch.equal(seed_rows, first_rows) for seed_rows, first_rows in silo_rows
-        ):  # only the noise depends on the seed
+        # Only the noise depends on the seed.
+        if evaluators and all(torch.equal(seed_rows, first_rows) for seed_rows, first_rows in silo_rows):
             evaluators[seed] = evaluators[seeds[0]]
         else:
             evaluators[seed] = make_evaluator(

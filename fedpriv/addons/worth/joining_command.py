@@ -224,6 +224,7 @@ def describe_budget_shares(shares: Mapping[str, float]) -> str:
 
 
 def _joining_data(result: JoiningResult) -> dict[str, Any]:
+    """Return the result as plain data for JSON."""
     grid, trusts = np.array(result.request.epsilons), {}
     for trust in result.trusts:
         break_even = result.find_break_even(trust)

@@ -1,7 +1,7 @@
 """Fit a silo's own model: the local one, a recalibrated release, or a personal model.
 
 The local model minimises (1/n) Σ f(x; record) + (κ/2) ‖x‖² over the silo's training records, with no penalty for
-intercepts and κ from five folds.  The personal model adds (λ/2) ‖x - x̂‖² for the released x̂, with the same κ. λ
+intercepts and κ from five folds.  The personal model adds (λ/2) ‖x - x̂‖² for the released x̂, with the same κ.  λ
 = 0 is the local model and λ = ∞ is x̂, both bit for bit, since one solver starts from zero in either case.
 
 Not private: everything here is a function of the records, and in a deployment none of it leaves a silo.
@@ -115,7 +115,7 @@ def fit_model(
         penalty: Penalty of each parameter, (d,).
         start: First point of the solver, (d,).
         tolerance: Largest entry of the gradient, relative to that at 0, at which the solver stops.
-        pull: Weight λ and released model x̂. λ = 0 is no pull, and λ = ∞ returns x̂ itself.
+        pull: Weight λ and released model x̂, with no pull for λ = 0 and the result x̂ itself for λ = ∞.
 
     Returns:
         Parameters x (d,), float64.
@@ -134,6 +134,7 @@ def fit_model(
         return x if matrix is None else (x.reshape(-1, len(matrix)) @ matrix).ravel()
 
     def value(u: Floats) -> tuple[float, Floats]:
+        """Return the objective and its gradient at u, in the coordinates of the basis."""
         x = transform(u, basis)
         point = torch.from_numpy(x).to(dtype)
         loss = float(objective.losses(point, records).double().mean()) + 0.5 * float(penalty @ (x * x))
@@ -264,10 +265,10 @@ def _has_one_class(records: Records) -> bool:
 def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Floats:
     """Fit the intercepts of x̂ and one scale of its other weights to the silo's training records.
 
-    Source: Platt 1999.
-
     Without the scale, intercepts would dominate a model with small weights, such as one in a ball of radius .1.
     Both have the public penalty of 1e-3, which keeps them finite for a silo with one class.
+
+    Source: Platt 1999.
     """
     mask = find_intercepts(objective, silo.train)
     weights = torch.full((len(silo.train.labels),), 1.0 / len(silo.train.labels), dtype=torch.float64)
@@ -409,6 +410,8 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
     )
 
     def ridge(width: float, alpha: float) -> Callable[[Floats, NDArray[Any], Floats], NDArray[Any]]:
+        """Return a function that fits kernel ridge regression and predicts."""
+
         def predict(train: Floats, train_labels: NDArray[Any], queries: Floats) -> NDArray[Any]:
             learner = kernels.KernelRidge(alpha=alpha, kernel="rbf", gamma=width * gamma)
             targets_of_fit = (

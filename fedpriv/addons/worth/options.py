@@ -1,4 +1,4 @@
-"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+"""Commands of this add-on and their options. The implementation of a command is imported when it is called."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,7 +86,7 @@ def refine(
         typer.Option("--alone", help="Only the learning curve of this silo alone; no released model is needed."),
     ] = False,
 ) -> None:
-    """Compare this silo's local model, the released one, and a personal model pulled towards it.  Opens no socket.
+    """Compare this silo's local model, the released one, and a personal model pulled towards it. Opens no socket.
 
     What it prints and writes is a function of this silo's records without noise: it is for nobody else.
 

@@ -55,7 +55,7 @@ class LocalModelScores:
     majority: float
     """Share of the largest class among the training records, or 0 for a regression."""
     balanced: float
-    """Mean over classes of the accuracy if `majority` is above 0.9, or else the score."""
+    """Mean over classes of the accuracy if `majority` is above `ONE_CLASS_SHARE`, or else the score."""
     any_learner: float | None = None
     """Score of the best of several learners by the same folds, or None if they were not tried."""
     learner: str = ""
@@ -113,6 +113,7 @@ def cache_key(cell: Cell) -> str | None:
 
 
 def _data_source(name: str) -> str | None:
+    """Return the name or digest that identifies the data, or None for a file that cannot be read."""
     if name in COMPUTED_DATA_SETS or name in ORIGINS:
         return name
     if is_user_data(name):

@@ -189,7 +189,7 @@ def _to_float64(records: Records) -> Records:
 
 
 def find_linear_objective(cell: Cell) -> Objective:
-    """Return the cell's loss without the views that only add metrics.
+    """Return the cell's loss without its views, such as one that adds metrics.
 
     Raises:
         InputError: The loss is not a function of linear scores, so that its fit is not one convex problem.

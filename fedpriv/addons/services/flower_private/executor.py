@@ -95,8 +95,8 @@ def task_command(type_: str, address: str, certificate: Path, parent: int) -> li
 def start_task(command: Sequence[str], token: str) -> "subprocess.Popen[bytes]":
     """Start a task's process, which reads its token from the descriptor of an unnamed file.
 
-    Guarantee: no command line, environment or named file has the token; a process that has the token may read and
-    answer the task's messages.
+    Guarantee: no command line, environment or named file has the token; a holder of the token may read and answer
+    the task's messages.
     """
     with tempfile.TemporaryFile() as file:
         file.write(token.encode())

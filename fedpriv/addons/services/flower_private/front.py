@@ -126,6 +126,7 @@ class Front:
         self._handlers = {route.path: (route, handle) for route, handle in handlers[: None if long_polling else 1]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer requests of handled routes by their handlers, and forward unreadable and all other requests."""
         route, handle = self._handlers.get(scope["path"] if scope["type"] == "http" else "", (None, None))
         if route is None or handle is None:
             await self.app(scope, receive, send)
@@ -144,6 +145,8 @@ class Front:
         return await self._hold(exchange, request.node.node_id, _HOLD_SECONDS, lambda: exchange.body)
 
     async def _on_server_pull(self, request: Any, exchange: Exchange) -> Response:
+        """Hold a server's request for replies, without those replies whose objects are missing."""
+
         def finished_only() -> bytes:
             unfinished = {session.query_id for session in self._unfinished_queries()}
             ids = [query for query in request.message_ids if query not in unfinished]
@@ -181,6 +184,7 @@ class Front:
                 del self._waiting_events[node]
 
     async def _on_server_push(self, request: Any, exchange: Exchange) -> Response:
+        """Remember the node of each query, and await the objects of the queries."""
         answer = await exchange.forward()
         if answer.status_code == 200:
             nodes = {
@@ -191,6 +195,7 @@ class Front:
         return answer
 
     async def _on_silo_push(self, request: Any, exchange: Exchange) -> Response:
+        """Refuse a reply in another node's name, and answer a repeated announcement with the missing objects."""
         node, replies = request.node.node_id, [message.metadata for message in request.messages_list]
         if any(reply.src_node_id != node for reply in replies):
             return PlainTextResponse(f"node {node} replies as another node", 403)
@@ -229,6 +234,7 @@ class Front:
             self._wake(receivers)
 
     async def _on_object_push(self, request: Any, exchange: Exchange) -> Response:
+        """Wake the receivers of a complete message, and accept an object that is sent again."""
         answer = await exchange.forward()
         session, name = self._sessions.get(request.session_id), request.object_id
         if session is None or session.sender != request.node.node_id or answer.status_code != 200:

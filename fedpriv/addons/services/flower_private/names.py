@@ -2,8 +2,8 @@
 
 The public names are `flwr.app`, `flwr.serverapp`, `flwr.clientapp` and `flwr.simulation`.  A row is a Python name
 with the parameters or attributes that are used, or a route: a path of the SuperLink with the fields of its request
-and answer. tests/engines/test_flower_names.py fails for code that imports another name of Flower, and for a row
-that no code uses.
+and answer.  The test tests/engines/test_flower_names.py fails for code that imports another name of Flower, and
+for a row that no code uses.
 
 `check_names` refuses a Flower that lacks a row, in one line.  Rows that only gain speed are reported separately:
 without them a service is slower and says so.

@@ -59,6 +59,7 @@ class Presence:
         self._refusals_path, self._start_time = refusals_path, time.time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a request to the app, and record its sender."""
         headers = (
             Headers(scope=scope) if scope["type"] == "http" else Headers()
         )  # the first of two equal headers, as Flower reads them
@@ -89,6 +90,7 @@ class Presence:
             self._followed_runs = dict([*other_runs, (run, time.time())][-_MAX_RUNS:])
 
     def _note_silo(self, headers: Headers, came: float, *, is_admitted: bool) -> None:
+        """Record a silo's admitted request, or the refusal of one that its key signed with a wrong clock."""
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         silo = self._silos[self._name_by_key[key.strip()]]
         timestamp = headers[TIMESTAMP_HEADER]

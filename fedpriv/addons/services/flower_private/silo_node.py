@@ -144,8 +144,7 @@ class FleetClient:
 
         Args:
             previous_id: Id of the node if it was killed while it was connected, or None.
-            registers_itself: Whether the node registers its own key first, as one without registration by the
-                owner.
+            registers_itself: Whether the node registers its own key first, as a node without --keys does.
 
         Raises:
             LostError: The SuperLink does not admit the node.
@@ -227,6 +226,7 @@ class SiloNode:
                 _log.warning("a query is left unanswered, which is none: %s", sanitize_line(str(error)))
 
     def _answer(self, run: int, tree: Any) -> None:
+        """Fetch a query by its tree of object ids, answer it, and confirm it."""
         start_time = time.monotonic()
         contents = {name: self._fetch_object(run, name) for name in dict.fromkeys(_object_ids(tree))}
         query = inflate_object_from_contents(tree.object_id, contents)
@@ -249,6 +249,7 @@ class SiloNode:
             pause = min(2.0 * pause, 1.0)
 
     def _call_app(self, run: int, query: Message) -> Message:
+        """Return the app's reply to a query, or an error reply."""
         if run not in self._configurations:
             self._configurations[run] = self._fetch_configuration(run)
         if (configuration := self._configurations[run]) is None:
