@@ -75,7 +75,7 @@ import sys
 from types import SimpleNamespace as Some
 from fedpriv.silo.admission import Admission
 allow = Some(models=(), algorithms=(), statistics=())
-print(Admission._unknown(Some(policy=Some(allow=allow, evaluation=None)), {tree!r}))
+print(Admission._why_unknown_code(Some(policy=Some(allow=allow, evaluation=None)), {tree!r}))
 print([name for name in sys.modules if name.startswith("fedpriv.addons")])
 """
     reason, imported = python(code).stdout.splitlines()
@@ -128,7 +128,7 @@ def test_without_the_folder_a_command_says_what_it_lacks(command: str) -> None:
 
 
 def test_without_the_folder_a_scenario_that_names_an_add_on_says_what_it_lacks() -> None:
-    done = python(f"{WITHOUT}\nfrom fedpriv.loss.models import model_named\nmodel_named('statistics')")
+    done = python(f"{WITHOUT}\nfrom fedpriv.loss.models import find_model\nmodel_named('statistics')")
     assert "model 'statistics': it is of the add-on 'statistics', which this installation lacks" in done.stderr
 
 

@@ -185,9 +185,9 @@ def test_replies_and_refusals_leave_at_multiples_of_the_tick(
     clock = Clock(0.013, 0.049, 0.051, 0.12)
 
     class Slow:
-        peers = 0
+        peer_count = 0
 
-        def told(self, *_: object) -> bytes:
+        def checkpoint(self, *_: object) -> bytes:
             return b""
 
         def answer(self, *_: object, **__: object) -> torch.Tensor:
@@ -246,7 +246,7 @@ def start_and_ask(path: Path) -> Any:
 
 def test_health_and_nonsense_are_answered_at_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gains: when the guard was busy, from a thread that shares the interpreter with it."""
-    nobody = Guards(cast("Guard", SimpleNamespace(peers=0)), None)
+    nobody = Guards(cast("Guard", SimpleNamespace(peer_count=0)), None)
     desk = daemon.RequestQueue(read_policy(write_silo(tmp_path, tick=0.25)), nobody)
     monkeypatch.setattr(daemon.time, "monotonic", lambda: 10.1)
     waited: list[float] = []
@@ -269,7 +269,7 @@ def test_clients_that_are_silent_after_their_header_keep_no_place_from_others(
     """
     monkeypatch.setattr(daemon, "_QUERY_SECONDS", 0.1, raising=False)
     monkeypatch.setattr(daemon, "_PATIENCE_SECONDS", 5.0)
-    nobody = Guards(cast("Guard", SimpleNamespace(peers=0, answer=lambda *_: ZERO)), None)
+    nobody = Guards(cast("Guard", SimpleNamespace(peer_count=0, answer=lambda *_: ZERO)), None)
     desk = daemon.RequestQueue(read_policy(write_silo(tmp_path)), nobody)
     monkeypatch.setattr(desk, "_query_slots", threading.Semaphore(4))
     header = json.dumps({"run": "r", "cell": "{}", "t": 1, "keys": "", "dtype": "float64"}).encode()
