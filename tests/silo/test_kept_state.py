@@ -129,7 +129,7 @@ def test_a_run_that_is_open_is_priced_anew_once_the_ledger_has_other_runs(tmp_pa
 
 def unpacked(state: Any, silo: Silo) -> tuple[torch.Tensor, ...]:
     again = unpack_state(pack_state(state), silo)
-    assert (again.last_round, again.query_chain) == (state.answered, state.chain)
+    assert (again.last_round, again.query_chain) == (state.last_round, state.query_chain)
     return (*again.past_vectors, *again.accumulator, *again.mechanism_state)
 
 
