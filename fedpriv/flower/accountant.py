@@ -4,9 +4,9 @@
                                                SamplingMethod.NO_AMPLIFICATION, max_epsilon=4.0))
     strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 0.1, 100, accountant=accountant)
 
-Releases without amplification are Gaussian DP together, with μ² = Σ 1/z² over their noise multipliers z.
-Poisson-sampled releases are composed by their privacy loss distributions.  Flower's own accountant bounds both by
-Rényi DP.
+Releases without amplification compose to μ-Gaussian DP, with μ² = Σ 1/z² over their noise multipliers z.
+Poisson-sampled releases are composed by their privacy loss distributions.  Flower's own accountant bounds both
+by Rényi DP.
 """
 
 import json
@@ -23,20 +23,24 @@ from fedpriv.core.errors import InputError, refuse
 
 _METHOD = "fedpriv-exact"
 _ROUND_UP = 1.0 + 1e-15
-"""Factor above the rounding errors of a square root and a division together."""
+"""Factor above the combined rounding errors of a square root and a division."""
 
 
 class ExactAccountant:
-    """An accountant of client-level releases, with the methods of Flower's protocol.
+    """Accountant of client-level releases, with the methods of Flower's protocol.
 
     Guarantee: ε and δ are those of all composed events together, rounded up, for neighbours that differ in one
     client.  ε and δ of Poisson-sampled events hold as long as it stays secret which clients took part.
     """
 
     def __init__(self, config: PrivacyConfig) -> None:
-        """Take Flower's configuration.
+        """Set up an accountant without releases.
 
-        InputError for sampling without replacement, which has no exact accounting here.
+        Args:
+            config: Flower's configuration.
+
+        Raises:
+            InputError: The configuration has sampling without replacement, which has no exact accounting here.
         """
         refuse(
             {
@@ -54,9 +58,14 @@ class ExactAccountant:
         return self._counts.total()
 
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
-        """Add `count` releases.
+        """Add releases.
 
-        InputError for another population, and for Poisson-sampled events that are not all equal.
+        Args:
+            event: A release.
+            count: Number of releases like `event`.
+
+        Raises:
+            InputError: The event has another population, or Poisson-sampled events are not all equal.
         """
         self._counts = self._add_events(event, count)
 
@@ -77,7 +86,16 @@ class ExactAccountant:
         return PrivacySpent(self.get_epsilon(target_delta), target_delta, self.num_releases, _METHOD)
 
     def would_exceed(self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1) -> bool:
-        """Whether ε would exceed `max_epsilon`, or the configuration's limit, after `count` more releases."""
+        """Whether ε would exceed a limit after `count` more releases.
+
+        Args:
+            event: A further release.
+            max_epsilon: Limit of ε at the configuration's δ, or None for the configuration's limit.
+            count: Number of releases like `event`.
+
+        Raises:
+            InputError: There is no limit, or the event cannot be added.
+        """
         limit = self.config.max_epsilon if max_epsilon is None else max_epsilon
         if limit is None:
             raise InputError("max_epsilon: give it to PrivacyConfig or to would_exceed")
@@ -94,7 +112,11 @@ class ExactAccountant:
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Replace the state of this accountant.
 
-        InputError for a state that is damaged, or of another configuration.
+        Args:
+            state: State that `state_dict` returned.
+
+        Raises:
+            InputError: The state is damaged, or of another configuration.
         """
         refuse(
             {
@@ -128,7 +150,7 @@ class ExactAccountant:
 
 
 def _guarantee(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]) -> GaussianDP | PoissonGaussian:
-    """Return the guarantee of all events together."""
+    """Return the guarantee of the composition of all events."""
     if config.sampling_method is SamplingMethod.POISSON and counts:
         ((event, count),) = counts.items()
         rate = min(1.0, event.sample_size / event.population_size * _ROUND_UP)

@@ -1,7 +1,6 @@
-"""A ClientApp's side of a private strategy: records, noise and state of a silo, behind one call.
+"""Client side of a private strategy: records, noise and state of a silo, behind one call.
 
-    private = PrivateClient(context, Net(), nn.CrossEntropyLoss())
-    return private.train(msg, load_data(context))
+    private = PrivateClient(context, Net(), nn.CrossEntropyLoss()) return private.train(msg, load_data(context))
 
 If the node's configuration names a guard, the guard answers the call, and `records` are not read.
 """
@@ -70,7 +69,7 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 class PrivateClient:
-    """A silo in an app's run.
+    """Silo in an app's run.
 
     Guarantee: a silo of an untrusted server, or one that masks, adds its noise here, from a key of the operating
     system that stays in the node's Context.  Rounds are answered in order, each once, for one scenario and for
@@ -79,17 +78,18 @@ class PrivateClient:
     """
 
     def __init__(self, context: Context, module: nn.Module, loss: Any = None) -> None:
-        """Take the node's Context, and what the app trains.
+        """Set up a silo for the node of `context`.
 
         Args:
-            context: as Flower gives it to the ClientApp.
-            module: maps (n, …) to (n, outputs).  Its parameters' values are not used, and it is not changed.
-            loss: nn.CrossEntropyLoss(), a name ("cross-entropy", "binary", "squared-error", …) or a dictionary, as
-                for `fedpriv.run`, or a function of one record's output and label.  The default is the
+            context: Context that Flower passes to the ClientApp.
+            module: Module that maps (n, …) to (n, outputs).  Its parameters' values are not used, and it is not
+                changed.
+            loss: nn.CrossEntropyLoss(), a name ("cross-entropy", "binary", "squared-error", …) or a dictionary,
+                as for `fedpriv.run`, or a function of one record's output and label.  The default is the
                 cross-entropy, or the squared error if labels are floats.
 
         Raises:
-            InputError: the loss cannot be used.
+            InputError: The loss cannot be used.
         """
         self._context, self._module, self._loss = context, module, normalize_loss(loss)
 
@@ -99,22 +99,26 @@ class PrivateClient:
         A refusal is an answer, too.  The strategy then ends the run with the reason of the refusal.
 
         Args:
-            message: as Flower gives it to the ClientApp.
-            records: all records of the silo, in the same order in every round; or a function that loads them,
-                which is not called where a guard answers.
+            message: Message that Flower passes to the ClientApp.
+            records: All records of the silo, in the same order in every round; or a function that loads them,
+                which is not called if a guard answers.
+
+        Returns:
+            The reply.
         """
         silo = self._context.node_config.get("partition-id")
         try:
             return Message(self._answer(message.content, records), reply_to=message)
         except FedprivError as error:
             reason = str(error) if str(error).startswith(f"silo {silo}") else f"silo {silo}: {error}"
-            _log.warning("fedpriv: %s", reason, exc_info=error.__cause__)  # which only this node sees
+            _log.warning("fedpriv: %s", reason, exc_info=error.__cause__)  # the cause is logged at this node only
         except Exception:
             reason = f"silo {silo}: its client failed, and its own log says why"
             _log.exception("fedpriv: silo %s", silo)
         return Message(refusal_content(Refusal(reason, is_final=True)), reply_to=message)
 
     def _answer(self, content: RecordDict, records: AppRecords | Callable[[], AppRecords]) -> RecordDict:
+        """Answer a message by the node's guard if it has one, otherwise by a silo in this process."""
         terms = read_message_terms(content)
         cell = resolve_cell(json.loads(terms.cell_json), "the server's scenario")
         number, socket = find_guard(self._context, cell.federation.silos)
@@ -150,7 +154,7 @@ class PrivateClient:
         )
         unwrap_answer(ask_admission(socket, run, terms.cell_json))
         public = np.empty(0, np.uint8)
-        if cell.algorithm.trust_setting.masked and cell.target_mu is not None:  # else it masks nothing
+        if cell.algorithm.trust_setting.masked and cell.target_mu is not None:  # otherwise the silo masks nothing
             public = unwrap_answer(ask_release(socket, run, terms.cell_json, 0, public))
         return add_bytes(roster_content(number), "public", public.tobytes())
 
@@ -180,10 +184,13 @@ class PrivateClient:
         )
 
     def _recall_memory(self, terms: Terms, arrays: Arrays) -> dict[str, Any]:
-        """Return the run's memory in the Context, with a key.  RunError if the message is of another run.
+        """Return the run's memory in the Context, with a key.
 
         Round 0 makes the key if there is none.  The fingerprint of the records discloses nothing about them once
         the key is forgotten.
+
+        Raises:
+            RunError: The message is of another run.
         """
         memory: dict[str, Any] = dict(self._context.state.config_records.get(_STATE_RECORD, {}))
         key = bytes(memory.get("key", b"")) or system_key()
@@ -234,7 +241,8 @@ class PrivateClient:
 def normalize_loss(loss: Any) -> LossArgument:
     """Return torch's cross-entropy by fedpriv's name, and any other loss unchanged.
 
-    InputError for a cross-entropy that torch weights by batch.
+    Raises:
+        InputError: The loss is a cross-entropy that torch weights by batch.
     """
     layer = nn.CrossEntropyLoss() if loss is nn.functional.cross_entropy else loss
     if not isinstance(layer, nn.CrossEntropyLoss):
@@ -253,7 +261,8 @@ def normalize_loss(loss: Any) -> LossArgument:
 def _read_records(records: AppRecords, count: int) -> Arrays:
     """Read the first `count` records.
 
-    RunError if they cannot be read; its message discloses nothing about the records.
+    Raises:
+        RunError: The records cannot be read; the message discloses nothing about them.
     """
     refuse(
         {
@@ -283,7 +292,8 @@ def _objective_and_records(
 ) -> tuple[Objective, Records]:
     """Make the module's loss, and the records in the form that the loss reads.
 
-    RunError if they cannot be used; its message discloses nothing about the records.
+    Raises:
+        RunError: The records cannot be used; the message discloses nothing about them.
     """
     real, record_shape = labels.dtype.kind == "f", features.shape[1:]
     choice = make_loss_choice(loss, real=real)
@@ -311,5 +321,5 @@ def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any]
     network = wrap_module(module, describe_inputs(features), features.shape[1:])
     try:
         return 2 if single else int(run_trial(network, probe).shape[-1])
-    except Exception:  # a module may raise anything; `objective_over` makes a message of it
+    except Exception:  # a module may raise anything; `make_layout_objective` reports it
         return 2

@@ -1,24 +1,25 @@
-"""Access from an existing Flower app to a silo's guard, which answers training steps with noise.
+"""Access of an existing Flower app to a silo's guard, which answers training steps with noise.
 
     from fedpriv.flower import guard_of
 
-    guard = guard_of(context, Path(__file__).with_name("guard.toml"))
-    arrays = guard.train(msg.content["arrays"], msg.content["config"]["server-round"])
+    guard = guard_of(context, Path(__file__).with_name("guard.toml")) arrays = guard.train(msg.content["arrays"],
+    msg.content["config"]["server-round"])
 
-The app never sees a record, and the server keeps its strategy: docs/existing-flower-app.md.  The app's scenario is
-public, fixed before round 1, and the same at every silo.
+The app never sees a record, and the server keeps its strategy: docs/existing-flower-app.md.  The app's scenario
+is public, fixed before round 1, and the same at every silo.
 
-Local training becomes noisy steps:
+`SiloGuard` replaces local training by noisy steps:
 
     x_{k+1} = x_k - η · release_k        release_k: the mean of a batch's clipped gradients at x_k, with noise
 
-Each step is one round of a run at the guard.  With K local steps, round r of the server takes rounds
-(r-1)K + 1 … rK of this run.
+Each step is one round of a run at the guard.  With K local steps, round r of the server takes rounds (r-1)K + 1
+… rK of this run.
 
-Terms of an app's run: a scenario from a file or from keywords, and the message keys that carry it to silos.
+`ModelLayout` relates a model's named arrays to the flat vector of the same numbers, in the order of a
+state_dict.
+
+`Terms` are the terms of an app's run: its scenario, from a file or from keywords, as a message carries them.
 Every message of a strategy of `fedpriv.flower` has the terms in `config`, beside the app's own `train_config`.
-
-Layout of a model: its named arrays, and the flat vector of the same numbers in the order of a state_dict.
 """
 
 import json
@@ -62,7 +63,7 @@ _SERVER_KEYS = {
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """Names and shapes of a model's arrays in the order of its state_dict, and the type of their flat vector."""
+    """Names and shapes of a model's arrays in the order of its state_dict, and their common type."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -70,7 +71,14 @@ class ModelLayout:
 
     @staticmethod
     def from_arrays(arrays: ArrayRecord) -> "ModelLayout":
-        """Take names, shapes and type from arrays.  InputError if these are no trainable parameters."""
+        """Read names, shapes and type from arrays.
+
+        Args:
+            arrays: Trainable parameters of a model.
+
+        Raises:
+            InputError: The arrays are not trainable parameters.
+        """
         dtypes = sorted({array.dtype for array in arrays.values()})
         refuse(
             {
@@ -134,7 +142,7 @@ class ModelLayout:
             return np.concatenate([np.ravel(array).astype(self.dtype) for array in arrays])
 
     def split(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
-        """Split a vector (d,) into the arrays, the inverse of `flat`."""
+        """Split a vector (d,) into the arrays, the inverse of `flatten`."""
         ends = np.cumsum([np.prod(shape, dtype=int) for shape in self.shapes])[:-1]
         return [piece.reshape(shape) for piece, shape in zip(np.split(vector, ends), self.shapes, strict=True)]
 
@@ -145,7 +153,8 @@ class ModelLayout:
     def check_module(self, module: nn.Module) -> None:
         """Check that the names and shapes are those of the module's trainable parameters, in its order.
 
-        InputError names the first array that differs.
+        Raises:
+            InputError: An array differs; the message names the first one.
         """
         own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
         server_arrays = zip(self.names, self.shapes, strict=True)
@@ -175,17 +184,21 @@ ARRAYS, ROUND = "arrays", "server-round"
 
 
 class Terms(NamedTuple):
-    """Terms of a run, as one message carries them."""
+    """Terms of a run, as carried by one message."""
 
     t: int
-    """Number of the round, or 0 before round 1, when silos say who they are."""
+    """Number of the round, or 0 before round 1, when silos announce their numbers."""
     cell_json: str
     seeded: bool
     """Whether noise follows from the scenario's seed, as in a simulation."""
 
 
 def read_message_terms(content: RecordDict) -> Terms:
-    """Read the terms of a message.  RunError if another strategy sent it."""
+    """Read the terms of a message.
+
+    Raises:
+        RunError: Another strategy sent the message.
+    """
     match content.config_records.get(CONFIG):
         case {"fedpriv-cell": str(cell_json), "fedpriv-seeded": bool(seeded)}:
             return Terms(read_int_field(content, CONFIG, ROUND), cell_json, seeded)
@@ -201,14 +214,23 @@ def make_terms_config(cell: Cell, *, seeded: bool) -> ConfigRecord:
 
 
 def _load_single_run(path: Path, overrides: Sequence[str], requirement: str) -> Cell:
-    """Load the one run of a scenario file.  InputError with `words` for a sweep."""
+    """Load the one run of a scenario file.  InputError with `requirement` for a sweep."""
     points = load_scenario(path, overrides).points
     refuse({f"{path}: sweep: {requirement}, and this stands for {len(points)}": len(points) != 1})
     return points[0].cell
 
 
 def cell_from_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
-    """Resolve the single run of a scenario file.  InputError for another row, and for a sweep."""
+    """Resolve the single run of a scenario file.
+
+    Args:
+        path: The scenario file.
+        row: Row of the table of algorithms that the scenario has to have, or None for any.
+        seed: Seed that replaces the scenario's, or None.
+
+    Raises:
+        InputError: The scenario has another row, is a sweep, or cannot be an app's.
+    """
     cell = _load_single_run(path, [] if seed is None else [f"seed={seed}"], "an app is one run")
     refuse(
         {
@@ -223,7 +245,14 @@ def cell_from_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
 def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) -> Cell:
     """Resolve the run that keywords describe.
 
-    A keyword is a key of [federation] or [privacy], or else one of the row's own keys.  `model` is a section.
+    Args:
+        row: Row of the table of algorithms.
+        keywords: Values for keys of [federation], [privacy] or the row's own section; `model` is a section or a
+            name.
+        seed: Seed of a simulation, or None.
+
+    Raises:
+        InputError: A key or a value cannot be used.
     """
     tree: dict[str, Any] = {
         "name": row,
@@ -322,9 +351,9 @@ class SiloGuard:
     cell: Cell
     """App's scenario: a release is the noisy mean of a batch's clipped gradients."""
     cell_json: str
-    """Scenario as it is sent to guards."""
+    """Text of the scenario that guards receive."""
     local_steps: int = 1
-    """Number K of noisy steps between two averages, each of them a release."""
+    """Number K of noisy steps between two averages.  Each step is a release."""
 
     @property
     def examples(self) -> int:
@@ -369,7 +398,7 @@ class SiloGuard:
             }
         )
         layout, point = self._match_layout(arrays, names)
-        settings = cast("SgdSettings", self.cell.algorithm.settings)  # `read_terms` has checked this
+        settings = cast("SgdSettings", self.cell.algorithm.settings)  # `read_app_cell` has checked this
         for t in range(first, last + 1):
             release = unwrap_answer(ask_release(self.socket, self.run, self.cell_json, t, point))
             refuse(
@@ -487,10 +516,17 @@ def guard_of(context: Context, scenario: Path, local_steps: int = 1) -> SiloGuar
 
 
 def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Path | None]:
-    """Return the number of the silo that a node is, and the socket of its guard, or None without a guard.
+    """Find a node's silo number, and the socket of its guard, or None without a guard.
 
-    The node's configuration takes precedence over the run's, which comes from the server.  InputError if it names
-    none of `silos`.
+    The node's configuration takes precedence over the run's, which comes from the server.
+
+    Args:
+        context: Flower's context of the ClientApp.
+        silos: Number of silos of the scenario.
+        source: Name of the scenario, for the error.
+
+    Raises:
+        InputError: The node's configuration names none of `silos`.
     """
     number = context.node_config.get("partition-id")
     if not isinstance(number, int) or not 0 <= number < silos:
@@ -503,7 +539,11 @@ def find_guard(context: Context, silos: int, source: str = "") -> tuple[int, Pat
 
 
 def unwrap_answer(answer: Answer | Refusal) -> Answer:
-    """Return a guard's answer.  RunError with the guard's reason if it is a refusal."""
+    """Return a guard's answer.
+
+    Raises:
+        RunError: The answer is a refusal; the message has the guard's reason.
+    """
     if isinstance(answer, Refusal):
         raise RunError(sanitize_line(answer.reason))
     return answer

@@ -1,11 +1,11 @@
-"""Strategies for the ServerApp of a Flower app: rounds of the papers on the app's named arrays.
+"""Strategies for the ServerApp of a Flower app: the papers' rounds on the app's named arrays.
 
     strategy = DPMu2FL(trust="untrusted", silos=2, rounds=100, rho=4.0, relation="zero-out", diameter=10.0,
                        clip=1.0, step=0.1)
     result = strategy.start(grid, ArrayRecord(Net().state_dict()), evaluate_fn=evaluate)
 
-Every ClientApp answers with `PrivateClient`.  Round 0 releases nothing: it asks each node which silo it is, and
-whether its module, its records and its guard fit the run.
+Every ClientApp answers with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number,
+and whether its module, its records and its guard fit the run.
 """
 
 import logging
@@ -79,7 +79,7 @@ class RemoteLoss(Deterministic):
 
 
 class NamedReleases(ReleaseStrategy):
-    """The rounds of one run, whose queries and models are an app's named arrays."""
+    """Rounds of one run, whose queries and models are an app's named arrays."""
 
     def __init__(self, cell: Cell, layout: ModelLayout, initial: Tensor, *, seeded: bool) -> None:
         self._layout, self._terms = layout, make_terms_config(cell, seeded=seeded)
@@ -112,21 +112,21 @@ class NamedReleases(ReleaseStrategy):
 
 
 class PrivateStrategy(FedAvg):
-    """A strategy that runs the rounds of one row of the table of algorithms, and evaluates as FedAvg does.
+    """Strategy that runs the rounds of one row of the table of algorithms, and evaluates as FedAvg does.
 
     Guarantee: models and queries of a run of `start` are post-processing of releases that keep `claim`, if the
-    server is as the trust setting says, the clients answer with `PrivateClient`, and no `seed` is given.  Metrics
-    that clients send with `fraction_evaluate` above 0 are no part of the claim.  The claim is that of one run, and
-    a strategy has one run.  A round with fewer answers than planned ends the run, unless the scenario says
-    `deployment.missing = "continue"`: then a silo that does not answer counts as one whose increment is zero.  The
-    weights of silos never change, and nothing is averaged over fewer answers.
+    server is as the trust setting says, the clients answer with `PrivateClient`, and no `seed` is given.
+    Metrics that clients send with `fraction_evaluate` above 0 are no part of the claim.  The claim is that of
+    one run, and a strategy has one run.  A round with fewer answers than planned ends the run, unless the
+    scenario says `deployment.missing = "continue"`: then a silo that does not answer counts as one whose
+    increment is zero.  The weights of silos never change, and nothing is averaged over fewer answers.
     """
 
     row: ClassVar[str | None] = None
-    """Row of the table that a subclass is, or None if the row is an argument."""
+    """Row of the table that a subclass runs, or None if the row is an argument."""
 
     def __init_subclass__(cls, row: str | None = None) -> None:
-        """Note which row of the table a subclass is."""
+        """Store the row of the table that a subclass runs."""
         cls.row = row or cls.row
 
     def __init__(
@@ -142,25 +142,25 @@ class PrivateStrategy(FedAvg):
         evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None = None,
         **keywords: Any,
     ) -> None:
-        """Fix the run.
+        """Fix the terms of the run.
 
         Args:
-            row: a row of the table of algorithms, such as "dp-mu2-fl".
-            scenario: a scenario file, in place of keywords.  Its [data] is ignored.
-            seed: makes a simulation: the same seed gives the same model, and nobody is protected.  Without a seed,
-                noise comes from the operating system.
-            max_epsilon: limit of ε at the δ of `delta`.  The run ends before a round that would exceed it.
-            fraction_evaluate: share of the nodes whose ClientApp evaluates after every round, as for FedAvg.  The
-                metrics are releases of records, and no claim counts them.
-            min_evaluate_nodes: fewest nodes that evaluate, or all silos if there are fewer.
-            weighted_by_key: name of the metric that is a node's weight in the mean.
-            evaluate_metrics_aggr_fn: merges the metrics of all nodes into one record.
-            keywords: `trust`, `silos`, `rounds`, `batch`, `epochs`, `sampling`, `relation`, `rho` (or
-                `mu`, `zcdp`, `epsilon`), `delta` and the row's own keys (`clip`, `step`, `diameter`, …), as in
-                the sections of a scenario.  `model` names the network for guards, or is their [model] section.
+            row: Row of the table of algorithms, such as "dp-mu2-fl".
+            scenario: Scenario file instead of keywords.  Its [data] is ignored.
+            seed: Seed of a simulation: the same seed gives the same model, and no record is protected.  Without
+                a seed, noise comes from the operating system.
+            max_epsilon: Limit of ε at the δ of `delta`.  The run ends before a round that would exceed it.
+            fraction_evaluate: Share of the nodes whose ClientApp evaluates after every round, as for FedAvg.
+                The metrics are releases of records, and no claim counts them.
+            min_evaluate_nodes: Smallest number of nodes that evaluate, or all silos if there are fewer.
+            weighted_by_key: Name of the metric that is a node's weight in the mean.
+            evaluate_metrics_aggr_fn: Function that merges the metrics of all nodes into one record.
+            keywords: `trust`, `silos`, `rounds`, `batch`, `epochs`, `sampling`, `relation`, `rho` (or `mu`,
+                `zcdp`, `epsilon`), `delta` and the row's own keys (`clip`, `step`, `diameter`, …), as in the
+                sections of a scenario.  `model` names the network for guards, or is their [model] section.
 
         Raises:
-            InputError: names the key that cannot be used.
+            InputError: A key cannot be used; the message names it.
         """
         name = self.row or row
         refuse(
@@ -190,7 +190,11 @@ class PrivateStrategy(FedAvg):
 
     @property
     def plan(self) -> Plan:
-        """Plan of the run, fixed and public before round 1.  InputError before `start`."""
+        """Plan of the run, fixed and public before round 1.
+
+        Raises:
+            InputError: The strategy has not been started.
+        """
         return self._started_releases.plan
 
     @property
@@ -205,7 +209,11 @@ class PrivateStrategy(FedAvg):
         )
 
     def epsilon(self, rounds: int) -> float | None:
-        """Return ε of the first `rounds` rounds at the δ of `delta`, rounded up, or None without noise."""
+        """Return ε of the first `rounds` rounds at the δ of `delta`, rounded up, or None without noise.
+
+        Raises:
+            InputError: The strategy has not been started.
+        """
         claim = compute_claim(make_release_streams(self.plan, rounds))
         return None if claim is None else claim.guarantee.epsilon_of(self.cell.privacy.delta)
 
@@ -224,15 +232,19 @@ class PrivateStrategy(FedAvg):
         Args:
             grid: Flower's connection to the silos' nodes.
             initial_arrays: x_1, the trainable parameters by name.
-            num_rounds: the number of planned rounds, or 0 for this number.
-            timeout: seconds to wait for the silos of a round.
-            train_config: further keys in the messages of every round.
-            evaluate_config: further keys in the messages of every evaluation.
-            evaluate_fn: called with the round's number and the model, before round 1 and after every round.
+            num_rounds: Number of planned rounds; 0 stands for it, and other numbers are refused.
+            timeout: Seconds to wait for the silos of a round.
+            train_config: Further keys in the messages of every round.
+            evaluate_config: Further keys in the messages of every evaluation.
+            evaluate_fn: Function that is called with the round's number and the model, before round 1 and after
+                every round.
+
+        Returns:
+            Flower's result, with the model and the metrics.
 
         Raises:
-            InputError: the run cannot be private.  Nothing was sent yet.
-            RunError: a silo refuses, fails, or does not answer.
+            InputError: The run cannot be private.  Nothing was sent yet.
+            RunError: A silo refuses, fails, or does not answer.
         """
         refuse(
             {
@@ -299,10 +311,12 @@ class PrivateStrategy(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Move the optimizer by the noisy mean, and return the model.
+        """Update the optimizer with the noisy mean, and return the model.
 
-        Some rounds have metrics: the ε of all rounds so far, and its δ.  RunError if a silo's answer is missing or
-        cannot be used.
+        Some rounds have metrics: the ε of all rounds so far, and its δ.
+
+        Raises:
+            RunError: A silo's answer is missing or cannot be used.
         """
         with torch.inference_mode(), limit_to_one_thread():  # the order of sums must not depend on the cores
             self._started_releases.aggregate_train(server_round, replies)
