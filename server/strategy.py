@@ -5,7 +5,7 @@
 | setting | aggregate |
 |---|---|
 | secure aggregation (masked) | y_t = Σ_i y_{i,t}, the only function of the messages that the server can read |
-| trusted server | y_t = C (Σ_i s_{i,t}) + z_t, noise keyed by (key, server, round, query chain, C s) |
+| trusted server | y_t = (C Σ_i s_i)_t + z_t, noise keyed by (key, server, round, query chain, C s) |
 | both of these | q~_t = unit / ΣB · (B y)_t |
 | all others | q~_t = Σ_i p_i · release_i in the run's type, plus the noise of a simulated trusted server |
 
@@ -125,7 +125,7 @@ class ServerRelease(NamedTuple):
 class ServerAggregator:
     """Aggregator of the messages of one run, called round by round in order.
 
-    Guarantee: a server that really releases adds no noise in floating point; see `integer_sums`.
+    Guarantee: a server that really releases adds no noise in floating point; see `fedpriv.rounds.integers`.
 
     Guarantee: each release is a function of y_t alone, which a journal stores; the noise of a trusted server is
     keyed by all queries so far and by the sums to which the noise is added, so that a round that is rolled back
@@ -350,8 +350,8 @@ class ReleaseStrategy:
 
     Guarantee: every broadcast is post-processing of the releases that the strategy received (untrusted server),
     or of the q~_t with the server's own noise, or of the sums of masked messages; the sequence of these q~_t or
-    sums keeps what `releases_of` claims for each silo's records (trusted server, secure aggregation).  Masked
-    messages are added up all or none.
+    sums keeps what `make_release_streams` claims for each silo's records (trusted server, secure aggregation).
+    Masked messages are added up all or none.
     """
 
     def __init__(
@@ -560,8 +560,8 @@ class ReleaseStrategy:
         return keys
 
     def _update_optimizer(self, t: int, release: Tensor) -> None:
-        step_size = self.plan.rounds[t - 1].step
-        self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, release, step_size)
+        planned_step = self.plan.rounds[t - 1].step
+        self._optimizer_state = self.plan.optimizer.update(self._optimizer_state, release, planned_step)
         self.rounds_done = t
 
     def _read_release(self, content: RecordDict, silo: int, t: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""Running and reading from Python.
+"""Python interface: run scenarios and read their results.
 
-`run` runs a scenario, `load` reads a folder, and both return `RunResults`; `import fedpriv` offers all of it.
+`run` runs a scenario, `load` reads a folder, and both return `RunResults`.  `import fedpriv` offers all three.
 
 Imports: rooms from `cli` down.
 """

@@ -78,6 +78,8 @@ class LivePage(RunObserver):
 
 
 def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
+    """Make the request handler of a live page."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             names = [f"{host}:{self.connection.getsockname()[1]}" for host in ("127.0.0.1", "localhost")]

@@ -122,6 +122,7 @@ def _format_count(number: float | None) -> str:
 
 
 def _print_point(comparison: dict[str, Any]) -> None:
+    """Print the numbers of a sweep point beside those of each theorem, then the theorems' conditions."""
     swept = ", ".join(f"{key} = {value}" for key, value in comparison["point"].items())
     print_text(f"{comparison['algorithm']}{f' at {swept}' if swept else ''}\n")
     print_table([(name, _format_number(name, value)) for name, value in comparison["problem"].items()])

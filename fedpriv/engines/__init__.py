@@ -1,4 +1,4 @@
-"""Engines: ways to run the same cells.
+"""Engines: different ways to run the same cells.
 
 `ENGINES` is the table of engines, `run_vectorized` runs all replicates in one program, and `run_inprocess` runs
 the Flower apps in one process.

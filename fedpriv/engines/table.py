@@ -385,6 +385,7 @@ def retain_freed_pages() -> Iterator[None]:
 
 
 def _load_glibc() -> ctypes.CDLL | None:
+    """Load glibc, or return None for another malloc or thresholds in the environment."""
     if any(name in os.environ for name in _MALLOC_VARIABLES) or "glibc.malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""
     ):

@@ -192,6 +192,7 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
         raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
 
     def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
+        """Run groups of cells as tasks, and submit the group of a worker that died again."""
         cell_groups = [
             _CellGroup(list(members), [cells[member] for member in members]) for members in groups(cells)
         ]
@@ -269,6 +270,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpoints) -> Any:
+    """Submit a group with its last checkpoint, and return the task's stream of events."""
     group.attempts += 1
     group.attempt_rounds = 0
     task = ray.remote(run_worker).options(num_cpus=1, max_retries=0, num_returns="streaming")

@@ -362,6 +362,7 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
+    """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it."""
     stream = stream_from_data(cell["releases"][0])
     if (
         not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0

@@ -197,6 +197,7 @@ class RunFolder(RunObserver):
         self._write_time = time.monotonic()
 
     def _load_finished(self, group_cells: CellGrouping | None) -> dict[int, dict[str, Any]]:
+        """Load the finished cells of a stored run, without those of groups that have to be computed again."""
         stored_results, path = read_results(self.path), self.path
         check_copies(path, stored_results.versions, stored_results.cells)
         self._continue_run(stored_results)

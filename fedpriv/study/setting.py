@@ -1,8 +1,8 @@
 """Compare the cost of noise mechanisms without a run, for equal silos and one clip norm.
 
 `AccountingSetting` is the question of `fedpriv privacy`: rounds, decay, silos, trust, neighbours and
-participation. `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of
-a release. `MechanismTable` lists all mechanisms at one guarantee, with the noise in the running sums and in the
+participation.  `MechanismCost` is the cost of one mechanism for a workload and a privacy target, in the units of
+a release.  `MechanismTable` lists all mechanisms at one guarantee, with the noise in the running sums and in the
 output that is computed from them.  `measure_seconds_per_round` measures time on this machine, and is the only
 function that imports torch.
 """
@@ -352,6 +352,7 @@ def tabulate_mechanisms(
 
 
 def _mechanisms_by_name(workload: Workload, candidates: list[MechanismCandidate]) -> dict[str, Mechanism]:
+    """Return the mechanisms of a table by name, the fitted candidates last."""
     mechanism_by_name = {
         name: mechanism
         for name, mechanism in unfitted_mechanisms(workload).items()

@@ -180,6 +180,7 @@ def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
 
 
 def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, device: torch.device) -> Any:
+    """Restore a state of the types of `like` from its JSON tree, with tensors on `device`."""
     if isinstance(tree, dict):
         if "value" in tree:
             return tree["value"]

@@ -5,7 +5,7 @@ secret order, rows are padded to one width with records of weight 0 (`SampledBat
 
 Noise: `NoiseFeed` draws the mean of the silos' noise vectors.  Noise does not depend on the trajectory, so a
 thread prefetches blocks of rounds while the current block is consumed; NumPy and OpenSSL release the interpreter
-lock. Replicates that differ only in the amount of noise share their vectors, each scaled, because a noise stream
+lock.  Replicates that differ only in the amount of noise share their vectors, each scaled, because a noise stream
 is keyed by the seed.  A device draws with its own generator and without copies: other numbers of the same
 distribution.
 """
@@ -65,8 +65,8 @@ class OrderedBatches:
 
         Args:
             schedule: Order of the records.
-            rows_by_replicate: For each replicate the row indices of each silo's records in `train`, in the
-                silo's order. Replicates with the same order have the same object.
+            rows_by_replicate: For each replicate the indices in `train` of each silo's records, in the silo's
+                order.  Replicates with the same order have the same object.
             silo_weights: Weight of each silo in the mean.
             batch_sizes: Records of each silo in a batch.
             train: Training records.
@@ -129,7 +129,7 @@ class OrderedBatches:
     def _weights_by_round(self, weights: Tensor, index: Tensor) -> Iterable[Tensor]:
         """Return the weights of each round, with 0 for records that do not count.
 
-        `index` holds the row indices in `train`, (rounds, orders, records).
+        `index` holds the indices of the records in `train`, (rounds, orders, records).
         """
         if self._is_present is None:
             return itertools.repeat(weights)
@@ -209,7 +209,8 @@ class SampledBatches:
             schedule: Participation of the records.
             seeds: For each replicate the seed of its records and the seed of its noise.  The key of the noise
                 also gives the sampling randomness.
-            rows_by_seed: For each seed of records the row indices of each silo's records, in the silo's order.
+            rows_by_seed: For each seed of records the indices of each silo's training records, in the silo's
+                order.
             silo_weights: Weight of each silo in the mean.
             batch_sizes: Records of each silo in a batch.
             by_silo: Whether each silo has its own columns, as many as in the replicate with the most records of
@@ -237,8 +238,8 @@ class SampledBatches:
             row_indices = np.zeros((len(selections), sum(widths)), np.int64)
             starts, batches = [0, *itertools.accumulate(widths)], self._schedule.expected_batches(t)
             weight_by_silo = [
-                record_weight(*silo_numbers, batches)
-                for silo_numbers in zip(self._silo_weights, self._batch_sizes, strict=True)
+                record_weight(*weight_and_size, batches)
+                for weight_and_size in zip(self._silo_weights, self._batch_sizes, strict=True)
             ]
             for draw, silo_selections in enumerate(selections):
                 for start, silo_group in zip(starts, self._pieces, strict=False):
@@ -344,13 +345,14 @@ class NoiseFeed:
     def rounds_from(self, first_round: int) -> Iterator[Tensor]:
         """Draw the rounds from `first_round` on, in blocks that do not depend on `first_round`.
 
-        Round 1 is its own block, and no later block is prefetched before it is consumed.  A timer that starts
+        Round 1 is its own block, and no later block is drawn before round 1 is consumed.  A timer that starts
         after round 1 then includes all draws of later rounds.
         """
         skip_count = 0 if first_round == 1 else (first_round - 2) % self._block_rounds
         return itertools.islice(self._prefetch(first_round - skip_count), skip_count, None)
 
     def _prefetch(self, first_round: int) -> Iterator[Tensor]:
+        """Draw the rounds from `first_round` on, with two blocks prefetched by a thread on the CPU."""
         if first_round == 1:
             yield from self._draw_block(range(1, 2))
             first_round = 2
@@ -403,6 +405,7 @@ class NoiseFeed:
 
 
 def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumSampler:
+    """Make the sampler of a noise stream on the CPU."""
     kind = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
     source = simulation_noise(noise_sum.seed, kind)
 
