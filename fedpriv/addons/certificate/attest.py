@@ -1,7 +1,7 @@
 """A silo's signed statement in a certificate, with facts from the silo's own ledgers.
 
-The administrator signs by `fedpriv silo sign`, which reads policy, ledgers and records.  The guard's process takes
-no part.  The key is the policy's `identity`, or one that is made beside the ledger, and never leaves the silo's
+The administrator signs by `fedpriv silo sign`, which reads policy, ledgers and records.  The guard's process is
+not involved.  The signing key is the policy's `identity`, or a key beside the ledger, and never leaves the silo's
 machine.
 
 The run is planned again from the scenario in the ledger.  Every stream of the certificate is compared with that
@@ -46,11 +46,11 @@ STATEMENT_NAME = "fedpriv certificate 2, a silo's part"
 STATEMENT_PARTS = {"training": ROUNDS_PART, "first_step": FIRST_STEP, "tests": EVALUATIONS_PART}
 """Parts of a silo's statement, with the keys of the plans that they are compared with."""
 _POLICY_KEYS = ("trust", "relation", "unit", "clip", "rounds", "budget", "slack", "noise_free")
-"""Keys of a policy that a silo's statement has."""
+"""Keys of a policy that a silo's statement contains."""
 _DEPLOYED = (("deployment", "release"), ("deployment", "none"))
 """Engine and noise of runs in which guards take part."""
 _TOLERANCE, _CURVE_TOLERANCE = 1e-9, 1e-6
-"""Relative tolerances for two prices, and for two from a curve (`accounting.budget.smallest_mu`)."""
+"""Relative tolerances of two prices, and of two prices from a curve."""
 
 
 def signing_key(policy: Policy) -> Ed25519PrivateKey:
@@ -73,14 +73,14 @@ def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
         body: SHA-256 of the certificate's body.
 
     Raises:
-        InputError: A fact cannot be compared, or a release differs.
-        RunError: A charge or the number of answers differs.
+        InputError: If a fact cannot be compared, or a release differs.
+        RunError: If a charge or the number of answers differs.
 
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
     that are not those of the scenario's plan, nor for a charge, of training or of test records, that is not the
     plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that is signed depends on
-    a value of a record: scenarios, policy, charges, shapes and the number of answers are what the silo's server
-    knew, and the head of the ledger's chain tells nothing.
+    a value of a record: scenarios, policy, charges, shapes and the number of answers are known to the silo's
+    server, and the head of the ledger's chain reveals nothing.
     """
     policy = read_policy(path)
     policy.import_extensions()
@@ -132,7 +132,7 @@ def _plan_first_step(admission: Admission, first: Cell) -> Plan:
 
 
 def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPlans) -> str | None:
-    """Describe the first charge of a silo that is not the price of its plan, or None if there is none.
+    """Describe the first charge of a silo that is not the price of its plan, or return None.
 
     A charge (μ, slack) is compared with the price of the plan's curve at that slack, and not with ε at the
     certificate's δ.  The pair lies above the curve at every δ, and meets it where the slack was chosen.
@@ -149,10 +149,10 @@ def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPl
         charge = statement[part]["charged"]
         prices = possible_prices(plans.plans[plan_key], silo, charge["slack"])
         if not any(_prices_match(charge, price) for price in prices):
-            words = dict.fromkeys(_format_charge(_price_data(price)) for price in prices)
+            price_texts = dict.fromkeys(_format_charge(_price_data(price)) for price in prices)
             return (
                 f"silo {silo} was charged {_format_charge(charge)} for {plan_key}, and those of the certificate "
-                f"cost {' or '.join(words)}"
+                f"cost {' or '.join(price_texts)}"
             )
     return None
 
@@ -172,7 +172,7 @@ def _format_charge(charge: Mapping[str, Any]) -> str:
 
 
 def _find_unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    """Describe a lack of answers, or None if answered and recorded missed rounds are all rounds together."""
+    """Describe missing answers, or return None if answered and recorded missed rounds cover all rounds."""
     missed_count = len(set(record["missed"].get(str(silo), ())))
     if facts["rounds_answered"] + missed_count >= record["rounds"]:
         return None
@@ -183,15 +183,18 @@ def _find_unanswered(silo: int, facts: Mapping[str, Any], record: Mapping[str, A
 
 
 def _ledger_text(cell: Cell) -> str:
-    """Write a scenario as ledgers store it."""
+    """Format a scenario as ledgers store it."""
     return json.dumps(cell.canonical_data(), sort_keys=True)
 
 
 def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tuple[str, dict[str, Any]]:
-    """Read a run's scenario and facts from a ledger: charges of it, before it and in all, and the budget left.
+    """Read a run's scenario and facts from a ledger.
 
-    The run is the last one whose scenario has this digest, and reads as `scenario` without folders.  InputError if
-    there is none.
+    The facts are the charges of the run, before it and in total, and the remaining budget.  The run is the last
+    one whose scenario has this digest, and equals `scenario` without folders.
+
+    Raises:
+        InputError: If the ledger has no such run.
     """
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger:
         if not ledger.is_keyed():

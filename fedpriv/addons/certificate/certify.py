@@ -1,14 +1,16 @@
-"""Certificate of a released model, one signed JSON document from which anybody can recompute a claim.
+"""Certificate of a released model, a signed JSON document from which readers recompute the claim.
 
-    about         first line: who has signed, and who has not
-    body          the model's digest, the run's record with its releases, tuning, audit, answers of people
-    coordinator   the coordinator's signature over the other four keys
-    format        "fedpriv certificate 2"
-    silos         each silo's signed statement: policy, charges, budget left (fedpriv/addons/certificate/attest.py)
+| key | value |
+|---|---|
+| `about` | first line: number of silos that signed, and those that did not |
+| `body` | digest of the model, record of the run with its releases, tuning, audit, answers of people |
+| `coordinator` | the coordinator's signature over the other four keys |
+| `format` | "fedpriv certificate 2" |
+| `silos` | each silo's signed statement: policy, charges, remaining budget (`attest`) |
 
 The record in the body has no exact score on the silos' own records, and no folder of a machine.  Every figure of
-the record that follows from its scenario is recomputed.  A certificate does not say whose keys are to be trusted:
-its reader has a file of these from elsewhere (`signers_of`).
+the record that follows from its scenario is recomputed.  A certificate does not determine the keys that are to be
+trusted.  Its reader has a file of trusted keys from elsewhere (`fedpriv.core.signed.read_signers`).
 """
 
 import json
@@ -52,7 +54,7 @@ RESPONSIBLE_PEOPLE = {
     "contact": "the coordinator",
     "approved_by": "the information-governance board",
 }
-"""Facts that no program knows, and who answers for each."""
+"""Facts that no program knows, with the people who answer for them."""
 _RECORD_FIELDS = (
     *("cell", "point", "seed", "trust", "relation", "unit", "participation", "noise", "delta", "releases"),
     *("target", "guarantee", "holds", "attained", "counted_mu", "several_records", "mu", "zcdp", "epsilon"),
@@ -60,13 +62,13 @@ _RECORD_FIELDS = (
     *("batch", "dimension", "missed", "engine", "scenario"),
 )
 _ALL_FIELDS = {*_RECORD_FIELDS, "scenario_sha256"}
-"""Keys of a certificate's record, scores apart."""
+"""Keys of a certificate's record, without those of scores."""
 _MAX_ROUNDS, _MAX_SILOS = 10**7, 10**6
 
 
 @dataclass(frozen=True)
 class SignedCertificate:
-    """A certificate's body, and the statements of the silos that have signed it."""
+    """Body of a certificate, and the statements of the silos that have signed it."""
 
     body: Mapping[str, Any]
     silos: Sequence[Mapping[str, Any]]
@@ -90,21 +92,26 @@ class SignedCertificate:
         if self.is_simulation:
             return "a simulation: no silo's guard had a part in it, and none signed"
         count, missing = _silo_count(self.body), self.unsigned_silos
-        others = f": {format_silos(missing)} {'has' if len(missing) == 1 else 'have'} not" if missing else ""
-        return f"{count - len(missing)} of {format_count(count, 'silo')} signed{others}"
+        unsigned_note = (
+            f": {format_silos(missing)} {'has' if len(missing) == 1 else 'have'} not" if missing else ""
+        )
+        return f"{count - len(missing)} of {format_count(count, 'silo')} signed{unsigned_note}"
 
 
 @dataclass(frozen=True)
 class VerifiedCertificate(SignedCertificate):
-    """A recomputed certificate."""
+    """Certificate whose signatures are checked and whose figures are recomputed."""
 
     claim: PrivacyClaim[Any] | None
     is_planned_here: bool = True
-    """Whether the scenario could be planned here.  That of a deployment was planned by its silos in any case."""
+    """Whether the scenario could be planned here.
+
+    The scenario of a deployment was planned by its silos in any case.
+    """
 
     @property
     def lines(self) -> list[str]:
-        """Lines about the certificate for the terminal: signers, claim, and a caveat if there is one."""
+        """Lines about the certificate for the terminal: signers, claim, and possibly a caveat."""
         claim_line = (
             "no noise: nothing is claimed"
             if self.claim is None
@@ -122,7 +129,7 @@ _CODE_NOT_HERE = "the scenario names code that is not here: the record was compa
 
 
 def _silo_count(body: Mapping[str, Any]) -> int:
-    """Return the number of silos in the scenario, whatever the record says elsewhere."""
+    """Return the number of silos in the scenario, independent of other keys of the record."""
     return FederationSection.model_validate(body["record"]["scenario"]["federation"]).silos
 
 
@@ -138,13 +145,13 @@ def make_body(
     Args:
         folder: Folder of the run.
         results: The folder's results.
-        place: Number of the cell, or None if the run has a single one.
-        people: Answers of people, by keys of `PEOPLE`.
-        extra: Further keys of the body: what was not protected, and an audit.
+        cell_index: Number of the cell, or None if the run has a single one.
+        people: Answers of people, by keys of `RESPONSIBLE_PEOPLE`.
+        extra: Further keys of the body: facts that are not protected, and an audit.
 
     Raises:
-        InputError: The folder or an answer cannot be certified.
-        RunError: The cell claims something else than its releases and scenario give.
+        InputError: If the folder or an answer cannot be certified.
+        RunError: If the cell's claim is not that of its releases and scenario.
     """
     cells = {cell["cell"]: cell for cell in results.cells}
     if cell_index is None and len(cells) != 1:
@@ -165,7 +172,7 @@ def make_body(
     names = [
         name for name in cell if name in _RECORD_FIELDS or (name.startswith("test_") and not has_exact_scores)
     ]
-    # The digest of the body is that of plain data as a reader has them: tuples are lists, keys are text.
+    # A reader computes the digest of the body from JSON, so tuples become lists and keys become text.
     body = {
         "run": {
             "name": results.name,
@@ -193,7 +200,7 @@ def sign_certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]
     """Sign a body and the silos' statements with the coordinator's key.
 
     Raises:
-        InputError: A silo signed another body.
+        InputError: If a silo signed another body.
     """
     for statement in silos:
         if statement.get("body") != sha256(canonical_json(body)):
@@ -215,7 +222,7 @@ def read_certificate(path: Path) -> dict[str, Any]:
     """Read a certificate without recomputing a figure or checking a signature.
 
     Raises:
-        InputError: The file is no certificate of this format.
+        InputError: If the file is no certificate of this format.
     """
     tree = read_canonical_json(read_file_bytes(path), path)
     if str(tree.get("format")).startswith("fedpriv certificate ") and tree["format"] != FORMAT:
@@ -242,17 +249,17 @@ def verify_certificate(
         path: The certificate.
         signers: Trusted public keys, "coordinator" and "silo-NUMBER".
         model: A file to compare with the certified model, or None for no comparison.
-        all_silos: Whether a deployment's certificate without each silo's signature is refused.
+        require_all_silos: Whether a deployment's certificate without each silo's signature is refused.
 
     Raises:
-        InputError: The file is no certificate of this format.
-        RunError: Something differs; the message names the first difference.
+        InputError: If the file is no certificate of this format.
+        RunError: If something differs, with the first difference.
 
     Guarantee: a certificate that passes was signed, byte for byte, by the coordinator whom `signers` names.  A
-    certificate of a deployment was signed by every silo of its scenario, each for itself, or, without `all_silos`,
-    by those silos that the certificate says.  Its figures are what its releases give, and its releases are what
-    its scenario gives.  No silo was charged otherwise than these releases cost.  `model`, if it is given, is the
-    model that was certified.
+    certificate of a deployment was signed by every silo of its scenario, each for itself, or, without
+    `require_all_silos`, by those silos that the certificate names.  The certificate's figures are those that its
+    releases give, and its releases are those that its scenario gives.  No silo was charged otherwise than these
+    releases cost.  `model`, if it is given, is the model that was certified.
     """
     tree = read_certificate(path)
     try:
@@ -275,7 +282,7 @@ def verify_certificate(
             raise InputError(f"{model} ({len(content)} bytes) is not the model that was certified")
     except InputError as error:
         raise RunError(f"{path}: {error}") from None
-    except Exception as error:  # a signed document of any other shape ends in one line, too
+    except Exception as error:  # a signed document can have any other shape, and the message stays one line
         raise RunError(
             f"{path}: is not a whole certificate ({type(error).__name__}: {sanitize_line(str(error), 100)})"
         ) from None
@@ -286,7 +293,7 @@ def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
     """Recompute the record of a body, with its claim.
 
     Raises:
-        InputError: A figure is not what releases and scenario give; the message names the first one.
+        InputError: If a figure is not that of releases and scenario, with the first such figure.
     """
     record = body["record"]
     _check_sizes(record)
@@ -320,12 +327,15 @@ def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def _check_texts(body: Mapping[str, Any]) -> None:
-    """Refuse what is written beside the figures and is not the scenario's, and keys that no record has.
+    """Refuse facts beside the figures that contradict the scenario, and keys that no record has.
 
-    These are the run's name and title, the point of the sweep, the number of clients, and the missed rounds.
+    These facts are the run's name and title, the point of the sweep, the number of clients, and the missed rounds.
+
+    Raises:
+        InputError: If there is a contradiction or an unknown key.
     """
     record, scenario = body["record"], body["record"]["scenario"]
-    written = {
+    text_pairs = {
         **{f"run.{name}": (body["run"][name], scenario[name]) for name in ("name", "title")},
         "record.clients": (record.get("clients"), scenario["federation"].get("clients")),
         **{
@@ -339,7 +349,7 @@ def _check_texts(body: Mapping[str, Any]) -> None:
             **{
                 f"{name} is {sanitize_line(repr(recorded), 60)}, and the scenario's is "
                 f"{sanitize_line(repr(value), 60)}": (recorded != value)
-                for name, (recorded, value) in written.items()
+                for name, (recorded, value) in text_pairs.items()
             },
             **{
                 f"record.{sanitize_line(name, 60)} is none of a certificate": name not in _ALL_FIELDS
@@ -347,14 +357,15 @@ def _check_texts(body: Mapping[str, Any]) -> None:
                 if not name.startswith("test_")
             },
             "record.missed has silos or rounds that the scenario has not": not all(
-                silo in silos and all(t in rounds for t in missed) for silo, missed in record["missed"].items()
+                silo in silos and all(t in rounds for t in missed_rounds)
+                for silo, missed_rounds in record["missed"].items()
             ),
         }
     )
 
 
 def _find_key(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key of a scenario, or None if there is none."""
+    """Return the value at a dotted key of a scenario, or None if the key is missing."""
     return reduce(lambda node, name: node.get(name) if isinstance(node, Mapping) else None, key.split("."), tree)
 
 
@@ -371,6 +382,10 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
 
 
 def _matches(recorded: Any, expected: Any, name: str) -> bool:
+    """Whether a recorded value equals the expected one, up to rounding.
+
+    Figures may differ by 1e-8 of their value, and names with "epsilon" may be up to 1 % larger.
+    """
     if isinstance(expected, dict):
         return (
             isinstance(recorded, dict)
@@ -379,8 +394,8 @@ def _matches(recorded: Any, expected: Any, name: str) -> bool:
         )
     if not isinstance(expected, float) or isinstance(recorded, bool) or not isinstance(recorded, float | int):
         return isinstance(recorded, bool) == isinstance(expected, bool) and bool(recorded == expected)
-    lowest, highest = expected * (1.0 - 1e-8), expected * (1.01 if name.startswith("epsilon") else 1.0 + 1e-8)
-    return lowest <= recorded <= highest
+    low, high = expected * (1.0 - 1e-8), expected * (1.01 if name.startswith("epsilon") else 1.0 + 1e-8)
+    return low <= recorded <= high
 
 
 def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey], entry: LedgerEntry) -> bool:
@@ -390,7 +405,7 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
         Whether the scenario could be planned here, or True for a deployment that no silo has signed yet.
 
     Raises:
-        InputError: A silo or a figure differs; the message names the first one.
+        InputError: If a silo or a figure differs, with the first difference.
     """
     record, body_digest = tree["body"]["record"], sha256(canonical_json(tree["body"]))
     if not isinstance(tree["silos"], list):
@@ -401,7 +416,7 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
         return entry.resolved_cell is not None
     from fedpriv.addons.certificate.attest import (
         STATEMENT_NAME as SILO_SAYS,
-    )  # imports what a simulation does not need
+    )  # its imports are not needed for a simulation
 
     statements = dict[int, Mapping[str, Any]]()
     for statement in tree["silos"]:
@@ -432,14 +447,17 @@ def _check_plan(
 
     Returns:
         True, or False if nothing was compared because the model is code outside fedpriv.
+
+    Raises:
+        InputError: If streams, shapes or charges differ.
     """
     from fedpriv.addons.certificate.attest import find_charge_difference
 
-    cell, first = entry.resolved_cell, next(iter(statements))
-    first_shapes = statements[first]["shapes"]
+    cell, first_silo = entry.resolved_cell, next(iter(statements))
+    first_shapes = statements[first_silo]["shapes"]
     assert cell is not None
-    if others := [number for number, facts in statements.items() if facts["shapes"] != first_shapes]:
-        raise InputError(f"silo {others[0]} has records of other shapes than silo {first}")
+    if differing_silos := [number for number, facts in statements.items() if facts["shapes"] != first_shapes]:
+        raise InputError(f"silo {differing_silos[0]} has records of other shapes than silo {first_silo}")
     if cell.model.import_paths:
         return False
     plans = recompute_plans(

@@ -1,9 +1,8 @@
-"""`fedpriv certify` and `fedpriv silo sign`: make a certificate, have silos sign it, recompute one.
+"""Commands `fedpriv certify` and `fedpriv silo sign`, and views of a certificate.
 
-Views of a certificate: a page for an information-governance board, and a model card.
-
-Both are made of the JSON document alone, and say where it is.  A question that no program can answer has the
-answer that a person gave, or "to be filled in by …".  Nothing here claims that a law is complied with.
+The views are a page for an information-governance board and a model card.  Both are made of the JSON document
+alone, and name its file.  They are lists of questions and answers.  A question that no program can answer has a
+person's answer, or "to be filled in by …".  Nothing in them claims compliance with a law.
 
 The questions follow the subjects of NIST SP 800-226 (2025), of SATRE 3.3.09 (a record of the criteria for each
 released output), and of tier 3 of the OpenDP registry of deployments.
@@ -75,7 +74,7 @@ _OTHER_MODELS_NOTE = (
 
 
 class CertificateAnswer(NamedTuple):
-    """A question, the documents that ask it, and the fact."""
+    """Question of a view, the documents that require it, and its answer."""
 
     question: str
     source: str
@@ -83,16 +82,16 @@ class CertificateAnswer(NamedTuple):
 
     @property
     def html(self) -> str:
-        """Entry of the page's list, in which an answer that a person still has to give stands out."""
+        """Entry of the page's list, which highlights an answer that a person still has to give."""
         text = escape(self.text)
-        shown = f'<span class="open">{text}</span>' if self.text.startswith("to be filled in by ") else text
-        return f'<dt>{escape(self.question)} <span class="for">{escape(self.source)}</span></dt>\n<dd>{shown}</dd>'
+        entry = f'<span class="open">{text}</span>' if self.text.startswith("to be filled in by ") else text
+        return f'<dt>{escape(self.question)} <span class="for">{escape(self.source)}</span></dt>\n<dd>{entry}</dd>'
 
 
 def sections(certificate: VerifiedCertificate) -> list[tuple[str, list[CertificateAnswer]]]:
-    """List the questions in the order of the page.
+    """List headings and answers in the order of the page.
 
-    The privacy statement is of the certified cell alone: everything in it is recomputed.
+    The privacy statement is about the certified cell alone, and all its figures are recomputed.
     """
     body, run, model, record = (
         certificate.body,
@@ -176,11 +175,11 @@ def sections(certificate: VerifiedCertificate) -> list[tuple[str, list[Certifica
             "The same records in other releases",
             [
                 CertificateAnswer(
-                    f"Silo {each['silo']}: how often before, and what is left?",
+                    f"Silo {silo_statement['silo']}: how often before, and what is left?",
                     _NIST_AND_OPENDP,
-                    _describe_silo_budget(each),
+                    _describe_silo_budget(silo_statement),
                 )
-                for each in certificate.silos
+                for silo_statement in certificate.silos
             ]
             or [
                 CertificateAnswer(
@@ -238,7 +237,7 @@ def _guarantee_answers(certificate: VerifiedCertificate, statement: Statement) -
 
 
 def list_weaknesses(certificate: VerifiedCertificate, statement: Statement) -> list[str]:
-    """List what weakens the figures, for the page and the card."""
+    """List the weaknesses of the figures, in a sentence each, for the page and the card."""
     record = certificate.body["record"]
     return [
         *([f"NOT ALL SILOS SIGNED: {certificate.about_line}."] if certificate.unsigned_silos else []),
@@ -252,7 +251,7 @@ def list_weaknesses(certificate: VerifiedCertificate, statement: Statement) -> l
         else "Whether settings were chosen by a look at these records, no file of the run says; that is for the "
         "coordinator to answer.",
         *(
-            [_describe_other_runs(each) for each in certificate.silos]
+            [_describe_other_runs(silo_statement) for silo_statement in certificate.silos]
             or ["Whether these records were used before is not known."]
         ),
         *([] if certificate.is_simulation else [_MODEL_NOTE]),
@@ -266,13 +265,13 @@ _MODEL_NOTE = (
 
 
 def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, Any]) -> str:
-    """Say who declared ranges and vocabularies public."""
+    """Describe by whom ranges and vocabularies were declared public."""
     table = data.get("table")
     if table is None and find_schema(data["name"], None) is not None:
         return "Ranges, vocabularies and classes of the table are public, as fedpriv describes this data set."
     if table is None:
         return "Shapes of records and the number of classes are taken to be public, as the scenario has them."
-    signers = [each for each in certificate.silos if each["table_public"]]
+    signers = [silo_statement for silo_statement in certificate.silos if silo_statement["table_public"]]
     silos = f", and by the policies of {format_count(len(signers), 'silo')} that signed" if signers else ""
     return (
         "Ranges, vocabularies, classes and sites of the table were declared public by the coordinator's scenario "
@@ -282,23 +281,23 @@ def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, 
 
 
 def _describe_other_runs(statement: Mapping[str, Any]) -> str:
-    """Describe the other runs of a silo's records, and what all runs cost together."""
+    """Describe the other runs on a silo's records, and the composed cost of all runs."""
     parts = [
         ("records", statement["training"]),
         *([("test records", statement["tests"])] if "tests" in statement else []),
     ]
-    return f"Silo {statement['silo']} had {', and '.join(_runs_on(what, facts) for what, facts in parts)}."
+    return f"Silo {statement['silo']} had {', and '.join(_runs_on(noun, facts) for noun, facts in parts)}."
 
 
-def _runs_on(what: str, facts: Mapping[str, Any]) -> str:
-    runs, again = facts["spent"]["runs"] - 1, facts["runs_of_this_scenario"] - 1
-    same = f", {again} of the very same scenario" if again else ""
+def _runs_on(noun: str, facts: Mapping[str, Any]) -> str:
+    runs, repeat_count = facts["spent"]["runs"] - 1, facts["runs_of_this_scenario"] - 1
+    repeat_note = f", {repeat_count} of the very same scenario" if repeat_count else ""
     more = f"; all together are {_format_amount(facts['spent'], 'more than any budget')}" if runs else ""
-    return f"{format_count(runs, 'other run')} on its {what}{same}{more}"
+    return f"{format_count(runs, 'other run')} on its {noun}{repeat_note}{more}"
 
 
 def _format_amount(charge: Mapping[str, Any], without_noise: str) -> str:
-    """A charge, or several together, with the probability of its slack: without that a μ is no promise."""
+    """Format one or several composed charges, with the slack, without which μ is no guarantee."""
     if (mu := charge["mu"]) is None:
         return without_noise
     slack = charge["slack"]
@@ -307,13 +306,14 @@ def _format_amount(charge: Mapping[str, Any], without_noise: str) -> str:
 
 def _describe_silo_budget(statement: Mapping[str, Any]) -> str:
     facts, allow = statement["training"], statement["policy"]["allow"]
-    but_for = f" and a probability of {format_lower(allow['slack'], 3)}" if allow["slack"] else ""
+    slack_note = f" and a probability of {format_lower(allow['slack'], 3)}" if allow["slack"] else ""
     return "; ".join(
         [
             f"{format_count(facts['before']['runs'], 'run')} before this one; it was charged "
             + _format_amount(facts["charged"], "as a run without noise"),
             f"spent by all: {_format_amount(facts['spent'], 'more than any budget')}, of a lifetime budget of "
-            f"{format_lower(allow['budget'])}{but_for}, left for one more run {format_lower(facts['left']['mu'])}",
+            f"{format_lower(allow['budget'])}{slack_note}, "
+            f"left for one more run {format_lower(facts['left']['mu'])}",
             f"policy SHA-256 {statement['policy']['sha256']}, fedpriv {statement['fedpriv']}",
             *(["THE POLICY ANSWERS RUNS WITHOUT NOISE: its budget bounds nothing"] if allow["noise_free"] else []),
         ]
@@ -322,7 +322,7 @@ def _describe_silo_budget(statement: Mapping[str, Any]) -> str:
 
 def _limit_answers(certificate: VerifiedCertificate, statement: Statement) -> list[CertificateAnswer]:
     body, audit = certificate.body, certificate.body["audit"]
-    audited = (
+    audit_text = (
         "none was stored"
         if audit is None
         else (
@@ -336,7 +336,7 @@ def _limit_answers(certificate: VerifiedCertificate, statement: Statement) -> li
         if name.startswith("test_") and isinstance(value, float)
     )
     return [
-        CertificateAnswer("Was the claim attacked?", NIST, audited),
+        CertificateAnswer("Was the claim attacked?", NIST, audit_text),
         CertificateAnswer(
             "What is not protected?", _NIST_AND_OPENDP, " ".join([*body["not_protected"], *statement.evaluations])
         ),
@@ -355,7 +355,7 @@ def _limit_answers(certificate: VerifiedCertificate, statement: Statement) -> li
 
 
 def _first_line(certificate: VerifiedCertificate) -> str:
-    """Signers who vouch for a certificate, for the first line of a page."""
+    """Name the signers of a certificate, or the simulation, for the first line of a view."""
     return (
         _SIMULATION_NOTE
         if certificate.is_simulation
@@ -364,20 +364,20 @@ def _first_line(certificate: VerifiedCertificate) -> str:
 
 
 def format_page(certificate: VerifiedCertificate) -> str:
-    """The page that a board files: HTML that stands alone, and prints."""
+    """Format the page for a board as self-contained HTML that can be printed."""
     run = certificate.body["run"]
     parts = [
         part
         for heading, answers in sections(certificate)
-        for part in (f"<h2>{escape(heading)}</h2>\n<dl>", *(each.html for each in answers), "</dl>")
+        for part in (f"<h2>{escape(heading)}</h2>\n<dl>", *(answer.html for answer in answers), "</dl>")
     ]
-    first = f'<p class="note"><strong>{escape(_first_line(certificate))}</strong></p>\n'
+    first_line = f'<p class="note"><strong>{escape(_first_line(certificate))}</strong></p>\n'
     title = escape(f"Certificate of a model: {run['title'] or run['name']}")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{first}<h1>{title}</h1>\n"
+        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{first_line}<h1>{title}</h1>\n"
         f"<p>{escape(_NO_LAW_NOTE)} The facts are those of certificate.json beside it, which <code>fedpriv "
         "certify "
         "--verify</code> recomputes without the data.</p>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
@@ -385,7 +385,7 @@ def format_page(certificate: VerifiedCertificate) -> str:
 
 
 def format_model_card(certificate: VerifiedCertificate) -> str:
-    """The model card: Markdown with the metadata block that model hubs read."""
+    """Format the model card as Markdown, with the metadata block that model hubs read."""
     run, record = certificate.body["run"], certificate.body["record"]
     head = [
         *("---", "tags:", "- differential-privacy", "- federated-learning", "- fedpriv", "---"),
@@ -407,7 +407,7 @@ def format_model_card(certificate: VerifiedCertificate) -> str:
         for heading, answers in sections(certificate)
         for fact in (
             f"## {heading}\n",
-            *(f"**{_escape_markdown(each.question)}** {_escape_markdown(each.text)}\n" for each in answers),
+            *(f"**{_escape_markdown(answer.question)}** {_escape_markdown(answer.text)}\n" for answer in answers),
         )
     ]
     return "\n".join(
@@ -416,7 +416,7 @@ def format_model_card(certificate: VerifiedCertificate) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Another party's text as one line that is neither markup nor a link."""
+    """Format another party's text as one line without markup and links."""
     line = " ".join(text.split())
     return "".join(f"\\{letter}" if letter in "\\`*_[]<>#|!" else letter for letter in line)
 
@@ -425,51 +425,61 @@ CERTIFICATE_FILE, PAGE_FILE, CARD_FILE = "certificate.json", "certificate.html",
 
 
 def verify(path: Path, keys: Path | None, model: Path | None) -> None:
-    """Print what holds of a certificate; RunError names the first thing that differs."""
+    """Verify a certificate and print signers, recomputed claim and caveats.
+
+    Raises:
+        InputError: If no trusted keys are given, or the file is no certificate.
+        RunError: If something differs, with the first difference.
+    """
     if keys is None:
         raise InputError(
             '--keys FILE: say whom you trust, a line each, "coordinator ssh-ed25519 AAAA…" and '
             '"silo-0 ssh-ed25519 AAAA…", as they told you: a certificate that names its own signers proves nothing'
         )
-    compared = "the model is the one that was certified" if model else "no --model was given to compare"
-    print_text("\n".join([*verify_certificate(path, read_signers(keys), model).lines, compared, ""]))
+    comparison = "the model is the one that was certified" if model else "no --model was given to compare"
+    print_text("\n".join([*verify_certificate(path, read_signers(keys), model).lines, comparison, ""]))
 
 
 def certify(
     folder: Path, key: Path, cell: int | None, people: Path | None, answers: Sequence[str], silos: Sequence[Path]
 ) -> None:
-    """Write a run's certificate and its views into its folder."""
+    """Write a run's certificate into its folder, with its views unless it is an unsigned draft."""
     results, audit = read_claims(folder), load_audit(folder)
-    extra = {
+    further_keys = {
         "audit": None if audit is None else dataclasses.asdict(audit),
         "not_protected": [*NOT_PROTECTED, *([_OTHER_MODELS_NOTE] if len(results.cells) > 1 else [])],
     }
-    body = make_body(folder, results, cell, _read_people(people, answers), extra)
+    body = make_body(folder, results, cell, _read_people(people, answers), further_keys)
     recompute_record(body)
-    new = not key.exists()
-    own, signed = load_or_create_key(key), [read_canonical_json(read_file_bytes(path), path) for path in silos]
-    path = folder / CERTIFICATE_FILE
-    write_bytes(path, sign_certificate(body, signed, own))
-    found = verify_certificate(
-        path, {COORDINATOR: own.public_key(), **_claimed_keys(signed)}, require_all_silos=False
+    is_new_key = not key.exists()
+    coordinator_key, silo_statements = (
+        load_or_create_key(key),
+        [read_canonical_json(read_file_bytes(path), path) for path in silos],
     )
-    lines = [f"{COORDINATOR} {format_public_key(own.public_key())}", *found.lines]
-    if found.is_simulation or signed:
-        write_text(folder / PAGE_FILE, format_page(found))
-        write_text(folder / CARD_FILE, format_model_card(found))
-        written = f"{path}, {PAGE_FILE}, {CARD_FILE} and {export_run(folder, 'ro-crate').name}"
+    path = folder / CERTIFICATE_FILE
+    write_bytes(path, sign_certificate(body, silo_statements, coordinator_key))
+    certificate = verify_certificate(
+        path,
+        {COORDINATOR: coordinator_key.public_key(), **_claimed_keys(silo_statements)},
+        require_all_silos=False,
+    )
+    lines = [f"{COORDINATOR} {format_public_key(coordinator_key.public_key())}", *certificate.lines]
+    if certificate.is_simulation or silo_statements:
+        write_text(folder / PAGE_FILE, format_page(certificate))
+        write_text(folder / CARD_FILE, format_model_card(certificate))
+        outputs = f"{path}, {PAGE_FILE}, {CARD_FILE} and {export_run(folder, 'ro-crate').name}"
     else:
         lines.append(
             f"a draft: let each silo call `fedpriv silo sign POLICY {path}`, and give what it writes by --signed"
         )
-        written = str(path)
-    if new:
+        outputs = str(path)
+    if is_new_key:
         sys.stderr.write(f"fedpriv: made the key {key}, mode 0600; readers trust its first line below\n")
-    print_text("\n".join([*lines, f"written: {written}"]) + "\n")
+    print_text("\n".join([*lines, f"written: {outputs}"]) + "\n")
 
 
 def sign(policy: Path, path: Path, out: Path | None) -> None:
-    """Write what a silo signs of a certificate, after recomputing it from its own ledger and its scenario."""
+    """Write a silo's signed statement, after recomputing the certificate from ledger and scenario."""
     from fedpriv.addons.certificate.attest import attest
 
     body: Mapping[str, Any] = read_certificate(path)["body"]
@@ -481,7 +491,7 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
         facts = attest(policy, body["record"], sha256(canonical_json(body)))
     except FedprivError:
         raise
-    except Exception as error:  # a coordinator's document of another make
+    except Exception as error:  # a coordinator can send a document of any shape
         raise InputError(f"{path}: is not a whole certificate ({type(error).__name__})") from None
     target = out or path.with_name(f"silo-{facts['silo']}.json")
     write_bytes(target, canonical_json(facts))
@@ -489,30 +499,35 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
 
 
 def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
-    """What people say: a TOML file, and KEY=TEXT over it."""
-    found: dict[str, Any] = {}
+    """Read people's answers from a TOML file, overridden by KEY=TEXT answers."""
+    people: dict[str, Any] = {}
     if path is not None:
         try:
-            found = tomllib.loads(read_file_bytes(path).decode())
+            people = tomllib.loads(read_file_bytes(path).decode())
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"{path}: cannot be read as TOML: {error}") from None
     for answer in answers:
         name, equals, text = answer.partition("=")
         if not equals:
             raise InputError(f"--say {answer}: expected KEY=TEXT, with one of {', '.join(RESPONSIBLE_PEOPLE)}")
-        found[name.strip()] = text.strip()
-    for name, text in found.items():
+        people[name.strip()] = text.strip()
+    for name, text in people.items():
         if not isinstance(text, str) or not text:
             raise InputError(f"{name}: expected a text")
-    return {name: sanitize_line(text, 2000) for name, text in found.items()}
+    return {name: sanitize_line(text, 2000) for name, text in people.items()}
 
 
 def _claimed_keys(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Keys of silos as their parts name them: to see at once whether the whole agrees, not whom to trust."""
+    """Return the silos' keys as their statements name them.
+
+    The coordinator checks its new certificate with them.  They are no evidence of whom to trust.
+    """
     try:
         return {
-            f"silo-{each['silo']}": parse_public_key(each["signed"]["key"].encode(), f"silo {each['silo']}")
-            for each in signed
+            f"silo-{statement['silo']}": parse_public_key(
+                statement["signed"]["key"].encode(), f"silo {statement['silo']}"
+            )
+            for statement in signed
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"--signed: is nothing that a silo signed ({type(error).__name__})") from None

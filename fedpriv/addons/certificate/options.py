@@ -1,4 +1,4 @@
-"""Commands of this add-on: their options.  What a command does is imported when it is called."""
+"""Options of this add-on's commands, whose code is imported when a command is called."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from fedpriv.core.errors import InputError
 
 
 def key(policy: PolicyPath) -> None:
-    """Print the public key by which readers of certificates know this silo; made where there is none.
+    """Print the public key by which readers of certificates know this silo, and make it if it is missing.
 
     It is the policy's identity, or a key beside the ledger, mode 0600, that never leaves this machine.
 
@@ -28,7 +28,7 @@ def sign(
         Path | None, typer.Option(metavar="FILE", help="silo-N.json beside the certificate by default.")
     ] = None,
 ) -> None:
-    """Sign what this silo's ledger says of a certified run: its charge, all before it, what budget is left.
+    """Sign a ledger's facts on a certified run: its charge, earlier charges, remaining budget.
 
     The run is planned again from the ledger's scenario, with the shapes of the records. Refused for a run that
     the ledger does not have, for releases that are not the plan's, and for a charge that is not its price.
