@@ -1,8 +1,9 @@
-"""Keys and certificates: those of the processes of one machine, and those between machines.
+"""Keys and certificates of services, on one machine and between machines.
 
-A certificate is read, checked, told of before it ends, and renewed by its authority.  A SuperNode's public key is
-registered as long as keys/nodes/silo-N.pub has it: it is shown by its fingerprint, and revoked.  A SuperLink takes
-up either without a restart, and its sites, which trust the authority, do nothing.
+This module makes, reads and checks certificates, warns before they end, and renews them with the authority's key.
+A SuperNode's public key is registered as long as the file keys/nodes/silo-N.pub holds it.  Revocation removes that
+file.  A SuperLink notices renewals and revocations without a restart.  Its sites trust the authority, so that a
+renewal needs no action of theirs.
 """
 
 import datetime
@@ -30,7 +31,7 @@ from fedpriv.silo.metrics import ServiceMetric
 
 _log = logging.getLogger("fedpriv.certificates")
 EXPIRY_WARNING = datetime.timedelta(days=30)
-"""Time before the end of a certificate at which it is told of."""
+"""Time before the end of a certificate from which on warnings are logged."""
 _DAY_SECONDS, _DATE_FORMAT = 86_400.0, "%Y-%m-%d %H:%M UTC"
 AUTHORITY_KEY = "ca.key"
 AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, NODE_KEY_FILE = "ca.crt", "server.pem", "server.key", "node.key"
@@ -40,13 +41,13 @@ SECRET_FILE = "superexec.secret"
 def make_server_keys(folder: Path) -> None:
     """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 into `folder`.
 
-    The certificate lasts for ever, like the service that made it for itself, and whatever a clock says.
+    The certificate has no end, because only the service that makes it uses it, and a wrong clock must not matter.
 
     Guarantee: ca.crt vouches for server.pem and for nothing else: it is the same certificate, and no authority's.
-    Whoever takes over a port of a process that ended cannot answer in its place.
+    A process that takes over a port of a process that ended cannot answer in its place.
     """
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")
-    own = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    alternative_names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([name]))
@@ -54,9 +55,9 @@ def make_server_keys(folder: Path) -> None:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(datetime.datetime(1970, 1, 1))
-        .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59))  # RFC 5280: no end
+        .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59))  # the date without an end in RFC 5280
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(own), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternative_names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -67,16 +68,20 @@ def make_server_keys(folder: Path) -> None:
 
 
 def make_node_key(private: Path, public: Path) -> None:
-    """A SuperNode's own key (OpenSSH, 0600) and its public half."""
+    """Write a SuperNode's private key (OpenSSH, 0600) and its public key."""
     key = ec.generate_private_key(ec.SECP384R1())
-    ssh, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh, plain), PRIVATE_MODE)
-    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    public.write_bytes(line + b"\n")
+    ssh_format, no_encryption = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    write_bytes(private, key.private_bytes(serialization.Encoding.PEM, ssh_format, no_encryption), PRIVATE_MODE)
+    public_line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public.write_bytes(public_line + b"\n")
 
 
 def node_public_key(path: Path) -> bytes:
-    """The public key in `path`, one line as ssh-keygen writes it, as Flower knows it (PEM); InputError if none."""
+    """Read a public key, a line as ssh-keygen writes it, and return the PEM that Flower uses.
+
+    Raises:
+        InputError: If the file has no ECDSA public key.
+    """
     with convert_key_errors(path, "public"):
         key = serialization.load_ssh_public_key(path.read_bytes())
         if isinstance(key, ec.EllipticCurvePublicKey):
@@ -86,7 +91,15 @@ def node_public_key(path: Path) -> bytes:
 
 @contextmanager
 def convert_key_errors(path: Path, half: str) -> Iterator[None]:
-    """InputError, with the reason, for a file that has no such half of a SuperNode's key."""
+    """Convert errors of reading a SuperNode's key.
+
+    Args:
+        path: File of the key.
+        half: "public" or "private".
+
+    Raises:
+        InputError: If reading fails, with the reason.
+    """
     try:
         yield
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -96,7 +109,7 @@ def convert_key_errors(path: Path, half: str) -> Iterator[None]:
 
 
 def tls_options(keys: Path) -> list[str]:
-    """Options of Flower's servers for the certificate and the key in `keys`."""
+    """Return options of Flower's servers for the certificate and the key in `keys`."""
     return [
         f"--ssl-ca-certfile={keys / AUTHORITY_FILE}",
         f"--ssl-certfile={keys / CERTIFICATE_FILE}",
@@ -105,14 +118,14 @@ def tls_options(keys: Path) -> list[str]:
 
 
 def prepare_isolation(folder: Path) -> list[str]:
-    """Make keys in `folder` for a server whose tasks are processes of their own; its options for them."""
+    """Make keys in `folder` for a server that runs tasks in separate processes, and return its options."""
     make_server_keys(folder)
     write_bytes(folder / SECRET_FILE, secrets.token_bytes(32), PRIVATE_MODE)
     return ["--isolation=process", f"--superexec-auth-secret-file={folder / SECRET_FILE}"]
 
 
 class Certificate(NamedTuple):
-    """A certificate, and the file that has it."""
+    """Certificate with its file."""
 
     path: Path
     content: x509.Certificate
@@ -126,10 +139,12 @@ class Certificate(NamedTuple):
         return self.remaining_time < EXPIRY_WARNING
 
     def format_line(self) -> str:
-        """Its file, its owner, its end, and how long that is from now."""
-        last, name = self.content.not_valid_after_utc, sanitize_line(self.content.subject.rfc4514_string())
-        how = f"{self.remaining_time.days} days left" if self.remaining_time > datetime.timedelta() else "EXPIRED"
-        return f"{self.path}: {name}, until {last:{_DATE_FORMAT}}, {how}"
+        """Format file, subject, end and remaining days of the certificate."""
+        end, name = self.content.not_valid_after_utc, sanitize_line(self.content.subject.rfc4514_string())
+        status = (
+            f"{self.remaining_time.days} days left" if self.remaining_time > datetime.timedelta() else "EXPIRED"
+        )
+        return f"{self.path}: {name}, until {end:{_DATE_FORMAT}}, {status}"
 
 
 def _now() -> datetime.datetime:
@@ -137,40 +152,52 @@ def _now() -> datetime.datetime:
 
 
 def read_certificates(path: Path) -> list[Certificate]:
-    """The certificates in a file (PEM); InputError if there is none."""
+    """Read the certificates in a file (PEM).
+
+    Raises:
+        InputError: If the file is missing or has no certificate.
+    """
     try:
-        return [Certificate(path, found) for found in x509.load_pem_x509_certificates(path.read_bytes())]
+        return [Certificate(path, content) for content in x509.load_pem_x509_certificates(path.read_bytes())]
     except FileNotFoundError:
         raise InputError(f"{path}: expected a certificate (PEM), and there is no such file") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: expected a certificate (PEM): {error}") from None
 
 
-def find_certificates(places: Sequence[Path]) -> Iterator[Certificate]:
-    """Those of files, and of every ca.crt and server.pem below folders; InputError where there is none."""
-    for place in places:
-        files = [place] if not place.is_dir() else sorted([*place.rglob("*.crt"), *place.rglob("*.pem")])
-        refuse({f"{place}: no .crt and no .pem file in it or below it": not files})
-        for path in files:
-            yield from read_certificates(path)
+def find_certificates(paths: Sequence[Path]) -> Iterator[Certificate]:
+    """Yield the certificates of files, and of all .crt and .pem files below folders.
+
+    Raises:
+        InputError: If a path has no such file, or a file no certificate.
+    """
+    for path in paths:
+        files = [path] if not path.is_dir() else sorted([*path.rglob("*.crt"), *path.rglob("*.pem")])
+        refuse({f"{path}: no .crt and no .pem file in it or below it": not files})
+        for file in files:
+            yield from read_certificates(file)
 
 
 def check_certificates(*paths: Path) -> None:
-    """InputError, with file and date, if a certificate in one of `paths` (PEM) cannot be used today."""
-    for certificate in (each for path in paths for each in read_certificates(path)):
-        first, last = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
+    """Check that all certificates in files (PEM) are valid now.
+
+    Raises:
+        InputError: If a certificate is not valid yet or has expired, with file and date.
+    """
+    for certificate in (opened_certificate for path in paths for opened_certificate in read_certificates(path)):
+        start, end = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
         refuse(
             {
-                f"{certificate.path}: the certificate expired on {last:{_DATE_FORMAT}}; make a new one": _now()
-                > last,
-                f"{certificate.path}: the certificate is valid from {first:{_DATE_FORMAT}} on only": _now()
-                < first,
+                f"{certificate.path}: the certificate expired on {end:{_DATE_FORMAT}}; make a new one": _now()
+                > end,
+                f"{certificate.path}: the certificate is valid from {start:{_DATE_FORMAT}} on only": _now()
+                < start,
             }
         )
 
 
 class ExpiryMonitor:
-    """When the certificates in these files end."""
+    """Monitor of the ends of the certificates in files."""
 
     def __init__(self, *paths: Path) -> None:
         self._paths, self._last_report = paths, float("-inf")
@@ -191,7 +218,7 @@ class ExpiryMonitor:
                 _log.warning("%s", error)
 
     def metrics(self) -> list[ServiceMetric]:
-        """For Prometheus; 0 for a file that has none."""
+        """Return the ends for Prometheus, 0 for a file without a certificate."""
         return [
             ServiceMetric(
                 "fedpriv_certificate_end_seconds", "When it ends, since 1970.", _end_of(path), {"file": path.name}
@@ -201,18 +228,22 @@ class ExpiryMonitor:
 
 
 def _end_of(path: Path) -> float:
+    """Return the earliest end of a file's certificates in seconds since 1970, or 0 without one."""
     try:
-        return min(each.content.not_valid_after_utc.timestamp() for each in read_certificates(path))
+        return min(certificate.content.not_valid_after_utc.timestamp() for certificate in read_certificates(path))
     except (InputError, ValueError):
         return 0.0
 
 
 def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
-    """Let the authority whose ca.key is in folder `authority` sign keys/server.pem anew: same key, same names.
+    """Renew server.pem in `key_folder` for at most a year, with the same key and names.
 
-    InputError if the authority is another one than that of the certificate, or ends soon itself.
+    The authority's ca.key and ca.crt are in `authority_folder`.
+
+    Raises:
+        InputError: If another authority signed the certificate, or the authority's own certificate ends soon.
     """
-    old, root = (
+    old_certificate, authority = (
         read_certificates(key_folder / CERTIFICATE_FILE)[0],
         read_certificates(authority_folder / AUTHORITY_FILE)[0],
     )
@@ -222,29 +253,34 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
         raise InputError(
             f"{authority_folder / AUTHORITY_KEY}: expected the authority's private key: {error}"
         ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != root.content.public_key():
-        raise InputError(f"{authority_folder / AUTHORITY_KEY}: expected the EC key of {root.path}")
-    other = f"{old.path}: signed by another authority than {root.path}"
-    soon = f"{root.path} ends soon itself: make a new authority, and give its ca.crt to every silo"
-    refuse({other: old.content.issuer != root.content.subject, soon: root.expires_soon})
-    made = (
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.content.public_key():
+        raise InputError(f"{authority_folder / AUTHORITY_KEY}: expected the EC key of {authority.path}")
+    other_authority_reason = f"{old_certificate.path}: signed by another authority than {authority.path}"
+    expiry_reason = f"{authority.path} ends soon itself: make a new authority, and give its ca.crt to every silo"
+    refuse(
+        {
+            other_authority_reason: old_certificate.content.issuer != authority.content.subject,
+            expiry_reason: authority.expires_soon,
+        }
+    )
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(old.content.subject)
-        .issuer_name(root.content.subject)
-        .public_key(old.content.public_key())
+        .subject_name(old_certificate.content.subject)
+        .issuer_name(authority.content.subject)
+        .public_key(old_certificate.content.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(_now() - datetime.timedelta(hours=1))
-        .not_valid_after(min(_now() + datetime.timedelta(days=365), root.content.not_valid_after_utc))
+        .not_valid_after(min(_now() + datetime.timedelta(days=365), authority.content.not_valid_after_utc))
     )
-    for extension in old.content.extensions:
-        made = made.add_extension(extension.value, extension.critical)
-    signed = made.sign(key, hashes.SHA256())
-    write_text(old.path, signed.public_bytes(serialization.Encoding.PEM).decode())
-    return Certificate(old.path, signed)
+    for extension in old_certificate.content.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    new_certificate = builder.sign(key, hashes.SHA256())
+    write_text(old_certificate.path, new_certificate.public_bytes(serialization.Encoding.PEM).decode())
+    return Certificate(old_certificate.path, new_certificate)
 
 
 def file_stamps(*paths: Path) -> list[tuple[int, int]]:
-    """What is another list once one of these files is replaced, written or taken away."""
+    """Return inodes and modification times of files, to detect that a file was changed or removed."""
     stamps = []
     for path in paths:
         with suppress(OSError):
@@ -254,32 +290,42 @@ def file_stamps(*paths: Path) -> list[tuple[int, int]]:
 
 
 def read_registered_keys(keys: Path) -> dict[str, bytes]:
-    """The keys (PEM) in keys/nodes by their silos' names, such as silo-0; InputError for any that is none."""
-    found = sorted((keys / "nodes").glob("*.pub"))
-    wrong = [path for path in found if not re.fullmatch(r"silo-(0|[1-9][0-9]*)\.pub", path.name)]
+    """Read the registered keys (PEM) in keys/nodes, by names of silos such as silo-0.
+
+    Raises:
+        InputError: If there is no key, a file is no key or has another name, or two silos have the same key.
+    """
+    paths = sorted((keys / "nodes").glob("*.pub"))
+    unnamed_paths = [path for path in paths if not re.fullmatch(r"silo-(0|[1-9][0-9]*)\.pub", path.name)]
     refuse(
         {
-            f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh": not found,
-            **{f"{path}: expected silo-N.pub, which says whose key it is": True for path in wrong},
+            f"{keys / 'nodes'}: no public key of a SuperNode; run deploy/make-keys.sh": not paths,
+            **{f"{path}: expected silo-N.pub, which says whose key it is": True for path in unnamed_paths},
         }
     )
-    nodes = {path.stem: node_public_key(path) for path in found}
-    refuse({f"{keys / 'nodes'}: two silos have one key; each needs its own": len({*nodes.values()}) < len(nodes)})
-    return nodes
+    key_by_name = {path.stem: node_public_key(path) for path in paths}
+    refuse(
+        {
+            f"{keys / 'nodes'}: two silos have one key; each needs its own": len({*key_by_name.values()})
+            < len(key_by_name)
+        }
+    )
+    return key_by_name
 
 
 def key_fingerprint(key: bytes) -> str:
-    """What `ssh-keygen -l` shows of a key (PEM): SHA256: and 43 digits of base 64."""
-    line = serialization.load_pem_public_key(key).public_bytes(
+    """Return the fingerprint of a key (PEM) as `ssh-keygen -l` does, SHA256: and 43 base64 digits."""
+    public_line = serialization.load_pem_public_key(key).public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    return "SHA256:" + b64encode(hashlib.sha256(b64decode(line.split()[1])).digest()).decode().rstrip("=")
+    return "SHA256:" + b64encode(hashlib.sha256(b64decode(public_line.split()[1])).digest()).decode().rstrip("=")
 
 
 def revoke_key(key_folder: Path, silo: int) -> str:
-    """Take the key of silo `silo` out of keys/nodes, for good when this returns; its fingerprint.
+    """Remove the key of a silo from keys/nodes durably, and return its fingerprint.
 
-    InputError, and nothing is taken, if the silo has no key there or its file has none.
+    Raises:
+        InputError: If the silo has no key there, or its file has none, and then nothing is removed.
     """
     path = key_folder / "nodes" / f"silo-{silo}.pub"
     if not path.exists():
@@ -287,32 +333,35 @@ def revoke_key(key_folder: Path, silo: int) -> str:
             f"{path}: silo {silo} has no key here; registered are "
             f"{', '.join(other.stem for other in sorted(path.parent.glob('*.pub'))) or 'none'}"
         )
-    told = key_fingerprint(node_public_key(path))
+    fingerprint = key_fingerprint(node_public_key(path))
     try:
         path.unlink()
         sync_folder(path.parent)
     except OSError as error:
         raise InputError(f"{path}: cannot be taken away: {error.strerror}") from None
-    return told
+    return fingerprint
 
 
 class RevocationMonitor:
-    """Notices that keys which were registered are there no more.
+    """Monitor that detects the revocation of registered keys.
 
-    Guarantee: a key whose file was taken away, or has another key now, is revoked for as long as this SuperLink
-    runs, whatever becomes of the file.  A file that cannot be read, or a folder that is away, revokes nothing: a
-    disk that fails is no revocation.
+    Guarantee: a key whose file was removed, or has another key now, is revoked for as long as this SuperLink runs,
+    whatever becomes of the file.  A file that cannot be read, or a folder that is absent, revokes nothing: a disk
+    that fails is no revocation.
     """
 
     def __init__(self, keys: Path, nodes: Mapping[str, bytes]) -> None:
-        """`nodes`: what `registered` found."""
+        """Monitor the keys that `read_registered_keys` returned as `nodes`."""
         self._valid_keys = {keys / "nodes" / f"{name}.pub": key for name, key in nodes.items()}
         self._stamps: list[tuple[int, int]] | None = None
 
     def poll(self) -> list[str]:
-        """Names whose key is revoked since the last look, each once; the files are read if one has changed."""
-        before, self._stamps = self._stamps, file_stamps(*self._valid_keys)
-        if self._stamps == before:
+        """Return the silos whose keys were revoked since the last call, each of them once.
+
+        Files are read only if one of them has changed.
+        """
+        last_stamps, self._stamps = self._stamps, file_stamps(*self._valid_keys)
+        if self._stamps == last_stamps:
             return []
         revoked = [path for path, key in self._valid_keys.items() if _is_revoked(path, key)]
         for path in revoked:

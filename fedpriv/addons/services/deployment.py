@@ -1,15 +1,15 @@
 """Engines that submit a run to a SuperLink: `deployment`, and `ray`, which is Flower's own simulation.
 
-A deployment has a SuperNode and a guard for each silo.  Without an address all of it is started here, as processes
-of this machine; with one, the app is submitted to a SuperLink whose silos other people run.  A run's identity is a
-token that is kept in its folder, since Flower gives a resubmitted run another number: silos and server resume from
-their ledgers under the same token.
+A deployment has a SuperNode and a guard for each silo.  Without an address, SuperLink, SuperNodes and guards are
+started as processes of this machine.  With an address, the app is submitted to a SuperLink whose silos other
+people run.  A token in the run's folder identifies a run, because Flower gives a resubmitted run another number.
+Silos and server resume from ledgers and journal under the same token.
 
-A silo of this machine shares nothing with the others, as on a machine of its own: the shard, the ledger with its
-keys and the policy lie in a folder of mode 0700, and only the SuperNode talks to the SuperLink.
+The silos of this machine share no files, as on separate machines.  Shard, ledger with keys, and policy of a silo
+lie in folders of mode 0700, and only the SuperNode talks to the SuperLink.
 
-Flower's simulation sends every client message of the same apps through a Ray actor.  The progress of either comes
-through the run's folder, its end from Flower.
+Flower's simulation runs the same apps, and passes each client message through a Ray actor.  Both engines read the
+progress of a run from its folder, and its end from Flower.
 """
 
 import os
@@ -83,35 +83,42 @@ _START_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class SuperLink:
-    """A running SuperLink: who may start runs on it, and our folder for it, its process and its silos' address."""
+    """Running SuperLink.
+
+    Its folder and process are None if other people run it.
+    """
 
     control: ControlClient
+    """Client that can start runs on it."""
     home: Path | None = None
     address: str | None = None
+    """Address for SuperNodes, or None without any."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was ours and is gone."""
+        """Whether its process was started here and has ended."""
         return self.process is not None and self.process.poll() is not None
 
     def submit(self, run_config: Mapping[str, str | int], simulation: Mapping[str, int] | None = None) -> int:
-        """Submit fedpriv's app, as installed where it runs, with a run configuration; the run's id."""
+        """Submit fedpriv's app, as installed where it runs, with a run configuration, and return the run's id."""
         return self.control.start_run(_APP_TOML + format_toml(run_config), str(run_config["out"]), simulation)
 
     def log_tail(self) -> str:
-        """The end of its log, to be put behind a message; empty for a SuperLink that is not ours."""
+        """Return the end of the log to append to a message, empty if other people run the SuperLink."""
         return "" if self.home is None else log_tail(self.home, "superlink", 12)
 
 
 @contextmanager
 def simulation_superlink(home: Path) -> Iterator[SuperLink]:
-    """A SuperLink for Flower's own simulation engine; gone, with everything it started, when the block is left.
+    """Start a SuperLink for Flower's own simulation engine.
 
-    Guarantee: Ray, which listens on every address of the machine and runs what it is sent, asks for a token that
-    only our processes have, and keeps its sockets and files in `home`.
+    It ends with the block, and so do all processes that it started.
+
+    Guarantee: Ray, which listens on every address of the machine and runs the code that it is sent, asks for a
+    token that only our processes have, and keeps its sockets and files in `home`.
     """
-    script_path("flwr-simulation")  # without it Flower's executor would wait for ever
+    script_path("flwr-simulation")  # without this script Flower's executor would wait without end
     with reap_processes(home):
         yield start_superlink(
             home,
@@ -124,9 +131,9 @@ def simulation_superlink(home: Path) -> Iterator[SuperLink]:
 
 @contextmanager
 def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
-    """A SuperLink for the SuperNodes of `silos` silos, whose keys are in home/node-N, and for no others.
+    """Start a SuperLink that admits the SuperNodes of `silos` silos only, whose keys are in home/node-N.
 
-    Gone, with everything that was started with a home in `home`, when the block is left.
+    It ends with the block, and so do all processes that were started with a home in `home`.
     """
     keys = home / "keys"
     (keys / "nodes").mkdir(mode=0o700, parents=True)
@@ -146,9 +153,18 @@ def node_key_folder(home: Path, silo: int) -> Path:
 
 
 def start_superlink(home: Path, options: Sequence[str], port: int | None = None, **variables: str) -> SuperLink:
-    """`fedpriv superlink OPTIONS`, for SuperNodes on a port of 127.0.0.1, once it answers.
+    """Start `fedpriv superlink OPTIONS`, and return it when it answers.
 
-    Guarantee: who cannot enter `home`, which has to be of mode 0700, cannot start a run on it.
+    Guarantee: a user who cannot enter `home`, which has to be of mode 0700, cannot start a run on the SuperLink.
+
+    Args:
+        home: Folder of its socket and log.
+        options: Options of the command.
+        port: Port of 127.0.0.1 for SuperNodes, or None for a simulation.
+        variables: Environment variables of the process.
+
+    Raises:
+        RunError: If it ends, or does not answer within a minute.
     """
     socket = home / "control.sock"
     command = [script_path("fedpriv"), "superlink", "--control", str(socket), *options]
@@ -173,54 +189,66 @@ GUARD_SOCKET = "guard.sock"
 
 
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
-    """For each silo a policy that allows exactly this run, in `home`, over its shard and ledger in `folder`.
+    """Write a policy for each silo that allows exactly this run, with shards and ledgers.
 
-    The paths of the policies, one a silo.  Shards and ledgers that are there are left as they are: they say what
-    was released.  InputError for a run that no policy allows.
+    Existing shards and ledgers are not changed, because they record earlier releases.
+
+    Args:
+        cell: Cell of the run.
+        folder: Folder of shards and ledgers, which survives an interruption.
+        home: Folder of policies and sockets.
+
+    Returns:
+        Paths of the policies, one a silo.
+
+    Raises:
+        InputError: If no policy allows the run.
     """
-    allow, evaluation, tests = (
+    limits, evaluation, test_indices = (
         run_allowance(cell, load_task(cell)),
         evaluation_allowance(cell),
         test_indices_of_silos(cell),
     )
-    dataset, order = load(cell.data.name, table=cell.data.table), train_indices_of_silos(cell)
-    policies, table = [], cell.data.table_schema if cell.model.row.of_cells else None
+    dataset, train_indices = load(cell.data.name, table=cell.data.table), train_indices_of_silos(cell)
+    policies, schema = [], cell.data.table_schema if cell.model.row.of_cells else None
     for silo in range(cell.federation.silos):
         if cell.privacy.shares:
-            allow = run_allowance(cell, load_task(cell), silo)
-        kept, own = folder / f"silo-{silo}", home / f"silo-{silo}"
-        for path in (kept, own):
+            limits = run_allowance(cell, load_task(cell), silo)
+        persistent_folder, temporary_folder = folder / f"silo-{silo}", home / f"silo-{silo}"
+        for path in (persistent_folder, temporary_folder):
             make_own_folder(path, 0o700)
-        shard = kept / ("shard.npz" if table is None else "shard.csv")
+        shard = persistent_folder / ("shard.npz" if schema is None else "shard.csv")
         keys = {
             "silo": silo,
-            **({"classes": dataset.class_count} if table is None else {}),
+            **({"classes": dataset.class_count} if schema is None else {}),
             "shard": str(shard),
-            "ledger": str(kept / "ledger.sqlite"),
-            "socket": str(own / GUARD_SOCKET),
+            "ledger": str(persistent_folder / "ledger.sqlite"),
+            "socket": str(temporary_folder / GUARD_SOCKET),
         }
-        policies.append(own / "policy.toml")
-        write_policy(policies[-1], format_policy(keys, allow, table, evaluation))
-        if not ((kept / "ledger.sqlite").exists() or shard.exists()):
-            if table is None:
-                write_shard(shard, dataset, order[silo], tests[silo])
+        policies.append(temporary_folder / "policy.toml")
+        write_policy(policies[-1], format_policy(keys, limits, schema, evaluation))
+        if not ((persistent_folder / "ledger.sqlite").exists() or shard.exists()):
+            if schema is None:
+                write_shard(shard, dataset, train_indices[silo], test_indices[silo])
             else:
-                write_table_shard(shard, cell, dataset, silo, order[silo])
+                write_table_shard(shard, cell, dataset, silo, train_indices[silo])
             begin_ledgers(read_policy(policies[-1]))
     return policies
 
 
 @dataclass
 class LocalSilo:
-    """The processes of silo `number`; the short-lived folder of `policy` has its socket and logs.
+    """Processes of a silo on this machine.
 
-    `keys` is the folder with its SuperNode's key.
+    The temporary folder of its policy has the socket and logs.
     """
 
     number: int
     policy: Path
     superlink: str
+    """Address of the SuperLink."""
     key_folder: Path
+    """Folder of the SuperNode's key."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -228,7 +256,7 @@ class LocalSilo:
         return self.policy.parent
 
     def start(self, *names: str) -> None:
-        """Start "guard" and "supernode", or those that are named; their logs are appended to."""
+        """Start "guard" and "supernode", or those of `names`, and append to their logs."""
         commands = {
             "guard": [script_path("fedpriv"), "silo", "run", str(self.policy)],
             "supernode": supernode_process.supernode_command(
@@ -239,7 +267,7 @@ class LocalSilo:
             self.processes[name] = start_logged(commands[name], self.home, name)
 
     def describe_ended_process(self) -> str | None:
-        """Name the process that has ended, with the end of its log; None while both run."""
+        """Describe the process that has ended with the end of its log, or return None while both run."""
         return next(
             (
                 f"silo {self.number}'s {name} ended with exit code {process.returncode}"
@@ -253,16 +281,16 @@ class LocalSilo:
 
 _POLL_SECONDS = 0.2
 _STATUS_SECONDS = 5.0
-_END_SECONDS = 60.0  # for Ray's own processes, which outlive a simulation that is cut off
-_REPORT_SECONDS = 60.0  # between two lines on the same wait
-_UNREACHABLE_SECONDS = 120.0  # for which a SuperLink may not answer: a snapshot of its machine, say
+_END_SECONDS = 60.0  # largest wait for Ray's processes, which outlive a simulation that is interrupted
+_REPORT_SECONDS = 60.0  # time between two reports of the same wait
+_UNREACHABLE_SECONDS = 120.0  # longest silence of a SuperLink, for example during a snapshot of its machine
 
 
 class RunProgress:
-    """Tells a person how far a cell is, however often its server begins again, and for whom it waits."""
+    """Progress of a cell over restarts of its server, with reports of long waits."""
 
     def __init__(self, observer: RunObserver, index: int, rounds: int) -> None:
-        """The cell's place in the list that the engine was given, and the number of its rounds."""
+        """Observe the cell at `index` of the engine's list, which has this number of rounds."""
         self.observer, self.index, self.planned_rounds, self.rounds = observer, index, rounds, 0
         self._last_report: tuple[str, float] = "", 0.0
 
@@ -271,59 +299,72 @@ class RunProgress:
             self.observer.advanced(rounds - self.rounds)
             self.rounds = rounds
 
-    def report_waiting(self, whom: str, since: float) -> None:
-        """After some seconds, then once a minute; `since` in seconds of the epoch."""
+    def report_waiting(self, reason: str, start_time: float) -> None:
+        """Report a wait since `start_time`, in seconds since 1970, at most once a minute.
+
+        A new reason is reported at once.
+        """
         now = time.monotonic()
-        if whom == self._last_report[0] and now - self._last_report[1] < _REPORT_SECONDS:
+        if reason == self._last_report[0] and now - self._last_report[1] < _REPORT_SECONDS:
             return
-        self._last_report = whom, now
-        clock, seconds = time.strftime("%H:%M:%S", time.gmtime(since)), time.time() - since
-        self.observer.notified(f"waiting for {whom} since {clock} UTC ({seconds:.0f} s)")
+        self._last_report = reason, now
+        clock, seconds = time.strftime("%H:%M:%S", time.gmtime(start_time)), time.time() - start_time
+        self.observer.notified(f"waiting for {reason} since {clock} UTC ({seconds:.0f} s)")
 
 
 def follow_run(
     link: SuperLink, run: int, reader: FolderReader, describe_lost_process: HealthCheck, progress: RunProgress
 ) -> CellOutcome:
-    """Relay a run's progress until it has an outcome; RunError if it ends without one.
+    """Relay a run's progress until it has an outcome.
 
-    `lost` says which process has ended, and how, without which there will be none; None while all are there.
+    Args:
+        link: SuperLink of the run.
+        run: Id of the run.
+        reader: Reader of the run's folder.
+        describe_lost_process: Function that describes a necessary process that has ended, or returns None.
+        progress: Progress of the cell.
+
+    Raises:
+        RunError: If the run ends without an outcome.
     """
-    asked, answered, began = time.monotonic(), time.monotonic(), time.time()
+    last_query_time, last_answer_time, start_time = time.monotonic(), time.monotonic(), time.time()
     while True:
-        finished = reader.read_result()
-        progress.advance_to(progress.planned_rounds if finished is not None else reader.read_round())
+        outcome = reader.read_result()
+        progress.advance_to(progress.planned_rounds if outcome is not None else reader.read_round())
         for line in reader.read_new_evaluations():
             progress.observer.evaluated(progress.index, line.pop("round"), line)
-        if finished is not None:
-            return finished
-        ended = (
+        if outcome is not None:
+            return outcome
+        end_reason = (
             f"Flower's SuperLink ended before the run did{link.log_tail()}"
             if link.has_ended
             else describe_lost_process()
         )
-        if ended is not None:
-            raise RunError(ended)
-        if time.monotonic() - asked > _STATUS_SECONDS:
-            asked = time.monotonic()
+        if end_reason is not None:
+            raise RunError(end_reason)
+        if time.monotonic() - last_query_time > _STATUS_SECONDS:
+            last_query_time = time.monotonic()
             try:
                 status = link.control.run_status(run)
             except UnreachableError:
-                if asked - answered > _UNREACHABLE_SECONDS:
+                if last_query_time - last_answer_time > _UNREACHABLE_SECONDS:
                     raise
-                progress.report_waiting("an answer of the SuperLink", time.time() - (asked - answered))
+                progress.report_waiting(
+                    "an answer of the SuperLink", time.time() - (last_query_time - last_answer_time)
+                )
             else:
-                answered = asked
+                last_answer_time = last_query_time
                 if status.is_over and reader.read_result() is None:
-                    why = f" ({status.details})" if status.details else ""
-                    raise RunError(f"Flower ended the run without a result{why}{link.log_tail()}")
+                    details_note = f" ({status.details})" if status.details else ""
+                    raise RunError(f"Flower ended the run without a result{details_note}{link.log_tail()}")
                 if not (status.is_over or status.state.startswith("running")):
-                    progress.report_waiting(f"the SuperLink to start the run, which is {status.state}", began)
+                    progress.report_waiting(f"the SuperLink to start the run, which is {status.state}", start_time)
             if (wait := reader.read_waiting()) is not None:
-                silos, since = wait
+                silos, wait_start = wait
                 progress.report_waiting(
                     f"silo {', '.join(map(str, silos))} in round {progress.rounds + 1} of "
                     f"{progress.planned_rounds}",
-                    since,
+                    wait_start,
                 )
         time.sleep(_POLL_SECONDS)
 
@@ -331,13 +372,13 @@ def follow_run(
 def run_deployment(
     cells: Sequence[Cell], observer: RunObserver, *, folder: Path, connection: Connection
 ) -> Iterator[IndexedOutcome]:
-    """Run cells one after another; see `Engine`.
+    """Run cells one after another as an `Engine`.
 
-    `folder` is the RUN_DIR: the server writes below it, so that it must be the same folder where the SuperLink
+    `folder` is the RUN_DIR.  The server writes below it, so that the same folder must exist where the SuperLink
     runs.
     """
-    local = connection.superlink is None
-    if local:
+    is_local = connection.superlink is None
+    if is_local:
         refuse_root("--engine deployment")
     for cell in cells:
         refuse_vectorized_options(cell, "deployment")
@@ -352,38 +393,38 @@ def run_deployment(
             }
         )
     for index, cell in enumerate(cells):
-        out = folder.resolve() / "deployment" / cell_digest(cell)[:16]
-        if not (out / "token").exists():
-            write_text(out / "token", secrets.token_hex(16))
-        token = (out / "token").read_text(encoding="utf-8")
-        finished = FolderReader(out).read_result() if (out / "outcome.json").exists() else None
-        if finished is None:
-            clear_reports(out)
-            with _open_federation(cell, connection, token) as (link, lost):
-                reader, progress = FolderReader(out), RunProgress(observer, index, cell.schedule.rounds)
-                while finished is None:
-                    run = link.submit(make_run_config(cell, out, token))
+        run_folder = folder.resolve() / "deployment" / cell_digest(cell)[:16]
+        if not (run_folder / "token").exists():
+            write_text(run_folder / "token", secrets.token_hex(16))
+        token = (run_folder / "token").read_text(encoding="utf-8")
+        outcome = FolderReader(run_folder).read_result() if (run_folder / "outcome.json").exists() else None
+        if outcome is None:
+            clear_reports(run_folder)
+            with _open_federation(cell, connection, token) as (link, describe_lost_process):
+                reader, progress = FolderReader(run_folder), RunProgress(observer, index, cell.schedule.rounds)
+                while outcome is None:
+                    run = link.submit(make_run_config(cell, run_folder, token))
                     try:
-                        finished = follow_run(link, run, reader, lost, progress)
+                        outcome = follow_run(link, run, reader, describe_lost_process, progress)
                     except LostRunError:
                         observer.notified("the SuperLink was started again; the run goes on from its journal")
-                        clear_reports(out)
+                        clear_reports(run_folder)
                     except BaseException:
-                        if not local:  # our own is ended as a whole
-                            with suppress(RunError):  # it may have ended
+                        if not is_local:  # a SuperLink of this machine is ended as a whole
+                            with suppress(RunError):  # the SuperLink may have ended
                                 link.control.stop_run(run)
                         raise
-        yield IndexedOutcome(index, finished)
-        if local and (state_root() / token).exists():
+        yield IndexedOutcome(index, outcome)
+        if is_local and (state_root() / token).exists():
             shutil.rmtree(state_root() / token)
 
 
 @contextmanager
 def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator[tuple[SuperLink, HealthCheck]]:
-    """A SuperLink, and what says that a process has ended without which there will be no outcome.
+    """Open a SuperLink, with a function that describes a necessary process that has ended.
 
-    Without an address SuperLink and silos are processes of ours that are gone when the block is left.  A run that
-    continues without a missing silo is told of none.
+    Without an address, SuperLink and silos are started on this machine, and end with the block.  In a run that
+    continues without missing silos, no process of a silo is necessary.
     """
     if connection.superlink is not None:
         check_certificates(*filter(None, [connection.root_certificates]))
@@ -391,27 +432,32 @@ def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator
         return
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as name:
         home = Path(name)
-        # what must survive an interruption is never in RUN_DIR
+        # shards and ledgers must survive an interruption, and never lie in RUN_DIR
         policies = write_silos(cell, state_root() / token, home)
         with federation_superlink(home, len(policies)) as link:
             assert link.address is not None
             silos = [
-                LocalSilo(number, policy, link.address, node_key_folder(home, number))
-                for number, policy in enumerate(policies)
+                LocalSilo(silo_id, policy, link.address, node_key_folder(home, silo_id))
+                for silo_id, policy in enumerate(policies)
             ]
             for silo in silos:
                 silo.start()
-            needed = [] if cell.deployment.missing == "continue" else silos
+            needed_silos = [] if cell.deployment.missing == "continue" else silos
             yield (
                 link,
                 lambda: next(
-                    (said for silo in needed if (said := silo.describe_ended_process()) is not None), None
+                    (
+                        description
+                        for silo in needed_silos
+                        if (description := silo.describe_ended_process()) is not None
+                    ),
+                    None,
                 ),
             )
 
 
 def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-    """Run cells one after another on one SuperLink in simulation mode; see `Engine`."""
+    """Run cells one after another on one SuperLink in simulation mode, as an `Engine`."""
     refuse({"--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'": find_spec("ray") is None})
     refuse_root("--engine ray")
     with (
@@ -420,10 +466,10 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOut
     ):
         for index, cell in enumerate(cells):
             refuse_vectorized_options(cell, "ray")
-            out = Path(folder, f"cell-{index}")
-            out.mkdir()
+            run_folder = Path(folder, f"cell-{index}")
+            run_folder.mkdir()
             run = link.submit(
-                make_run_config(cell, out),
+                make_run_config(cell, run_folder),
                 {
                     "num_supernodes": cell.federation.silos,
                     "client_resources_num_cpus": 1,
@@ -431,8 +477,8 @@ def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOut
                 },
             )
             progress = RunProgress(observer, index, cell.schedule.rounds)
-            finished = follow_run(link, run, FolderReader(out), lambda: None, progress)
+            outcome = follow_run(link, run, FolderReader(run_folder), lambda: None, progress)
             deadline = time.monotonic() + _END_SECONDS
             while not link.control.run_status(run).is_over and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
-            yield IndexedOutcome(index, finished)
+            yield IndexedOutcome(index, outcome)

@@ -1,28 +1,30 @@
-"""Parts of Flower beyond its public ones that a deployment needs.
+"""Parts of a deployment that use Flower beyond its public interface.
 
-Flower's SuperLink serves the Control API (a program that reaches it runs code there), the Fleet API and the
-Runtime API on one port.  It asks no caller of the Control API for credentials, and counts a silo's reply as that
-of the silo whose name it has.  Flower's executors put a task's token on a command line, which every user of the
-machine can read.  A round waits some seven seconds for sleeps and starts of processes.
+They replace these properties of Flower's own services:
 
-| file | what |
+* The SuperLink serves the Control API, by which a program can run code there, the Fleet API and the Runtime API on
+  one port.  The Control API needs no credentials.
+* A silo's reply counts as that of the silo whose name it has.
+* Executors put a task's token on a command line, which every user of the machine can read.
+* A round waits some seven seconds for sleeps and starts of processes.
+
+| file | content |
 |---|---|
-| `names` | table of the names of Flower that are used, checked at the start of a service |
-| `front` | an ASGI app before the SuperLink: checks senders, holds empty answers, hides unfinished replies |
-| `front` | behind it: the SuperLink, its doors, nodes and runs |
-| `presence` | who was at the SuperLink and when, and its runs, after a restart, too; how a coordinator sees them |
-| `silo_node` | a silo's node, in one process |
-| `executor` | starts a process for each task, and watches it |
-| `control` | requests of Flower's wire; starting and stopping runs |
+| `names` | table of the used names of Flower, which is checked at the start of a service |
+| `front` | ASGI app before the SuperLink that checks senders, delays empty answers and hides unfinished replies |
+| `presence` | last requests of silos, and runs, over restarts of the SuperLink; their view for a coordinator |
+| `silo_node` | node of a silo, in one process |
+| `executor` | start and supervision of a process for each task |
+| `control` | requests in Flower's wire format, which start and stop runs |
 
 No code of Flower is changed while it runs.
 """
 
 APP_PATH = "fedpriv.clients.app:app"
-"""The one app that a silo runs, by its name in a run's bundle."""
+"""Name in a run's bundle of the only app that a silo runs."""
 VERSION_HEADER, FOLLOWED_RUN_HEADER = "fedpriv-version", "fedpriv-follows"
-"""Headers of a SuperNode's requests, and of a command's question for a run."""
+"""Headers of a SuperNode's requests, and of a request of a command that follows a run."""
 STATUS_PATH = "/v1/control/fedpriv-status"
-"""Answered on the control socket only: what `Presence.seen` and `KeptRuns.known` say."""
+"""Path of the status of silos and runs, which only the control socket serves."""
 RESTART_REASON = "the SuperLink was started again"
-"""Why a run ended whose server ended with its SuperLink."""
+"""Reason in the status of a run whose server ended with its SuperLink."""

@@ -1,4 +1,4 @@
-"""Start and stop runs over the SuperLink's Control API: a protobuf message to a path over HTTP, and one back."""
+"""Client of the SuperLink's Control API, which starts and stops runs by protobuf messages over HTTP."""
 
 import hashlib
 import json
@@ -24,17 +24,17 @@ MEDIA_TYPE = "application/protobuf"
 
 @dataclass
 class ApiClient:
-    """One of a SuperLink's APIs, asked over `client`, whose base URL is the SuperLink's."""
+    """Client of one of a SuperLink's APIs, over `client`, whose base URL is that of the SuperLink."""
 
     client: httpx.Client
     headers: Callable[[Route, Any], Mapping[str, str]] = lambda _route, _request: {}
-    """Returns what a request says of its sender."""
+    """Function that returns headers about the sender of a request."""
 
     def ask(self, route: Route, request: Any, timeout: float | None = None) -> Any:
         """Return the SuperLink's answer.
 
         Raises:
-            httpx.HTTPError: there is no answer, or it is a refusal.
+            httpx.HTTPError: If there is no answer, or it is a refusal.
         """
         headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, **self.headers(route, request)}
         answer = self.client.post(
@@ -50,7 +50,10 @@ class ApiClient:
 
 
 def open_client(address: str, authority: Path | None, *, connect_seconds: float = 30.0) -> httpx.Client:
-    """Return a client of `unix:SOCKET`, or of host:port, over TLS if an authority is given; no proxy is used."""
+    """Return a client of `unix:SOCKET`, or of host:port, over TLS if an authority is given.
+
+    The client ignores proxies of the environment.
+    """
     socket = address.removeprefix(UNIX_PREFIX) if address.startswith(UNIX_PREFIX) else None
     scheme, host = "http" if authority is None else "https", address if socket is None else "superlink"
     return httpx.Client(
@@ -65,7 +68,7 @@ def open_client(address: str, authority: Path | None, *, connect_seconds: float 
 
 
 def parse_refusal(response: httpx.Response) -> tuple[int, str]:
-    """Flower's code for a refusal, 0 if it has none, and its reason in one line."""
+    """Return Flower's code of a refusal, 0 if it has none, and the reason in one line."""
     try:
         error = json.loads(response.text)
         code, text = error.get("code", 0), f"{error['detail']} {error.get('extra', '')}".strip()
@@ -78,35 +81,38 @@ _CONNECT_SECONDS = 5.0
 
 
 class UnreachableError(RunError):
-    """No answer came; the next question may have one."""
+    """Missing answer of a SuperLink, which may answer the next request."""
 
 
 class LostRunError(RunError):
-    """The SuperLink was started again, with which the run's server has ended; its journal goes on with the run."""
+    """End of a run's server by a restart of the SuperLink.
+
+    The server's journal continues the run.
+    """
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """State of a run in Flower's words, such as `finished:failed`, and Flower's details."""
+    """State of a run as Flower names it, such as `finished:failed`, and Flower's details."""
 
     state: str
     details: str = ""
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended, in whatever way."""
+        """Whether the run has ended, by success, failure or a stop."""
         return self.state.startswith("finished")
 
     @staticmethod
     def from_run(run: Any) -> "RunStatus":
-        """The status of a run as the Control API lists it."""
+        """Return the status of a run that the Control API lists."""
         state = ":".join(filter(None, (run.status.status, run.status.sub_status)))
         return RunStatus(state, sanitize_line(run.status.details))
 
 
 @dataclass(frozen=True)
 class ControlClient:
-    """The Control API at `address`: `unix:SOCKET`, or host:port, over TLS if there are root certificates.
+    """Client of the Control API at `unix:SOCKET` or host:port, over TLS if there are root certificates.
 
     Every method raises RunError, within seconds, if no server answers there or the answer is a refusal.
     """
@@ -115,7 +121,13 @@ class ControlClient:
     root_certificates: Path | None = None
 
     def start_run(self, pyproject: str, out: str, simulation: Mapping[str, int] | None = None) -> int:
-        """Submit an app that is nothing but its pyproject.toml; the run's id.  `runs` show its folder, `out`."""
+        """Submit an app that consists of its pyproject.toml, and return the run's id.
+
+        Args:
+            pyproject: Text of the file.
+            out: Folder of the run, which lists of runs show.
+            simulation: Settings of Flower's simulation, or None for a deployment.
+        """
         content, _ = build_fab_from_files({"pyproject.toml": pyproject.encode()})
         request = START_RUN.request_type()
         request.fab.content, request.fab.hash_str = content, hashlib.sha256(content).hexdigest()
@@ -127,25 +139,31 @@ class ControlClient:
         return int(answer.run_id)
 
     def run_status(self, run_id: int) -> RunStatus:
-        """State of a run; who asks this follows the run.
+        """Return the status of a run, and mark the caller as a follower of the run.
 
-        LostRunError for a run that the SuperLink does not know, or that ended when it was started again.
+        Raises:
+            LostRunError: If the SuperLink does not know the run, or the run ended with a restart of the SuperLink.
         """
         request, headers = LIST_RUNS.request_type(run_id=run_id), {FOLLOWED_RUN_HEADER: str(run_id)}
-        listed = self._answer(lambda client: ApiClient(client, lambda *_: headers).ask(LIST_RUNS, request))
-        status = RunStatus.from_run(listed.run_dict[run_id])
+        answer = self._answer(lambda client: ApiClient(client, lambda *_: headers).ask(LIST_RUNS, request))
+        status = RunStatus.from_run(answer.run_dict[run_id])
         refuse({RESTART_REASON: status.details == RESTART_REASON}, LostRunError)
         return status
 
     def stop_run(self, run_id: int) -> None:
+        """Stop a run."""
         self._answer(lambda client: ApiClient(client).ask(STOP_RUN, STOP_RUN.request_type(run_id=run_id)))
 
     def fetch_presence(self) -> dict[str, Any]:
-        """What the SuperLink has seen of silos, runs and commands that follow runs: `STATUS`."""
+        """Return the SuperLink's data on silos, runs and followers of runs, from `STATUS_PATH`."""
         return dict(self._answer(lambda client: client.get(STATUS_PATH).raise_for_status().json()))
 
     def _answer(self, ask: Callable[[httpx.Client], Any]) -> Any:
-        """Call `ask` with a client of the SuperLink.  RunError if there is no answer, or a refusal."""
+        """Call `ask` with a client of the SuperLink.
+
+        Raises:
+            RunError: If there is no answer, or a refusal.
+        """
         try:
             with open_client(self.address, self.root_certificates, connect_seconds=_CONNECT_SECONDS) as client:
                 return ask(client)
