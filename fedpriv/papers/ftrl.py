@@ -1,6 +1,7 @@
-"""DP-FTRL: Kairouz et al., Practical and Private (Deep) Learning Without Sampling or Shuffling (ICML 2021).
+"""DP-FTRL: follow the regularized leader on noisy sums of gradients.
 
-Follow the regularized leader on noisy sums of gradients, Algorithm 1 and its momentum variant (section 5).
+Source: Kairouz et al., "Practical and Private (Deep) Learning Without Sampling or Shuffling" (ICML 2021),
+Algorithm 1 and its momentum variant (section 5).
 
     v_t = γ v_{t-1} + S~_t
     x_{t+1} = Π(x_1 - η v_t)
@@ -36,7 +37,7 @@ from fedpriv.papers.fedavg import OptionalLocalSteps, add_optional_local_steps
 
 
 class LeaderState(NamedTuple):
-    """The server's vectors between two rounds, each (..., d)."""
+    """Server's vectors between two rounds, (..., d) each."""
 
     initial: Tensor
     velocity: Tensor
@@ -45,7 +46,10 @@ class LeaderState(NamedTuple):
 
 @dataclass(frozen=True)
 class FollowTheRegularizedLeader:
-    """The iterate is the minimizer of the summed linear losses plus ‖x - x_1‖²/(2η); asks there."""
+    """Optimizer whose iterate minimizes the summed linear losses plus ‖x - x_1‖²/(2η).
+
+    The iterate is the next query.
+    """
 
     step: Scalar
     radius: Scalar
@@ -68,6 +72,8 @@ class FollowTheRegularizedLeader:
 
 
 class FtrlSettings(NoiseSettings, OptionalLocalSteps):
+    """Keys of DP-FTRL."""
+
     clip: Positive = Field(description="C: norm bound on one record's gradient, or on how far one client moves")
     step: Positive = Field(description="η: the model is x_1 - η · (sum of all gradients)")
     radius: Positive = Field(math.inf, description="radius of the ball the model stays in; unbounded if left out")

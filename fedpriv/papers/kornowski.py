@@ -1,13 +1,14 @@
-"""Losses that are neither smooth nor convex: Kornowski, Liu & Talwar, "Improved Sample Complexity for Private
-Nonsmooth Nonconvex Optimization", Algorithms 2 to 5.  The theorems and bounds are in `kornowski_bounds`: together
-they would be too long for one file.
+"""Algorithms of Kornowski, Liu & Talwar for losses that are neither smooth nor convex.
 
-As printed the single-pass algorithm is not private: at the end of every period it releases the running sum
-without noise.  The tree here covers every leaf, is fresh in every period, and every record's contribution is
-clipped; docs/goldstein.md lists what else differs.
+Source: Kornowski, Liu & Talwar, "Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization",
+Algorithms 2 to 5.  The theorems and bounds are in `kornowski_bounds`, since one file would be too long.
 
-Online-to-non-convex conversion (Algorithm 2, after Cutkosky, Mehta & Orabona 2023): online gradient descent
-chooses the steps, not the points.
+As printed, the single-pass algorithm is not private: at the end of every period it releases the running sum
+without noise.  The tree here covers every leaf and is fresh in every period, and every record's increment is
+clipped.  docs/goldstein.md lists the other differences.
+
+Online-to-non-convex conversion (Algorithm 2, after Cutkosky, Mehta & Orabona 2023) chooses steps by online
+gradient descent, and not points:
 
     z_t = x_{t-1} + s_t Δ_t,   x_t = x_{t-1} + Δ_t            s_t uniform on [0, 1)
     Δ_{t+1} = Δ_t - η g~_t, projected on the ball of radius D;  Δ_1 = 0
@@ -17,10 +18,10 @@ chooses the steps, not the points.
 |---|---|---|
 | `iterate` | x_{t-1} | (..., d) |
 | `move` | Δ_t | (..., d) |
-| `ask` | z_t, the query: not an iterate | (..., d) |
-| `window_sum` | Σ z over the window that t lies in, before z_t | (..., d) |
-| `published` | the output, if the run stopped here | (..., d) |
-| `radius`, `step`, `choices.window` | D, η, M | |
+| `query_point` | z_t, the query, which is no iterate | (..., d) |
+| `window_sum` | Σ z over the window of round t, before z_t | (..., d) |
+| `published` | output of a run that stops here | (..., d) |
+| `radius`, `step`, `choices.window` | D, η, M (W above) | |
 """
 
 import dataclasses
@@ -76,24 +77,27 @@ from fedpriv.participation.orders import FixedOrder
 
 @dataclass(frozen=True)
 class PublicChoices:
-    """The optimizer's coins: public, drawn from the seed, no matter what is released.
+    """Public random choices of the optimizer, drawn from the seed and independent of all releases.
 
-    `publishes(k)` is true with probability 1/k, so the last true one is uniform over the windows so far: the
-    paper draws it once, and a run that stops early has its draw too.
+    `publishes(k)` is true with probability 1/k, so that the last window with a true one is uniform over the
+    windows so far.  The paper draws the window once.  Here a run that stops early has its draw as well.
     """
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
     rounds: int
     window: int
     publishes_last: bool = False
-    """Whether always the last complete window is published; the theorems are about a random one."""
+    """Whether the last complete window is always published, while the theorems are about a random one."""
 
     def position(self, t: int, like: Tensor) -> Scalar:
-        """s_t, shape (replicates, 1), or a number for one replicate."""
+        """Return s_t, (replicates, 1), or a number for one replicate."""
         return _as_column(self._positions[:, t - 1], like)
 
     def publishes(self, window: int, like: Tensor) -> Tensor:
-        """Whether the `window`-th window (from 1) becomes the output, shape (replicates, 1) or ()."""
+        """Return a mask of the replicates whose output becomes window number `window`, from 1 on.
+
+        Its shape is (replicates, 1), or () for one replicate.
+        """
         return (
             torch.ones((), dtype=torch.bool, device=like.device)
             if self.publishes_last
@@ -110,7 +114,7 @@ class PublicChoices:
 
 
 class O2NCState(NamedTuple):
-    """The server's vectors before round t, each (..., d)."""
+    """Server's vectors before round t, (..., d) each."""
 
     iterate: Tensor
     move: Tensor
@@ -121,11 +125,11 @@ class O2NCState(NamedTuple):
 
 @dataclass(frozen=True)
 class O2NC:
-    """O2NC with projected online gradient descent.
+    """Online-to-non-convex conversion with projected online gradient descent.
 
-    Whatever is released, ‖Δ_t‖ ≤ D and ‖z_t - z_{t-1}‖ ≤ 2D; the queries of a window lie within
-    ((W + 1)/2 - 1/W) D of their mean.  Everything, the choice of the window included, is post-processing of
-    releases and public coins.
+    Whatever is released, ‖Δ_t‖ ≤ D and ‖z_t - z_{t-1}‖ ≤ 2D.  The queries of a window lie within
+    ((W + 1)/2 - 1/W) D of their mean.  All queries and the output, with the choice of the window, are
+    post-processing of releases and public random choices.
     """
 
     step: Scalar
@@ -133,8 +137,8 @@ class O2NC:
     choices: PublicChoices
 
     def start(self, initial: Tensor) -> O2NCState:
-        still = torch.zeros_like(initial)
-        return O2NCState(initial, still, initial, still, initial)
+        zero = torch.zeros_like(initial)
+        return O2NCState(initial, zero, initial, zero, initial)
 
     def query(self, state: O2NCState) -> Tensor:
         return state.query_point
@@ -152,7 +156,7 @@ class O2NC:
         )
 
     def output(self, state: O2NCState) -> Tensor:
-        """A window's mean; x_0 before the first window is complete."""
+        """Return the mean of the published window, or x_0 before the first window is complete."""
         return state.published
 
 
@@ -166,10 +170,11 @@ def _as_column(values: NDArray[np.float64], like: Tensor) -> Scalar:
 
 _PAPER = "Kornowski, Liu & Talwar, Improved Sample Complexity for Private Nonsmooth Nonconvex Optimization"
 _TARGET_COUNT = 200
+"""Number of values of β among which the multi-pass theorem's best is chosen."""
 
 
 class GoldsteinSettings(Settings):
-    """The numbers the algorithms run with; `kornowski_bounds` has what the theorems ask for."""
+    """Parameters of the algorithms, for which `kornowski_bounds` has the theorems' prescriptions."""
 
     smoothing: Positive = Field(description="α: radius of the random smoothing; the guarantee is at radius 2α")
     radius: Positive = Field(description="D: the largest step; queries move by at most 2D")
@@ -195,7 +200,7 @@ class GoldsteinSettings(Settings):
 
     @property
     def window_rounds(self) -> int:
-        """W."""
+        """Length W of a window, in rounds."""
         if self.window == "paper":
             return paper_window(self.radius, self.smoothing)
         return max_window(self.radius, self.smoothing) if self.window == "longest" else self.window
@@ -205,7 +210,7 @@ class GoldsteinSettings(Settings):
         return self.oracle == "first-order"
 
     def make_nonsmooth_problem(self, problem: Problem) -> NonsmoothProblem:
-        """The problem as the theory sees it, with C1 for the Lipschitz constant; the gap Φ is not known."""
+        """Return the problem of the theory, with C1 for the Lipschitz constant and an infinite gap Φ."""
         return NonsmoothProblem(
             problem.dimension,
             self.anchor_clip,
@@ -218,6 +223,8 @@ class GoldsteinSettings(Settings):
 
 
 class SinglePassSettings(GoldsteinSettings):
+    """Parameters of the single-pass algorithms."""
+
     anchor_batches: Count = Field(
         1, description="batches of its order that a silo reads in an anchor round: B1/B2"
     )
@@ -229,7 +236,7 @@ class SinglePassSettings(GoldsteinSettings):
 
     @property
     def anchored_noise(self) -> AnchoredSquareRoot:
-        """The noise with an anchor's own: a record of an anchor costs what one of a difference costs."""
+        """Noise with a separate part for anchors, under which a record costs the same in each kind of round."""
         return AnchoredSquareRoot.with_equal_cost(self.period, self.anchor_clip / self.anchor_batches, self.clip)
 
 
@@ -240,35 +247,37 @@ def _prescribe(
     plan: Callable[[NonsmoothProblem, float], GoldsteinParameters],
     settings: GoldsteinSettings,
 ) -> Prescription:
-    """The theorem's numbers, with its constants repaired, and the bound that it promises then."""
+    """Prescribe a theorem's numbers with corrected constants, and the bound that then holds."""
     if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
         raise InputError(
             f"{name} needs a guarantee, a loss with a known Lipschitz constant, and a bound on what it can "
             "fall by (--gap)"
         )
-    known = dataclasses.replace(
+    nonsmooth_problem = dataclasses.replace(
         settings.make_nonsmooth_problem(problem), lipschitz=problem.lipschitz, gap=problem.gap
     )
     mu = mu_of(problem.epsilon, problem.delta)
-    # the theory's noise is for replace-one, where a record moves twice as far
-    asked = plan(known, mu if problem.relation == "replace-one" else 2.0 * mu)
-    # every record is in one round of a single pass, in all the rounds else
-    looks = asked.rounds if asked.anchor_batch == asked.batch else 1
+    # The theory's noise is for replace-one, under which a record moves a sum twice as far as under zero-out.
+    parameters = plan(nonsmooth_problem, mu if problem.relation == "replace-one" else 2.0 * mu)
+    # A record is in one round of a single pass, and in all rounds of a multi-pass run.
+    read_count = parameters.rounds if parameters.anchor_batch == parameters.batch else 1
     numbers = {
-        "rounds": float(asked.rounds),
-        "batch": float(asked.batch),
-        "anchor batch": float(asked.anchor_batch),
-        "clip": asked.clip,
-        "anchor_clip": asked.anchor_clip,
-        "noise std": asked.difference_std,
-        "anchor noise std": asked.anchor_std,
-        "radius": asked.radius,
-        "period": float(asked.period),
-        "window": float(asked.window),
-        "step": asked.step,
-        "bound": asked.bound,
-        "directions": printed_directions(known, asked, problem.delta),
-        "directions needed": needed_directions(known, asked.radius, 0.5 * problem.delta / looks),
+        "rounds": float(parameters.rounds),
+        "batch": float(parameters.batch),
+        "anchor batch": float(parameters.anchor_batch),
+        "clip": parameters.clip,
+        "anchor_clip": parameters.anchor_clip,
+        "noise std": parameters.difference_std,
+        "anchor noise std": parameters.anchor_std,
+        "radius": parameters.radius,
+        "period": float(parameters.period),
+        "window": float(parameters.window),
+        "step": parameters.step,
+        "bound": parameters.bound,
+        "directions": printed_directions(nonsmooth_problem, parameters, problem.delta),
+        "directions needed": needed_directions(
+            nonsmooth_problem, parameters.radius, 0.5 * problem.delta / read_count
+        ),
     }
     assumption = "clips take nothing away; the bound is on the Goldstein measure at radius 2α of a random window"
     return Prescription(name, numbers, assumption=assumption)
@@ -276,18 +285,25 @@ def _prescribe(
 
 def _single_pass_theorem(settings: SinglePassSettings, problem: Problem) -> tuple[Prescription, ...]:
     name = "Theorem 6.1" if settings.first_order else "Theorem 3.1"
-    return (_prescribe(name, problem, lambda known, mu: plan_single_pass(known, problem.records, mu), settings),)
+    return (
+        _prescribe(
+            name,
+            problem,
+            lambda nonsmooth_problem, mu: plan_single_pass(nonsmooth_problem, problem.records, mu),
+            settings,
+        ),
+    )
 
 
 def _multi_pass_theorem(settings: GoldsteinSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """The target β for which the theorem's own numbers have the least bound: the paper leaves it open."""
+    """Prescribe Theorem 4.1 with the target β of the least bound, since the paper leaves β open."""
 
-    def least(known: NonsmoothProblem, mu: float) -> GoldsteinParameters:
-        targets = known.lipschitz * np.geomspace(1e-3, 4.0, _TARGET_COUNT)
-        plans = (plan_multi_pass(known, problem.records, float(target), mu) for target in targets)
+    def find_best_plan(nonsmooth_problem: NonsmoothProblem, mu: float) -> GoldsteinParameters:
+        targets = nonsmooth_problem.lipschitz * np.geomspace(1e-3, 4.0, _TARGET_COUNT)
+        plans = (plan_multi_pass(nonsmooth_problem, problem.records, float(target), mu) for target in targets)
         return min(plans, key=lambda plan: plan.bound)
 
-    return (_prescribe("Theorem 4.1", problem, least, settings),)
+    return (_prescribe("Theorem 4.1", problem, find_best_plan, settings),)
 
 
 def _make_estimator(settings: GoldsteinSettings, _problem: Problem) -> VarianceReducedGradient:
@@ -301,8 +317,8 @@ def _make_one_pass_schedule(settings: SinglePassSettings, declared: FixedOrder) 
             "biased in a second pass; leave epochs out, or run goldstein-erm"
         )
     anchors = range(0, declared.rounds, settings.period)
-    reads = (settings.anchor_batches if place in anchors else 1 for place in range(declared.rounds))
-    return FixedOrder(declared.rounds, declared.rounds_per_epoch, tuple(reads))
+    batches = (settings.anchor_batches if index in anchors else 1 for index in range(declared.rounds))
+    return FixedOrder(declared.rounds, declared.rounds_per_epoch, tuple(batches))
 
 
 def _check_full_batches(_settings: GoldsteinSettings, declared: FixedOrder) -> FixedOrder:
@@ -316,8 +332,10 @@ def _check_full_batches(_settings: GoldsteinSettings, declared: FixedOrder) -> F
 
 def _single_pass_error(settings: SinglePassSettings, problem: Problem, noise_std: float) -> float:
     anchor_batch = settings.anchor_batches * problem.batch
-    worst = settings.anchored_noise.worst_variance if settings.noise == "anchored" else max_nodes(settings.period)
-    std = noise_std * math.sqrt(worst)
+    variance_factor = (
+        settings.anchored_noise.worst_variance if settings.noise == "anchored" else max_nodes(settings.period)
+    )
+    std = noise_std * math.sqrt(variance_factor)
     return single_pass_error(
         settings.make_nonsmooth_problem(problem),
         settings.radius,
@@ -341,7 +359,7 @@ def _erm_error(settings: GoldsteinSettings, problem: Problem, noise_std: float) 
 
 
 def _anchor_noise_ratio(settings: GoldsteinSettings, problem: Problem) -> float:
-    """Ratio of an anchor's noise to a difference's: the least noise at a given price."""
+    """Ratio of an anchor's noise to a difference's, for the least noise at a fixed privacy cost."""
     return leaf_noise_ratio(settings.anchor_clip, settings.clip, problem.rounds, settings.period)
 
 
@@ -382,7 +400,7 @@ GOLDSTEIN_SINGLE_PASS = Algorithm(
     schedule=_make_one_pass_schedule,
     # an anchor: g = mean E(z_t);  else g = g + mean [E(z_t) - E(z_{t-1})], E the estimate of ∇f_α of one record
     estimator=_make_estimator,
-    # one fresh tree a period on every g, unless an anchor has noise of its own
+    # one fresh tree a period on every g, unless anchors have noise of their own
     mechanism=lambda settings, _problem, workload: (
         settings.anchored_noise if settings.noise == "anchored" else BinaryTree(workload.decay, workload.period)
     ),

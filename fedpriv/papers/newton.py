@@ -1,24 +1,26 @@
-"""Noisy Newton: Avella-Medina, Bradshaw & Loh, Differentially Private Inference via Noisy Optimization (Annals of
-Statistics 2023), section 3, for logistic models of few parameters.
+"""Noisy Newton for logistic models of few parameters, with confidence intervals.
 
-A record answers with its gradient and its Hessian, clipped apart, side by side:
+Source: Avella-Medina, Bradshaw & Loh, "Differentially Private Inference via Noisy Optimization" (Annals of
+Statistics 2023), section 3.  A record's increment holds its gradient and its Hessian, clipped separately, one
+after the other:
 
     v_b = (clip(∇f, C),  κ clip(svec ∇²f, C_H)),   κ = (C / C_H) √(φ / (1 - φ)),   ‖v_b‖ ≤ C / √(1 - φ)
 
-so that one noisy sum has both, and the Hessian the share φ of the budget μ².  svec is the upper triangle, times √2
-off the diagonal.  From g~_t and H~_t, the noisy means at x_t, the server computes
+One noisy sum then holds both, and the Hessian has the share φ of the budget μ².  svec is the upper triangle, with
+the entries off the diagonal times √2.  From the noisy means g~_t and H~_t at x_t the server computes
 
     A_t = A_{t-1} + 2/(t + 1) (H~_t - A_{t-1})      the mean of H~_1 … H~_t with weights 1 … t
-    u_t = x_t - (A_t₊ + λ I)⁻¹ (g~_t + λ x_t)       A₊ without negative eigenvalues
+    u_t = x_t - (A_t₊ + λ I)⁻¹ (g~_t + λ x_t)       A₊ is A without its negative eigenvalues
     x_{t+1} = u_t if t ≤ 2, else the mean of u_2 … u_t
 
-The paper takes H~_t and u_t themselves; means use the budget of all rounds, and the first step is from far away.
+The paper uses H~_t and u_t themselves.  Means use the budget of all rounds, and leave out the first step u_1,
+which starts far from the minimum.
 
 | here | paper | shape |
 |---|---|---|
-| `query`, `output` | θ^(t) and what A_t is, (x_t, svec A_t) | (..., p + p(p + 1)/2) |
-| `released` | ∇L_n + N_k and ∇²L_n + W_k | the same |
-| `penalty` | none: λ‖x‖²/2 beside the mean loss, the constant's weight included | scalar |
+| `query`, `output` | θ^(t), with A_{t-1}: (x_t, svec A_{t-1}) | (..., p + p(p + 1)/2) |
+| `released` | ∇L_n + N_k and ∇²L_n + W_k | (..., p + p(p + 1)/2) |
+| `penalty` | none: λ of λ‖x‖²/2, added to the mean loss, the constant's weight included | scalar |
 """
 
 import math
@@ -42,42 +44,45 @@ from fedpriv.papers.base import Algorithm, Positive, Settings, independent
 from fedpriv.participation.orders import Dependence
 
 MAX_PARAMETERS = 50
-"""Parameters: so many give 1,325 numbers a release."""
+"""Largest number of parameters, with 1,325 numbers in a release."""
 _CHUNK_VALUES = 2**22
+"""Number of values of the vectors that are formed at once."""
 _MIN_ROUNDS = 2
-"""Fewest rounds from which intervals cover."""
+"""Fewest rounds after which intervals have their coverage."""
 
 
 @lru_cache(maxsize=8)
 def _triangle(size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the row and column of each entry of svec, and the factor of the entry, (p(p + 1)/2,) each."""
     rows, columns = torch.triu_indices(size, size)
     return rows, columns, torch.where(rows == columns, 1.0, math.sqrt(2.0)).double()
 
 
 def symmetric_matrix(triangle: Tensor, size: int) -> Tensor:
-    """The symmetric matrix (..., size, size) whose svec is `triangle`, in float64."""
-    rows, columns, scale = (each.to(triangle.device) for each in _triangle(size))
-    found = triangle.new_zeros(*triangle.shape[:-1], size, size, dtype=torch.float64)
-    found[..., rows, columns] = triangle.double() / scale
-    found[..., columns, rows] = found[..., rows, columns]
-    return found
+    """Return the symmetric matrix (..., size, size) whose svec is `triangle`, in float64."""
+    rows, columns, scale = (tensor.to(triangle.device) for tensor in _triangle(size))
+    matrix = triangle.new_zeros(*triangle.shape[:-1], size, size, dtype=torch.float64)
+    matrix[..., rows, columns] = triangle.double() / scale
+    matrix[..., columns, rows] = matrix[..., rows, columns]
+    return matrix
 
 
 @dataclass(frozen=True)
 class GradientAndHessian(View):
-    """`base`, of which records answer with gradient and Hessian.
+    """View of a logistic model whose increments hold gradient and Hessian.
 
-    A point is (x, svec A); A is the server's, and no answer depends on it.
+    A point is (x, svec A).  The server maintains A, and no increment depends on it.
 
-    Guarantee: a record's increment is a function of its own record and the query, of norm `clip` at most, with the
-    gradient's part at most `gradient_clip` and the Hessian's `curvature_clip`, whatever the query is.
+    Guarantee: a record's increment is a function of its own record and the query, of norm `clip` at most, whatever
+    the query is.  The norm of the gradient's part is at most `gradient_clip`, and that of the Hessian's part,
+    before it is multiplied by `kappa`, at most `curvature_clip`.
     """
 
     base: LogisticRegression
     gradient_clip: float = field(metadata=SHARED)
     curvature_clip: float = field(metadata=SHARED)
     kappa: float = field(metadata=SHARED)
-    """κ: what the Hessian's part is multiplied by."""
+    """κ: factor of the Hessian's part."""
     penalty: float = field(metadata=SHARED)
 
     convex = False
@@ -104,16 +109,16 @@ class GradientAndHessian(View):
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         records, weights = batch
-        lead = np.broadcast_shapes(query.points[0].shape[:-1], records.features.shape[:-2])
-        total = torch.zeros(*lead, self.dimension, dtype=weights.dtype, device=weights.device)
-        clipped = torch.zeros(lead, dtype=torch.int64, device=weights.device)
-        rows = max(1, _CHUNK_VALUES // (self.dimension * math.prod(lead)))
+        leading_shape = np.broadcast_shapes(query.points[0].shape[:-1], records.features.shape[:-2])
+        total = torch.zeros(*leading_shape, self.dimension, dtype=weights.dtype, device=weights.device)
+        clipped_count = torch.zeros(leading_shape, dtype=torch.int64, device=weights.device)
+        rows = max(1, _CHUNK_VALUES // (self.dimension * math.prod(leading_shape)))
         for start in range(0, records.features.shape[-2], rows):
-            part = slice(start, start + rows)
-            some = Records(records.features[..., part, :], records.labels[..., part])
-            vectors, beyond = self._clip_increments(query, Batch(some, weights[..., part]), clip)
-            total, clipped = total + vectors.sum(-2), clipped + beyond.sum(-1)
-        return Increment(total, clipped)
+            chunk = slice(start, start + rows)
+            chunk_records = Records(records.features[..., chunk, :], records.labels[..., chunk])
+            vectors, is_clipped = self._clip_increments(query, Batch(chunk_records, weights[..., chunk]), clip)
+            total, clipped_count = total + vectors.sum(-2), clipped_count + is_clipped.sum(-1)
+        return Increment(total, clipped_count)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         return self._clip_increments(query, batch, clip)[0]
@@ -122,38 +127,46 @@ class GradientAndHessian(View):
         return self.increment(Query((point,)), batch, UNCLIPPED).total
 
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
-        """Weights times clipped increments (..., B, d), and which records were clipped anywhere, (..., B)."""
+        """Return weighted clipped increments (..., B, d), and the mask of records with any clipping, (..., B)."""
         records, weights = batch
-        slope, curvature = self._derivatives(query, records)
-        z, one = records.features.to(weights.dtype), torch.ones_like(weights)
-        rows, columns, scale = (each.to(z.device) for each in _triangle(self.parameter_count))
-        outer = z[..., rows] * z[..., columns] * scale.to(z.dtype)
-        parts, held, beyond = list[Tensor](), torch.ones_like(one, dtype=torch.bool), list[Tensor]()
-        for vectors, most, factor in (
-            (slope.to(z.dtype) * z, self.gradient_clip, 1.0),
-            (curvature.to(z.dtype) * outer, self.curvature_clip, self.kappa),
+        output_gradient, curvature = self._derivatives(query, records)
+        z, ones = records.features.to(weights.dtype), torch.ones_like(weights)
+        rows, columns, scale = (tensor.to(z.device) for tensor in _triangle(self.parameter_count))
+        outer_products = z[..., rows] * z[..., columns] * scale.to(z.dtype)
+        parts, is_representable, clipped_masks = (
+            list[Tensor](),
+            torch.ones_like(ones, dtype=torch.bool),
+            list[Tensor](),
+        )
+        for vectors, max_norm, factor in (
+            (output_gradient.to(z.dtype) * z, self.gradient_clip, 1.0),
+            (curvature.to(z.dtype) * outer_products, self.curvature_clip, self.kappa),
         ):
-            found = compute_clipping(vector_bounds(upper_norm(vectors)), one, most)
-            parts.append(found.zero_unrepresentable(vectors) * (factor * found.factor).unsqueeze(-1))
-            held = held if found.representable is None else held & found.representable
-            if found.is_clipped is not None:
-                beyond.append(found.is_clipped)
-        both = torch.cat(parts, -1).where(held.unsqueeze(-1), 0.0)
-        found = compute_clipping(vector_bounds(upper_norm(both)), weights, clip)
-        beyond += [] if found.is_clipped is None else [found.is_clipped]
-        cut = torch.zeros(both.shape[:-1], dtype=torch.bool, device=both.device)
-        for each in beyond:
-            cut = cut | each
-        return found.zero_unrepresentable(both) * found.factor.unsqueeze(-1), cut & (weights > 0.0)
+            clipping = compute_clipping(vector_bounds(upper_norm(vectors)), ones, max_norm)
+            parts.append(clipping.zero_unrepresentable(vectors) * (factor * clipping.factor).unsqueeze(-1))
+            is_representable = (
+                is_representable if clipping.representable is None else is_representable & clipping.representable
+            )
+            if clipping.is_clipped is not None:
+                clipped_masks.append(clipping.is_clipped)
+        joined = torch.cat(parts, -1).where(is_representable.unsqueeze(-1), 0.0)
+        clipping = compute_clipping(vector_bounds(upper_norm(joined)), weights, clip)
+        clipped_masks += [] if clipping.is_clipped is None else [clipping.is_clipped]
+        is_clipped = torch.zeros(joined.shape[:-1], dtype=torch.bool, device=joined.device)
+        for tensor in clipped_masks:
+            is_clipped = is_clipped | tensor
+        return clipping.zero_unrepresentable(joined) * clipping.factor.unsqueeze(-1), is_clipped & (weights > 0.0)
 
     def _derivatives(self, query: Query, records: Records) -> tuple[Tensor, Tensor]:
-        """First and second derivative of the loss by the score, combined as the query says, (..., B, 1)."""
-        slope = curvature = torch.zeros((), dtype=records.features.dtype, device=records.features.device)
+        """Return first and second derivatives of the loss by the score, (..., B, 1), combined over the query."""
+        output_gradient = curvature = torch.zeros((), dtype=records.features.dtype, device=records.features.device)
         for point, coefficient in zip(*query, strict=True):
             scores = self.base.outputs(self._model_weights(point), records)
-            slope = slope + coefficient * self.base.loss.output_gradient(scores, records.labels)
+            output_gradient = output_gradient + coefficient * self.base.loss.output_gradient(
+                scores, records.labels
+            )
             curvature = curvature + coefficient * scores.sigmoid() * (-scores).sigmoid()
-        return slope, curvature
+        return output_gradient, curvature
 
     def _model_weights(self, point: Tensor) -> Tensor:
         return point[..., : self.parameter_count]
@@ -168,39 +181,51 @@ class GradientAndHessian(View):
         return self.base.evaluate(self._model_weights(point), records)
 
     def coefficients(self, point: Tensor, published: MeanStatistics) -> list[Coefficient]:
-        """Every weight with its interval of 95 %, of the population's weights under the same penalty.
+        """Compute the weights with intervals of 95 % for the population's weights under the same penalty.
 
         With H = A₊ + λ I, σ the noise of a gradient and v_t that of A_t, the error of u_t has the second moment
 
             N_t = H⁻¹ [σ² I + v_t/2 (tr(M_t) I + M_t)] H⁻¹,     M_t that of x_t - x*,  M_1 = x* x*ᵀ
 
-        to first order, M_2 = N_1, then (N_2 + … + N_{t-1}) / (t - 2)².  Sampling adds H⁻¹ (A₊/n) H⁻¹.  InputError
-        after one round, whose step from 0 is not yet at the minimum: such intervals would cover about 77 %.
+        to first order, with M_2 = N_1 and M_t = (N_2 + … + N_{t-1}) / (t - 2)² from t = 3 on.  Sampling adds
+        H⁻¹ (A₊/n) H⁻¹.
+
+        Args:
+            point: Published (x, svec A).
+            published: Public numbers of the means.
+
+        Raises:
+            InputError: There was one round, whose step from 0 is not yet at the minimum.  Intervals would then
+                cover about 77 %.
         """
-        std, records, counted, rounds = published
+        std, records, counted_share, rounds = published
         if rounds < _MIN_ROUNDS:
             raise InputError(
                 f"federation.rounds: {rounds} round of noisy-newton is one step from 0, whose intervals would "
                 f"cover far less than 95 %; take {_MIN_ROUNDS} rounds or more"
             )
-        size, penalty = self.parameter_count, self.penalty / counted
+        size, penalty = self.parameter_count, self.penalty / counted_share
         weights = point[:size].double().numpy()
-        values, vectors = np.linalg.eigh(symmetric_matrix(point[size:] / counted, size).numpy())
-        held = (vectors * values.clip(0.0)) @ vectors.T
-        inverse, eye = np.linalg.inv(held + penalty * np.eye(size)), np.eye(size)
-        gradient, curvature = (std / counted) ** 2, (std / counted / self.kappa) ** 2
-        moment, later = np.outer(weights, weights), np.zeros((size, size))
+        values, vectors = np.linalg.eigh(symmetric_matrix(point[size:] / counted_share, size).numpy())
+        mean_hessian = (vectors * values.clip(0.0)) @ vectors.T
+        inverse, eye = np.linalg.inv(mean_hessian + penalty * np.eye(size)), np.eye(size)
+        gradient, curvature = (std / counted_share) ** 2, (std / counted_share / self.kappa) ** 2
+        moment, later_sum = np.outer(weights, weights), np.zeros((size, size))
         for t in range(1, rounds + 1):
-            spread = curvature * (2.0 * (2.0 * t + 1.0)) / (3.0 * t * (t + 1.0))  # Σ s² / (Σ s)², s = 1 … t
-            step = inverse @ (gradient * eye + spread / 2.0 * (np.trace(moment) * eye + moment)) @ inverse
-            later = later + step if t > 1 else later
-            moment = step if t <= 2 else later / (t - 1) ** 2
-        return make_intervals(weights, moment + inverse @ (held / records) @ inverse)
+            hessian_variance = (
+                curvature * (2.0 * (2.0 * t + 1.0)) / (3.0 * t * (t + 1.0))
+            )  # Σ s² / (Σ s)², s = 1 … t
+            step = (
+                inverse @ (gradient * eye + hessian_variance / 2.0 * (np.trace(moment) * eye + moment)) @ inverse
+            )
+            later_sum = later_sum + step if t > 1 else later_sum
+            moment = step if t <= 2 else later_sum / (t - 1) ** 2
+        return make_intervals(weights, moment + inverse @ (mean_hessian / records) @ inverse)
 
 
 @dataclass(frozen=True)
 class NoisyNewton:
-    """Newton steps with the mean of the Hessians so far; the state is (x_t, svec A_{t-1})."""
+    """Optimizer of Newton steps with the mean of all Hessians, whose state is (x_t, svec A_{t-1})."""
 
     parameters: int
     kappa: float = field(metadata=SHARED)
@@ -215,14 +240,14 @@ class NoisyNewton:
     def update(self, state: Tensor, released: Tensor, current: Round) -> Tensor:
         size, t = self.parameters, current.t
         mean = released / current.scale
-        before = state[..., size:]
-        pooled = before + 2.0 / (t + 1.0) * (mean[..., size:] / self.kappa - before)
+        mean_hessian = state[..., size:]
+        new_mean = mean_hessian + 2.0 / (t + 1.0) * (mean[..., size:] / self.kappa - mean_hessian)
         x = state[..., :size].double()
-        values, vectors = torch.linalg.eigh(symmetric_matrix(pooled, size))
-        slope = mean[..., :size].double() + self.penalty * x
-        along = (vectors.mT @ slope.unsqueeze(-1)).squeeze(-1) / (values.clamp(min=0.0) + self.penalty)
+        values, vectors = torch.linalg.eigh(symmetric_matrix(new_mean, size))
+        gradient = mean[..., :size].double() + self.penalty * x
+        eigen_step = (vectors.mT @ gradient.unsqueeze(-1)).squeeze(-1) / (values.clamp(min=0.0) + self.penalty)
         return torch.cat(
-            [(x - (vectors @ along.unsqueeze(-1)).squeeze(-1) / max(1, t - 1)).to(state.dtype), pooled], -1
+            [(x - (vectors @ eigen_step.unsqueeze(-1)).squeeze(-1) / max(1, t - 1)).to(state.dtype), new_mean], -1
         )
 
     def output(self, state: Tensor) -> Tensor:
@@ -230,6 +255,8 @@ class NoisyNewton:
 
 
 class NewtonSettings(Settings):
+    """Keys of noisy Newton."""
+
     clip: Positive = Field(description="C: norm bound on one record's gradient")
     curvature_clip: Positive = Field(description="C_H: norm bound on one record's Hessian")
     curvature_share: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -246,7 +273,11 @@ def _kappa(settings: NewtonSettings) -> float:
 
 
 def _add_hessian(settings: NewtonSettings, objective: Objective) -> GradientAndHessian:
-    """InputError for a model of another kind, with a penalty of its own, or of too many parameters."""
+    """Return the view of a model with gradient and Hessian.
+
+    Raises:
+        InputError: The model is of another kind, has a penalty of its own, or too many parameters.
+    """
     if type(objective) is not LogisticRegression:
         raise InputError("algorithm.name = 'noisy-newton': is of model.name = \"logistic-regression\"")
     if objective.penalty:

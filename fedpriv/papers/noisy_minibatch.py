@@ -1,16 +1,17 @@
-"""The noisy minibatch method: Lowy & Razaviyayn, Private Federated Learning Without a Trusted Server: Optimal
-Algorithms for Convex Losses (ICLR 2023).
+"""Noisy minibatch SGD of Lowy & Razaviyayn, with the noise and batch size of its authors' programs.
 
-In each of R rounds each of M silos draws K of its n records and adds N(0, σ² I) to the mean of their gradients:
+Source: Lowy & Razaviyayn, "Private Federated Learning Without a Trusted Server: Optimal Algorithms for Convex
+Losses" (ICLR 2023).  In each of R rounds each of M silos draws K of its n records and adds N(0, σ² I) to the mean
+of their gradients:
 
     w_{r+1} = Π_K(w_r - η (1/M) Σ_i g~_{r,i}),   output the mean of the iterates
 
-Noise and batch size are those of the authors' published programs (`gauss_AC` and the choice of K), once by
-advanced composition, as the theorem has it, and once by the moments accountant, as the experiments use it.  There
-the sampling is uniform with replacement and neighbours are replace-one.
+Noise and batch size are those of the authors' published programs (`gauss_AC` and the choice of K).  One pair is by
+advanced composition, as in the theorem, and one by the moments accountant, as in the experiments.  Both are for
+uniform sampling with replacement and replace-one neighbours.
 
-This project does not account for that sampling: its own runs of the method are calibrated by `fedpriv.accounting`
-for what they really do, and these numbers are shown beside them.
+This project does not account for that sampling.  Its own runs of the method are calibrated by `fedpriv.accounting`
+for their true participation, and reports show the authors' numbers beside them.
 """
 
 import math
@@ -26,7 +27,10 @@ from fedpriv.papers.sgd import ProjectedSGD, StepSettings, averaged_bound
 
 @dataclass(frozen=True)
 class NoisyMinibatch:
-    """R rounds with batch K and noise of standard deviation `sigma` in each silo's mean gradient."""
+    """Parameters of R rounds with batch K, and noise `sigma` in each silo's mean gradient.
+
+    `sigma` is a standard deviation.
+    """
 
     rounds: int
     batch: int
@@ -37,26 +41,53 @@ class NoisyMinibatch:
 def parameters_by_moments(
     examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float
 ) -> NoisyMinibatch:
-    """σ² = 8 L² R ln(1/δ)/(n² ε²), K = max(1, n √(ε/(4R))), for ε ≤ 2 ln(1/δ); n records in a silo."""
+    """Return the parameters by the moments accountant.
+
+    σ² = 8 L² R ln(1/δ)/(n² ε²) and K = max(1, n √(ε/(4R))), for ε ≤ 2 ln(1/δ).
+
+    Args:
+        examples: Number n of records in a silo.
+        rounds: R.
+        epsilon: ε.
+        delta: δ.
+        lipschitz: L.
+    """
     _check(examples, rounds, epsilon, delta, lipschitz)
     log_term = math.log(1.0 / delta)
     sigma = lipschitz * math.sqrt(8.0 * rounds * log_term) / (examples * epsilon)
-    smallest = examples * math.sqrt(epsilon / (4.0 * rounds))
-    return _make_parameters(examples, rounds, sigma, smallest, Condition("ε ≤ 2 ln(1/δ)", epsilon, 2.0 * log_term))
+    min_batch = examples * math.sqrt(epsilon / (4.0 * rounds))
+    return _make_parameters(
+        examples, rounds, sigma, min_batch, Condition("ε ≤ 2 ln(1/δ)", epsilon, 2.0 * log_term)
+    )
 
 
 def parameters_by_advanced_composition(
     examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float
 ) -> NoisyMinibatch:
-    """σ² = 256 L² R ln(2.5RK/(δn)) ln(2/δ)/(n² ε²), K = max(1, nε/(4√(2R ln(2/δ)))), for ε ≤ 2 ln(2/δ)."""
+    """Return the parameters by advanced composition.
+
+    σ² = 256 L² R ln(2.5RK/(δn)) ln(2/δ)/(n² ε²) and K = max(1, nε/(4√(2R ln(2/δ)))), for ε ≤ 2 ln(2/δ).
+
+    Args:
+        examples: Number n of records in a silo.
+        rounds: R.
+        epsilon: ε.
+        delta: δ.
+        lipschitz: L.
+
+    Raises:
+        InputError: δ is too large for advanced composition.
+    """
     _check(examples, rounds, epsilon, delta, lipschitz)
     log_term = math.log(2.0 / delta)
-    smallest = examples * epsilon / (4.0 * math.sqrt(2.0 * rounds * log_term))
-    composed = math.log(2.5 * rounds * _round_batch(smallest) / (delta * examples))
-    if composed <= 0.0:
+    min_batch = examples * epsilon / (4.0 * math.sqrt(2.0 * rounds * log_term))
+    composition_term = math.log(2.5 * rounds * _round_batch(min_batch) / (delta * examples))
+    if composition_term <= 0.0:
         raise InputError(f"delta = {delta}: advanced composition needs delta below 2.5 R K / n")
-    sigma = 16.0 * lipschitz * math.sqrt(rounds * composed * log_term) / (examples * epsilon)
-    return _make_parameters(examples, rounds, sigma, smallest, Condition("ε ≤ 2 ln(2/δ)", epsilon, 2.0 * log_term))
+    sigma = 16.0 * lipschitz * math.sqrt(rounds * composition_term * log_term) / (examples * epsilon)
+    return _make_parameters(
+        examples, rounds, sigma, min_batch, Condition("ε ≤ 2 ln(2/δ)", epsilon, 2.0 * log_term)
+    )
 
 
 def _check(examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float) -> None:
@@ -67,16 +98,16 @@ def _check(examples: int, rounds: int, epsilon: float, delta: float, lipschitz: 
     check_positive("lipschitz", lipschitz)
 
 
-def _round_batch(smallest: float) -> int:
-    """As the authors' programs round: down, and 1 at least."""
-    return max(1, int(smallest))
+def _round_batch(min_batch: float) -> int:
+    """Round down to at least 1, as the authors' programs do."""
+    return max(1, int(min_batch))
 
 
 def _make_parameters(
-    examples: int, rounds: int, sigma: float, smallest: float, small: Condition
+    examples: int, rounds: int, sigma: float, min_batch: float, epsilon_condition: Condition
 ) -> NoisyMinibatch:
-    batch = _round_batch(smallest)
-    return NoisyMinibatch(rounds, batch, sigma, (small, Condition("K ≤ n", batch, examples)))
+    batch = _round_batch(min_batch)
+    return NoisyMinibatch(rounds, batch, sigma, (epsilon_condition, Condition("K ≤ n", batch, examples)))
 
 
 @catch_refusal
@@ -86,18 +117,21 @@ def _prescribe(
     clip: float,
     problem: Problem,
 ) -> Prescription:
-    """Noise and batch of the authors' programs, for silos of equal size and R = the scenario's rounds."""
+    """Prescribe noise and batch of the authors' programs, for silos of equal size."""
     if problem.epsilon is None:
         raise InputError(f"{name} needs an (ε, δ), and the scenario is not private")
-    asked = formula(problem.records // problem.silos, problem.rounds, problem.epsilon, problem.delta, clip)
+    parameters = formula(problem.records // problem.silos, problem.rounds, problem.epsilon, problem.delta, clip)
     numbers = {
-        "rounds": float(asked.rounds),
-        "batch": float(asked.batch * problem.silos),
+        "rounds": float(parameters.rounds),
+        "batch": float(parameters.batch * problem.silos),
         "clip": clip,
-        "noise std": asked.sigma / math.sqrt(problem.silos),
+        "noise std": parameters.sigma / math.sqrt(problem.silos),
     }
     return Prescription(
-        name, numbers, asked.conditions, "records are sampled with replacement, which is not accounted for here"
+        name,
+        numbers,
+        parameters.conditions,
+        "records are sampled with replacement, which is not accounted for here",
     )
 
 

@@ -1,10 +1,10 @@
-"""Private online-to-batch: Zhang, Tran & Cutkosky, Differentially Private Online-to-Batch for Smooth Losses
-(NeurIPS 2022), with weights α_t = t^k.
+"""Private online-to-batch, with weights α_t = t^k and a derived bound on increments.
 
-The increment of round t is α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z), the x_t are the weighted averages of an online
-learner's iterates in a convex set of diameter D, losses are G-Lipschitz and H-smooth.
+Source: Zhang, Tran & Cutkosky, "Differentially Private Online-to-Batch for Smooth Losses" (NeurIPS 2022).  The
+increment of round t is α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z).  The x_t are the weighted averages of an online
+learner's iterates w_t in a convex set of diameter D.  Losses are G-Lipschitz and H-smooth.
 
-The bound below is derived here; the paper states it up to constants:
+The paper states the bound on increments up to constants.  It is derived here:
 
     ‖increment‖ ≤ (α_t - α_{t-1}) G + α_{t-1} H ‖x_t - x_{t-1}‖,   x_t - x_{t-1} = (α_t/α_{1:t}) (w_t - x_{t-1})
                 ≤ t^{k-1} (k G + (k+1) H D)    as α_t - α_{t-1} ≤ k t^{k-1} and α_{1:t} ≥ t^{k+1}/(k+1)
@@ -22,7 +22,18 @@ from fedpriv.papers.reshef_levy import AnytimeSGD
 
 
 def increment_bound(t: int, power: float, lipschitz: float, smoothness: float, diameter: float) -> float:
-    """t^{k-1} (k G + (k+1) H D), a clip norm for round t (from 1) that never bites; k = `power` ≥ 1."""
+    """Return t^{k-1} (k G + (k+1) H D), a clip norm for round t with which no increment is clipped.
+
+    Args:
+        t: Round, from 1 on.
+        power: k, at least 1.
+        lipschitz: G.
+        smoothness: H.
+        diameter: D.
+
+    Raises:
+        InputError: A number is out of its range.
+    """
     if t < 1 or not power >= 1.0:
         raise InputError(f"t = {t}, power = {power}: rounds count from 1, and the weights t^k have k of 1 or more")
     for name, value in (("lipschitz", lipschitz), ("smoothness", smoothness), ("diameter", diameter)):
@@ -31,6 +42,8 @@ def increment_bound(t: int, power: float, lipschitz: float, smoothness: float, d
 
 
 class OnlineToBatchSettings(NoiseSettings):
+    """Keys of private online-to-batch."""
+
     clip: Positive = Field(description="C: an increment of round t is clipped to C t^(k-1)")
     step: Positive = Field(description="η of online gradient descent on the weighted gradients")
     radius: Positive = Field(description="radius of the ball the model stays in")
@@ -38,7 +51,7 @@ class OnlineToBatchSettings(NoiseSettings):
 
 
 def _prescribe_clip(settings: OnlineToBatchSettings, problem: Problem) -> tuple[Prescription, ...]:
-    """The clip at which nothing is clipped, where slope and smoothness hold in the ball; the rest is as it is."""
+    """Prescribe the clip with which no increment is clipped, if G and H hold in the ball."""
     name = "bound on increments"
     if settings.radius > problem.convex_within:
         return (Prescription(name, {}, refusal=f"{name}: no slope and smoothness are known in the ball"),)

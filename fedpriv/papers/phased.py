@@ -1,26 +1,28 @@
-"""The phased method: Feldman, Koren & Talwar, Private Stochastic Convex Optimization: Optimal Rates in Linear Time
-(STOC 2020), section 4 (Phased SGD).
+"""Phased SGD: private stochastic convex optimization in linear time, inside one curator.
 
-SGD in phases of halving length, each with a quarter of the step and a noisy start: phase i = 1, 2, … reads
-n_i = n/2^i fresh examples in gradient rounds, from w_{i,1} = w_{i-1}, and an empty round adds the noise.
+Source: Feldman, Koren & Talwar, "Private Stochastic Convex Optimization: Optimal Rates in Linear Time" (STOC
+2020), section 4.  SGD runs in phases of halving length, each with a quarter of the step and a noisy start.  Phase
+i = 1, 2, … reads n_i = n/2^i fresh examples in gradient rounds, from w_{i,1} = w_{i-1}.  An empty round then adds
+the noise.
 
     w_{i,t+1} = Π_K(w_{i,t} - η_i g_t),   η_i = η / 4^i
     w_i       = Π_K((w_{i,1} + … + w_{i,n_i}) / n_i - η_i ζ_i),   ζ_i the noise of the phase's empty round
 
-The paper does not project w_i; projecting what is private costs nothing, and the average lies in K already.
+The paper does not project w_i.  Projecting a private point costs no privacy, and the average lies in K already.
 
 | here | paper | shape |
 |---|---|---|
-| `start` | w_{i-1}, the last private point; the output | (..., d) |
-| `iterate` | w_{i,t}, private to the curator | (..., d) |
-| `total` | w_{i,1} + … + w_{i,t-1} | (..., d) |
+| `phase_start` | w_{i-1}, the last private point, which is the output | (..., d) |
+| `iterate` | w_{i,t}, known to the curator only | (..., d) |
+| `iterate_sum` | w_{i,1} + … + w_{i,t-1} | (..., d) |
 | `step` | η | scalar |
 | `radius` | K is the ball of this radius around 0 | scalar |
 
-Written down from the paper's abstract and from its known statement, not checked against its text: the noise
-therefore follows from the sensitivity proved in `fedpriv.noise.diagonal`, and `suggested_step` is experimental.
+This file was written from the paper's abstract and from its known statement, and not checked against its text.
+Therefore the noise follows from the sensitivity proved in `fedpriv.noise.diagonal`, and `suggested_step` is
+experimental.
 
-The bound on the excess risk: with w̄_0 = x*, ξ_0 = w_0 - x*, ξ_i the noise after phase i,
+The bound on the excess risk: with w̄_0 = x*, ξ_0 = w_0 - x* and ξ_i the noise after phase i,
 
     F(w_k) - F(x*) ≤ Σ_i (‖ξ_{i-1}‖²/(2 η_i n_i) + η_i L²/2) + L ‖ξ_k‖
 """
@@ -57,9 +59,14 @@ from fedpriv.participation.orders import FixedOrder, Phases
 
 
 def make_phases(examples: int, batch: int = 1) -> Phases:
-    """⌊n/(2^i B)⌋ rounds of B examples in phase i, for as many phases as have one.
+    """Return phases of ⌊n/(2^i B)⌋ rounds of B examples, as long as a phase has a round.
 
-    InputError where not even the first phase has a round.
+    Args:
+        examples: n.
+        batch: B.
+
+    Raises:
+        InputError: The first phase has no round.
     """
     if batch < 1 or examples < 2 * batch:
         raise InputError(
@@ -74,12 +81,12 @@ def make_phases(examples: int, batch: int = 1) -> Phases:
 
 
 def phase_step_factor(phase: int) -> float:
-    """η_i/η = 1/4^i for phase i = 1, 2, …."""
+    """Return η_i/η = 1/4^i for phase i = 1, 2, …."""
     return math.pow(4.0, -phase)
 
 
 class PhasedState(NamedTuple):
-    """The curator's vectors between two rounds, each (..., d)."""
+    """Curator's vectors between two rounds, (..., d) each."""
 
     phase_start: Tensor
     iterate: Tensor
@@ -88,10 +95,10 @@ class PhasedState(NamedTuple):
 
 @dataclass(frozen=True)
 class PhasedSGD:
-    """Asks at the iterate of the phase; what it publishes changes in the empty rounds only.
+    """Optimizer whose queries are the iterates of a phase, and whose output changes in empty rounds only.
 
-    Guarantee: queries are NOT private, everything happens inside one curator.  `output` is the start of the
-    current phase, a function of what was released in empty rounds, so that it may be shown at any time.
+    Guarantee: queries are NOT private, and they stay inside one curator.  `output` is the start of the current
+    phase.  This point is a function of the releases of empty rounds, so that it may be shown at any time.
     """
 
     phases: Phases
@@ -106,15 +113,15 @@ class PhasedSGD:
 
     def update(self, state: PhasedState, released: Tensor, current: Round) -> PhasedState:
         phase = self.phases.phase(current.t)
-        move = self.step * phase_step_factor(phase) * released / current.scale
+        displacement = self.step * phase_step_factor(phase) * released / current.scale
         if self.phases.batch_index(current.t) is not None:
             return PhasedState(
                 state.phase_start,
-                project_to_ball(state.iterate - move, self.radius),
+                project_to_ball(state.iterate - displacement, self.radius),
                 state.iterate_sum + state.iterate,
             )
         average = state.iterate_sum / self.phases.lengths[phase - 1]
-        start = project_to_ball(average - move, self.radius)
+        start = project_to_ball(average - displacement, self.radius)
         return PhasedState(start, start, torch.zeros_like(start))
 
     def output(self, state: PhasedState) -> Tensor:
@@ -122,28 +129,46 @@ class PhasedSGD:
 
 
 def suggested_step(examples: int, dimension: int, lipschitz: float, diameter: float, mu: float) -> float:
-    """η = (D/L) min{4/√n, μ/(2√d)}, with μ for the paper's ρ of (α, αρ²/2)-RDP; batches of 1, replace-one."""
+    """Return η = (D/L) min{4/√n, μ/(2√d)}, for batches of 1 and replace-one neighbours.
+
+    Args:
+        examples: n.
+        dimension: d.
+        lipschitz: L.
+        diameter: D.
+        mu: μ, for the paper's ρ of (α, αρ²/2)-RDP.
+    """
     return diameter / lipschitz * min(4.0 / math.sqrt(examples), mu / (2.0 * math.sqrt(dimension)))
 
 
 def step_conditions(step: float, smoothness: float) -> tuple[Condition, ...]:
-    """The contraction, on which privacy rests: η_1 ≤ 2/smoothness."""
+    """Return the condition η_1 ≤ 2/smoothness of the contraction, on which privacy rests."""
     return (Condition("η/4 ≤ 2/smoothness", step * phase_step_factor(1), 2.0 / smoothness),)
 
 
 def phased_bound(
     lengths: Sequence[int], steps: Sequence[float], noises: Sequence[float], radius: float, lipschitz: float
 ) -> Bound:
-    """Of rounds n_i, steps η_i and root mean square noises ‖ξ_i‖ of the phases i = 1 … k; L is `lipschitz`."""
-    before = [radius, *noises[:-1]]
+    """Bound the excess risk of phases i = 1 … k.
+
+    Args:
+        lengths: Numbers n_i of rounds, (k,).
+        steps: Steps η_i, (k,).
+        noises: Root mean squares of ‖ξ_i‖, (k,).
+        radius: Bound on ‖ξ_0‖.
+        lipschitz: L.
+    """
+    start_errors = [radius, *noises[:-1]]
     value = lipschitz * noises[-1] + sum(
-        off**2 / (2.0 * step * length) + step * lipschitz**2 / 2.0
-        for length, step, off in zip(lengths, steps, before, strict=True)
+        start_error**2 / (2.0 * step * length) + step * lipschitz**2 / 2.0
+        for length, step, start_error in zip(lengths, steps, start_errors, strict=True)
     )
     return Bound(value, (), "records are independent; over the best point of the ball")
 
 
 class PhasedSettings(Settings):
+    """Keys of phased SGD."""
+
     clip: Literal["lipschitz"] | Positive = Field(
         "lipschitz", description="norm bound on one record's gradient; it may not be below the Lipschitz constant"
     )
@@ -160,19 +185,19 @@ def _make_schedule(declared: FixedOrder) -> Phases:
 
 
 def _problem_phases(problem: Problem) -> Phases:
-    assert isinstance(problem.schedule, Phases)  # the row's own `schedule` made it
+    assert isinstance(problem.schedule, Phases)  # as made by the row's own `schedule`
     return problem.schedule
 
 
 def _make_mechanism(settings: PhasedSettings, problem: Problem, _workload: Workload) -> PhaseEnds:
-    """Noise in the empty round that ends a phase, by contraction."""
+    """Return noise in the empty round that ends a phase, calibrated by contraction."""
     return PhaseEnds(
         _problem_phases(problem), settings.step * phase_step_factor(1), problem.smoothness, problem.lipschitz
     )
 
 
 def _find_clip(settings: PhasedSettings, problem: Problem) -> float:
-    """C; InputError where the contraction argument does not apply."""
+    """Return the clip, after refusing a loss for which the contraction argument does not hold."""
     if not problem.convex:
         raise InputError(
             "algorithm.name = 'phased-sgd': its privacy rests on a convex loss whose Lipschitz constant and "
@@ -183,22 +208,22 @@ def _find_clip(settings: PhasedSettings, problem: Problem) -> float:
 
 @catch_refusal
 def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescription:
-    """The paper's step for batches of one record, from memory of the paper; noise and rounds follow from it."""
+    """Prescribe the paper's step for batches of one record, quoted from memory, with rounds and noise."""
     if problem.epsilon is None or not problem.convex:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex")
     rounds = make_phases(problem.records).rounds
     mu = mu_of(problem.epsilon, problem.delta)
-    apart = moved_by(problem.relation, 1.0, 1.0)
+    diameter = moved_by(problem.relation, 1.0, 1.0)
     step = suggested_step(
-        problem.records, problem.dimension, problem.lipschitz, 2.0 * settings.radius, 2.0 * mu / apart
+        problem.records, problem.dimension, problem.lipschitz, 2.0 * settings.radius, 2.0 * mu / diameter
     )
     numbers = {"rounds": float(rounds), "batch": 1.0, "clip": problem.lipschitz, "step": step}
-    numbers["noise std"] = problem.lipschitz * apart / mu
+    numbers["noise std"] = problem.lipschitz * diameter / mu
     return Prescription(name, numbers, step_conditions(step, problem.smoothness))
 
 
 def _compute_bound(settings: PhasedSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
-    """Noise is released in the empty round that ends a phase, in units of the phase's step."""
+    """Bound the excess risk, with noise that an empty round releases in units of its phase's step."""
     lengths = _problem_phases(problem).lengths
     steps = [settings.step * phase_step_factor(phase) for phase in range(1, len(lengths) + 1)]
     stds = released.stds[np.cumsum([length + 1 for length in lengths]) - 1]

@@ -1,30 +1,30 @@
-"""DP-μ²-FL: Reshef & Levy, Private and Federated Stochastic Convex Optimization (ICML 2024), Algorithms 1
-(untrusted server) and 2 (trusted server).
+"""DP-μ²-FL of Reshef & Levy: anytime-averaged projected SGD on noisy running sums.
 
-Anytime-averaged projected SGD; anytime averaging is Cutkosky 2019.  The server's lines:
+Source: Reshef & Levy, "Private and Federated Stochastic Convex Optimization" (ICML 2024), Algorithms 1 (untrusted
+server) and 2 (trusted server).  Anytime averaging is Cutkosky's (2019).  The server computes
 
     w_{t+1} = Π_K(w_t - η q~_t)
     x_{t+1} = (1 - a) x_t + a w_{t+1},   a = α_{t+1} / α_{1:t+1}
-    output x_T: what is released in round T moves nothing that is published; or x_{T+1}, which it does move
+    output x_T, which the release of round T does not change, or x_{T+1}, which it does
 
 | here | paper | shape or unit |
 |---|---|---|
 | `iterate` | w_t | (..., d) |
-| `ask` | x_t, the next query | (..., d) |
-| `answered` | the query that was answered last; after T rounds x_T | (..., d) |
+| `query_point` | x_t, the next query | (..., d) |
+| `last_query` | the last query with a release, x_T after T rounds | (..., d) |
 | `released` | q~_t, the mean of the silos' running sums with noise | (..., d) |
 | `step` | η | scalar |
 | `radius` | D/2: K is the ball of diameter D around 0 | parameter |
 | `diameter` | D | parameter |
 | `lipschitz`, `smoothness` | G, L | gradient; gradient / parameter |
-| `rounds` | T; the theorems take as many as a silo has records | |
+| `rounds` | T, in the theorems the number of records of a silo | |
 | `silos` | M | |
 | `mu` | ρ | |
 | `clip` | S = G + 2LD | gradient |
 | `noise_in_mean` | σ/√M (5.2), σ (6.2): in the mean over silos | gradient |
 
-Theorems 5.2 (untrusted server) and 6.2 (trusted server) are for replace-one; under zero-out a record moves half as
-far, and half of the noise does.
+Theorems 5.2 (untrusted server) and 6.2 (trusted server) are for replace-one.  Under zero-out a record changes a
+sum by half as much, and half of the noise suffices.
 """
 
 import math
@@ -56,7 +56,7 @@ from fedpriv.participation.orders import FixedOrder
 
 
 class AnytimeState(NamedTuple):
-    """The server's vectors between two rounds, each (..., d)."""
+    """Server's vectors between two rounds, (..., d) each."""
 
     iterate: Tensor
     query_point: Tensor
@@ -67,13 +67,13 @@ class AnytimeState(NamedTuple):
 class AnytimeSGD:
     """Projected SGD whose query points are the average of its iterates, with the estimator's weights.
 
-    (t-1) ‖x_t - x_{t-1}‖ ≤ 2D follows from the averaging weights; DP-μ²-FL's bound S = G + 2LD rests on it.
+    (t-1) ‖x_t - x_{t-1}‖ ≤ 2D follows from the averaging weights.  DP-μ²-FL's bound S = G + 2LD rests on it.
     """
 
     step: Scalar
     radius: Scalar
     publishes_next: bool = False
-    """Whether the point after the last round, x_{T+1}, is published in place of x_T."""
+    """Whether the output is x_{T+1}, the point after the last round, and not x_T."""
 
     def start(self, initial: Tensor) -> AnytimeState:
         return AnytimeState(iterate=initial, query_point=initial, last_query=initial)
@@ -98,22 +98,32 @@ class AnytimeSGD:
 
 @dataclass(frozen=True)
 class Mu2Parameters:
-    """Numbers that a theorem asks for; `excess_risk` bounds E f(x_T) - f(x*) for the worst G* and σ~."""
+    """Numbers that a theorem requires, with its bound on the excess risk."""
 
     rounds: int
     clip: float
     noise_in_mean: float
     step: float
     excess_risk: float
+    """Bound on E f(x_T) - f(x*) for the worst G* and σ~."""
 
 
 def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) -> Mu2Parameters:
-    """σ = 2S√T/ρ at every silo, or 2S√T/(ρM) at the server; η = min{D/(σ_mean √(T d)), 1/(4LT)}.
+    """Return the parameters of Theorem 5.2 (untrusted server) or 6.2 (trusted server).
+
+    σ = 2S√T/ρ at every silo, or 2S√T/(ρM) at the server, and η = min{D/(σ_mean √(T d)), 1/(4LT)}.  The bound is
 
         E f(x_T) - f(x*) ≤ 4D ((G* + 2LD)/T + 2S√d/(ρ T √M) + σ~/√(TM)),  σ~ = σ_g + 2σ_L D
 
-    with M for the first √M if trusted; that term is σ_mean √d / T^{3/2}.  G* ≤ G, σ_g ≤ G and σ_L ≤ L hold for
-    any records, so that the bound is (G + 2LD), the clip, in both other places.  T is the records of one silo.
+    with M for the first √M if the server is trusted.  This term is σ_mean √d / T^{3/2}.  G* ≤ G, σ_g ≤ G and σ_L ≤
+    L hold for any records.  So G* + 2LD and σ~ are at most the clip G + 2LD, which stands for both.  T is the
+    number of records of one silo.
+
+    Args:
+        problem: Numbers of the problem.
+        mu: ρ.
+        diameter: D.
+        trusted: Whether the server is trusted.
     """
     silos, rounds = problem.silos, problem.records // problem.silos
     for name, value in (("rounds", rounds), ("diameter", diameter), ("mu", mu)):
@@ -121,19 +131,21 @@ def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) 
     for name in ("dimension", "lipschitz", "smoothness"):
         check_positive(name, float(getattr(problem, name)))
     clip = problem.lipschitz + 2.0 * problem.smoothness * diameter
-    noise = noise_for(
+    noise_in_mean = noise_for(
         mu,
         moved_by(problem.relation, 1.0 / silos if trusted else 1.0 / math.sqrt(silos), clip * math.sqrt(rounds)),
     )
-    smooth = 1.0 / (4.0 * problem.smoothness * rounds)
-    step = min(diameter / (noise * math.sqrt(rounds * problem.dimension)), smooth)
-    private = noise * math.sqrt(problem.dimension) / rounds**1.5
-    sampling = clip / math.sqrt(rounds * silos)
-    return Mu2Parameters(rounds, clip, noise, step, 4.0 * diameter * (clip / rounds + private + sampling))
+    max_step = 1.0 / (4.0 * problem.smoothness * rounds)
+    step = min(diameter / (noise_in_mean * math.sqrt(rounds * problem.dimension)), max_step)
+    noise_term = noise_in_mean * math.sqrt(problem.dimension) / rounds**1.5
+    sampling_term = clip / math.sqrt(rounds * silos)
+    return Mu2Parameters(
+        rounds, clip, noise_in_mean, step, 4.0 * diameter * (clip / rounds + noise_term + sampling_term)
+    )
 
 
 class Mu2Settings(NoiseSettings):
-    """Reshef & Levy 2024: parameters of Theorems 5.2 and 6.2, each of which may be overridden."""
+    """Keys of DP-μ²-FL, whose defaults are the parameters of Theorems 5.2 and 6.2."""
 
     mechanism: ChosenName = Field(
         "independent", description="the paper's fresh noise in every round, or one of the others"
@@ -155,7 +167,7 @@ class Mu2Settings(NoiseSettings):
 
 
 def _base_clip(settings: Mu2Settings, problem: Problem) -> float:
-    """S = G + 2LD, or the G that rounds add to."""
+    """Return S = G + 2LD, or the G that a clip of round t adds its growing part to."""
     if settings.clip == "growing":
         return problem.lipschitz
     return (
@@ -166,17 +178,22 @@ def _base_clip(settings: Mu2Settings, problem: Problem) -> float:
 
 
 def _make_estimator(settings: Mu2Settings, problem: Problem) -> RecursiveGradient:
-    """The increment of round t is g_t + (t-1)(g_t - g~_{t-1}), and (t-1) ‖x_t - x_{t-1}‖ ≤ 2D (t-1)/(t+1)."""
-    moved = 2.0 * problem.smoothness * settings.diameter if settings.clip == "growing" else 0.0
-    return RecursiveGradient(_base_clip(settings, problem), drift_clip=moved)
+    """Return the estimator of running sums with clipped increments.
+
+    The increment of round t is g_t + (t-1)(g_t - g~_{t-1}), and (t-1) ‖x_t - x_{t-1}‖ ≤ 2D (t-1)/(t+1).
+    """
+    drift_clip = 2.0 * problem.smoothness * settings.diameter if settings.clip == "growing" else 0.0
+    return RecursiveGradient(_base_clip(settings, problem), drift_clip=drift_clip)
 
 
 def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> float:
-    """η = min{ρ D √M / (2 S T √d), 1/(4 L T)} (untrusted), with M for √M if trusted.
+    """Return η = min{ρ D √M / (2 S T √d), 1/(4 L T)}, with M for √M if the server is trusted.
 
-    Both are D / (σ_mean √(T d)), where σ_mean = 2 S √T / (ρ √M) or 2 S √T / (ρ M) is the standard deviation of
-    the noise in the mean over silos: of what is released, root mean square over the rounds where they differ.
-    `noise_std` is that of a fresh vector.
+    Both first terms are D / (σ_mean √(T d)), where σ_mean is 2 S √T / (ρ √M) or 2 S √T / (ρ M).  σ_mean is the
+    standard deviation of the released noise in the mean over silos.  If it differs between rounds, it is the root
+    mean square over the rounds.
+
+    `noise_std` is the standard deviation of a fresh noise vector.
     """
     if settings.step != "paper":
         return settings.step
@@ -185,12 +202,12 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
             'algorithm.step = "paper": η is at most 1/(4 L T), and no smoothness L is known for this model; '
             "give a number"
         )
-    smooth = 1.0 / (4.0 * problem.smoothness * problem.rounds)
+    max_step = 1.0 / (4.0 * problem.smoothness * problem.rounds)
     if noise_std == 0.0:
-        return smooth
-    rounds = Workload(FixedOrder(problem.rounds, problem.rounds), 1.0, np.ones(problem.rounds))
-    released_std = noise_std * math.sqrt(choose_mechanism(settings, problem, rounds).mean_variance(rounds))
-    return min(settings.diameter / (released_std * math.sqrt(problem.rounds * problem.dimension)), smooth)
+        return max_step
+    workload = Workload(FixedOrder(problem.rounds, problem.rounds), 1.0, np.ones(problem.rounds))
+    released_std = noise_std * math.sqrt(choose_mechanism(settings, problem, workload).mean_variance(workload))
+    return min(settings.diameter / (released_std * math.sqrt(problem.rounds * problem.dimension)), max_step)
 
 
 @catch_refusal
@@ -200,15 +217,15 @@ def _prescribe(name: str, trusted: bool, settings: Mu2Settings, problem: Problem
             f"{name} needs a guarantee, and a loss that is convex, with a known slope and smoothness, in the "
             f"ball of diameter {settings.diameter:g}"
         )
-    asked = mu2_parameters(problem, mu_of(problem.epsilon, problem.delta), settings.diameter, trusted)
+    parameters = mu2_parameters(problem, mu_of(problem.epsilon, problem.delta), settings.diameter, trusted)
     numbers = {
-        "rounds": float(asked.rounds),
+        "rounds": float(parameters.rounds),
         "batch": float(problem.silos),
-        "clip": asked.clip,
-        "noise std": asked.noise_in_mean,
-        "step": asked.step,
+        "clip": parameters.clip,
+        "noise std": parameters.noise_in_mean,
+        "step": parameters.step,
         "radius": settings.diameter / 2.0,
-        "excess risk": asked.excess_risk,
+        "excess risk": parameters.excess_risk,
     }
     return Prescription(
         name, numbers, assumption="each silo's records are independent; excess risk at G* = G, σ~ = G + 2LD"

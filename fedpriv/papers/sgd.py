@@ -1,8 +1,8 @@
-"""DP-SGD: Abadi et al., Deep Learning with Differential Privacy (CCS 2016), Algorithm 1, with fixed batches.
+"""DP-SGD with fixed batches, and projected gradient steps for other algorithms.
 
-Projected stochastic gradient descent, with averaging (Polyak & Juditsky 1992) and momentum (the heavy ball of
-Polyak 1964) as options; DP-SRGD without acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.3) takes
-the same steps.
+Source: Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), Algorithm 1.  Options of projected
+stochastic gradient descent are averaging (Polyak & Juditsky 1992) and momentum (the heavy ball of Polyak 1964).
+DP-SRGD without acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.3) takes the same steps.
 
     v_t = γ v_{t-1} + g~_t
     x_{t+1} = Π(x_t - η v_t)
@@ -15,7 +15,8 @@ the same steps.
 | `average` | mean of x_2 … x_t, or x_min(t, U) | (..., d) |
 | `released` / `scale` | g~_t, the noisy gradient | (..., d) |
 
-The bound on the excess risk of the average (released ∇F(x_t) + e_t, step η ≤ 1/M) sums over the rounds
+The bound on the excess risk of the average is for released ∇F(x_t) + e_t and steps η ≤ 1/M.  It sums over the
+rounds
 
     F(x_{t+1}) - F(x*) ≤ (‖x_t - x*‖² - ‖x_{t+1} - x*‖²)/(2η) - ⟨e_t, x_{t+1} - x*⟩ - (1/η - M)/2 ‖x_{t+1} - x_t‖²
 """
@@ -50,24 +51,25 @@ from fedpriv.papers.base import (
 
 
 class SgdState(NamedTuple):
-    """The server's vectors between two rounds, each (..., d); where no average is asked for it is the iterate."""
+    """Server's vectors between two rounds, (..., d) each."""
 
     iterate: Tensor
     velocity: Tensor
-    """Zeros that take no memory, without momentum."""
+    """Velocity, without momentum zeros that share one element of memory."""
     average: Tensor
+    """Average or random iterate, or the iterate itself if neither is the output."""
 
 
 @dataclass(frozen=True)
 class ProjectedSGD:
-    """Gradient steps of length `step` inside the ball of `radius`."""
+    """Optimizer of gradient steps with the learning rate `step` inside the ball of `radius`."""
 
     step: Scalar
     radius: Scalar
     momentum: Scalar = 0.0
     averaged: bool = False
     output_round: Scalar | None = None
-    """U, drawn by public coins before the run: x_U is published."""
+    """U of the published x_U, drawn by public randomness before the run, or None."""
 
     def start(self, initial: Tensor) -> SgdState:
         return SgdState(initial, initial.new_zeros(()).expand_as(initial), initial)
@@ -77,13 +79,13 @@ class ProjectedSGD:
 
     def update(self, state: SgdState, released: Tensor, current: Round) -> SgdState:
         gradient = released if current.scale == 1.0 else released / current.scale
-        plain = isinstance(self.momentum, float) and self.momentum == 0.0
-        velocity = gradient if plain else self.momentum * state.velocity + gradient
+        has_no_momentum = isinstance(self.momentum, float) and self.momentum == 0.0
+        velocity = gradient if has_no_momentum else self.momentum * state.velocity + gradient
         iterate = project_to_ball(take_step(state.iterate, self.step, velocity), self.radius)
         average = state.average.lerp(iterate, 1.0 / current.t) if self.averaged else iterate
         if self.output_round is not None:
             average = torch.where(torch.as_tensor(current.t < self.output_round), iterate, state.average)
-        return SgdState(iterate, state.velocity if plain else velocity, average)
+        return SgdState(iterate, state.velocity if has_no_momentum else velocity, average)
 
     def output(self, state: SgdState) -> Tensor:
         return state.iterate if self.output_round is None and not self.averaged else state.average
@@ -92,21 +94,34 @@ class ProjectedSGD:
 def projected_bound(
     errors: Floats, radius: float, smoothness: float, step: float, *, fresh: bool = False
 ) -> Bound:
-    """R²/(2ηT) + 2R mean(s_t), or R²/(2ηT) + mean(s_t²)/(2(1/η - M)) if `fresh`; of the mean of the iterates."""
+    """Bound the excess risk of the mean of the iterates.
+
+    The bound is R²/(2ηT) + 2R mean(s_t), or R²/(2ηT) + mean(s_t²)/(2(1/η - M)) with fresh errors.
+
+    Args:
+        errors: Bounds s_t on the root mean square of ‖e_t‖, (T,).
+        radius: R.
+        smoothness: M.
+        step: η.
+        fresh: Whether e_t has mean 0 whatever was released before.
+
+    Returns:
+        The bound, infinite unless M ≤ 1/η (M < 1/η with fresh errors), with this condition.
+    """
     condition = Condition("M ≤ 1/η", smoothness, 1.0 / step)
     slack = 1.0 / step - smoothness
     if slack < 0.0 or (fresh and slack <= 0.0):
         return Bound(math.inf, (condition,))
-    start = radius**2 / (2.0 * step * len(errors))
+    initial_term = radius**2 / (2.0 * step * len(errors))
     return (
-        Bound(start + float(np.mean(errors**2)) / (2.0 * slack), (condition,))
+        Bound(initial_term + float(np.mean(errors**2)) / (2.0 * slack), (condition,))
         if fresh
-        else Bound(start + 2.0 * radius * float(np.mean(errors)), (condition,))
+        else Bound(initial_term + 2.0 * radius * float(np.mean(errors)), (condition,))
     )
 
 
 class StepSettings(Settings):
-    """Plain steps in a ball."""
+    """Keys of plain steps in a ball."""
 
     clip: Positive = Field(description="C: norm bound on one record's gradient")
     step: Positive = Field(description="η")
@@ -114,6 +129,8 @@ class StepSettings(Settings):
 
 
 class SgdSettings(StepSettings, ScheduledSettings):
+    """Keys of DP-SGD."""
+
     momentum: Fraction = Field(0.0, description="heavy-ball momentum")
     output: Literal["last", "average", "random"] = Field(
         "last", description='which iterate is published; "random" is that of RRSGD (docs/baselines.md)'
@@ -126,7 +143,7 @@ class SgdSettings(StepSettings, ScheduledSettings):
         return self
 
     def output_round(self, problem: Problem) -> float | None:
-        """U of the random iterate, from 1 to T: it depends on the seed and T alone."""
+        """Return U of the random iterate, from 1 to T, which follows from the seed and T alone, or None."""
         return (
             None
             if self.output != "random"

@@ -1,7 +1,7 @@
-"""The table of algorithms: name -> estimator × mechanism × optimizer, each as its paper writes it.
+"""Table of algorithms: a name, with the estimator, mechanism and optimizer of a paper.
 
-A row says how the parts follow from the settings of the scenario's [algorithm] section and from the problem.
-The engines know no algorithm by name; a new one is a row here and, where a part is new, one small file.
+A row makes these parts from the settings of the scenario's section [algorithm] and from the problem.  The engines
+know no algorithm by name.  A new algorithm is a new row, with a small file for each part that is new.
 """
 
 from fedpriv.core.errors import InputError, suggest_name_or_import
@@ -69,12 +69,17 @@ ALGORITHMS = {
 
 
 SHIPPED = frozenset(ALGORITHMS)
+"""Names of the rows that fedpriv ships."""
 
 
 def add_algorithm(row: Algorithm) -> None:
-    """Put a row of one's own into the table; one's own row of that name is replaced.
+    """Add a user's row to the table, or replace the user's row of the same name.
 
-    InputError for the name of a shipped row: a scenario must mean the same everywhere.
+    Args:
+        row: Row of the table.
+
+    Raises:
+        InputError: The name is that of a shipped row, since a scenario must mean the same everywhere.
     """
     if not isinstance(row, Algorithm):
         raise InputError(
@@ -86,12 +91,16 @@ def add_algorithm(row: Algorithm) -> None:
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """A row by name, one's own included; InputError if there is none."""
+    """Return a row by its name, after loading extensions for an unknown name.
+
+    Raises:
+        InputError: There is no such row.
+    """
     if name not in ALGORITHMS:
         load_extensions()
     if name not in ALGORITHMS:
-        known = ", ".join(map(repr, ALGORITHMS))
+        names = ", ".join(map(repr, ALGORITHMS))
         raise InputError(
-            f"algorithm.name = {name!r}: known algorithms are {known}{suggest_name_or_import(name, ALGORITHMS)}"
+            f"algorithm.name = {name!r}: known algorithms are {names}{suggest_name_or_import(name, ALGORITHMS)}"
         )
     return ALGORITHMS[name]
