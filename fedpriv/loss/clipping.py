@@ -193,9 +193,8 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
         clip: Clip norm.
     """
     max_norm, eps = _MAX_REPRESENTABLE[weights.dtype], _EPS[weights.dtype]
-    representable = (
-        None if never_above(bounds.operand_norm, max_norm) else bounds.operand_norm <= max_norm
-    )  # False for NaN
+    # The mask is False for NaN.
+    representable = None if never_above(bounds.operand_norm, max_norm) else bounds.operand_norm <= max_norm
     norm = bounds.norm.add(bounds.rounding_scale, alpha=bounds.rounding_count * eps)
     if representable is None and never_above(norm, clip):
         return Clipping(weights.expand(norm.shape), None, norm.new_zeros(norm.shape[:-1], dtype=torch.int64), None)

@@ -115,7 +115,7 @@ class DifferenceTrees(Mechanism):
 
         Returns:
             For each group a vector (N,): for the record at each position of an epoch, the squares of the distances
-                by which it moves the group's nodes, summed over these nodes.
+            by which it moves the group's nodes, summed over these nodes.
         """
         raise NotImplementedError
 

@@ -90,11 +90,12 @@ class SlidingDifferences(DifferenceTrees):
             self.std_difference,
             earliest=2 * rounds_per_epoch,
         )
+        # Two variances, and the covariance.
         prefix, window, covariance = (
             gradient.copy(),
             gradient.copy(),
             gradient.copy(),
-        )  # two variances, and the covariance
+        )
         covariance[: rounds_per_epoch - 1] = window[: rounds_per_epoch - 1] = 0.0
         for t in range(rounds_per_epoch + 1, rounds + 1):
             index, index_before = t - 1, t - 1 - rounds_per_epoch

@@ -86,9 +86,8 @@ def compute_response(
     point_count = rounds
     if rounds > 1:
         (query, _), (_, output) = _probe_stream(probe, 2, 1.0).tolist()
-        point_count -= (
-            query == output
-        )  # anytime SGD publishes x_T, which is also its last query: one point, not two
+        # Anytime SGD publishes x_T, which is also its last query: one point, not two.
+        point_count -= query == output
     point_indices = spaced_indices(point_count, max_queries(rounds) if max_points is None else max_points)
     weights = np.zeros((len(point_indices) + 1, rounds))
     weights[np.arange(len(point_indices)), point_indices] = 1.0
@@ -494,9 +493,8 @@ class Grid:
         Raises:
             RunError: A value is not finite, or is too large to be added.
         """
-        scaled = np.floor(
-            values / self.unit + 0.5
-        )  # halves go up, so that rounding commutes with shifts by multiples of the unit
+        # Halves go up, so that rounding commutes with shifts by multiples of the unit.
+        scaled = np.floor(values / self.unit + 0.5)
         if not np.all(np.abs(scaled) < _MAX_ENCODED):
             raise RunError("the release has values that are not finite, or outside of what can be added")
         return scaled.astype(np.int64).view(np.uint64)

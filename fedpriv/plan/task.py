@@ -82,7 +82,7 @@ def order_by_site(test: Records, sites: Sites | None) -> tuple[Records, tuple[tu
 
     Returns:
         The records and (name, number of records) of each site.  Without sites the records are unchanged and the
-            list is empty.
+        list is empty.
     """
     if sites is None:
         return test, ()

@@ -272,9 +272,8 @@ def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismC
         return
     loss, lambda_cgd_root = ScaledLoss(cost), fit_lambda(cost).theta
     for pairs, last_free in ((1, False), (1, True), (2, True), (3, True)):
-        if (
-            _count_vectors(workload, pairs, True) <= max_vectors
-        ):  # scaled noise has the last vector in its state in any case
+        # Scaled noise has the last vector in its state in any case.
+        if _count_vectors(workload, pairs, True) <= max_vectors:
             fit = fit_roots(loss, pairs, last_free, lambda_cgd_root)
             mechanism = _make_buffered(workload, fit).with_equal_columns(workload)
             yield MechanismCandidate(mechanism, mechanism.memory_vectors(workload), math.exp(fit.loss / 2.0))

@@ -209,9 +209,8 @@ def attempt_values(
         threshold_word, picks = random_words[k, 0], random_words[k, 1]
         column = picks >> np.uint64(55)
         threshold, alias_column = high[column], alias[column]
-        magnitude_column = alias_column + (np.int64(column) - alias_column) * np.int64(
-            threshold_word < threshold
-        )  # a branch would be mispredicted
+        # Arithmetic, since a branch would be mispredicted.
+        magnitude_column = alias_column + (np.int64(column) - alias_column) * np.int64(threshold_word < threshold)
         low = np.int64(picks & low_mask)
         base = magnitude_column << low_bits
         magnitude = base + low

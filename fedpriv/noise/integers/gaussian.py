@@ -226,9 +226,8 @@ class _ChunkWorkspace(threading.local):
         uncertain = np.flatnonzero(np.logical_not(is_sure, out=is_sure))
         margin = uniform[uncertain] - np.exp(-exponent[uncertain])
         is_undecided = (np.abs(margin) < band) | (random_words[uncertain, 0] == thresholds[uncertain])
-        is_refused = (margin >= 0.0) | (
-            (magnitude[uncertain] | ~column[uncertain]) == 0
-        )  # refuses (0, minus), so that 0 counts once
+        # (0, minus) is refused, so that 0 counts once.
+        is_refused = (margin >= 0.0) | ((magnitude[uncertain] | ~column[uncertain]) == 0)
         retry_places = np.where(is_undecided, ~places[uncertain], places[uncertain])[is_undecided | is_refused]
         retries[: len(retry_places)] = retry_places
         return len(retry_places)
@@ -286,9 +285,8 @@ class KeyedDiscreteGaussian:
             ]
             retries = np.concatenate([waiting_places[waiting_places >= 0], np.array(refused, np.int64)])
             attempt += 1
-            if attempt == _TIE_ATTEMPT and len(
-                retries
-            ):  # with probability 0.025^255, unless the key stream is broken
+            # This has probability 0.025^255, unless the key stream is broken.
+            if attempt == _TIE_ATTEMPT and len(retries):
                 raise RunError("the noise generator refused 255 draws in a row")
             retries_by_chunk = [
                 self._attempt(workspace, table, retries[start : start + _CHUNK], (node, attempt), out)
