@@ -7,8 +7,7 @@
 | running sum | q_t = q_{t-1} + s_t | (d,) |
 
 A `Round` is known before round 1: its coefficients, its decay and its clip.  The estimator that scales increments
-and
-the averaging server share the weights α_t.
+and the averaging server share the weights α_t.
 """
 
 from dataclasses import dataclass, field
@@ -52,12 +51,9 @@ class Round(NamedTuple):
     """The public record of round t, read alike by silo, server and accountant.
 
     A silo sums its records' increments, each clipped to norm `clip`.  An increment is the sum over k of
-    `coefficients[k]`
-    times the gradient at the k-th last query, where 0 is this round's.  The silo keeps the running sum q_t = decay
-    *
-    q_{t-1} + mean increment.  The release estimates `scale` times the gradient at the query, so an optimizer that
-    needs
-    the gradient divides by `scale`.
+    `coefficients[k]` times the gradient at the k-th last query, where 0 is this round's.  The silo keeps the
+    running sum q_t = decay * q_{t-1} + mean increment.  The release estimates `scale` times the gradient at the
+    query, so an optimizer that needs the gradient divides by `scale`.
     """
 
     t: int
@@ -196,11 +192,12 @@ class RecursiveGradient:
     """Clip of round 1, whose increment is a plain gradient, or None for `clip`."""
     weights: Weights = field(default_factory=LinearWeights)
     drift_clip: Scalar = 0.0
-    """Bound 2LD on the drift, of which (t-1)/(t+1) is added to the clip of round t.
+    """Bound 2LD on the drift.
+
+    The clip of round t is larger by (t-1)/(t+1) times this bound.
 
     The drift is the change of a gradient, weighted by t - 1, if x_t is the anytime average of iterates in a ball
-    of
-    diameter D.
+    of diameter D.
     """
     clip_growth: int = 0
     """Power g in the clip of round t, `clip` · t^g.
@@ -305,11 +302,11 @@ class LocalGradient:
 class VarianceReducedGradient:
     """SPIDER's estimate of ∇f(z_t): a gradient at an anchor, plus differences of gradients.
 
-    In the first round of every period s_t = ∇f(z_t), and the sum restarts.  In the others
-    s_t = ∇f(z_t) - ∇f(z_{t-1}), two gradients of one record, and q_t = q_{t-1} + s_t.
-    Kornowski, Liu & Talwar, Algorithms 3, 4 and 5, with corrected indices: a round is an anchor if t - 1 is a
-    multiple
-    of the period, so that with a period of 1 every round is an anchor.
+    * In the first round of every period s_t = ∇f(z_t), and the sum restarts.
+    * In the others s_t = ∇f(z_t) - ∇f(z_{t-1}), two gradients of one record, and q_t = q_{t-1} + s_t.
+
+    Source: Kornowski, Liu & Talwar, Algorithms 3, 4 and 5, with corrected indices.  A round is an anchor if t - 1
+    is a multiple of the period, so that with a period of 1 every round is an anchor.
 
     Guarantee: an anchor's increments are clipped to norm `anchor_clip`, the others to `clip`, whatever the loss,
     its smoothing and the queries are; which rounds are anchors is public and follows from t alone.

@@ -1,17 +1,13 @@
 """Features of a record by itself, and augmentation of pictures.
 
 A feature map of one record, with public constants, releases nothing: the record's increment is clipped, whatever
-its
-features are.  Statistics of the training set, such as its mean image, would have to be paid for.  Frozen features
-of
-a pre-trained module are such a map too.  Its weights are named by their SHA-256 (imported.py), so silo and server
-have the same map or none.
+its features are.  Statistics of the training set, such as its mean image, would have to be paid for.  Frozen
+features of a pre-trained module are such a map too.  Its weights are named by their SHA-256 (imported.py), so silo
+and server have the same map or none.
 
 `AugmentedView` computes increments on shifted and mirrored copies of each picture ("augmentation multiplicity").
-A
-record's loss is the mean of the losses of its copies, so its gradient is the mean of their gradients, and is
-clipped
-once.  The module gets all copies of one record together; copies of two records never meet.
+A record's loss is the mean of the losses of its copies, so its gradient is the mean of their gradients, and is
+clipped once.  The module gets all copies of one record together; copies of two records never meet.
 
 Source: De, Berrada, Hayes, Smith & Balle 2022, "Unlocking high-accuracy differentially private image
 classification through scale", section 3, with crops of a padded picture and mirror images.
@@ -75,10 +71,8 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Compute histograms of oriented gradients in cells of 4 x 4 pixels: (n, h, w) -> (n, 8 · h/4 · w/4).
 
     They are those of Dalal & Triggs 2005, section 6, without overlapping blocks.  Derivatives are central
-    differences.
-    The length of an edge is divided in proportion between the two nearest of 8 directions, and averaged over the
-    cell.
-    Every feature is at most 1/√2.
+    differences.  The length of an edge is divided in proportion between the two nearest of 8 directions, and
+    averaged over the cell.  Every feature is at most 1/√2.
 
     Args:
         images: Gray images of bytes.
@@ -120,8 +114,7 @@ def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
-    this
-    row by itself; where a bound in any order of additions shows that a row is short enough, its factor is 1
+    this row by itself; where a bound in any order of additions shows that a row is short enough, its factor is 1
     without it.
 
     Args:
@@ -158,8 +151,7 @@ def compute_frozen_features(
     Guarantee: a record's features are a function of it and the weights, bit for bit, whatever the module does with
     a batch: each record is a batch of its own.  A record on which the module raises has zeros for features, and no
     other record's features change; buffers are what they were before every record.  The code is trusted to keep
-    nothing
-    else between calls.
+    nothing else between calls.
 
     Args:
         values: Records, (n, f).
@@ -282,10 +274,8 @@ class AugmentedView(View):
 
     Guarantee: a record's copies are made of its own content and of public coins alone, which are keyed by the seed
     of the first model, the silo, the round and the record's row index in the silo.  The copies are the same
-    whichever
-    other records are read, so copies go with secret participation.  `copies_objective` clips the mean gradient of
-    a
-    record's copies as a whole, so that one record moves the sum by what one clip lets it.
+    whichever other records are read, so copies go with secret participation.  `copies_objective` clips the mean
+    gradient of a record's copies as a whole, so that one record moves the sum by what one clip lets it.
     """
 
     title = "model.augment"

@@ -33,14 +33,12 @@ def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     """Return a copy in which only the layers and parameters named in `except_` are trained.
 
     A BatchNorm without trainable parameters is put into evaluation mode.  It is a constant map then, and depends
-    on one
-    record only.
+    on one record only.
 
     Args:
         module: Module to copy, which is not changed.
         except_: Names as `named_modules` and `named_parameters` return them.  The name of a layer, such as "head",
-            stands
-            for every parameter below it.
+            stands for every parameter below it.
 
     Raises:
         InputError: The module does not have a name, or the name has no parameters.

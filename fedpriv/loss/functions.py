@@ -13,8 +13,7 @@ over positions t.  A position is a place of a sequence or a picture, or a call a
 
 `make_weight_terms` represents the sum of several gradients: over calls, and over the points of an increment (see
 layered.py).  Outer products are stored as gradients if these are smaller, and gradients of an embedding as the
-rows
-that are not zero.
+rows that are not zero.
 """
 
 from collections.abc import Callable, Sequence

@@ -389,8 +389,7 @@ class GhostObjective(ModuleObjective):
         """Compute the calls and the gradients of a batch, times `coefficient`.
 
         If `is_only_point`, the query has no other point.  The terms of a parameter with a single call are then
-        made as soon
-        as autograd comes to the call, so that its inputs need not be stored.
+        made as soon as autograd comes to the call, so that its inputs need not be stored.
         """
         with torch.inference_mode(False), torch.enable_grad():
             parameters = {
@@ -447,8 +446,7 @@ class GhostObjective(ModuleObjective):
 
         Returns:
             The sum by parameters, with None for a parameter without gradient, and the count; or None if the module
-            raises on
-            a record or does not follow the plan.
+            raises on a record or does not follow the plan.
         """
         weights = batch.weights
         try:
@@ -500,8 +498,7 @@ def _make_uses(
     """Uses of a call at several points, written as differences to the first point.
 
     Differences are as small as the sum of the uses.  Inputs that are the same tensor at every point, such as those
-    of
-    the record itself, have none.
+    of the record itself, have none.
     """
     if not inputs[0].is_floating_point():
         return (

@@ -149,8 +149,7 @@ class RandomSmoothing(View):
     """`base` with every gradient replaced by an estimate from random directions.
 
     Evaluations are those of `base`.  If `shares_directions`, all points of an increment have the same directions,
-    so
-    that a difference of two gradients is small when the points are near.  Otherwise each point has its own.
+    so that a difference of two gradients is small when the points are near.  Otherwise each point has its own.
 
     Guarantee: as for any objective, a record's increment is clipped as a whole, so one record moves the sum by at
     most its weight times `clip` under zero-out, whatever the loss and however few directions there are.
@@ -184,8 +183,7 @@ class RandomSmoothing(View):
         """Sum clipped increments as `Objective` does, of a batch that has the rows of the batch layout.
 
         Few records' directions exist at a time.  Their number follows from public numbers, and does not depend on
-        the
-        number of replicates.
+        the number of replicates.
         """
         records, weights = batch
         record_count, point_count = weights.shape[-1], len(query.points)

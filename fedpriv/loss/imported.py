@@ -5,8 +5,7 @@ requirements are then tested by running it (`check_outputs`): it maps one record
 no record's outputs depend on other records.  `make_trained_model` returns a trained model as a torch module.
 
 A scenario names a file of weights by its digest and not by a path, so all parties have the same values.  The file
-is
-looked for in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt.
+is looked for in $FEDPRIV_WEIGHTS (or fedpriv/weights in the user's cache folder) as HEX.pt.
 """
 
 import copy
@@ -233,14 +232,11 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
     """Check that a record's outputs and gradients do not depend on the other records of a batch.
 
     The module is run, and must not change its buffers (`run_trial`).  Records 1 and 2 of a batch of 3 are
-    replaced.
-    Outputs and gradient of record 0 have to stay the same, bit by bit, at the module's own parameters and at
-    others.  A
-    batch of one has to give the same outputs up to rounding.
+    replaced.  Outputs and gradient of record 0 have to stay the same, bit by bit, at the module's own parameters
+    and at others.  A batch of one has to give the same outputs up to rounding.
 
     Increments are computed of each record alone, so a failure here would not break their guarantee.  But the model
-    that
-    is evaluated would differ from the model that is trained.
+    that is evaluated would differ from the model that is trained.
 
     Args:
         module: Module to check.
@@ -348,8 +344,7 @@ def parameter_shapes(objective: Objective) -> list[tuple[int, ...]]:
     """Return the shapes of the arrays that make up the flat parameters (d,), in order.
 
     Those of a torch module are in the order of its `state_dict`, without frozen parameters.  Any other objective
-    has one
-    array (d,).
+    has one array (d,).
     """
     while isinstance(objective, View):
         objective = objective.base
@@ -391,8 +386,7 @@ def read_weights(weights: str, key: str) -> bytes:
     """Read the file of weights with this digest.
 
     Guarantee: the SHA-256 of the bytes is the one that is named, so the weights that a claim names are the weights
-    that a
-    record passes through.
+    that a record passes through.
 
     Args:
         weights: Digest, "sha256:HEX".

@@ -6,8 +6,7 @@ part in that layer is Σ_k c_k δ_k ⊗ a_k.  It is represented as
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 
 whose terms are as small as the increment itself.  A norm from the products of c_k δ_k ⊗ a_k would lose all digits
-to
-cancellation in float32, with c = (t, -(t-1)) for instance.  A norm that is too small would break the clip.
+to cancellation in float32, with c = (t, -(t-1)) for instance.  A norm that is too small would break the clip.
 
 `make_module_objective` chooses the objective of a module: `LayeredObjective` if every layer has a closed form, and
 `GhostObjective` (ghost.py) otherwise.
@@ -291,8 +290,7 @@ def make_module_objective(
     """Make the objective of a module that maps (records, features) to (records, outputs).
 
     Sequential modules of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten get a `LayeredObjective`,
-    others
-    a `GhostObjective`.  Both compute the same numbers.
+    others a `GhostObjective`.  Both compute the same numbers.
 
     Args:
         module: Module whose trainable parameters are the point.

@@ -3,8 +3,7 @@
 Values have shape (..., B, *shape), where the leading axes are models; weights (..., d_layer) have the leading axes
 only.  A layer without parameters (`StatelessLayer`) maps values to outputs, and output gradients to input
 gradients.  A layer with parameters (`ParameterLayer`) makes terms (`LayerTerms`) besides: the gradient of one
-record
-by its weight is Σ_k output_gradients[k] ⊗ inputs[k], over the points k of an increment.
+record by its weight is Σ_k output_gradients[k] ⊗ inputs[k], over the points k of an increment.
 """
 
 from collections.abc import Callable, Sequence
@@ -365,8 +364,7 @@ def extract_patches(
     """Extract patches of pictures (N, channels, height, width): (N, channels · kernel, positions).
 
     The patches are those of torch's `unfold`.  On a GPU `unfold` handles one picture after another, so that one
-    copy of
-    a strided view is used instead.
+    copy of a strided view is used instead.
     """
     unfold = functional.unfold if pictures.is_cpu else extract_patches_by_view
     return unfold(pictures, kernel, dilation, padding, stride)

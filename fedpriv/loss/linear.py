@@ -1,11 +1,9 @@
 """Losses of linear scores, whose increments are outer products.
 
 A gradient is an output gradient ⊗ features: the derivative of the loss by the scores, times the feature vector.
-An
-increment has the same form, with the combination of the output gradients at its points.  Its norm is therefore a
-product of two norms, and a clipped sum over a batch is one matrix product.  With a penalty, every record's loss
-has
-the term penalty · ‖x‖²/2, inside of the clip; increments are then materialized as vectors.
+An increment has the same form, with the combination of the output gradients at its points.  Its norm is therefore
+a product of two norms, and a clipped sum over a batch is one matrix product.  With a penalty, every record's loss
+has the term penalty · ‖x‖²/2, inside of the clip; increments are then materialized as vectors.
 
 | class | f(x; z, y) of the score ⟨x, z⟩ | lipschitz |
 |---|---|---|
@@ -249,8 +247,7 @@ class LinearScore(LinearObjective, ABC):
     """A loss of one linear score.
 
     With a `population`, `evaluate` also reports the metrics excess_risk = F(x) - F(x*) and gradient_norm = ‖∇F(x)‖
-    of
-    the population risk F.
+    of the population risk F.
     """
 
     features: int
@@ -329,15 +326,13 @@ class SigmoidRegression(LinearScore):
     """Sigmoid loss s(-m) of the margin m = ±⟨x, z⟩, with s(u) = 1/(1 + e^-u) and labels 0 (-) or 1 (+).
 
     The loss is smooth, not convex, and robust: a record with a large negative margin has a loss near 1 and almost
-    no
-    gradient.  With s = s(m), the derivatives by the score depend in absolute value on s in (0, 1) only:
+    no gradient.  With s = s(m), the derivatives by the score depend in absolute value on s in (0, 1) only:
 
         |f'| = s (1 - s) ≤ 1/4, at s = 1/2
         |f''| = s (1 - s) |1 - 2s|, the most where 6 s² - 6 s + 1 = 0: 1/(6√3), at s = 1/2 ± 1/(2√3)
 
     The gradient is f' z and the Hessian f'' z zᵀ.  Losses lie in (0, 1) and are 1/2 at x = 0, so no model's loss
-    is
-    lower than the initial one by 1/2 or more (`--gap 0.5`).
+    is lower than the initial one by 1/2 or more (`--gap 0.5`).
 
     Guarantee: for records with ‖z‖ ≤ `feature_norm`, no gradient's norm exceeds `lipschitz`, and no two gradients
     of one record are farther apart than `smoothness` times the distance of their points, at every point, in exact
@@ -365,8 +360,7 @@ class PhaseRetrieval(LinearObjective):
     """Robust phase retrieval from sizes b ≥ 0 as labels.
 
     The loss is the same at x and -x.  Parameters start at the vector of equal coordinates with norm `start_norm`,
-    since
-    0 is a stationary point.
+    since 0 is a stationary point.
     """
 
     features: int
@@ -570,8 +564,7 @@ def _combined_residuals(scores: Sequence[Tensor], coefficients: Sequence[float],
     """Combination Σ_k coefficients[k] (softmax(scores[k]) - onehot), (..., classes, B).
 
     Scores have the same shape.  Records come last, so that sums over a few classes go through memory in order,
-    which
-    takes a tenth of the time.
+    which takes a tenth of the time.
     """
     residual = scores[0].softmax(-2).mul_(coefficients[0])
     for point_scores, coefficient in zip(scores[1:], coefficients[1:], strict=True):

@@ -3,10 +3,10 @@
 Every loss implements `Loss`: value, output gradient and accuracy of a batch of records.  `LOSSES` has the losses
 by name, and `LossChoice` makes one for labels of a known shape.
 
-`HazardLoss` is for the time until an event, in K public bins.  A label is one of 2K + 1 classes,
-(m, δ) ↦ m + (K + 1) δ: m is the number of bins survived, and δ = 1 if the event was observed, in bin m.
-`TableSchema.survival` makes the label of a time and an event.  With outputs h (K,), sigmoid(h_i) is the hazard of
-bin i (Gensheimer & Narasimhan 2019, whose outputs are 1 - hazard):
+`HazardLoss` is for the time until an event, in K public bins.  A label is one of 2K + 1 classes, m + (K + 1) δ.
+There m is the number of bins survived, and δ = 1 if the event was observed, in bin m.  `TableSchema.survival`
+makes the label of a time and an event.  With outputs h (K,), sigmoid(h_i) is the hazard of bin i (Gensheimer &
+Narasimhan 2019, whose outputs are 1 - hazard):
 
     loss = Σ_{i<m} softplus(h_i) + δ softplus(-h_m)
 
@@ -14,9 +14,9 @@ S(k) = Π_{i ≤ k} (1 - sigmoid(h_i)) is the probability of survival to the end
 
 * `concordance`, Antolini's index (Antolini et al. 2005).  It is a share of pairs of a record with an event in bin
   m and a record that survived bin m: those whose first record has the smaller S(m).  Ties count half.
-* `integrated_brier` (Graf et al. 1999), the mean over bins k of the squared error of S(k), weighted by 1/G
-  against censoring.  G is the Kaplan-Meier estimate of the probability of not being censored, from the records
-  that are scored.  An event comes before a censoring of the same bin.
+* `integrated_brier` (Graf et al. 1999), the mean over bins k of the squared error of S(k), weighted by 1/G against
+  censoring.  G is the Kaplan-Meier estimate of the probability of not being censored, from the records that are
+  scored.  An event comes before a censoring of the same bin.
 """
 
 import math

@@ -285,8 +285,7 @@ def perceptron(
     """Make a row for a network with one hidden layer: features - hidden - outputs.
 
     It has the cross-entropy of all classes, or one output under `loss`, or the outputs of `HazardLoss`.  |⟨x, z⟩|
-    is
-    the sum of two rectifiers, so `nn.ReLU` can represent the sizes of phase retrieval.
+    is the sum of two rectifiers, so `nn.ReLU` can represent the sizes of phase retrieval.
 
     Args:
         activation: Activation of the hidden layer.
@@ -474,8 +473,7 @@ def make_loss_choice(loss: LossArgument, *, real: bool) -> LossChoice:
     """Make the choice of a loss from an argument of the user.
 
     Without a loss it is the cross-entropy, or the squared error of `real` labels.  "squared" and "absolute" are
-    short
-    for the errors of these names.
+    short for the errors of these names.
 
     Raises:
         InputError: The argument is no loss.
@@ -507,12 +505,10 @@ def add_module(
     """Make `model.name = name` mean the module that `factory(shape, classes)` returns.
 
     The module maps (records, *shape) to (records, classes), or to (records, 1) for a regression.  Bytes are passed
-    as
-    pixels / 255, other integers as int64.  x_1 follows from the scenario's `model.initial_seed`.
+    as pixels / 255, other integers as int64.  x_1 follows from the scenario's `model.initial_seed`.
 
     Each record's gradient is computed alone.  Layers that mix records (BatchNorm), draw random numbers (Dropout)
-    or
-    change buffers are therefore refused when the model is used.
+    or change buffers are therefore refused when the model is used.
 
     Args:
         name: Name of the model in scenarios.

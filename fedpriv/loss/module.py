@@ -1,8 +1,7 @@
 """Any torch module as an objective, with per-record gradients by torch.func.
 
 The module defines the structure and the frozen parameters.  The trainable parameters are the flat point.
-Gradients
-of a few records exist at a time.
+Gradients of a few records exist at a time.
 """
 
 import math
@@ -78,8 +77,7 @@ class ModuleObjective(BaseModuleObjective):
     depend on no other record, whatever the module's code does with a batch.  A record on which the module raises
     adds nothing and counts as clipped, and no other record is touched.  Every call has buffers of its own
     (`FunctionalModule`); beside these buffers the code is trusted to keep nothing between calls.  A parameter that
-    is not
-    trained is a constant: it is in no query, no gradient and no norm.
+    is not trained is a constant: it is in no query, no gradient and no norm.
     """
 
     dtype: torch.dtype = torch.float32
@@ -320,9 +318,9 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
     """Draw x_1 (d,) from `seed`, with weights and biases uniform in ±1/√(fan in).
 
     torch's own layers are initialized with the same distribution (He et al. 2015, a = √5).  The point is a
-    function of
-    `seed` and the shapes, with two exceptions: a layer may name parameters that are zero (`begin_at_zero`), and
-    parameters of layers without a matrix, such as scales and shifts of a normalization, keep their values.
+    function of `seed` and the shapes, with two exceptions: a layer may name parameters that are zero
+    (`begin_at_zero`), and parameters of layers without a matrix, such as scales and shifts of a normalization,
+    keep their values.
     """
     generator, trainable = public_generator(seed, "initial model"), trainable_parameters(module)
     point = torch.empty(sum(parameter.numel() for parameter in trainable.values()), dtype=dtype)

@@ -14,8 +14,7 @@ Public coins are public random numbers that an increment depends on, such as dir
 
 `Bfloat16View` computes gradients at models and from features that are rounded to 8 significant bits.  The model,
 its noise, norms, clips and sums stay in the run's own type, since a guarantee depends on them.  Micikevicius et
-al.
-2018, "Mixed precision training", divide the types alike: master weights and sums are wide.
+al. 2018, "Mixed precision training", divide the types alike: master weights and sums are wide.
 """
 
 import math
@@ -53,8 +52,7 @@ class BatchLayout(NamedTuple):
     """Row index of each record in its silo, (B,) or (replicates, B).
 
     There is an axis of replicates if they read different rows.  A record keeps its row index in every round,
-    whichever
-    other records are read.
+    whichever other records are read.
     """
 
     @property
@@ -73,8 +71,7 @@ class Records(NamedTuple):
     """Features (..., B, features) and labels (..., B) of a batch.
 
     Labels are integers for classes, and floats for a regression.  Several labels of a record lie behind its
-    features
-    (`FeatureLayout`).  Only `LabelledView` makes labels (..., B, *shape) of them.
+    features (`FeatureLayout`).  Only `LabelledView` makes labels (..., B, *shape) of them.
     """
 
     features: Tensor
@@ -189,8 +186,7 @@ class Objective(Protocol):
         """Radius of a ball around 0 in which every record's loss is convex and the constants are valid.
 
         The run has to start in its center.  It is inf if losses are convex everywhere, and 0 if convexity is not
-        known.
-        Bounds on the excess risk depend on it; guarantees do not.
+        known.  Bounds on the excess risk depend on it; guarantees do not.
         """
         ...
 
@@ -214,8 +210,7 @@ class Objective(Protocol):
         """Sum weights[b] · clip(query of record b, norm `clip`) over the records b of a batch.
 
         Gradients are computed in the type of the points.  The total has the type of the weights, which is float64
-        in
-        releases.
+        in releases.
 
         Args:
             query: Combination of gradients.
@@ -224,8 +219,7 @@ class Objective(Protocol):
 
         Returns:
             The sum, and the number of clipped records.  A record whose increment is not finite adds nothing and
-            counts as
-            clipped.
+            counts as clipped.
 
         Guarantee: one record moves the sum by at most weights[b] · clip under zero-out and twice that under
         replace-one, for any points, records and loss, rounding included but for that of the other records' sum.

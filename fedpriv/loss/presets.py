@@ -3,8 +3,8 @@
 Scenarios name them by import path, as they would name a user's own module.
 
 `lora` makes Linear layers with weight W + (α / r) B A, of which A and B are trained and W is constant.  Source: Hu
-et
-al. 2022, "LoRA: Low-rank adaptation of large language models", section 4.1.  B is 0 at the start, and A is random.
+et al. 2022, "LoRA: Low-rank adaptation of large language models", section 4.1.  B is 0 at the start, and A is
+random.
 """
 
 import copy
@@ -56,16 +56,14 @@ def lora(
     """Return a copy whose Linear layers train a product of two small matrices, and freeze all else.
 
     The state_dict has the names of the module's own, and NAME.lora_a (rank, in) and NAME.lora_b (out, rank).
-    `merged`
-    makes plain Linear layers of them again.
+    `merged` makes plain Linear layers of them again.
 
     Args:
         module: Module to copy, which is not changed.
         rank: Rank r of the product.
         alpha: α of the factor alpha / rank of the product.  By default the factor is 1.
         layers: Names of Linear layers as `named_modules` returns them, or of modules, for all of their Linear
-            layers.
-            By default all Linear layers.
+            layers.  By default all Linear layers.
         train: Names of layers and parameters that are trained themselves, such as a new head.
         seed: Seed of A, whose entries are uniform in ±1/√in.
 

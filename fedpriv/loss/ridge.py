@@ -12,8 +12,7 @@ The server solves the regression from the released moments.
 ⟨svec(u uᵀ), svec(v vᵀ)⟩ = ⟨u, v⟩² ≥ 0.
 
 A label of two classes is ±1, and the logit is twice the prediction.  The quadratic expansion of the logistic loss
-at
-0 is log 2 - y s/2 + s²/8 in the logit s, and its minimizer is least squares times 2.
+at 0 is log 2 - y s/2 + s²/8 in the logit s, and its minimizer is least squares times 2.
 
 Source: Wang 2018, "Revisiting differentially private linear regression" (sufficient statistics, adaptive ridge).
 """
@@ -164,8 +163,7 @@ class RidgeStatistics(Deterministic):
         """Compute every weight with its 95 % interval.
 
         With H = A₊ + λ I, s² the mean square of the residuals and v = (std R²)², the covariance to first order in
-        the
-        noise is
+        the noise is
 
             Cov w = H⁻¹ [ s² A₊ / n  +  v/2 ((1 + ‖w‖²) I + w wᵀ) ] H⁻¹.
 

@@ -3,8 +3,7 @@
 `Model` is a row and `ModelSettings` its keys.  Two kinds of rows are defined here:
 
 * column moments, the first step of a run with [data.scale], whose model is the mean and the mean square of columns
-  of
-  numbers;
+  of numbers;
 * torch modules by their import path.
 """
 
@@ -70,8 +69,7 @@ class Model:
     """Function that makes the objective.
 
     Its arguments are the shape of one record's features (a `FeatureLayout` if data are at hand), the number of
-    classes,
-    the type of the parameters, and the settings.
+    classes, the type of the parameters, and the settings.
     """
     regression: bool = False
     """Whether labels are real numbers, as those of a data set without classes."""
@@ -79,8 +77,7 @@ class Model:
     """Name of the only data set for which the objective's constants hold, or None.
 
     It is None if features satisfy the constants by themselves.  Noise may depend on the smoothness, and would be
-    too
-    little for other records.
+    too little for other records.
     """
     evaluated: bool = True
     """Whether the model can be evaluated on test records.  Otherwise a server needs none."""
@@ -91,7 +88,7 @@ class Model:
     check: Callable[[Any], None] = lambda _: None
     """Check of a whole cell, which raises ValueError for sections that do not fit the row."""
     guard: str | None = None
-    """Name in `ADDED["guard"]` of a guard's questions about the row.
+    """Name in `ADD_ON_PARTS["guard"]` of the part that answers a guard's questions about the row.
 
     A row with `of_cells` and without this name is refused.
     """

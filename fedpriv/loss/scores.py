@@ -4,8 +4,7 @@
   classification, and (..., n, 1) for two classes by one logit or for a regression.  Labels are (n,), a score is
   (...).
 * `ScoreView` is an objective whose evaluation has the scores that a scenario names, of all test records and silo
-  by
-  silo.
+  by silo.
 * `SummedScores` is an objective whose increments are scores of test records, for test records that a silo does not
   share.  Record b contributes
 
@@ -68,8 +67,7 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute the area under the ROC curve, with ties counted half.
 
     For several classes it is the mean over classes of one class against the others.  Classes that all records
-    have, or
-    no record has, are left out of the mean.
+    have, or no record has, are left out of the mean.
 
     Args:
         outputs: Logits, (..., n, classes) or (..., n, 1).

@@ -6,9 +6,8 @@ forward pass of such layers, and keeps their parameters.
 
 torch runs a recurrent layer as one function, inside of which neither vmap nor a trace of parameters can look.
 `UNROLLED_FUNCTIONS` computes the same step by step, from functions of functional.  Each of them takes the
-arguments
-of torch's function, and its results differ by rounding only.  The input's part of all gates is one product for all
-steps.
+arguments of torch's function, and its results differ by rounding only.  The input's part of all gates is one
+product for all steps.
 """
 
 import copy

@@ -57,8 +57,7 @@ class PerUnit(View):
 
     Guarantee: one unit moves the sum by at most its weight times the clip, whatever its records are, how many it
     has, and what the loss is: its mean is clipped as a whole.  A unit's contribution does not depend on other
-    units.
-    The constants of `base` hold, since a mean of gradients is no longer than the longest.
+    units.  The constants of `base` hold, since a mean of gradients is no longer than the longest.
     """
 
     max_records: int
@@ -209,10 +208,8 @@ class LocalSteps(View):
     records are clients, which train side by side, each with a model of its own.  Records of weight 0 are absent.
 
     The class is for units (`PerUnit`), which clip its increment as a whole.  Guarantee: the loss, the records and
-    how far
-    they lead are not trusted: nothing is claimed of this vector's length, so `lipschitz` and `smoothness` are
-    infinite
-    and no row may rest on them.
+    how far they lead are not trusted: nothing is claimed of this vector's length, so `lipschitz` and `smoothness`
+    are infinite and no row may rest on them.
     """
 
     step: float = field(metadata=SHARED)
@@ -302,10 +299,8 @@ class LocalTraining(View):
     """`base` whose increment is Σ_i p_i (query - w_i), for models w_i of the silos after local SGD.
 
     Each silo starts from the query and runs `epochs` passes over its records of the round, in batches of `batch`
-    records
-    in their order, with steps of length `step`.  p_i is the sum of the weights of its records.  Records of weight
-    0 are
-    absent.
+    records in their order, with steps of length `step`.  p_i is the sum of the weights of its records.  Records of
+    weight 0 are absent.
 
     Guarantee: none.  One record moves a silo's whole trajectory, so there is no bound to calibrate noise to.
     """
