@@ -110,12 +110,14 @@ class DifferenceTrees(Mechanism):
     def squared_norms(self, workload: Workload) -> NodeGroups:
         """Compute each record's squared displacement in each group of nodes.
 
+        A record's displacement in a group is the sum of squares of the distances by which it moves the group's
+        nodes.
+
         Args:
             workload: Workload with the clips and the fixed order.
 
         Returns:
-            For each group a vector (N,): for the record at each position of an epoch, the squares of the distances
-            by which it moves the group's nodes, summed over these nodes.
+            For each group the squared displacement of the record at each position of an epoch, (N,).
         """
         raise NotImplementedError
 
@@ -144,14 +146,14 @@ class DifferenceTrees(Mechanism):
 
     def charged_sensitivity(self, workload: Workload) -> Sensitivity:
         self.check_workload(workload)
-        squared_norm = np.zeros(self.rounds_per_epoch)
+        total = np.zeros(self.rounds_per_epoch)
         for squared_norms, std in zip(self.squared_norms(workload), self.stds, strict=True):
             if not 0.0 < std < math.inf and np.any(squared_norms):
                 raise InputError(
                     f"{type(self).__name__}: a released group of nodes has no noise, or more than any number holds"
                 )
-            squared_norm += squared_norms / std**2 if std > 0.0 else 0.0
-        value = math.sqrt(float(np.max(squared_norm)))
+            total += squared_norms / std**2 if std > 0.0 else 0.0
+        value = math.sqrt(float(np.max(total)))
         bound_text = "clipped differences" if self.movement is None else f"steps of at most {self.movement:g}"
         return Sensitivity(value, False, f"released nodes of three trees that hold the record; {bound_text}")
 
@@ -201,14 +203,14 @@ Trees = TypeVar("Trees", bound=DifferenceTrees)
 def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
     """Set the group standard deviations D_k √(W_k / λ_k), in multiples of the clip.
 
-    D_k² W_k is the largest squared displacement of a record in group k.  λ_k is the group's part of the privacy
+    D_k² W_k is the largest squared displacement of a record in group k.  λ_k is the group's share of the privacy
     loss, and the λ_k sum to 1.
 
     Args:
-        trees: Trees without noise of their own.
+        trees: Trees, whose standard deviations are replaced.
         workload: Workload of the run.
         shares: "equal" for equal λ_k of all groups that are released.  "best" for the least mean variance, λ_k ∝
-            √(A_k D_k² W_k), where A_k is the group's mean variance at standard deviation 1.
+            √(A_k D_k² W_k), where A_k is the group's part of the mean variance at standard deviation 1.
 
     Returns:
         The same trees with these standard deviations.
@@ -472,14 +474,14 @@ class IntegerAligned(IntegerStrategy):
         return tuple(groups)
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
-        first_gradient = int(self.rounds_per_epoch > 1)
+        gradient_index = int(self.rounds_per_epoch > 1)
         residuals = (
             self._residual_tree.bound_integers([load[:1] for load in loads])
-            if first_gradient
+            if gradient_index
             else IntegerBounds(0, 0)
         )
-        gradients = self._epoch_tree.bound_integers([load[first_gradient : first_gradient + 1] for load in loads])
-        changes = self._epoch_tree.bound_integers([load[first_gradient + 1 :] or (0,) for load in loads])
+        gradients = self._epoch_tree.bound_integers([load[gradient_index : gradient_index + 1] for load in loads])
+        changes = self._epoch_tree.bound_integers([load[gradient_index + 1 :] or (0,) for load in loads])
         return IntegerBounds(*(max(bounds) for bounds in zip(residuals, gradients, changes, strict=True)))
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:

@@ -91,11 +91,7 @@ class SlidingDifferences(DifferenceTrees):
             earliest=2 * rounds_per_epoch,
         )
         # Two variances, and the covariance.
-        prefix, window, covariance = (
-            gradient.copy(),
-            gradient.copy(),
-            gradient.copy(),
-        )
+        prefix, window, covariance = gradient.copy(), gradient.copy(), gradient.copy()
         covariance[: rounds_per_epoch - 1] = window[: rounds_per_epoch - 1] = 0.0
         for t in range(rounds_per_epoch + 1, rounds + 1):
             index, index_before = t - 1, t - 1 - rounds_per_epoch

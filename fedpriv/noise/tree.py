@@ -254,7 +254,7 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
         rounds: T.
         rounds_per_epoch: N, rounds of a window.
         level: Level of the nodes, which have 2^level rounds.
-        earliest: First round at whose end a window ends.
+        earliest: Last round u of the first window.
     """
     length = 1 << level
     if length > rounds_per_epoch:
@@ -299,7 +299,8 @@ def window_variances(
 ) -> Floats:
     """Compute the noise variance of the sum over every window, (T,).
 
-    For the window [max(1, u - N + 1), u] this is Σ std² decay^{2(u-z)} over its cover.
+    For the window [max(1, u - N + 1), u] the variance is Σ std² decay^{2(u-z)} over the nodes of its cover, which
+    end at z.
 
     Args:
         rounds: T.
@@ -307,7 +308,7 @@ def window_variances(
         decay: Decay per round.
         early: Standard deviation of nodes that end by round 2N.
         late: Standard deviation of later nodes.
-        earliest: First u of a window.  Variances before are 0.
+        earliest: First u with a window.  The variances before are 0.
     """
     squared_decays = powers(decay**2, rounds_per_epoch)
     return np.array(
