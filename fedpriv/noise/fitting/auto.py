@@ -80,7 +80,7 @@ def max_displacements(workload: Workload) -> Floats:
         record_displacements.append(
             clip + (decay**spacing * record_displacements[t - spacing] if t >= spacing else 0.0)
         )
-        if t >= last_round_distance:  # the participation has ended
+        if t >= last_round_distance:  # the record takes part `max_rounds_per_record` times only
             record_displacements[t] -= decay**last_round_distance * clips[t - last_round_distance]
         distances.append(max(record_displacements[t], decay * distances[t - 1] if t else 0.0))
     return np.array(distances)
@@ -206,7 +206,7 @@ def fit_kind(
 def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield candidates of at most `max_vectors` vectors that no earlier candidate dominates.
 
-    A candidate dominates another with at least as many vectors and at least as much noise.
+    A candidate dominates another if it has at most as many vectors and at most as much noise, up to ties.
     """
     undominated: list[MechanismCandidate] = []
     for candidate in all_candidates(cost, max_vectors):
