@@ -1,4 +1,4 @@
-"""End the child processes of an engine with the engine, even if it is killed.
+"""End the child processes of an engine with the engine, even if the engine is killed.
 
 `python -P -m fedpriv.engines.children HOME` ends the processes that were started in HOME, once its standard
 input is closed.
@@ -36,7 +36,7 @@ def reap_processes(home: Path) -> Iterator[None]:
     """End all processes with a FLWR_HOME in `home` at the end of this context or of this process.
 
     Guarantee: a process that is killed with SIGKILL in the block leaves none of these processes running and no
-    `home`: a helper process, in its own session, reads the end of a pipe that only this process holds open, and
+    `home`: a helper process, in its own session, sees the end of a pipe that only this process holds open, and
     then ends them.  If the helper is killed, this process starts another within a second.
     """
     command, stop = [sys.executable, "-P", "-m", __name__, str(home)], threading.Event()

@@ -114,7 +114,7 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Inde
         run_config = make_run_config(cell, Path())
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
         with quiet_flower_logs(), _delay_garbage_collection(), retain_freed_pages():
-            make_server_app(lambda _: cell_observer)(grid, grid.server_context(run_config))  # noqa: B023 - called in this iteration
+            make_server_app(lambda _: cell_observer)(grid, grid.server_context(run_config))  # noqa: B023 - called at once
         assert cell_observer.result is not None
         yield IndexedOutcome(index, cell_observer.result)
 

@@ -1,7 +1,7 @@
 """Worker engine: groups of cells as Ray tasks, on the cores of this machine or on a cluster.
 
-    cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine observer
-    ◀── progress, evaluations, outcomes, one stream a task ──
+    cells ── groups that an engine runs together ── a task each ──▶ a worker, which runs the same engine
+    observer ◀── progress, evaluations, outcomes, one stream a task ──
 
 Ray schedules the tasks.  A group is never split, because arithmetic on several replicates at once may round
 otherwise than on one.  A worker runs an engine and forwards the engine's events as they come.
@@ -192,7 +192,7 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
         raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
 
     def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-        """Run groups of cells as tasks, and submit the group of a worker that died again."""
+        """Run groups of cells as tasks, and resubmit the group of a worker that died."""
         cell_groups = [
             _CellGroup(list(members), [cells[member] for member in members]) for members in groups(cells)
         ]
@@ -315,9 +315,7 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
             ) from None
         stack.callback(ray.shutdown)
         if sigterm_handler is not None:
-            signal.signal(
-                signal.SIGTERM, sigterm_handler
-            )  # Ray's handler would end the run without the hint on resuming
+            signal.signal(signal.SIGTERM, sigterm_handler)  # Ray's handler gives no hint on resuming
         output: Any = StreamWithoutRay(sys.stdout)
         stack.enter_context(redirect_stdout(output))
         yield ray

@@ -1,6 +1,7 @@
 """Client side of a private strategy: records, noise and state of a silo, behind one call.
 
-    private = PrivateClient(context, Net(), nn.CrossEntropyLoss()) return private.train(msg, load_data(context))
+    private = PrivateClient(context, Net(), nn.CrossEntropyLoss())
+    return private.train(msg, load_data(context))
 
 If the node's configuration names a guard, the guard answers the call, and `records` are not read.
 """

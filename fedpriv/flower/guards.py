@@ -2,8 +2,8 @@
 
     from fedpriv.flower import guard_of
 
-    guard = guard_of(context, Path(__file__).with_name("guard.toml")) arrays = guard.train(msg.content["arrays"],
-    msg.content["config"]["server-round"])
+    guard = guard_of(context, Path(__file__).with_name("guard.toml"))
+    arrays = guard.train(msg.content["arrays"], msg.content["config"]["server-round"])
 
 The app never sees a record, and the server keeps its strategy: docs/existing-flower-app.md.  The app's scenario
 is public, fixed before round 1, and the same at every silo.

@@ -143,7 +143,7 @@ _NORMAL = NormalDist()
 _MAX_PANELS = 12
 _CLIPPED_METRIC = Metric("fraction_clipped", "increments that were clipped (%)", 100.0, 2, 2)
 _MIN_VISIBLE_ERROR = 0.01
-"""Smallest error at which both errors are equal whose trade-off curve can be told from the axes."""
+"""Smallest balanced error for which a trade-off curve can be told from the axes."""
 
 
 def make_charts(results: Results, history: Sequence[Mapping[str, Any]], audit: StoredAudit | None) -> list[Chart]:
@@ -159,7 +159,10 @@ def make_charts(results: Results, history: Sequence[Mapping[str, Any]], audit: S
 
 
 def _drop_empty_series(chart: Chart) -> Chart:
-    panels = [Panel(full.name, [series for series in full.series if series.marks]) for full in chart.panels]
+    panels = [
+        Panel(source_panel.name, [series for series in source_panel.series if series.marks])
+        for source_panel in chart.panels
+    ]
     return replace(chart, panels=[panel for panel in panels if panel.series])
 
 

@@ -295,9 +295,7 @@ def read_results(folder: Path) -> Results:
             cell["cell"]: cell
             for cell in (*tree["cells"], *map(json.loads, read_complete_lines(folder / _JOURNAL_FILE)))
         }
-        cells = [
-            cell_by_number[number] for number in sorted(cell_by_number)
-        ]  # with cells that finished after results.json was written
+        cells = [cell_by_number[number] for number in sorted(cell_by_number)]  # with cells that finished later
         validate_section(_StoredResults, {**tree, "cells": cells}, f"{path}: not a results file of fedpriv")
         return Results(
             name=tree["scenario"]["name"],

@@ -323,7 +323,7 @@ def check_cell(folder: Path, number: int, stored: Cell, scenario: Scenario) -> N
 
 
 def first_difference(stored: Mapping[str, Any], current: Mapping[str, Any], section: str = "") -> str:
-    """Describe the first key whose values differ in two trees, with both values, or return ""."""
+    """Describe the first key whose values differ in two trees, with both values, or return "" without one."""
     for key in dict.fromkeys([*stored, *current]):
         stored_value, current_value = stored.get(key), current.get(key)
         if isinstance(stored_value, Mapping) and isinstance(current_value, Mapping):

@@ -119,9 +119,7 @@ class LocalSilos:
     def __init__(self, group: Replicates, first_round: int) -> None:
         """Set up the silos for rounds from `first_round` on."""
         self._step, self._weights = FloatSteps(group.plan), group.plan.weights
-        self._axis = (
-            -1 if group.plan.unit.max_records == 1 else -2
-        )  # axis of the rows; a unit of several records has one more axis behind it
+        self._axis = -1 if group.plan.unit.max_records == 1 else -2  # axis of rows, before a unit's records
         self._fresh = _draw_silo_noise(group, first_round) if group.plan.noise.sources else None
 
     def release_mean(
@@ -304,13 +302,16 @@ def group_by_plan(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list
 
 
 def _split_group(members: list[int], cell: Cell, plan: Plan) -> Iterator[list[int]]:
-    """Split a group so that the values that one round reads and draws fit into memory (at most 2^26)."""
+    """Split a group so that the values that one round reads and draws fit into memory.
+
+    A part has at most 2^26 values, or a single replicate.
+    """
     record_values = sum(plan.batch_sizes) * load_task(cell).train.features[0].numel()
     size = max(1, _MAX_ROUND_VALUES // max(record_values, NUMBERS_PER_EXTRA_VALUE * plan.extra_values))
     return (members[start : start + size] for start in range(0, len(members), size))
 
 
 def _group_key(cell: Cell, plan: Plan) -> object:
-    roster = plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources)
+    shape = plan.schedule, plan.batch_sizes, plan.weights, bool(plan.noise.sources)
     stacked_parts = plan.estimator, plan.mechanism, plan.optimizer, plan.objective
-    return roster, tuple(map(stack_signature, stacked_parts)), cell.data, cell.model, cell.run, cell.evaluation
+    return shape, tuple(map(stack_signature, stacked_parts)), cell.data, cell.model, cell.run, cell.evaluation
