@@ -201,6 +201,7 @@ def _linear_ticks(low: float, high: float, max_count: int) -> list[float]:
 
 
 def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
+    """Return powers of ten, with multiples as far as the labels fit, and thinned if there are too many."""
     for multiples in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = [

@@ -174,6 +174,7 @@ def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
 
 
 def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
+    """Draw a panel's series, and set scales, limits, labels and ticks of its axes."""
     for rank, series in enumerate(panel.series):
         _draw_series(axes, chart, series, rank)
     horizontal, vertical = chart.x_scale(panel, 0.0, 1.0), chart.y_scale(0.0, 1.0)

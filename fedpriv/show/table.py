@@ -147,6 +147,7 @@ def _grid_table(
     fixed: Mapping[str, Any],
     added_rows: Sequence[ExtraRow],
 ) -> TextTable:
+    """Make the table of a metric in the paper's form, with values of rows and columns as published."""
     names, columns = short_names(results.axes), results.axes[paper.columns]
     column_points = [{**fixed, paper.columns: column} for column in columns]
     body = [
@@ -265,6 +266,7 @@ def _render_csv(results: Results) -> str:
 
 
 def _render_latex(results: Results, table: TextTable) -> str:
+    """Render a table as a LaTeX float, with the caption of the run and a spanner of the column axis."""
     sentences = [
         results.title or results.name,
         table.caption,

@@ -79,6 +79,7 @@ def describe_run(results: Results) -> str:
 
 
 def _describe_training(results: Results) -> str:
+    """Name algorithms, model, data, participants and rounds in a sentence."""
     rows = dict.fromkeys(cell["scenario"]["algorithm"]["name"] for cell in results.cells)
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
@@ -100,6 +101,7 @@ def _describe_participants(results: Results) -> str:
 
 
 def _describe_scores(results: Results) -> str:
+    """Describe the best score, and the best score at each strictest strength if there are several."""
     metric = next(
         (candidate for candidate in run_metrics(results) if candidate.key == "test_accuracy"),
         run_metrics(results)[0],
@@ -165,6 +167,7 @@ def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | Non
 
 
 def _describe_privacy(results: Results) -> str:
+    """Describe μ by the best guess of an attacker, or the largest (ε, δ) if a cell has no μ."""
     mus = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     unit = " or ".join(dict.fromkeys(cell["unit"] for cell in results.cells))
     if any(cell["epsilon"] is None for cell in results.cells):
@@ -185,6 +188,7 @@ def list_party_views(results: Results) -> list[PartyView]:
 
 
 def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list[PartyView]:
+    """List client or silo, server and public with their data and knowledge in a trust setting."""
     trust = find_trust(name)
     shard_sizes = [round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell]
     silo_records = (

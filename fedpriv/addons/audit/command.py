@@ -95,6 +95,7 @@ def _show_progress() -> Iterator[Callable[[float], None]]:
 
 
 def _format_report(outcome: Audit) -> str:
+    """Format the outcome as a table of the claim, the bound, the tests and the power."""
     claimed = format_epsilon_delta(outcome.claimed_epsilon, outcome.delta)
     if outcome.alarms is None:
         claimed = f"μ = {format_upper(outcome.claimed_mu, 6)}, {claimed}"

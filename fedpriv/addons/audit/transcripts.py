@@ -2,11 +2,12 @@
 
 | trust | code that runs | view |
 |---|---|---|
-| untrusted | guards of two silos with their ledgers, one of them restarted half-way | their replies, in two runs |
-| secure-aggregation | guards of all silos, likewise | sum of their encoded messages |
-| trusted | deployed server with its journal, and guards, restarted half-way | releases of the server |
+| untrusted | guards of two silos, each with its ledger | their replies, in two runs |
+| secure-aggregation | guards of all silos, each with its ledger | sum of their encoded messages |
+| trusted | deployed server with its journal, and guards | releases of the server |
 | trusted, with clients | the same server, and its pool of clients | releases of the server |
 
+Half-way the guard of silo 0, or the pool, is restarted, and so is the server if it adds the noise.
 `run_rollback` has the views before and after a machine is restored from its backup.
 
 Replies have the scenario's own `run.dtype`.  They are not recomputed in another type.

@@ -380,6 +380,7 @@ def _explain_settings(
 
 
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
+    """Describe the gain by secure aggregation, more rounds and a secret order, and warn of a large δ."""
     alternatives = []
     silos = len(facts.sizes)
     if not _has_one_noise_source(facts.trust) and silos > 1:

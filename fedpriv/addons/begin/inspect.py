@@ -81,6 +81,7 @@ class ColumnSummary:
         return are_integers and self.records - self.missing >= _MIN_OCCURRENCES * self.distinct
 
     def describe(self) -> str:
+        """Describe the column's values, missing cells and remedies in a line."""
         gaps = f", {self.missing} missing" if self.missing else ""
         if self.odd_cells:
             return (
@@ -130,6 +131,7 @@ def summarize_columns(table: RawTable) -> list[ColumnSummary]:
 
 
 def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSummary:
+    """Summarize a column as numbers, as numbers with some odd cells, or as words."""
     numbers, missing = cells.to_numbers(), int(cells.is_missing.sum())
     distinct, vocabulary = cells.count_values(_MAX_LISTED_WORDS)
     are_booleans = distinct <= 2 * MAX_CLASS_CODES and {word.lower() for word in vocabulary} <= {"true", "false"}

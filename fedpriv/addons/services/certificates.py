@@ -370,6 +370,10 @@ class RevocationMonitor:
 
 
 def _is_revoked(path: Path, key: bytes) -> bool:
+    """Whether a key's file has another key, or is missing in an existing folder.
+
+    A file that cannot be read revokes nothing.
+    """
     try:
         path.stat()
         return node_public_key(path) != key

@@ -179,6 +179,7 @@ class ControlClient:
 
 
 def _explain_unreachable(error: httpx.RequestError) -> str:
+    """Return the error's text, with advice for an expired certificate or a missing listener."""
     text = str(error) or type(error).__name__
     if "certificate has expired" in text:
         return f"its certificate has expired; the server's owner has to make a new one ({text})"
