@@ -60,9 +60,8 @@ def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
             dim=1,
         )
     if images.dtype != np.uint8:
-        signed = (
-            images.astype(np.int64) if images.dtype.kind == "u" else images
-        )  # torch has no arithmetic of unsigned types
+        # torch has no arithmetic of unsigned types.
+        signed = images.astype(np.int64) if images.dtype.kind == "u" else images
         return torch.from_numpy(signed.reshape(len(signed), -1)).to(dtype)
     return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0
 

@@ -198,9 +198,8 @@ class TracingMode(TorchFunctionMode):
             func is functional.scaled_dot_product_attention
             and (options := _plain_attention(*args, **settings)) is not None
         ):
-            query, key, value = (
-                self._batch_values(part) for part in args[:3]
-            )  # torch computes a batch record by record
+            # torch computes a batch record by record.
+            query, key, value = (self._batch_values(part) for part in args[:3])
             with sdpa_kernel(_ATTENTION):
                 outputs = func(query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4), **options)
             return self._record_values(outputs.view(*query.shape[:-3], *outputs.shape[1:]))

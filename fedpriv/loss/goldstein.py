@@ -112,9 +112,8 @@ class SeededDirections:
         first, last = (0, count) if window is None else window[1:]
         silos, rows = slots.silo_ids[positions], slots.row_indices[..., positions]
         by_replicate = rows if rows.ndim > 1 else [rows] * len(self.seeds)
-        by_key: dict[
-            tuple[int, bytes], Tensor
-        ] = {}  # replicates of one seed that read the same rows share directions
+        # Replicates of one seed that read the same rows share directions.
+        by_key: dict[tuple[int, bytes], Tensor] = {}
         by_seed = []
         for seed, row_indices in zip(self.seeds, by_replicate, strict=True):
             key = seed, row_indices.tobytes()

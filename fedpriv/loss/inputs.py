@@ -124,9 +124,8 @@ class LabelledView(RecordView):
         """Share of right labels of each record, and its loss, (..., B) both."""
         labelled, base = self.with_labels(records), _find_module_objective(self.base)
         outputs = self.base.outputs(point, labelled)
-        single_labels = labelled.labels.unsqueeze(
-            -1 - len(self.layout.label_shape)
-        )  # each record as a batch of one
+        # Each record as a batch of one.
+        single_labels = labelled.labels.unsqueeze(-1 - len(self.layout.label_shape))
         accuracies = base.loss.accuracy(outputs.unsqueeze(point.dim()), single_labels)
         assert accuracies is not None  # see `has_accuracy`
         return accuracies, base.loss.value(outputs, labelled.labels)

@@ -259,7 +259,8 @@ class ModuleObjective(BaseModuleObjective):
                 RuntimeError,
                 IndexError,
                 ValueError,
-            ):  # vmap has no rule for an operation, or the module raises
+            ):
+                # vmap has no rule for an operation, or the module raises.
                 return torch.cat([call(row) for row in torch.split(records.features, 1)])
 
         try:
@@ -333,9 +334,8 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
             values.zero_()
         elif weight.dim() > 1:
             bound = 1.0 / math.sqrt(weight.numel() / weight.shape[0])
-            for chunk in torch.split(
-                values, _DRAWN_VALUES
-            ):  # in chunks, so that no vector in float64 exists beside the point
+            # In chunks, so that no vector in float64 exists beside the point.
+            for chunk in torch.split(values, _DRAWN_VALUES):
                 chunk.copy_(torch.from_numpy(generator.uniform(-bound, bound, chunk.numel())))
         else:
             values.copy_(parameter.detach().flatten())

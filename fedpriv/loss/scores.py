@@ -87,10 +87,11 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def _auc(scores: Tensor, positive: Tensor) -> Tensor:
     """Compute the Mann-Whitney statistic of scores (..., n), from the ranks of the positive records."""
+    # Sorted, so that searches are near each other.
     sorted_scores, positive_scores = (
         _sorted(scores),
         _sorted(scores[..., positive]),
-    )  # sorted, so that searches are near each other
+    )
     below_counts, up_to_counts = (
         torch.searchsorted(sorted_scores, positive_scores, right=right).double() for right in (False, True)
     )

@@ -109,9 +109,8 @@ def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
     norm = torch.linalg.vector_norm(point, dim=-1, keepdim=True)
     if never_above(norm, radius):
         return point
-    return point.mul_(
-        norm.reciprocal_().mul_(radius).clamp_(max=1.0)
-    )  # radius / 0 is inf, clamped to 1: 0 stays 0
+    # `radius` / 0 is inf, clamped to 1: 0 stays 0.
+    return point.mul_(norm.reciprocal_().mul_(radius).clamp_(max=1.0))
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
