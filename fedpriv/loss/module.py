@@ -255,11 +255,7 @@ class ModuleObjective(BaseModuleObjective):
             )
             try:
                 return torch.cat([map_records(batch_call if len(block) > 1 else call, block) for block in blocks])
-            except (
-                RuntimeError,
-                IndexError,
-                ValueError,
-            ):
+            except (RuntimeError, IndexError, ValueError):
                 # vmap has no rule for an operation, or the module raises.
                 return torch.cat([call(row) for row in torch.split(records.features, 1)])
 
