@@ -1,7 +1,7 @@
-"""Small things that every room needs: errors, figures in words, files, random numbers, extensions and add-ons.
+"""Foundations of all rooms: errors, formatted figures, files, random numbers and extensions.
 
-`FedprivError` is the root of all errors that a user sees.  `KeyedNormal` draws every random number.  `added` finds
-what an add-on gives.
+`FedprivError` is the root of all errors that a user sees.  `KeyedNormal` draws all noise.  `load_add_on_part`
+loads code of an add-on.
 
 Imports: no room.
 """

@@ -1,7 +1,7 @@
-"""The two errors of fedpriv: `InputError` for what was asked, `RunError` for what happened.
+"""Errors that users see: `InputError` for unusable input, `RunError` for a run that failed.
 
-Both carry one line a person can act on: what was wrong, where, and what would be right.  The command
-line prints that line and exits with `exit_code`; a traceback means a bug in fedpriv.
+Both carry one line that a person can act on, which says what was wrong, where, and what would be right.  The
+command line prints this line and exits with `exit_code`.  A traceback means a bug in fedpriv.
 """
 
 import difflib
@@ -22,45 +22,54 @@ class InputError(FedprivError):
 
 
 class CodeError(InputError):
-    """Code that is none of fedpriv's failed: its own words are the operator's, `public` everybody's."""
+    """Failure of code that is not fedpriv's, such as an extension.
 
-    def __init__(self, public: str, said: str) -> None:
-        super().__init__(f"{public} ({said})")
+    The operator sees the whole message.  Everybody may see `public_message`, which has no words of that code.
+    """
+
+    def __init__(self, public: str, detail: str) -> None:
+        super().__init__(f"{public} ({detail})")
         self.public_message = public
 
 
 class RunError(FedprivError):
-    """A run that started correctly could not be finished correctly.  Exit code 1."""
+    """Run that started correctly and could not be finished correctly.  Exit code 1."""
 
 
 def refuse(refusals: Mapping[str, object], error: type[Exception] = InputError) -> None:
-    """Raise `error` with the first words whose condition holds."""
-    for words, holds in refusals.items():
-        if holds:
-            raise error(words)
+    """Raise `error` with the first message whose condition is true."""
+    for message, condition in refusals.items():
+        if condition:
+            raise error(message)
 
 
 def sanitize_line(text: str, longest: int = 500) -> str:
-    """Make another party's text one line that a terminal only shows: to be called where such text comes in.
+    r"""Make another party's text one line that a terminal only displays.
 
-    Control characters, line ends and characters that change the direction of writing become escapes (\\x1b), and
-    what is beyond `longest` characters is cut.
+    Every text of another party has to pass through this function where it is received.  Control characters, line
+    ends and characters that change the direction of writing become escapes (\x1b), and the text is cut after
+    `longest` characters.
     """
-    shown = (c if c == " " or unicodedata.category(c)[0] not in "CZ" else ascii(c)[1:-1] for c in text[:longest])
-    return "".join(shown) + (" …" if len(text) > longest else "")
+    characters = (
+        c if c == " " or unicodedata.category(c)[0] not in "CZ" else ascii(c)[1:-1] for c in text[:longest]
+    )
+    return "".join(characters) + (" …" if len(text) > longest else "")
 
 
 def sanitize_lines(text: str) -> str:
-    """Make each line of a text one that a terminal only shows, whoever wrote what is in it."""
+    """Make each line of a text one that a terminal only displays.
+
+    It does not matter who wrote the text.
+    """
     return "\n".join(sanitize_line(line, len(line)) for line in text.split("\n"))
 
 
-def suggest_name_or_import(name: str, known: Iterable[str]) -> str:
-    """`suggestion`, and how a row of one's own becomes known where no name is close."""
-    return suggestion(name, known) or "; for one of your own give its file with --import"
+def suggest_name_or_import(name: str, names: Iterable[str]) -> str:
+    """Return a suggestion of a close name, or the hint that one's own row needs --import."""
+    return suggestion(name, names) or "; for one of your own give its file with --import"
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean …?" where a known name is close to `name`, else nothing."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return a suffix for an error message that suggests the closest name, or "" if no name is close."""
+    matches = difflib.get_close_matches(name.lower(), list(names), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,13 +1,12 @@
-"""Algorithms, models and data of one's own, without a change to the package.
+"""Extensions: users' algorithms, models and data, and fedpriv's own add-ons.
 
 A Python file is named by `--import` or in `FEDPRIV_IMPORT` (several files with the system's path separator between
-them); a package names a module as an entry point of the group `fedpriv.extensions`.  Either calls
-`fedpriv.add_algorithm`, `add_model` and `add_data` when it is imported.  Both are read when a name is not known.
+them).  A package names a module as an entry point of the group `fedpriv.extensions`.  When file or module is
+imported, it calls `fedpriv.add_algorithm`, `add_model` or `add_data`.  Both are read when a name is not known.
 
-Table of what add-ons give to the core, imported on first use by name.
-
-The core imports no add-on, which is a folder of `fedpriv/addons`.  `ADDED` has a kind for each place of the core
-that asks.  Without the folder the core works, and says which add-on is not there.
+An add-on is a folder of `fedpriv/addons`, which the core does not import.  `ADD_ON_PARTS` lists all parts of
+add-ons that the core uses, and each is imported by name on first use.  Without an add-on's folder the core works,
+and an error message names the missing add-on.
 """
 
 import importlib
@@ -49,38 +48,46 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 
 def load_add_on_part(kind: str, name: str) -> Any:
-    """Return what an add-on gives under a name.  InputError if the add-on is not there."""
+    """Import the part of an add-on with this name.
+
+    Raises:
+        InputError: The add-on is not installed.
+    """
     return _import_attribute(ADD_ON_PARTS[kind][name], f"{kind} {name!r}")
 
 
 def load_add_on_parts(kind: str) -> dict[str, Any]:
-    """Return everything of a kind by name, as far as its add-on is there."""
-    found = {}
+    """Import all parts of a kind whose add-ons are installed, by name."""
+    parts = {}
     for name in ADD_ON_PARTS[kind]:
         with suppress(InputError):
-            found[name] = load_add_on_part(kind, name)
-    return found
+            parts[name] = load_add_on_part(kind, name)
+    return parts
 
 
 def is_add_on_part_loaded(kind: str, name: str) -> bool:
-    """Whether an add-on's part was imported already."""
+    """Whether the module of an add-on's part is imported already."""
     return _ADD_ON_PACKAGE + ADD_ON_PARTS[kind][name].partition(":")[0] in sys.modules
 
 
 def find_register(add_on: str) -> Any:
-    """Return the function that adds an add-on's commands.  InputError if the add-on is not there."""
+    """Return the function that adds an add-on's commands.
+
+    Raises:
+        InputError: The add-on is not installed.
+    """
     return _import_attribute(f"{add_on}.options:register", f"fedpriv {COMMANDS[add_on][0]}")
 
 
-def _import_attribute(place: str, what: str) -> Any:
-    module, _, attribute = place.partition(":")
+def _import_attribute(path: str, part: str) -> Any:
+    module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(_ADD_ON_PACKAGE + module), attribute)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(_ADD_ON_PACKAGE.rstrip(".")):
             raise
         raise InputError(
-            f"{what}: it is of the add-on {module.partition('.')[0]!r}, which this installation lacks; install "
+            f"{part}: it is of the add-on {module.partition('.')[0]!r}, which this installation lacks; install "
             "fedpriv with its folder fedpriv/addons"
         ) from None
 
@@ -88,33 +95,38 @@ def _import_attribute(place: str, what: str) -> Any:
 ENTRY_POINT_GROUP = "fedpriv.extensions"
 IMPORT_VARIABLE = "FEDPRIV_IMPORT"
 _imported_extensions: set[str] = set()
-"""What this process has read: files by their content and place, entry points by their module."""
+"""Digests of imported files (path and content), and modules of imported entry points."""
 _table_changes: list[None] = []
 
 
 def note_table_change() -> None:
-    """Note that a table got a row of somebody's own."""
+    """Record that a table got a row from an extension."""
     _table_changes.append(None)
 
 
 def table_revision() -> int:
-    """Count these notes: what is kept of a table's row belongs to one revision."""
+    """Return the number of such changes, so that values cached from a table are valid for one revision."""
     return len(_table_changes)
 
 
 def import_files(files: Sequence[Path]) -> None:
-    """Import these files, here and in every process that this one starts; InputError if one cannot be."""
+    """Import these files, here and in every process that this one starts.
+
+    Raises:
+        InputError: A file cannot be imported.
+    """
     absolute = [str(path.resolve()) for path in files]
     for path in absolute:
         _import_file(Path(path))
-    known = [path for path in os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep) if path]
-    os.environ[IMPORT_VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *absolute]))
+    imported_paths = [path for path in os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep) if path]
+    os.environ[IMPORT_VARIABLE] = os.pathsep.join(dict.fromkeys([*imported_paths, *absolute]))
 
 
 def load_extensions() -> None:
-    """Import the files in `FEDPRIV_IMPORT` and what installed packages offer; each once.
+    """Import the files in `FEDPRIV_IMPORT` and the entry points of installed packages, each once.
 
-    InputError, naming the file or the package, if one raises.
+    Raises:
+        InputError: An import fails.  The message names the file or the entry point.
     """
     for path in filter(None, os.environ.get(IMPORT_VARIABLE, "").split(os.pathsep)):
         _import_file(Path(path))
@@ -131,7 +143,11 @@ def load_extensions() -> None:
 
 
 def import_module(name: str, key: str) -> None:
-    """Import an installed module, such as a guard's policy lists under `key`; InputError if it cannot be."""
+    """Import an installed module, such as one that a guard's policy lists under `key`.
+
+    Raises:
+        InputError: The import fails.
+    """
     try:
         importlib.import_module(name)
     except Exception as error:
@@ -151,7 +167,7 @@ def _import_file(path: Path) -> None:
     if spec is None or spec.loader is None:
         raise InputError(f"--import {path}: not a Python file; its name must end in .py")
     module = util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module here
     _imported_extensions.add(key)
     try:
         spec.loader.exec_module(module)
@@ -162,7 +178,7 @@ def _import_file(path: Path) -> None:
 
 
 def _format_error_line(path: Path, error: Exception) -> str:
-    """ ", line 12": where in the file the error came up."""
+    """Return ", line 12" for the line of the file in which the error was raised, or ""."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
 

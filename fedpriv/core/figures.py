@@ -1,8 +1,8 @@
-"""Print figures of privacy on the safe side: leakage rounds up, noise rounds down.
+"""Format figures of privacy on the safe side: leakage is rounded up, noise is rounded down.
 
-Every text that shows an ε, δ, μ, slack, best guess, sensitivity or standard deviation takes its digits from here;
-floats as they are go into JSON and CSV only.  A float counts as the decimal number that it prints as (`repr`),
-which is within a relative 1e-16 of it: the noise of μ = 0.1 is not called 0.1001.
+Every text with an ε, δ, μ, slack, best guess, sensitivity or standard deviation takes its digits from here.
+Unrounded floats go into JSON and CSV only.  A float counts as the decimal number that it prints as (`repr`), which
+is within a relative 1e-16 of it, so that the noise of μ = 0.1 is not called 0.1001.
 """
 
 import math
@@ -10,36 +10,39 @@ from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 MAX_USEFUL_EPSILON = 20.0
-"""An ε above it bounds nothing of practical use: e^20 is 5 · 10^8."""
+"""ε above which a guarantee bounds nothing of practical use, since e^20 is 5 · 10^8."""
 EXACT_RELEASE_SLACK = 2.0**-60
-"""Up to which total variation an exact release holds; (1 + e^ε) times as much of it goes into δ."""
-_LARGE_DELTA = 1e-3  # a δ from which on it is said where n is not known
-_VISIBLE_SHARE = 1e-3  # of δ: less of it than this the slack does not change in three digits
+"""Total variation up to which an exact release keeps its guarantee.
+
+(1 + e^ε) times this number is added to δ.
+"""
+_LARGE_DELTA = 1e-3  # smallest δ with a caveat if n is not known
+_VISIBLE_SHARE = 1e-3  # a smaller share of δ does not change its first three digits
 
 
 def format_upper(value: float, digits: int = 4) -> str:
-    """`value` in `digits` significant digits, rounded up: a bound on what leaks.
+    """Format a bound on leakage: `value` with `digits` significant digits, rounded up.
 
-    Guarantee: the number that is printed is never below `value`, and a unit of its last digit above it at most.
+    Guarantee: the printed number is never below `value`, and a unit of its last digit above it at most.
     """
     return _format_rounded(value, digits, ROUND_CEILING)
 
 
 def format_lower(value: float, digits: int = 4) -> str:
-    """`value` in `digits` significant digits, rounded down: how much noise there is at least.
+    """Format a lower bound of noise: `value` with `digits` significant digits, rounded down.
 
-    Guarantee: the number that is printed is never above `value`, and a unit of its last digit below it at most.
+    Guarantee: the printed number is never above `value`, and a unit of its last digit below it at most.
     """
     return _format_rounded(value, digits, ROUND_FLOOR)
 
 
 def format_upper_range(values: Sequence[float], digits: int = 4) -> str:
-    """The smallest and the largest of some figures of leakage, or the one figure that they print as."""
+    """Format the smallest and the largest of some figures of leakage, or their common text."""
     return _format_range(format_upper(min(values), digits), format_upper(max(values), digits))
 
 
 def format_lower_range(values: Sequence[float], digits: int = 4) -> str:
-    """The same of noise."""
+    """Format the smallest and the largest of some figures of noise, or their common text."""
     return _format_range(format_lower(min(values), digits), format_lower(max(values), digits))
 
 
@@ -56,96 +59,100 @@ def _format_rounded(value: float, digits: int, direction: str) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """ "1 release", "600 releases"."""
+    """Format a count with its noun: "1 release", "600 releases"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def format_count_range(counts: Iterable[int]) -> str:
-    """One whole number, or the smallest and the largest of several: "1,000", "1 to 10"."""
-    found = list(counts)
-    return _format_range(f"{min(found):,}", f"{max(found):,}")
+    """Format one integer, or the smallest and the largest of several: "1,000", "1 to 10"."""
+    numbers = list(counts)
+    return _format_range(f"{min(numbers):,}", f"{max(numbers):,}")
 
 
 def format_with_spread(mean: float, spread: float | None, digits: int, *, signed: bool = False) -> str:
-    """A measured figure with so many decimals, and how far it spreads where that is known: "70.0 ± 1.0"."""
+    """Format a measured figure with `digits` decimals, and its spread if that is known: "70.0 ± 1.0"."""
     text = f"{mean:+z.{digits}f}" if signed else f"{mean:.{digits}f}"
     return text if spread is None else f"{text} ± {spread:.{digits}f}"
 
 
 def best_guess(mu: float) -> float:
-    """Bound how often a guess is right which of two equally likely neighbours was used: Φ(μ/2).
+    """Bound the probability of guessing which of two equally likely neighbours was used: Φ(μ/2).
 
-    Guarantee: no test on everything that is released does better; telling N(0, 1) from N(μ, 1) comes within a
-    rounding of it.  Above one half for every μ > 0.
+    Guarantee: no test on everything that is released has a higher probability, and the best test of N(0, 1)
+    against N(μ, 1) attains it up to rounding.  The result is above one half for every μ > 0.
     """
     return min(1.0, 0.5 * math.erfc(-mu / math.sqrt(8.0)) * (1.0 + 1e-15)) if mu > 0.0 else 0.5
 
 
 def format_upper_percent(share: float) -> str:
-    """A probability in percent with one decimal, rounded up, and never up to certainty.
+    """Format a probability in percent with one decimal, rounded up, and never up to certainty.
 
-    Guarantee: "50.0 %" stands for one half or less, "over 99.9 %" for all that is above .999.
+    Guarantee: "50.0 %" stands for one half or less, "over 99.9 %" for every probability above .999.
     """
     tenths = (Decimal(repr(float(share))) * 1000).to_integral_value(rounding=ROUND_CEILING)
     return f"{float(tenths) / 10.0:.1f} %" if tenths < 1000 else "over 99.9 %"
 
 
 def format_upper_epsilon(epsilon: float, digits: int = 4) -> str:
-    """An ε, and for one of 0 where the leakage is: it would read as perfect privacy."""
+    """Format an ε, or a text for ε = 0 that names δ, since "0" alone would read as perfect privacy."""
     return "0 (all in δ)" if epsilon == 0.0 else format_upper(epsilon, digits)
 
 
 def format_epsilon_range(values: Sequence[float]) -> str:
-    """The smallest and the largest of some ε."""
+    """Format the smallest and the largest of some ε."""
     return _format_range(format_upper_epsilon(min(values)), format_upper_epsilon(max(values)))
 
 
 def format_upper_delta(delta: float) -> str:
-    """A δ, in up to 6 digits."""
+    """Format a δ with up to 6 digits."""
     return format_upper(delta, 6)
 
 
 def format_epsilon_delta(epsilon: float, delta: float, digits: int = 4) -> str:
-    """ "ε = 4.378 at δ = 1e-05"."""
+    """Format a pair as "ε = 4.378 at δ = 1e-05"."""
     return f"ε = {format_upper_epsilon(epsilon, digits)} at δ = {format_upper_delta(delta)}"
 
 
 def privacy_caveats(
     epsilon: float, delta: float, units: int | None = None, unit: str = "record", *, slack: bool = False
 ) -> list[str]:
-    """Say in a sentence each what weakens (`epsilon`, `delta`): nothing for a pair that protects.
+    """Return one sentence for each fact that weakens (`epsilon`, `delta`), none for a pair that protects.
 
-    `units` is n, how many records, persons or clients the smallest silo has at most, where that is public; `slack`
-    says that the pair is of an exact release, which holds up to `SLACK`.
+    Args:
+        epsilon: ε of the pair.
+        delta: δ of the pair.
+        units: Number n of records, persons or clients that the smallest silo has at most, if it is public.
+        unit: Noun for one of them.
+        slack: Whether the pair is that of an exact release, which holds up to `EXACT_RELEASE_SLACK`.
     """
-    found = []
+    caveats = []
     if units is not None and delta * units >= 1.0:
-        found.append(
+        caveats.append(
             f"δ = {format_upper_delta(delta)} is not below 1/n for the n = {units:,} {unit}s of the smallest "
             "silo: "
             f"publishing one {unit} picked at random would be allowed by it."
         )
     if units is None and delta >= _LARGE_DELTA:
-        found.append(
+        caveats.append(
             f"δ = {format_upper_delta(delta)} is not below 1/n for silos of {math.ceil(1.0 / delta):,} {unit}s "
             "or more: "
             f"publishing one {unit} picked at random would be allowed by it."
         )
     if epsilon > MAX_USEFUL_EPSILON:
-        found.append(
+        caveats.append(
             f"ε = {format_upper(epsilon)} is above {MAX_USEFUL_EPSILON:g}: it lets the odds about a {unit} grow "
             "more than "
             "10^8-fold, which is next to no protection."
         )
-    added = slack_in_delta(epsilon)
-    if slack and added > _VISIBLE_SHARE * delta:
-        found.append(
+    added_delta = slack_in_delta(epsilon)
+    if slack and added_delta > _VISIBLE_SHARE * delta:
+        caveats.append(
             f"The 2^-60 in total variation adds (1 + e^ε) · 2^-60 to δ: at ε = {format_upper(epsilon)} that is "
-            f"{format_upper(min(1.0, added), 2)}, beside δ = {format_upper_delta(delta)}."
+            f"{format_upper(min(1.0, added_delta), 2)}, beside δ = {format_upper_delta(delta)}."
         )
-    return found
+    return caveats
 
 
 def slack_in_delta(epsilon: float) -> float:
-    """Convert a slack of `SLACK` in total variation to δ at ε, rounded up: (1 + e^ε) · 2^-60."""
+    """Return the δ at ε of a total variation of `EXACT_RELEASE_SLACK`, rounded up: (1 + e^ε) · 2^-60."""
     return (1.0 + math.exp(epsilon)) * EXACT_RELEASE_SLACK * (1.0 + 1e-12) if epsilon < 700.0 else math.inf

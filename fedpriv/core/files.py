@@ -1,8 +1,8 @@
-"""Write files whole or not at all, append to journals, and find scenarios by name.  Imports no torch.
+"""Write files whole or not at all, append to journals, and find scenarios by name, without torch.
 
-A write that fails (OSError, as from a full disk) leaves the file as it was, and no draft beside it.  A journal is
-a file of JSON lines: a process that is killed may leave its last line cut short, and readers leave that line out.
-Scenarios are those that fedpriv ships, and files of one's own.
+A write that fails (OSError, as from a full disk) leaves the file unchanged, and no draft beside it.  A journal is
+a file of JSON lines.  A process that is killed may leave its last line incomplete, and readers ignore this line.
+Scenarios are those that fedpriv ships, and users' files.
 """
 
 import errno
@@ -19,13 +19,17 @@ from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError, suggestion
 
-_READABLE_MODE = 0o666  # less the umask
+_READABLE_MODE = 0o666  # minus the umask
 PRIVATE_MODE = 0o600
-"""The mode of a file for its owner alone."""
+"""Mode of a file that only its user can read and write."""
 
 
 def write_json(path: Path, value: Any, mode: int = _READABLE_MODE) -> None:
-    """Write plain data as JSON; ValueError for numbers that are not finite."""
+    """Write plain data as JSON.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
     write_bytes(path, f"{json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)}\n".encode(), mode)
 
 
@@ -35,20 +39,27 @@ def write_vector(path: Path, vector: NDArray[Any], mode: int = _READABLE_MODE) -
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes, mode: int = _READABLE_MODE, *, durable: bool = True) -> None:
-    """Write `content`; without `durable` a crash of the machine may damage the file, a kill of the process not."""
+    """Write bytes to a file, which keeps its old content until all of the new is written.
+
+    Without `durable` a crash of the machine may damage the file, but a kill of the process does not.
+    """
     _replace_file(path, lambda file: file.write(content), mode, durable=durable)
 
 
 def create_secret_file(path: Path, size: int) -> None:
-    """Write so many random bytes for their owner alone, where there is no file.
+    """Write `size` random bytes to a private file, unless it exists.
 
-    Guarantee: of several that make one at once all find the same, and none is replaced or cut short.
+    Guarantee: if several processes create the file at once, all of them read the same content, and no file is
+    replaced or cut short.
     """
-    draft = path.with_name(f"{path.stem}.{secrets.token_hex(8)}{path.suffix}")  # left by a power cut, a *.key too
+    draft = path.with_name(
+        f"{path.stem}.{secrets.token_hex(8)}{path.suffix}"
+    )  # a power cut may leave it, and it ends as `path` does
     try:
         write_bytes(draft, secrets.token_bytes(size), PRIVATE_MODE)
         with suppress(FileExistsError):
@@ -59,19 +70,23 @@ def create_secret_file(path: Path, size: int) -> None:
 
 
 def append_line(path: Path, value: Any, *, allow_nan: bool = True) -> None:
-    """Append plain data as one JSON line; ValueError for numbers that are not finite, if they are not allowed."""
+    """Append plain data as one JSON line.
+
+    Raises:
+        ValueError: A number is not finite, and `allow_nan` is False.
+    """
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(value, allow_nan=allow_nan) + "\n")
 
 
 def read_complete_lines(path: Path) -> list[bytes]:
-    """Read the lines of a journal, but for a last one that was cut short; none where there is no file."""
+    """Read the complete lines of a journal, or none if there is no file."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [line for line in lines if line.endswith(b"\n")]
 
 
 def sync_folder(folder: Path) -> None:
-    """Have names that were made or removed in `folder` on the disk before this returns."""
+    """Wait until files that were created or removed in `folder` are so on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -80,48 +95,53 @@ def sync_folder(folder: Path) -> None:
 
 
 def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durable: bool = True) -> None:
-    if path.is_dir():  # before a draft is written beside it
+    if path.is_dir():  # checked before a draft is written
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)  # of a process of this number that was killed: its mode may be another one
+    draft_path = path.with_name(f".{path.name}.{os.getpid()}")
+    draft_path.unlink(missing_ok=True)  # a killed process of this number may have left a draft of another mode
     try:
-        with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
+        with open(os.open(draft_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
             write(file)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        draft.replace(path)
+        draft_path.replace(path)
     except BaseException as error:
-        draft.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(draft):  # nobody asked for a file of that name
+        draft_path.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(draft_path):  # users do not know the draft's name
             error.filename = str(path)
         raise
 
 
 def find_shipped_folder() -> Path:
-    """Find the shipped scenarios: in an installed package, or beside it in a checkout and Flower's bundle."""
+    """Return the folder of shipped scenarios.
+
+    It is in an installed package, or beside the package in a checkout and in Flower's bundle.
+    """
     inside = Path(__file__).parents[1] / "scenario" / "shipped"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "scenarios"
 
 
 def list_shipped_scenarios() -> dict[str, Path]:
-    """List every shipped scenario by name."""
+    """Return the path of every shipped scenario by name."""
     return {path.stem: path for path in sorted(find_shipped_folder().glob("*.toml"))}
 
 
-def find_scenario_file(given: Path) -> Path:
-    """Find the file that a person means by a path, or by a shipped scenario's name.
+def find_scenario_file(path: Path) -> Path:
+    """Return the file of a scenario that a person names by a path or by a shipped scenario's name.
 
-    A file that exists is that file; otherwise NAME, NAME.toml and scenarios/NAME.toml mean the shipped scenario.
-    InputError if there is neither.
+    An existing file is taken.  Otherwise NAME, NAME.toml and scenarios/NAME.toml name the shipped scenario.
+
+    Raises:
+        InputError: There is neither.
     """
-    if given.exists():
-        return given
-    known, name = list_shipped_scenarios(), given.name.removesuffix(".toml")
-    if name in known and given.parent in (Path(), Path("scenarios")) and given.suffix in ("", ".toml"):
-        return known[name]
+    if path.exists():
+        return path
+    scenarios, name = list_shipped_scenarios(), path.name.removesuffix(".toml")
+    if name in scenarios and path.parent in (Path(), Path("scenarios")) and path.suffix in ("", ".toml"):
+        return scenarios[name]
     raise InputError(
-        f"{given}: no such file, and no scenario of that name is shipped; `fedpriv list scenarios` names them"
-        f"{suggestion(name, known)}"
+        f"{path}: no such file, and no scenario of that name is shipped; `fedpriv list scenarios` names them"
+        f"{suggestion(name, scenarios)}"
     )

@@ -1,4 +1,4 @@
-"""What the system lets this process take: its address space, its data, its control groups."""
+"""Memory limits of this process: address space, data, and control groups."""
 
 import re
 import resource
@@ -11,40 +11,50 @@ from fedpriv.core.errors import InputError
 
 MIB = 2**20
 GUARD_MEMORY = {"address space": 832 * MIB, "data": 320 * MIB, "memory": 352 * MIB}
-"""What a guard with few records takes once it has started, before `allow.memory`: measured, and a little more."""
+"""Bytes of each limit that a guard with few records needs after its start, without `allow.memory`.
+
+They are measured, and rounded up.
+"""
 COMPILER_MEMORY = {"address space": 256 * MIB, "data": 64 * MIB, "memory": 128 * MIB}
-"""What it takes beside that where numba is installed: LLVM, which crashes where it finds no room."""
+"""Bytes that a guard needs in addition if numba is installed, whose LLVM crashes without memory."""
 LIMIT_REMEDIES = {
     "address space": "`ulimit -v`, LimitAS",
     "data": "`ulimit -d`, LimitDATA",
     "memory": "mem_limit, MemoryMax",
 }
-"""Where each limit is raised."""
+"""Settings that raise each limit."""
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory",
     "Cannot allocate memory",
     "failed to map",
     "error return without exception",
 )
-"""How libraries say it."""
+"""Parts of libraries' error messages that mean a lack of memory."""
 _SYSTEM_RESOURCES = {"address space": resource.RLIMIT_AS, "data": resource.RLIMIT_DATA}
 _CGROUP_FOLDER, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _V1_LIMIT_FILE, _V2_LIMIT_FILE = "memory.limit_in_bytes", "memory.max"
 
 
 def format_mebibytes(size: int) -> str:
+    """Format a number of bytes in MiB, rounded up."""
     return f"{-(-size // MIB)} MiB"
 
 
 def memory_limits() -> dict[str, int]:
-    """The limits of this process by name, in bytes; those that are not set are not there."""
+    """Return the limits of this process by name, in bytes, without those that are not set."""
     all_limits = {name: resource.getrlimit(number)[0] for name, number in _SYSTEM_RESOURCES.items()}
     group = resource.RLIM_INFINITY if (limit := control_group_limit()) is None else limit
     return {name: size for name, size in {**all_limits, "memory": group}.items() if size != resource.RLIM_INFINITY}
 
 
 def check_memory_limits(policy: Path) -> None:
-    """InputError where no guard can start, before a library is loaded that would fail in words of its own."""
+    """Check that a guard can start under the limits of this process.
+
+    The check precedes the load of libraries, whose own messages do not name the limit.
+
+    Raises:
+        InputError: A limit is too small.
+    """
     for name, limit in memory_limits().items():
         needed = GUARD_MEMORY[name] + (COMPILER_MEMORY[name] if find_spec("numba") else 0)
         if limit < needed:
@@ -59,12 +69,16 @@ def check_memory_limits(policy: Path) -> None:
 
 @contextmanager
 def report_low_memory(policy: Path) -> Iterator[None]:
-    """Start a guard; InputError instead of a library's words where its limits leave no memory for it."""
+    """Start a guard, and report a lack of memory as an InputError instead of a library's message.
+
+    Raises:
+        InputError: The limits leave no memory for the guard.
+    """
     check_memory_limits(policy)
     try:
         yield
     except (MemoryError, RuntimeError, SystemError, ImportError, OSError) as error:
-        if not (isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY_TEXTS)):
+        if not (isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)):
             raise
         raise InputError(
             f"{policy}: no memory is left for the guard, its records and its ledger: raise the limit of this "
@@ -72,35 +86,38 @@ def report_low_memory(policy: Path) -> Iterator[None]:
         ) from None
 
 
-def control_group_limit(groups: Path = _CGROUP_FOLDER, own: Path = _OWN_CGROUPS) -> int | None:
-    """Bytes that the control groups of this process may take, the smallest of all it is in; None if nobody says.
+def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _OWN_CGROUPS) -> int | None:
+    """Return the smallest memory limit of all control groups of this process, in bytes, or None.
 
-    `groups` is where the control groups are mounted, of version 1, 2 or both; `own` says in which of them the
-    process is.  A container may see its own group at the root, under a path that only its host knows.
+    A container may see its own group at the root, under a path that only its host knows.
+
+    Args:
+        groups: Folder where the control groups are mounted, of version 1, 2 or both.
+        membership_file: File that lists the groups of the process.
     """
     try:
-        lines = own.read_text().splitlines()
+        lines = membership_file.read_text().splitlines()
     except OSError:
         lines = []
-    found = [_read_limit(groups / "memory" / _V1_LIMIT_FILE), _read_limit(groups / _V2_LIMIT_FILE)]
+    limits = [_read_limit(groups / "memory" / _V1_LIMIT_FILE), _read_limit(groups / _V2_LIMIT_FILE)]
     for line in lines:
         _, _, controllers_path = line.partition(":")
         controllers, _, path = controllers_path.partition(":")
         nested = Path(path.lstrip("/"))
         if ".." in nested.parts:
-            continue  # outside of what can be seen from here
+            continue  # outside of this container's view
         if "memory" in controllers.split(","):
             tops, name = [groups / "memory"], _V1_LIMIT_FILE
         elif not controllers:
             tops, name = [groups, groups / "unified"], _V2_LIMIT_FILE
         else:
             continue
-        found += [_read_limit(top / each / name) for top in tops for each in (nested, *nested.parents)]
-    return min((each for each in found if each is not None), default=None)
+        limits += [_read_limit(top / folder / name) for top in tops for folder in (nested, *nested.parents)]
+    return min((folder for folder in limits if folder is not None), default=None)
 
 
 def memory_usage() -> dict[str, int]:
-    """What this process has now, by the names of the limits; nothing where the system does not say it."""
+    """Return the bytes that this process uses of each limit, or {} if the system does not report them."""
     status = Path("/proc/self/status")
     if not status.exists():
         return {}
@@ -109,7 +126,10 @@ def memory_usage() -> dict[str, int]:
 
 
 def _read_limit(path: Path) -> int | None:
-    """The limit in a file of a control group; None for "max", a number that means it, or no file."""
+    """Return the limit in a file of a control group, or None.
+
+    It is None for "max", for a number that means no limit, and if there is no file.
+    """
     try:
         text = path.read_text().strip()
     except OSError:

@@ -1,10 +1,10 @@
 """Log lines of a service: time (UTC), level, event, silo, run and round, as text or as JSON objects.
 
-The environment variable FEDPRIV_LOG chooses: `text`, which is the default, or `json`.  A record has its event, run
-and round from `facts`.
+The environment variable FEDPRIV_LOG selects `text`, which is the default, or `json`.  A record has its event, run
+and round from `log_fields`.
 
-Guarantee: a stranger's words make no line and no fact of their own.  In text a record's first line alone begins
-with a time, and facts with other characters than those of names are quoted.
+Guarantee: text of another party makes no log line and no field by itself.  In text format only the first line of a
+record begins with a time, and fields with other characters than those of names are quoted.
 """
 
 import json
@@ -18,15 +18,15 @@ from typing import Any
 from fedpriv.core.errors import InputError, sanitize_line
 
 FORMAT_VARIABLE = "FEDPRIV_LOG"
-_MAX_LENGTH = 2000  # characters of a line
+_MAX_LENGTH = 2000  # characters in a line
 _LOG_FIELDS = ("event", "silo", "run", "round")
 _PLAIN_VALUE = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
 def log_fields(run: str | None = None, t: int | None = None, event: str | None = None) -> dict[str, Any]:
-    """Give a record its event, and the run and the round that it is about: the argument `extra` of a logger."""
-    given = {"event": event, "run": run, "round": t}
-    return {key: value for key, value in given.items() if value is not None}
+    """Return a log record's event, run and round as the argument `extra` of a logger."""
+    fields = {"event": event, "run": run, "round": t}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 class _LineFormatter(logging.Formatter):
@@ -35,15 +35,15 @@ class _LineFormatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
-        about = {key: getattr(record, key) for key in _LOG_FIELDS if hasattr(record, key)}
+        time_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+        fields = {key: getattr(record, key) for key in _LOG_FIELDS if hasattr(record, key)}
         message = super().format(record)
         if self._as_json:
-            own = {"time": moment, "level": record.levelname.lower()}
-            return json.dumps({**own, **about, "message": message})
-        words = "".join(f" {key}={_quote_value(value)}" for key, value in about.items())
+            basic_fields = {"time": time_text, "level": record.levelname.lower()}
+            return json.dumps({**basic_fields, **fields, "message": message})
+        field_texts = "".join(f" {key}={_quote_value(value)}" for key, value in fields.items())
         lines = "\n  | ".join(sanitize_line(line, _MAX_LENGTH) for line in message.splitlines())
-        return f"{moment} {record.levelname}{words} {lines}"
+        return f"{time_text} {record.levelname}{field_texts} {lines}"
 
 
 def _quote_value(value: object) -> str:
@@ -52,17 +52,21 @@ def _quote_value(value: object) -> str:
 
 
 def configure_service_logging(**always: int) -> None:
-    """Write log lines to stderr, each with what is `always` the same; InputError for an unknown format."""
-    chosen = os.environ.get(FORMAT_VARIABLE, "text")
-    if chosen not in ("text", "json"):
-        raise InputError(f"{FORMAT_VARIABLE}={chosen!r}: expected text or json")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter(as_json=chosen == "json"))
+    """Write log lines to stderr, each with the fields `always`.
 
-    def add(record: logging.LogRecord) -> bool:
+    Raises:
+        InputError: FEDPRIV_LOG is neither `text` nor `json`.
+    """
+    format_name = os.environ.get(FORMAT_VARIABLE, "text")
+    if format_name not in ("text", "json"):
+        raise InputError(f"{FORMAT_VARIABLE}={format_name!r}: expected text or json")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LineFormatter(as_json=format_name == "json"))
+
+    def add(log_record: logging.LogRecord) -> bool:
         for key, value in always.items():
-            if not hasattr(record, key):
-                setattr(record, key, value)
+            if not hasattr(log_record, key):
+                setattr(log_record, key, value)
         return True
 
     handler.addFilter(add)

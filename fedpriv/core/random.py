@@ -1,17 +1,17 @@
-"""The source of every random number of fedpriv.
+"""Random numbers of fedpriv: keyed noise, sampling randomness, secrets, and public choices.
 
-Four kinds of stream, and nothing else in the project draws:
+There are four kinds of streams:
 
-* `KeyedNormal`: Gaussian noise as a pure function of (key, owner, round, node).  AES-256 in counter mode (NIST SP
-  800-38A; OpenSSL through `cryptography`) yields the bits, the Box-Muller transform (Box & Muller 1958) the
-  normals, in memory that is kept (`Workspace`).  The same code serves the two noise regimes; only the key differs:
-  derived from the scenario's seed in a simulation, drawn from the operating system in a deployment.
-* `KeyedCoins`: coins that fall alike for nobody without the key, for sampling that has to stay secret.
-* `KeyedNormal.secret`: an owner's secret for agreeing on keys with others.
-* `public_generator`: a NumPy generator for choices that are no secret (which record goes to which silo).
+* `KeyedNormal`: Gaussian noise as a pure function of (key, party, round, node).  AES-256 in counter mode (NIST SP
+  800-38A; OpenSSL through `cryptography`) gives the bits, and the Box-Muller transform (Box & Muller 1958) the
+  normals, in reused memory (`Workspace`).  The same code serves both noise regimes, and only the key differs: it
+  is derived from the scenario's seed in a simulation, and drawn from the operating system in a deployment.
+* `SamplingRandomness`: bits for secret participation, independent for everybody without the key.
+* `KeyedNormal.derive_secret`: a party's secret for agreeing on keys with other parties.
+* `public_generator`: a NumPy generator for public choices, such as the partition of records to silos.
 
-Why not a ready-made generator: keyed streams need a key of at least 128 bits (torch's CPU generator keeps
-32 bits of its seed), and this one is also the fastest measured in batches: see benchmarks/noise.py.
+Standard generators are no substitute.  A keyed stream needs a key of at least 128 bits, and torch's CPU generator
+keeps 32 bits of its seed.  This implementation is also the fastest measured in batches, see benchmarks/noise.py.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ BLOCK_BYTES = 16
 
 
 class Workspace:
-    """Working memory for `pairs` normals of each of two parts of `count` streams.
+    """Reused memory for `pairs` pairs of normals of each of `count` streams.
 
-    Fresh pages would cost more than the draws.  A stream's bits are radii first, then angles: the counters here
-    are those of the blocks with the radii, and of those with the angles; the first `skipped` words of these are
+    New pages would cost more than the draws.  A stream has bits for radii first, and for angles after them, so
+    that the counters are those of two ranges of blocks.  The first `skipped` numbers of the angles' blocks are
     left out.
     """
 
@@ -42,16 +42,21 @@ class Workspace:
         per_block = BLOCK_BYTES // dtype.itemsize
         self._radius_blocks, angle_blocks = -(-pairs // per_block), -(-(skipped + pairs) // per_block)
         self.counters = np.empty((count, self._radius_blocks + angle_blocks, 2), np.uint64)
-        self.bits = bytearray(self.counters.nbytes + BLOCK_BYTES)  # update_into wants one block to spare
-        signed: DTypeLike = np.int32 if dtype.itemsize == 4 else np.int64  # converts faster than unsigned
-        words = np.frombuffer(self.bits, signed, count=self.counters.nbytes // dtype.itemsize).reshape(count, -1)
-        angles = self._radius_blocks * per_block + skipped
-        self._radius_bits, self._angle_words = words[:, :pairs], words[:, angles : angles + pairs]
+        self.bits = bytearray(self.counters.nbytes + BLOCK_BYTES)  # update_into needs one more block
+        integer_type: DTypeLike = np.int32 if dtype.itemsize == 4 else np.int64  # converts faster than unsigned
+        bits_as_integers = np.frombuffer(
+            self.bits, integer_type, count=self.counters.nbytes // dtype.itemsize
+        ).reshape(count, -1)
+        angle_start = self._radius_blocks * per_block + skipped
+        self._radius_bits, self._angle_words = (
+            bits_as_integers[:, :pairs],
+            bits_as_integers[:, angle_start : angle_start + pairs],
+        )
         self._radius, self._angle, self._rotated = np.empty((3, count, pairs), dtype)
         self._counter_start: tuple[int, int] | None = None
 
     def set_counters(self, radius: int, angle: int) -> None:
-        """Set the lower halves of the counters: blocks `radius`, … of a stream, and blocks `angle`, …"""
+        """Set the lower halves of the counters to blocks `radius`, … and blocks `angle`, … of a stream."""
         if self._counter_start != (radius, angle):
             radii, angles = self.counters[:, : self._radius_blocks, 1], self.counters[:, self._radius_blocks :, 1]
             radii[:] = np.arange(radius, radius + radii.shape[1], dtype=np.uint64)
@@ -59,15 +64,15 @@ class Workspace:
             self._counter_start = radius, angle
 
     def shift_to_nodes(self, nodes: NDArray[np.uint64]) -> None:
-        """Move each stream's numbered counters, of node 0, to its own of `nodes` (count,)."""
+        """Shift each stream's counters from node 0 to its entry of `nodes`, (count,)."""
         self.counters[:, :, 1] += nodes[:, None] * np.uint64(_UINT32_RANGE)
         self._counter_start = None
 
     def fill_normals(self, cosines: NDArray[np.floating], sines: NDArray[np.floating]) -> None:
-        """Fill rows by Box-Muller, radius · cos(angle) and radius · sin(angle), as far as they go."""
-        radius, angle, turned = self._radius, self._angle, self._rotated
+        """Fill rows with the Box-Muller normals radius · cos(angle) and radius · sin(angle)."""
+        radius, angle, rotated = self._radius, self._angle, self._rotated
         width = self._radius_bits.dtype.itemsize * 8
-        # The radius word loses its sign and gains half a unit: never log(0), full precision in the tail.
+        # A radius loses its sign and gains half a unit, so that log(0) is impossible and the tail is precise.
         np.bitwise_and(self._radius_bits, 2 ** (width - 1) - 1, out=self._radius_bits)
         np.copyto(radius, self._radius_bits, casting="unsafe")
         radius += 0.5
@@ -77,22 +82,27 @@ class Workspace:
         np.sqrt(radius, out=radius)
         np.copyto(angle, self._angle_words, casting="unsafe")
         angle *= 2.0 * math.pi * 2.0**-width
-        for turn, out in ((np.cos, cosines), (np.sin, sines)):
-            wanted = min(radius.shape[1], out.shape[1])
-            np.multiply(turn(angle, out=turned)[:, :wanted], radius[:, :wanted], out=out[:, :wanted])
+        for function, normals in ((np.cos, cosines), (np.sin, sines)):
+            pair_count = min(radius.shape[1], normals.shape[1])
+            np.multiply(
+                function(angle, out=rotated)[:, :pair_count], radius[:, :pair_count], out=normals[:, :pair_count]
+            )
 
 
 SERVER = 0xFFFF_FFFF
-"""The owner number under which the server draws its own noise; silos are numbered from 0."""
+"""Party number of the server, while silos are numbered from 0."""
 
 _UINT32_RANGE = 2**32
 MAX_VALUES_PER_DRAW = 65_536
-"""Values that are drawn at a time, in one piece: Box-Muller temporaries stay in the second-level cache."""
+"""Number of values drawn at once, so that temporaries of Box-Muller stay in the second-level cache."""
 _MAX_WORKSPACES = 4
 
 
 def derive_key(secret: bytes, *purpose: str) -> bytes:
-    """A 256-bit key for one purpose, from a secret of any length (SHA-256 of the length-prefixed parts)."""
+    """Derive a 256-bit key for one purpose from a secret of any length.
+
+    It is the SHA-256 digest of the length-prefixed parts.
+    """
     digest = hashlib.sha256()
     for part in (b"fedpriv", secret, *(text.encode() for text in purpose)):
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -100,30 +110,30 @@ def derive_key(secret: bytes, *purpose: str) -> bytes:
 
 
 def seed_key(seed: int, *purpose: str) -> bytes:
-    """The simulation's key: public, reproducible, any non-negative integer seed gives its own key."""
+    """Derive a simulation's key from its seed, any non-negative integer.  The key is public and reproducible."""
     if seed < 0:
         raise ValueError(f"seed = {seed}: a seed is a non-negative integer")
     return derive_key(str(seed).encode(), "seed", *purpose)
 
 
 def system_key() -> bytes:
-    """A fresh 256-bit secret from the operating system, for noise that is really released."""
+    """Draw a new 256-bit secret from the operating system, for noise of a deployment."""
     return secrets.token_bytes(32)
 
 
 def public_generator(seed: int, *purpose: str) -> np.random.Generator:
-    """A generator for public choices; Philox with a 128-bit key, one stream per (seed, purpose)."""
+    """Return a Philox generator for public choices, with a 128-bit key for each (seed, purpose)."""
     key = int.from_bytes(seed_key(seed, *purpose)[:16], "big")
     return np.random.Generator(np.random.Philox(key=key))
 
 
 class KeyedNormal:
-    """Standard normal vectors, each a pure function of (key, owner, round, node).
+    """Standard normal vectors, each a pure function of (key, party, round, node).
 
-    Guarantee: distinct (owner, round, node) read disjoint AES counter ranges, so the vectors are independent
-    for anyone who does not hold the key, and asking twice returns the same bytes.  float32 draws carry 31-bit
-    radii (|z| <= 6.6), float64 draws 63-bit radii (|z| <= 9.4); both are ordinary floating-point numbers, not
-    a defence against attacks on the lowest bits of a float.  One object serves one thread at a time.
+    Guarantee: distinct (party, round, node) read disjoint AES counter ranges, so that the vectors are independent
+    for everyone who does not hold the key, and a repeated call returns the same bytes.  float32 draws have 31-bit
+    radii (|z| <= 6.6), float64 draws 63-bit radii (|z| <= 9.4).  Both are ordinary floating-point numbers, and no
+    defence against attacks on the lowest bits of a float.  One object serves one thread at a time.
     """
 
     def __init__(self, key: bytes, dtype: DTypeLike = np.float32) -> None:
@@ -137,120 +147,125 @@ class KeyedNormal:
         self._workspaces: OrderedDict[tuple[int, int, int], Workspace] = OrderedDict()
 
     def sampling_randomness(self) -> "SamplingRandomness":
-        """Secret coins for the holder of this key, under a key of their own derived from it."""
+        """Return the sampling randomness of this key's holder, under a separate derived key."""
         return SamplingRandomness(self._sampling_key)
 
-    def derive_secret(self, owner: int) -> bytes:
-        """256 bits that only who holds this key knows, one secret an owner, unrelated to any noise."""
-        return derive_key(self._secrets_key, str(owner))
+    def derive_secret(self, party: int) -> bytes:
+        """Derive a party's 256-bit secret, known only to holders of this key and unrelated to any noise."""
+        return derive_key(self._secrets_key, str(party))
 
-    def vector(self, size: int, owner: int, t: int, node: int = 0) -> NDArray[np.floating]:
-        """The vector of shape (size,) that belongs to (owner, round t, node)."""
-        return self.vectors(size, [owner], [t], node).reshape(size)
+    def vector(self, size: int, party: int, t: int, node: int = 0) -> NDArray[np.floating]:
+        """Return the vector (size,) of (party, round t, node)."""
+        return self.vectors(size, [party], [t], node).reshape(size)
 
     def vector_slice(
-        self, size: int, first: int, last: int, owner: int, t: int, node: int = 0
+        self, size: int, first: int, last: int, party: int, t: int, node: int = 0
     ) -> NDArray[np.floating]:
-        """Values `first` … `last`-1 of `vector(size, owner, t, node)`, in memory for no more than these."""
+        """Return values `first` … `last`-1 of `vector(size, party, t, node)`, with memory for these only."""
         out, (half, _) = np.empty(last - first, self.dtype), self._chunks(1, size)
-        per_block, streams = BLOCK_BYTES // self.dtype.itemsize, _stream_counters([owner], [t])
-        for turn, begins in enumerate((0, half)):  # cosines come first, then the sines of the same pairs
-            start, stop = max(first - begins, 0), min(last - begins, half)
+        per_block, streams = BLOCK_BYTES // self.dtype.itemsize, _stream_counters([party], [t])
+        for half_index, half_start in enumerate((0, half)):  # cosines come first, then the sines of the same pairs
+            start, stop = max(first - half_start, 0), min(last - half_start, half)
             while start < stop:
                 aligned = start // per_block * per_block
                 end = min(stop, aligned + MAX_VALUES_PER_DRAW)
-                drawn = np.empty((2, 1, end - aligned), self.dtype)
-                self._draw_pairs(drawn[0], drawn[1], streams, node, (aligned, half))
-                place = begins + start - first
-                out[place : place + end - start] = drawn[turn, 0, start - aligned :]
+                normals = np.empty((2, 1, end - aligned), self.dtype)
+                self._draw_pairs(normals[0], normals[1], streams, node, (aligned, half))
+                offset = half_start + start - first
+                out[offset : offset + end - start] = normals[half_index, 0, start - aligned :]
                 start = end
         return out
 
     def vectors(
-        self, size: int, owners: Sequence[int], rounds: Sequence[int], node: int = 0
+        self, size: int, parties: Sequence[int], rounds: Sequence[int], node: int = 0
     ) -> NDArray[np.floating]:
-        """One vector for each pair of `owners` and `rounds` (equally long): shape (len(owners), size)."""
-        out = np.empty((len(owners), size), self.dtype)
+        """Return one vector for each party and round, (len(parties), size).
+
+        `parties` and `rounds` are equally long.
+        """
+        out = np.empty((len(parties), size), self.dtype)
         rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
-        for start in range(0, len(owners), rows):
+        for start in range(0, len(parties), rows):
             stop = start + rows
-            self._fill(out[start:stop], owners[start:stop], rounds[start:stop], node)
+            self._fill(out[start:stop], parties[start:stop], rounds[start:stop], node)
         return out
 
-    def node_vectors(self, size: int, owner: int, t: int, count: int) -> NDArray[np.floating]:
-        """The vectors of nodes 0 … count-1 of (owner, round t): shape (count, size)."""
-        return np.stack([self.vector(size, owner, t, node) for node in range(count)])
+    def node_vectors(self, size: int, party: int, t: int, count: int) -> NDArray[np.floating]:
+        """Return the vectors of nodes 0 … count-1 of (party, round t), (count, size)."""
+        return np.stack([self.vector(size, party, t, node) for node in range(count)])
 
     def row_vectors(
-        self, size: int, owners: NDArray[np.int64], t: int, rows: NDArray[np.int64]
+        self, size: int, parties: NDArray[np.int64], t: int, rows: NDArray[np.int64]
     ) -> NDArray[np.floating]:
-        """`vector(size, owners[b], t, node=rows[b])` for every b, side by side: (len(rows), size)."""
+        """Return `vector(size, parties[b], t, node=rows[b])` for every b, stacked: (len(rows), size)."""
         out = np.empty((len(rows), size), self.dtype)
-        together = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
-        for start in range(0, len(rows), together):
-            some = slice(start, start + together)
-            of_round = [t] * len(out[some])
-            self._fill(out[some], owners[some].tolist(), of_round, rows[some].astype(np.uint64))
+        rows_per_draw = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
+        for start in range(0, len(rows), rows_per_draw):
+            chunk = slice(start, start + rows_per_draw)
+            rounds = [t] * len(out[chunk])
+            self._fill(out[chunk], parties[chunk].tolist(), rounds, rows[chunk].astype(np.uint64))
         return out
 
     def weighted_sum(
         self,
         size: int,
-        owners: Sequence[int],
+        parties: Sequence[int],
         weights: Sequence[float],
         t: int,
         node: int = 0,
         out: NDArray[np.floating] | None = None,
     ) -> NDArray[np.floating]:
-        """Σ_k weights[k] · vector(size, owners[k], t, node), written into `out` if it is given.
+        """Return Σ_k weights[k] · vector(size, parties[k], t, node), in `out` if it is given.
 
-        Short vectors are drawn several at a time, and long ones piece by piece, owner after owner.
+        Several short vectors are drawn at a time.  A long one is drawn in pieces, one party after another.
         """
         total = np.empty(size, self.dtype) if out is None else out
         total[:] = 0.0
         half, pieces = self._chunks(1, size)
         if len(pieces) > 1:
             for start, pairs in pieces:
-                parts = total[start:half], total[half + start :]
-                part = np.empty((2, 1, pairs), self.dtype)
-                for owner, weight in zip(owners, weights, strict=True):
-                    self._draw_pairs(part[0], part[1], _stream_counters([owner], [t]), node, (start, half))
-                    for into, drawn in zip(parts, part, strict=True):
-                        into = into[:pairs]
-                        _add_scaled(into, weight, drawn[0, : len(into)])
+                halves = total[start:half], total[half + start :]
+                normals = np.empty((2, 1, pairs), self.dtype)
+                for party, weight in zip(parties, weights, strict=True):
+                    self._draw_pairs(normals[0], normals[1], _stream_counters([party], [t]), node, (start, half))
+                    for half_values, vectors in zip(halves, normals, strict=True):
+                        half_values = half_values[:pairs]
+                        _add_scaled(half_values, weight, vectors[0, : len(half_values)])
             return total
         rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
-        several = np.empty((min(rows, len(owners)), size), self.dtype)  # once: fresh pages cost as much as draws
-        for start in range(0, len(owners), rows):
-            chunk = owners[start : start + rows]
-            drawn = several[: len(chunk)]
-            self._fill(drawn, chunk, [t] * len(chunk), node)
-            for weight, vector in zip(weights[start : start + rows], drawn, strict=True):
+        buffer = np.empty(
+            (min(rows, len(parties)), size), self.dtype
+        )  # allocated once, since new pages cost as much as draws
+        for start in range(0, len(parties), rows):
+            chunk = parties[start : start + rows]
+            vectors = buffer[: len(chunk)]
+            self._fill(vectors, chunk, [t] * len(chunk), node)
+            for weight, vector in zip(weights[start : start + rows], vectors, strict=True):
                 _add_scaled(total, weight, vector)
         return total
 
     def _fill(
         self,
         out: NDArray[np.floating],
-        owners: Sequence[int],
+        parties: Sequence[int],
         rounds: Sequence[int],
         node: int | NDArray[np.uint64],
     ) -> None:
-        if not out.size:  # of a round into which no client was drawn
+        if not out.size:  # a round that draws no client
             return
         half, pieces = self._chunks(*out.shape)
         for start, pairs in pieces:
             cosines, sines = out[:, start : min(half, start + pairs)], out[:, half + start : half + start + pairs]
-            self._draw_pairs(cosines, sines, _stream_counters(owners, rounds), node, (start, half))
+            self._draw_pairs(cosines, sines, _stream_counters(parties, rounds), node, (start, half))
 
     def _chunks(self, count: int, size: int) -> tuple[int, list[tuple[int, int]]]:
-        """Number of pairs of normals in a vector, and the pieces they are drawn in, (first, how many)."""
+        """Return the number of pairs of normals in a vector, and the pieces they are drawn in, (first, count)."""
         per_block = BLOCK_BYTES // self.dtype.itemsize
         half = -(-size // per_block) * per_block // 2
-        most = max(1, MAX_VALUES_PER_DRAW // (2 * count * per_block)) * per_block
+        max_pairs = max(1, MAX_VALUES_PER_DRAW // (2 * count * per_block)) * per_block
         if count * size <= MAX_VALUES_PER_DRAW:
-            most = max(half, 1)
-        return half, [(start, min(most, half - start)) for start in range(0, half, most)]
+            max_pairs = max(half, 1)
+        return half, [(start, min(max_pairs, half - start)) for start in range(0, half, max_pairs)]
 
     def _draw_pairs(
         self,
@@ -258,139 +273,158 @@ class KeyedNormal:
         sines: NDArray[np.floating],
         streams: NDArray[np.uint64],
         node: int | NDArray[np.uint64],
-        place: tuple[int, int],
+        position: tuple[int, int],
     ) -> None:
-        """The pairs from `place` on, (first, half of all), each row of a stream, as far as the two parts go.
+        """Fill `cosines` and `sines` with pairs of normals, one row for each stream.
 
-        `node` is that of all streams, or has one for each.
+        `position` is (first pair, number of pairs in a vector).  `node` is that of all streams, or has an entry
+        for each.
         """
-        (start, half), per_block = place, BLOCK_BYTES // self.dtype.itemsize
-        single, nodes = (node, None) if isinstance(node, int) else (int(node.max()), node)
-        if not 0 <= single < _UINT32_RANGE or 2 * half >= _UINT32_RANGE * per_block:
-            raise ValueError(f"node {single} or vector length {2 * half} is outside what one stream can number")
-        desk = self._find_workspace(len(streams), cosines.shape[1], (half + start) % per_block)
-        desk.counters[:, :, 0] = streams[:, None]
-        base = single * _UINT32_RANGE if nodes is None else 0
-        desk.set_counters(base + start // per_block, base + (half + start) // per_block)
+        (start, half), per_block = position, BLOCK_BYTES // self.dtype.itemsize
+        max_node, nodes = (node, None) if isinstance(node, int) else (int(node.max()), node)
+        if not 0 <= max_node < _UINT32_RANGE or 2 * half >= _UINT32_RANGE * per_block:
+            raise ValueError(f"node {max_node} or vector length {2 * half} is outside what one stream can number")
+        workspace = self._find_workspace(len(streams), cosines.shape[1], (half + start) % per_block)
+        workspace.counters[:, :, 0] = streams[:, None]
+        base = max_node * _UINT32_RANGE if nodes is None else 0
+        workspace.set_counters(base + start // per_block, base + (half + start) // per_block)
         if nodes is not None:
-            desk.shift_to_nodes(nodes)
-        self._encrypt.update_into(desk.counters.data.cast("B"), desk.bits)
-        desk.fill_normals(cosines, sines)
+            workspace.shift_to_nodes(nodes)
+        self._encrypt.update_into(workspace.counters.data.cast("B"), workspace.bits)
+        workspace.fill_normals(cosines, sines)
 
     def _find_workspace(self, count: int, pairs: int, skipped: int) -> Workspace:
-        """The desk of this shape; few are kept, for the long and the short pieces of what is drawn in turns."""
+        """Return a workspace of this shape, cached for the long and short pieces that alternate."""
         shape = (count, pairs, skipped)
-        desk = self._workspaces.pop(shape, None) or Workspace(count, pairs, skipped, self.dtype)
+        workspace = self._workspaces.pop(shape, None) or Workspace(count, pairs, skipped, self.dtype)
         if len(self._workspaces) >= _MAX_WORKSPACES:
             self._workspaces.popitem(last=False)
-        self._workspaces[shape] = desk
-        return desk
+        self._workspaces[shape] = workspace
+        return workspace
 
 
 class SamplingRandomness:
-    """Independent coins, each a pure function of (key, owner, round, place).
+    """Independent random bits for sampling, each a pure function of (key, party, round, row).
 
-    Guarantee: for anyone who does not hold the key the coins are independent, and each falls on heads with at
-    most the probability asked for, and less by at most 2^-63.  Numbers are independent of coins and of each
+    Guarantee: for everyone who does not hold the key the draws are independent, and each is True with at most the
+    given probability, and less than it by at most 2^-63.  Numbers are independent of these draws and of each
     other, and exactly uniform.
     """
 
     def __init__(self, key: bytes) -> None:
         self._encrypt, self._encrypt_numbers = _block_cipher(key), _block_cipher(derive_key(key, "numbers"))
 
-    def bernoulli(self, count: int, probability: float, owner: int, t: int) -> NDArray[np.bool_]:
-        """Toss the coins of places 0 … count-1; True for heads, shape (count,); 0 ≤ `probability` ≤ 1."""
+    def bernoulli(self, count: int, probability: float, party: int, t: int) -> NDArray[np.bool_]:
+        """Draw True with this probability, 0 to 1, for each of the rows 0 … count-1, (count,)."""
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"probability = {probability}: it lies between 0 and 1")
-        words = _random_bits(self._encrypt, count, owner, t, 0)
-        fallen: NDArray[np.bool_] = (words >> np.uint64(1)) < np.uint64(int(probability * 2.0**63))
-        return fallen
+        bits = _random_bits(self._encrypt, count, party, t, 0)
+        is_drawn: NDArray[np.bool_] = (bits >> np.uint64(1)) < np.uint64(int(probability * 2.0**63))
+        return is_drawn
 
-    def numbers(self, count: int, choices: int, owner: int, t: int) -> NDArray[np.int64]:
-        """A number of 0 … choices-1 for each of the places 0 … count-1, shape (count,); 1 ≤ `choices` ≤ 2^32.
+    def numbers(self, count: int, choices: int, party: int, t: int) -> NDArray[np.int64]:
+        """Draw a uniform number of 0 … choices-1 for each of the rows 0 … count-1, (count,).
 
-        Words at the end of the range of 64 bits, where some numbers would be likelier, are drawn again.
+        64-bit numbers at the end of their range, which would make some results likelier, are rejected and drawn
+        again.
+
+        Args:
+            count: Number of rows.
+            choices: Numbers to choose from, 1 to 2^32.
+            party: Silo of the rows.
+            t: Round, or another number of the draw.
         """
         if not 1 <= choices <= _UINT32_RANGE:
             raise ValueError(f"choices = {choices}: a number is drawn among 1 to {_UINT32_RANGE}")
         last = np.uint64(2**64 - 2**64 % choices - 1)
-        words = _random_bits(self._encrypt_numbers, count, owner, t, 0)
+        bits = _random_bits(self._encrypt_numbers, count, party, t, 0)
         attempt = 0
-        while (again := words > last).any():
+        while (is_rejected := bits > last).any():
             attempt += 1
-            words = np.where(again, _random_bits(self._encrypt_numbers, count, owner, t, attempt), words)
-        return (words % np.uint64(choices)).astype(np.int64)
+            bits = np.where(is_rejected, _random_bits(self._encrypt_numbers, count, party, t, attempt), bits)
+        return (bits % np.uint64(choices)).astype(np.int64)
 
 
 def _add_scaled(total: NDArray[np.floating], weight: float, vector: NDArray[np.floating]) -> None:
-    """Add weight · vector, which is scaled in place."""
+    """Add weight · vector to `total`, and scale `vector` in place."""
     if weight != 1.0:
         vector *= weight
     total += vector
 
 
 def _block_cipher(key: bytes) -> "CipherContext":
-    """AES that encrypts counters one by one: one block a counter value."""
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # no query draws anything
+    """Return AES that encrypts each counter value to one block."""
+    from cryptography.hazmat.primitives.ciphers import (
+        Cipher,
+        algorithms,
+        modes,
+    )  # not every process draws
 
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
 
-def _stream_counters(owners: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]:
-    """The upper halves of the counters that belong to pairs of owners and rounds."""
-    upper: NDArray[np.uint64] = np.asarray(owners, np.uint64) * np.uint64(_UINT32_RANGE) + np.asarray(
+def _stream_counters(parties: Sequence[int], rounds: Sequence[int]) -> NDArray[np.uint64]:
+    """Return the upper halves of the counters of (party, round) pairs, (n,)."""
+    upper: NDArray[np.uint64] = np.asarray(parties, np.uint64) * np.uint64(_UINT32_RANGE) + np.asarray(
         rounds, np.uint64
     )
     return upper
 
 
 def integer_noise_key(seed: int) -> bytes:
-    """The key of a simulation's exact releases: a function of the scenario's seed, and no secret."""
+    """Derive the public key of the noise of a simulation's integer releases from the scenario's seed."""
     return seed_key(seed, "integers")
 
 
 class RowRandomIntegers:
     """Public numbers for rows of a silo, each a pure function of (key, silo, round, row).
 
-    Guarantee: the numbers of a row do not depend on which other rows are asked for, and asking for a row takes the
-    same calls whichever it is.
+    Guarantee: the numbers of a row do not depend on which other rows are requested, and every row takes the same
+    calls.
     """
 
     def __init__(self, key: bytes) -> None:
         self._encrypt = _block_cipher(key)
 
     def draw(
-        self, rows: NDArray[np.int64], choices: NDArray[np.int64], owners: NDArray[np.int64], t: int
+        self, rows: NDArray[np.int64], choices: NDArray[np.int64], silos: NDArray[np.int64], t: int
     ) -> NDArray[np.int64]:
         """Draw one number of 0 … choices[k]-1 for each row and every k: (*rows.shape, len(choices)).
 
-        Numbers are words of 64 bits modulo `choices`, off uniform by less than choices / 2^64.
+        They are 64-bit numbers modulo `choices`, and their probabilities differ from uniform by less than choices
+        / 2^64.
 
         Args:
             rows: Row indices, (..., B).
             choices: Numbers to choose from, (k,).
-            owners: The silo of each row, (B,).
-            t: The round.
+            silos: Silo of each row, (B,).
+            t: Round.
         """
         blocks = -(-len(choices) * 8 // BLOCK_BYTES)
         counters = np.empty((*rows.shape, blocks, 2), np.uint64)
-        counters[..., 0] = (owners.astype(np.uint64) * np.uint64(_UINT32_RANGE) + np.uint64(t))[:, None]
+        counters[..., 0] = (silos.astype(np.uint64) * np.uint64(_UINT32_RANGE) + np.uint64(t))[:, None]
         counters[..., 1] = rows.astype(np.uint64)[..., None] * np.uint64(blocks) + np.arange(
             blocks, dtype=np.uint64
         )
-        words = np.frombuffer(self._encrypt.update(counters.tobytes()), np.uint64)
-        drawn = words.reshape(*rows.shape, -1)[..., : len(choices)] % choices.astype(np.uint64)
-        return drawn.astype(np.int64)
+        bits = np.frombuffer(self._encrypt.update(counters.tobytes()), np.uint64)
+        numbers = bits.reshape(*rows.shape, -1)[..., : len(choices)] % choices.astype(np.uint64)
+        return numbers.astype(np.int64)
 
 
-def _random_bits(encrypt: "CipherContext", count: int, owner: int, t: int, attempt: int) -> NDArray[np.uint64]:
-    """64 secret bits for each of the places 0 … count-1 of (owner, round t), others every attempt; (count,)."""
+def _random_bits(encrypt: "CipherContext", count: int, party: int, t: int, attempt: int) -> NDArray[np.uint64]:
+    """Return 64 secret bits for each of the rows 0 … count-1 of (party, round t), (count,).
+
+    Each `attempt` has other bits.
+    """
     counters = np.empty((-(-count * 8 // BLOCK_BYTES), 2), np.uint64)
-    counters[:, 0] = _stream_counters([owner], [t])
+    counters[:, 0] = _stream_counters([party], [t])
     counters[:, 1] = np.arange(attempt * _UINT32_RANGE, attempt * _UINT32_RANGE + len(counters), dtype=np.uint64)
     return np.frombuffer(encrypt.update(counters.tobytes()), np.uint64)[:count]
 
 
 def simulation_noise(seed: int, dtype: DTypeLike) -> KeyedNormal:
-    """The noise of a simulation: every owner's streams from the scenario's seed, reproducible and no secret."""
+    """Return the noise source of a simulation: streams of all parties from the scenario's seed.
+
+    They are reproducible and public.
+    """
     return KeyedNormal(seed_key(seed, "noise"), dtype)

@@ -1,9 +1,11 @@
-"""Replicates: many runs computed together, as parts whose numbers are columns.
+"""Replicates: many runs computed together, whose numbers are columns of tensors.
 
-Estimators, mechanisms and optimizers are frozen dataclasses whose formulas broadcast, so an optimizer whose step
-is a tensor of shape (R, 1) moves R replicates at once.  `stack` makes one part of many that differ in numbers
-only; a number that all replicates share stays a number.  Data-dependent shortcuts (`certain`, `never_above`) are
-taken on the CPU only: a GPU would have to synchronise.  They compute in one thread of torch (`one_thread`).
+Estimators, mechanisms and optimizers are frozen dataclasses whose formulas broadcast, so that an optimizer whose
+step is a tensor (R, 1) moves R replicates at once.  `stack` makes one component of R components that differ in
+numbers only.  A number that all replicates share stays a float.
+
+Shortcuts that depend on data (`is_known_true`) are taken on the CPU only, since a GPU would have to synchronise.
+Replicates compute in one thread of torch (`limit_to_one_thread`).
 """
 
 import dataclasses
@@ -11,51 +13,55 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
-if TYPE_CHECKING:  # accounting reads rounds without a model, and must start fast
+if TYPE_CHECKING:  # accounting imports this module without torch, and has to start fast
     import torch
     from torch import Tensor
 
 
 Scalar = Union[float, "Tensor"]
-"""A number, or one number a replicate as a tensor of shape (replicates, 1): the same formulas serve both."""
+"""Number, or one number for each replicate as a tensor (R, 1), so that the same formulas serve both."""
 
 SHARED = {"shared": True}
-"""Metadata of a dataclass field whose value runs that are computed together must have in common."""
+"""Metadata of a dataclass field whose value must be equal in all runs that are computed together."""
 
 PER_REPLICATE = {"per replicate": True}
 """Metadata of a dataclass field that holds a tuple with an entry for each run computed together."""
 
 
 def is_known_true(condition: "Tensor") -> bool:
-    """Whether a condition, a tensor of one boolean, is known to hold without waiting for a device.
+    """Whether a condition, a tensor of one boolean, holds and can be read without waiting for a device.
 
-    On a GPU nothing is known: the caller takes the way that is right in any case, and no number is copied.
+    On a GPU the result is False, so that no number is copied.  The caller then has to compute the general case.
     """
     return condition.device.type == "cpu" and bool(condition)
 
 
 _MIN_DEVICE_VALUES = 2**28
 _GPU_BYTES_PER_VALUE = 64
-"""Bytes of a GPU's memory for each value held at a time: 16 times what a value in float32 takes."""
+"""Bytes of a GPU's memory for each value held at a time, 16 times the size of a float32."""
 
 
-def max_values_at_once(values: int, where: "torch.device") -> int:
-    """How many values to hold at a time: `values`, which fit a processor's caches, or what a GPU has room for.
+def max_values_at_once(values: int, device: "torch.device") -> int:
+    """Return the number of values to hold at a time on a device.
 
-    A GPU has no use for small pieces: the processor takes as long to ask for each of them as for a large one.
+    On a CPU it is `values`, which fit into its caches.  On a GPU it follows from its memory, since the time to
+    launch a small piece is as long as that of a large one.
     """
-    if where.type == "cpu":
+    if device.type == "cpu":
         return values
-    if where.type != "cuda":
+    if device.type != "cuda":
         return max(values, _MIN_DEVICE_VALUES)
     import torch
 
-    return max(values, torch.cuda.get_device_properties(where).total_memory // _GPU_BYTES_PER_VALUE)
+    return max(values, torch.cuda.get_device_properties(device).total_memory // _GPU_BYTES_PER_VALUE)
 
 
 @contextmanager
 def limit_to_one_thread() -> Iterator[None]:
-    """Keep torch to one thread: its threads wait for each other in a busy loop, on a busy machine for ever."""
+    """Keep torch to one thread within this context.
+
+    Threads of torch wait for each other in a busy loop, which may never end on a busy machine.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -69,39 +75,41 @@ def limit_to_one_thread() -> Iterator[None]:
 Stackable = TypeVar("Stackable")
 
 
-def stack_signature(part: Any) -> Any:
-    """Return what two parts must have in common to be stacked.
+def stack_signature(component: Any) -> Any:
+    """Return the data of a component that must be equal in all components that are stacked.
 
-    That is all but the values of floats that are not `SHARED`, and of fields with an entry a replicate.
+    It leaves out the values of floats that are not `SHARED`, and fields with an entry for each replicate.
     """
-    if isinstance(part, float):
+    if isinstance(component, float):
         return float
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        fields = [field for field in dataclasses.fields(part) if field.metadata != PER_REPLICATE]
-        return type(part), tuple(
-            getattr(part, field.name) if field.metadata == SHARED else stack_signature(getattr(part, field.name))
+    if dataclasses.is_dataclass(component) and not isinstance(component, type):
+        fields = [field for field in dataclasses.fields(component) if field.metadata != PER_REPLICATE]
+        return type(component), tuple(
+            getattr(component, field.name)
+            if field.metadata == SHARED
+            else stack_signature(getattr(component, field.name))
             for field in fields
         )
-    return part
+    return component
 
 
-def stack(parts: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
-    """One part for all.
+def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
+    """Return one component for R components.
 
-    A float that is equal everywhere stays one, others become a column (R, 1); tuples with an entry a replicate
-    are joined.
+    A float that is equal in all of them stays a float, and other floats become a column (R, 1).  Tuples with an
+    entry for each replicate are concatenated.
     """
-    first: Any = parts[0]
+    first: Any = components[0]
     stacked: Any = first
-    if isinstance(first, float) and any(part != first for part in parts):
+    if isinstance(first, float) and any(component != first for component in components):
         import torch
 
-        stacked = torch.tensor(parts, dtype=dtype, device=device).unsqueeze(-1)
+        stacked = torch.tensor(components, dtype=dtype, device=device).unsqueeze(-1)
     elif dataclasses.is_dataclass(first) and not isinstance(first, type):
         columns = {
-            field.name: sum((getattr(part, field.name) for part in parts), ())
+            field.name: sum((getattr(component, field.name) for component in components), ())
             if field.metadata == PER_REPLICATE
-            else stack([getattr(part, field.name) for part in parts], dtype, device)
+            else stack([getattr(component, field.name) for component in components], dtype, device)
             for field in dataclasses.fields(first)
         }
         stacked = dataclasses.replace(first, **columns)

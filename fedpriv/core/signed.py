@@ -1,8 +1,8 @@
-"""Documents that are signed: one spelling of plain data, Ed25519 keys in OpenSSH's files, and whose they are.
+"""Signed documents: canonical JSON, Ed25519 keys in OpenSSH's files, and lists of trusted signers.
 
-A document is JSON in one spelling, byte for byte: sorted keys, a space of indentation a level, ASCII, floats as
-the shortest decimal that reads back the same.  What is signed is that spelling behind the name of what it says, so
-that no signature is good for anything else.  Torch is not needed here.
+Canonical JSON is byte for byte unique: sorted keys, one space of indentation for each level, ASCII, and floats as
+the shortest decimal that reads back the same.  A signature covers the purpose of the document together with its
+canonical JSON, so that no signature is valid for another purpose.  This module does not import torch.
 """
 
 import hashlib
@@ -22,24 +22,35 @@ from fedpriv.core.errors import InputError, sanitize_line
 from fedpriv.core.files import PRIVATE_MODE
 
 _MAX_BYTES = 2**24
-"""Bytes of a document."""
+"""Largest size of a document in bytes."""
 _MAX_INTEGER = 2**63
-"""Of whole numbers: nothing that is certified counts further."""
+"""Largest absolute value of an integer, above all numbers in certificates."""
 
 
 def canonical_json(value: Any) -> bytes:
-    """Write plain data in the one spelling; ValueError for numbers that are not finite."""
+    """Encode plain data as canonical JSON.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode("ascii")
 
 
-def read_canonical_json(content: bytes, where: object) -> dict[str, Any]:
-    """Read a document; InputError, in one line, for anything that is not a JSON object in the one spelling.
+def read_canonical_json(content: bytes, source: object) -> dict[str, Any]:
+    """Decode a document that is a canonical JSON object.
 
-    Guarantee: two different files never read as the same data, and no file is read in two ways: whatever a
+    Guarantee: two different files never decode to the same data, and no file has two meanings: everything that a
     decoder would forgive (spaces, key order, a key given twice, 1e400, NaN) is refused.
+
+    Args:
+        content: Bytes of the document.
+        source: Its path or another name, for the error message.
+
+    Raises:
+        InputError: The bytes are no canonical JSON object.  The message is one line.
     """
     if len(content) > _MAX_BYTES:
-        raise InputError(f"{where}: has {len(content)} bytes, and a signed document at most {_MAX_BYTES}")
+        raise InputError(f"{source}: has {len(content)} bytes, and a signed document at most {_MAX_BYTES}")
     try:
         tree = json.loads(content.decode("ascii"), parse_int=parse_bounded_int, parse_constant=refuse_non_finite)
         if isinstance(tree, dict) and canonical_json(tree) == content:
@@ -47,42 +58,70 @@ def read_canonical_json(content: bytes, where: object) -> dict[str, Any]:
         reason = "it is not spelled as fedpriv writes such documents, so it was edited"
     except (ValueError, RecursionError) as error:
         reason = sanitize_line(str(error), 100)
-    raise InputError(f"{where}: cannot be read as a signed document: {reason}")
+    raise InputError(f"{source}: cannot be read as a signed document: {reason}")
 
 
 def parse_bounded_int(digits: str) -> int:
-    """ValueError for a number beyond 2^63, or whose digits alone would take long."""
+    """Parse an integer of absolute value at most 2^63.
+
+    Raises:
+        ValueError: It is larger, or has so many digits that parsing would take long.
+    """
     if len(digits) > 20 or abs(number := int(digits)) > _MAX_INTEGER:
         raise ValueError("it has a whole number beyond 2^63")
     return number
 
 
 def refuse_non_finite(name: str) -> NoReturn:
-    """ValueError: for Infinity and NaN, which JSON does not have."""
+    """Refuse Infinity and NaN, which JSON does not have.
+
+    Raises:
+        ValueError: Always.
+    """
     raise ValueError(f"it has {name}, which is no number")
 
 
 def sha256(content: bytes) -> str:
+    """Return the SHA-256 digest of bytes in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def sign_data(key: Ed25519PrivateKey, says: str, value: Any) -> dict[str, str]:
-    """Sign plain data as `says`, such as "fedpriv certificate": the public key, and the signature."""
+    """Sign plain data for a purpose.
+
+    Args:
+        key: Private key.
+        says: Purpose, such as "fedpriv certificate".
+        value: The data.
+
+    Returns:
+        The public key, and the signature in hexadecimal digits.
+    """
     return {"key": format_public_key(key.public_key()), "signature": key.sign(_signed_bytes(says, value)).hex()}
 
 
-def check_signature(given: Any, says: str, value: Any, trusted: Ed25519PublicKey, of: str) -> None:
-    """InputError unless `given` is the signature by `trusted` of this value as `says`.
+def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519PublicKey, of: str) -> None:
+    """Check that a signature by `trusted` covers this data for this purpose.
 
-    Guarantee: what the document itself says of its key decides nothing.
+    Guarantee: nothing that the document states of its key affects the result.
+
+    Args:
+        signature_data: Public key and signature, as `sign_data` returns them.
+        says: Purpose of the signature.
+        value: Signed data.
+        trusted: Public key of the expected signer.
+        of: Name of the expected signer, for the error message.
+
+    Raises:
+        InputError: The signature is missing, by another key, or not of this data.
     """
-    if not isinstance(given, Mapping) or set(given) != {"key", "signature"}:
+    if not isinstance(signature_data, Mapping) or set(signature_data) != {"key", "signature"}:
         raise InputError(f"{of} has not signed this")
-    if given["key"] != format_public_key(trusted):
+    if signature_data["key"] != format_public_key(trusted):
         raise InputError(f"signed for {of} by another key than the one that you trust as {of}'s")
     try:
-        raw = bytes.fromhex(str(given["signature"]))
-        if raw.hex() != given["signature"]:
+        raw = bytes.fromhex(str(signature_data["signature"]))
+        if raw.hex() != signature_data["signature"]:
             raise ValueError
         trusted.verify(raw, _signed_bytes(says, value))
     except (ValueError, InvalidSignature):
@@ -95,34 +134,41 @@ def _signed_bytes(says: str, value: Any) -> bytes:
 
 
 def format_public_key(key: Ed25519PublicKey) -> str:
-    """The key as OpenSSH writes it: "ssh-ed25519 AAAA…"."""
+    """Format a public key as OpenSSH does: "ssh-ed25519 AAAA…"."""
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 def read_signers(path: Path) -> dict[str, Ed25519PublicKey]:
-    """Read whom to trust as whom: a line each, "coordinator ssh-ed25519 AAAA…", "silo-0 ssh-ed25519 AAAA…".
+    """Read the trusted signers of a file, one in each line: "coordinator ssh-ed25519 AAAA…".
 
-    Guarantee: no two names have one key, so that nobody signs for two.
+    Guarantee: no two names have one key, so that no key signs for two names.
+
+    Raises:
+        InputError: A line is malformed, or repeats a name or a key.
     """
-    found, lines = dict[str, Ed25519PublicKey](), read_file_bytes(path).splitlines()
-    for place, line in enumerate(lines, start=1):
+    keys, lines = dict[str, Ed25519PublicKey](), read_file_bytes(path).splitlines()
+    for line_number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith(b"#"):
             continue
         name, _, rest = line.strip().partition(b" ")
-        said, key = (
+        signer, key = (
             sanitize_line(name.decode(errors="replace"), 40),
-            parse_public_key(rest, f"{path}, line {place}"),
+            parse_public_key(rest, f"{path}, line {line_number}"),
         )
-        if said in found or any(format_public_key(key) == format_public_key(other) for other in found.values()):
-            raise InputError(f"{path}, line {place}: {said} or its key is there already; each has its own")
-        found[said] = key
-    if not found:
+        if signer in keys or any(format_public_key(key) == format_public_key(other) for other in keys.values()):
+            raise InputError(f"{path}, line {line_number}: {signer} or its key is there already; each has its own")
+        keys[signer] = key
+    if not keys:
         raise InputError(f'{path}: expected lines such as "coordinator ssh-ed25519 AAAA…"')
-    return found
+    return keys
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """Read a private key without a passphrase; InputError if it cannot be used, or others can read it."""
+    """Read a private key without a passphrase.
+
+    Raises:
+        InputError: The key cannot be used, or other users can read its file.
+    """
     content = read_file_bytes(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise InputError(f"{path}: others can read this key; chmod 600 it")
@@ -136,7 +182,10 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_or_create_key(path: Path) -> Ed25519PrivateKey:
-    """Read the private key at `path`; where there is none, make one, for its owner alone (mode 0600)."""
+    """Read the private key at `path`, after creating one if there is no file.
+
+    Only its user can read the new file (mode 0600).
+    """
     if path.exists():
         return read_private_key(path)
     key = Ed25519PrivateKey.generate()
@@ -152,19 +201,31 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def parse_public_key(line: bytes, where: str) -> Ed25519PublicKey:
-    """Read a public key, a line as OpenSSH writes it; InputError if it cannot be used."""
+def parse_public_key(line: bytes, source: str) -> Ed25519PublicKey:
+    """Parse a public key, a line as OpenSSH writes it.
+
+    Args:
+        line: The line.
+        source: Path and line number, for the error message.
+
+    Raises:
+        InputError: The key cannot be used.
+    """
     try:
         key = load_ssh_public_key(line)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{where}: cannot be used as an Ed25519 public key: {error}") from None
+        raise InputError(f"{source}: cannot be used as an Ed25519 public key: {error}") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise InputError(f"{where}: expected an Ed25519 public key, as `ssh-keygen -t ed25519` makes")
+        raise InputError(f"{source}: expected an Ed25519 public key, as `ssh-keygen -t ed25519` makes")
     return key
 
 
 def read_file_bytes(path: Path) -> bytes:
-    """Read a file; InputError if it cannot be."""
+    """Read a file.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:
