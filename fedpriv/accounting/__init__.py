@@ -1,7 +1,7 @@
 """Privacy accounting of Gaussian and sampled releases, without torch.
 
-`GaussianDP` is the exact guarantee of a fixed order. `PoissonGaussian` and `AllocatedGaussian` are those of
-secret rounds.
+`GaussianDP` is the exact guarantee of a fixed order.  `PoissonGaussian` and `AllocatedGaussian` are the guarantees
+of secret participation.
 
 Imports: `core`.
 """

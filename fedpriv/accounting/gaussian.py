@@ -229,7 +229,7 @@ def _mills(x: float) -> float:
 
 
 Relation = Literal["replace-one", "zero-out"]
-"""Neighbouring relation: one record exchanged for another, or one record's contribution replaced by zero."""
+"""Neighbouring relation: one record exchanged for another, or its contribution replaced by zero."""
 
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 RELATION_FACTOR: dict[Relation, float] = {"zero-out": 1.0, "replace-one": 2.0}

@@ -1,9 +1,10 @@
 """Guarantees of a stream of releases, and privacy targets as a person states them.
 
-A kind of guarantee is one class with the members of `Guarantee`: its figures at δ, what it says of several units,
-what a lifetime budget is charged, its words.  Nothing else asks which kind it is.  One of your own is a file with
-such a class, which is least work as a `Curved` one, and with the participation that promises it, of which
-`participation/registry.py` has a line.
+A kind of guarantee is one class with the members of `Guarantee`: its figures at δ, its group privacy, its charge
+to a lifetime budget, and its descriptions.  No other code asks for the kind.
+
+To add a kind, write a file with such a class, most easily a subclass of `Curved`, and with the participation that
+gives this guarantee, and add the participation to `participation/registry.py`.
 """
 
 import dataclasses
@@ -32,73 +33,82 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figures import best_guess
 
 Event = Mapping[str, Any]
-"""An event of dp-accounting as plain data: its "class", and its fields."""
+"""Event of dp-accounting as plain data: its "class", and its fields."""
 ADD_OR_REMOVE, REPLACE = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"
 """Neighbouring relations of dp-accounting's accountants."""
 
 
 class Guarantee(Protocol):
-    """Guarantee of a stream of releases: a value, whose figures are computed when they are asked for."""
+    """Guarantee of a stream of releases: a value whose figures are computed on demand."""
 
     kind: ClassVar[str]
-    """In results."""
+    """Name of the kind in results."""
 
     @property
     def mu(self) -> float | None:
-        """μ, where telling transcripts apart is as hard as N(0, 1) from N(μ, 1); None where no μ describes it."""
+        """μ if telling transcripts apart is as hard as N(0, 1) from N(μ, 1), or None if no μ describes it."""
         ...
 
     @property
     def best_guess(self) -> float:
-        """Largest probability of guessing right which of two equally likely neighbours was used."""
+        """Largest probability of guessing correctly which of two equally likely neighbours was used."""
         ...
 
     @property
     def alike(self) -> Hashable:
-        """Key that two guarantees must share so that `leakage` tells which of them protects less."""
+        """Key that two guarantees must share so that `leakage` decides which of them protects less."""
         ...
 
     @property
     def leakage(self) -> float:
-        """The larger, the less is protected."""
+        """Number that is larger for a guarantee that protects less."""
         ...
 
     @property
     def note(self) -> str:
-        """Note of a page beside the figures; empty where the figures say all."""
+        """Note for a report beside the figures, or empty if the figures need none."""
         ...
 
     def __hash__(self) -> int: ...
 
     def epsilon_of(self, delta: float) -> float:
-        """The smallest ε known for which (ε, `delta`)-DP holds."""
+        """Return the smallest known ε for which (ε, `delta`)-DP holds."""
         ...
 
     def epsilon_of_group(self, size: int, delta: float) -> float:
-        """The same for `size` units at once."""
+        """Return the smallest known ε for which (ε, `delta`)-DP holds for `size` units together."""
         ...
 
     def figures(self, delta: float) -> dict[str, float | None]:
-        """mu, zcdp, epsilon and epsilon_paper, as results have them; None for what there is none of."""
+        """Return mu, zcdp, epsilon and epsilon_paper, as in results, or None for a figure that does not exist."""
         ...
 
     def conversions(self, delta: float) -> dict[str, float]:
-        """All that the accounting commands print of it, by name."""
+        """Return all figures that the accounting commands print, by name."""
         ...
 
     def charge(self, slack: float) -> ApproximateGDP:
-        """Charge to a lifetime budget; `slack` is for those without a μ.  InputError for too small a one."""
+        """Return the charge to a lifetime budget.
+
+        Args:
+            slack: Slack of the charge, for guarantees without a μ.
+
+        Raises:
+            InputError: The slack is too small.
+        """
         ...
 
-    def format_clause(self, shown: Mapping[str, str], attained: bool) -> str:
-        """A clause of a sentence, from figures as they are printed: those of `figures`, delta, perhaps counted_mu.
+    def format_clause(self, texts: Mapping[str, str], attained: bool) -> str:
+        """Return a clause of a sentence from formatted figures.
 
-        `attained`: whether no smaller figures hold.
+        Args:
+            texts: Formatted figures by name: those of `figures`, delta, and optionally counted_mu.
+            attained: Whether no smaller figures hold.
         """
         ...
 
     def event(self) -> tuple[str, Event] | None:
-        """An accountant's neighbouring relation, and the event that dominates the releases; None without one."""
+        """Return dp-accounting's neighbouring relation, and the event that dominates the releases, or None."""
         ...
 
 
@@ -132,7 +142,7 @@ class GaussianDP:
         return self.mu
 
     def epsilon_of(self, delta: float) -> float:
-        """The smallest ε for which (ε, `delta`)-DP holds."""
+        """Return the smallest ε for which (ε, `delta`)-DP holds."""
         return gdp.epsilon_of(self.mu, delta)
 
     def epsilon_of_group(self, size: int, delta: float) -> float:
@@ -143,7 +153,7 @@ class GaussianDP:
         return {"mu": self.mu, "zcdp": self.zcdp, "epsilon": self.epsilon_of(delta), "epsilon_paper": paper}
 
     def conversions(self, delta: float) -> dict[str, float]:
-        """(ε, δ)-DP by the exact route, by a Rényi accountant's, and by the formula that the papers print."""
+        """Return (ε, δ)-DP by the exact conversion, by a Rényi accountant's, and by the papers' formula."""
         return {
             "mu": self.mu,
             "zcdp": self.zcdp,
@@ -156,22 +166,26 @@ class GaussianDP:
     def charge(self, slack: float) -> ApproximateGDP:
         return ApproximateGDP(self.mu)
 
-    def format_clause(self, shown: Mapping[str, str], attained: bool) -> str:
-        mu, epsilon, delta = shown["mu"], shown["epsilon"], shown["delta"]
-        said = f"μ-GDP exactly with μ = {mu}" if attained else f"μ-GDP with μ at most {mu}"
-        if "counted_mu" in shown:
-            said += f", as the paper's constants charge it, and by exact counting {shown['counted_mu']}"
+    def format_clause(self, texts: Mapping[str, str], attained: bool) -> str:
+        mu, epsilon, delta = texts["mu"], texts["epsilon"], texts["delta"]
+        clause = f"μ-GDP exactly with μ = {mu}" if attained else f"μ-GDP with μ at most {mu}"
+        if "counted_mu" in texts:
+            clause += f", as the paper's constants charge it, and by exact counting {texts['counted_mu']}"
         pair = f"(ε, δ) = ({epsilon}, {delta}) exact" if attained else f"(ε, δ) at most ({epsilon}, {delta})"
-        by_formula = f"({shown['epsilon_paper']}, {delta}) by the paper's formula, rounded up"
-        return f"{said} (zCDP {shown['zcdp']}); {pair}, {by_formula}"
+        by_formula = f"({texts['epsilon_paper']}, {delta}) by the paper's formula, rounded up"
+        return f"{clause} (zCDP {texts['zcdp']}); {pair}, {by_formula}"
 
     def event(self) -> tuple[str, Event]:
-        """Under either relation: its factor is in μ.  With replace-one dp-accounting's accountants disagree."""
+        """Return the event of the Gaussian mechanism under add-or-remove-one.
+
+        The relation is the same for replace-one, whose factor is in μ, since dp-accounting's accountants disagree
+        on it.
+        """
         return ADD_OR_REMOVE, gaussian_event(1.0 / self.mu)
 
 
 class Curved:
-    """A curve of (ε, δ) that no μ describes; all figures are upper bounds."""
+    """Guarantee by a curve of (ε, δ) that no μ describes.  All figures are upper bounds."""
 
     if TYPE_CHECKING:  # properties, or fields of dataclasses
 
@@ -189,11 +203,11 @@ class Curved:
         return (1.0 + self.delta_of(0.0)) / 2.0 * (1.0 + 1e-15)
 
     def epsilon_of(self, delta: float) -> float:
-        """An upper bound of the smallest ε for which (ε, `delta`)-DP holds; `delta` is 1e-10 or more."""
+        """Return an upper bound of the smallest ε for which (ε, `delta`)-DP holds, `delta` ≥ 1e-10."""
         return epsilon_at(self.curve, delta)
 
     def delta_of(self, epsilon: float) -> float:
-        """An upper bound of the smallest δ for which (`epsilon`, δ)-DP holds."""
+        """Return an upper bound of the smallest δ for which (`epsilon`, δ)-DP holds."""
         return delta_at(self.curve, epsilon)
 
     def epsilon_of_group(self, size: int, delta: float) -> float:
@@ -218,10 +232,10 @@ _PRINTED_SLACKS = (1e-6, 1e-7, 1e-8)
 
 @dataclass(frozen=True)
 class Sampled(Curved):
-    """Guarantee of secret participation, as long as who takes part when stays secret."""
+    """Guarantee of secret participation, as long as it stays secret which units take part in which rounds."""
 
     noise_multiplier: float
-    """σ/C; for correlated noise in classes σ / max_t (clip_t ‖C_t‖)."""
+    """σ/C, or σ / max_t (clip_t ‖C_t‖) for correlated noise with classes of rounds."""
 
     if TYPE_CHECKING:
 
@@ -233,7 +247,7 @@ class Sampled(Curved):
 
     kind: ClassVar[str]
     title: ClassVar[str]
-    """In a sentence."""
+    """Name of the participation in a sentence."""
     note: ClassVar[str] = (
         "In which rounds a record takes part was drawn by secret coins. No μ describes that: ε and the best guess "
         "are upper bounds from the privacy loss distribution, and hold as long as nobody learns who took part "
@@ -250,26 +264,30 @@ class Sampled(Curved):
 
     @property
     def known_mu(self) -> float:
-        """μ of the same noise where everybody knows in which of its `times` rounds a unit takes part."""
+        """μ of the same noise if everybody knows the `times` rounds in which a unit takes part."""
         return RELATION_FACTOR[self.relation] * (math.sqrt(self.times) / self.noise_multiplier * (1.0 + 1e-15))
 
     def group_curve(self, size: int) -> Curve | None:
-        """None: of several units that draw there is no law here, only the chain and `known_mu`."""
+        """Return the curve of `size` units together, or None.
+
+        It is None for participations with no joint distribution of several units.  Then group privacy follows from
+        the chain of neighbours and from `known_mu`.
+        """
         check_group_size(size)
         return None
 
     def epsilon_of_group(self, size: int, delta: float) -> float:
-        known = gdp.epsilon_of(group_mu(self.known_mu, size), delta)
-        joining = self.group_curve(size)
-        found = [known, super().epsilon_of_group(size, delta)]
-        return min(found if joining is None else [*found, epsilon_at(joining, delta)])
+        known_epsilon = gdp.epsilon_of(group_mu(self.known_mu, size), delta)
+        curve = self.group_curve(size)
+        bounds = [known_epsilon, super().epsilon_of_group(size, delta)]
+        return min(bounds if curve is None else [*bounds, epsilon_at(curve, delta)])
 
     def conversions(self, delta: float) -> dict[str, float]:
         return {"noise_multiplier": self.noise_multiplier, **super().conversions(delta)}
 
-    def format_clause(self, shown: Mapping[str, str], attained: bool) -> str:
+    def format_clause(self, texts: Mapping[str, str], attained: bool) -> str:
         return (
-            f"{self.title}, which no μ describes; (ε, δ) = ({shown['epsilon']}, {shown['delta']}), an upper bound "
+            f"{self.title}, which no μ describes; (ε, δ) = ({texts['epsilon']}, {texts['delta']}), an upper bound "
             "by its privacy loss distribution, rounded up, as long as who takes part when stays secret"
         )
 
@@ -277,41 +295,58 @@ class Sampled(Curved):
 def least_noise(
     epsilon: float, delta: float, coarse: Callable[[float], Curve], fine: Callable[[float], Curve]
 ) -> float:
-    """About the smallest noise multiplier that is (`epsilon`, `delta`)-DP by the curve `fine` of it.
+    """Return about the smallest noise multiplier that is (`epsilon`, `delta`)-DP by its curve `fine`.
 
-    `coarse` and `fine` give upper bounds for a multiplier.  InputError where no multiplier up to a million is, and
-    for a δ below 1e-10.
+    Args:
+        epsilon: Target ε, above 0.
+        delta: Target δ, 1e-10 or more.
+        coarse: Function of a multiplier -> upper bound of its curve, quick to compute.
+        fine: Function of a multiplier -> a better upper bound.
+
+    Raises:
+        InputError: No multiplier up to a million is enough, or δ is below 1e-10.
     """
     check_positive("epsilon", epsilon)
     check_resolvable_delta(delta)
-    at = np.array([check_epsilon(epsilon)])
-    return min_noise_multiplier(lambda z: float(coarse(z)(at)[0]), lambda z: float(fine(z)(at)[0]), delta)
+    epsilons = np.array([check_epsilon(epsilon)])
+    return min_noise_multiplier(
+        lambda z: float(coarse(z)(epsilons)[0]), lambda z: float(fine(z)(epsilons)[0]), delta
+    )
 
 
 def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """The guarantee that all of them give, of one or more; InputError where they cannot be compared."""
-    if len({each.alike for each in guarantees}) > 1:
+    """Return the guarantee that all of these guarantees imply.
+
+    Args:
+        guarantees: One or more guarantees.
+
+    Raises:
+        InputError: They cannot be compared.
+    """
+    if len({guarantee.alike for guarantee in guarantees}) > 1:
         raise InputError("a run is sampled throughout, in one way and at one rate for all rounds, or not at all")
-    return max(guarantees, key=lambda each: each.leakage)
+    return max(guarantees, key=lambda guarantee: guarantee.leakage)
 
 
 def mus_of(guarantees: Iterable[Guarantee]) -> list[float] | None:
-    """The μ of each, which compose; None where one of them has none."""
-    mus = [each.mu for each in guarantees]
-    known = [mu for mu in mus if mu is not None]
-    return known if len(known) == len(mus) else None
+    """Return the μ of each guarantee, which compose, or None if one of them has no μ."""
+    mus = [guarantee.mu for guarantee in guarantees]
+    defined_mus = [mu for mu in mus if mu is not None]
+    return defined_mus if len(defined_mus) == len(mus) else None
 
 
 def gaussian_event(multiplier: float) -> Event:
+    """Return the dp-accounting event of a Gaussian mechanism with this noise multiplier."""
     return {"class": "GaussianDpEvent", "noise_multiplier": multiplier}
 
 
 def repeated_event(event: Event, count: int) -> Event:
+    """Return the dp-accounting event of `count` repetitions of an event."""
     return event if count == 1 else {"class": "SelfComposedDpEvent", "event": event, "count": count}
 
 
 DEFAULT_DELTA = 1e-5
-"""δ at which ε is printed by default."""
+"""Default δ at which ε is printed."""
 
 
 def target_mu(
@@ -320,9 +355,12 @@ def target_mu(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> float:
-    """The Gaussian-DP parameter of the one target given: μ, zCDP's ρ, or ε together with δ (exact conversion).
+    """Return the Gaussian-DP parameter of a privacy target, by exact conversion.
 
-    Raises InputError unless exactly one of the three is given and lies in its range.
+    Exactly one target is given: μ, zCDP's ρ, or ε together with δ.
+
+    Raises:
+        InputError: The target is not exactly one of the three, or not in its range.
     """
     if sum(value is not None for value in (mu, zcdp, epsilon)) != 1:
         raise InputError("privacy target: give exactly one of mu, zcdp, or epsilon with delta")

@@ -190,12 +190,12 @@ class _RoundHockeyStick:
     @staticmethod
     def from_mechanism(mechanism: PoissonGaussian, order: str) -> "_RoundHockeyStick":
         """Return the hockey stick of dp-accounting, in one of its orders."""
-        from dp_accounting.pld import privacy_loss_mechanism as theirs  # slow to import
+        from dp_accounting.pld import privacy_loss_mechanism as loss_mechanisms  # slow to import
 
-        pair = theirs.GaussianPrivacyLoss(
+        pair = loss_mechanisms.GaussianPrivacyLoss(
             mechanism.noise_multiplier,
             sampling_prob=mechanism.sampling_rate,
-            adjacency_type=theirs.AdjacencyType[order],
+            adjacency_type=loss_mechanisms.AdjacencyType[order],
         )
         bounds = pair.connect_dots_bounds()
         return _RoundHockeyStick(pair.get_delta_for_epsilon, bounds.epsilon_lower, bounds.epsilon_upper)

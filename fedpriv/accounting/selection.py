@@ -121,7 +121,7 @@ class NegativeBinomialRunCount:
         odds, curve = (1.0 - self.gamma) / self.gamma, curves.gaussian_curve(mu)
         max_shift = math.log1p(
             odds * float(curve(np.zeros(1))[0])
-        )  # at ε₁ = 0; a larger ε₁ above it cannot be better
+        )  # value at ε₁ = 0; a larger ε₁ than this value gives more
         candidates = np.linspace(0.0, max_shift, _GRID_POINTS)
         min_shift = float(
             np.min(
@@ -173,7 +173,9 @@ class PoissonRunCount:
 
 @dataclass(frozen=True)
 class PrivateSelection:
-    """Choice of the best of K runs that are `mu`-GDP each, where only its settings and its score are published.
+    """Choice of the best of K runs that are `mu`-GDP each.
+
+    Only the settings and the score of the best run are published.
 
     Guarantee: `epsilon_of` holds for everything that is published of the chosen run, if the score that it was
     chosen by is a part of the run's releases, K is drawn independently of the data and stays secret, and the

@@ -1,7 +1,7 @@
-"""Participation: which records take part in which round, who may know it, and what that costs.
+"""Participation: which records take part in which round, who may know it, and its privacy.
 
-`Schedule` is the fixed order, and `Poisson` and `Allocation` are secret.  `Dependence` names what an increment may
-depend on.
+`FixedOrder` is public, and `PoissonSampling` and `RandomAllocation` are secret.  `Dependence` lists the facts that
+an increment may depend on.
 
 Imports: rooms from `accounting` down.
 """

@@ -1,25 +1,23 @@
-"""Participation: which of a silo's records take part in which round; the orders that are public.
+"""Participation of a silo's records in rounds: its protocol, public orders, and allowed dependence.
 
-`Participation` is the protocol of all of them, `ParticipationKeys` the keys of [federation] that only some take.
-`KnownRounds` and `PublicOrder` are the base classes where rounds are no secret (`drawn` has one for laws that draw
-the rounds of every record):
+`Participation` is the protocol of all participations, and `ParticipationKeys` are keys of [federation] that only
+some of them take.  `PublicRounds` is the base class if rounds are no secret, and `PublicOrder` if they follow a
+silo's order (`registry` has one for rounds that are drawn for every record):
 
 | class | order |
 |---|---|
-| `Schedule` | every record once an epoch, in the same order |
-| `Separated` | any rounds that keep a distance; for accounting |
+| `FixedOrder` | every record once an epoch, in the same order |
+| `MinSeparation` | any rounds that keep a distance, for accounting |
 | `Phases` | one pass in phases, each of which ends with a round that reads nothing |
 
-Facts on which a record's increment depends, and a check of them against participation and unit.
+**Dependence.**  Two guarantees rest on premises that no formula of noise shows:
 
-Two guarantees rest on premises that no formula of noise shows:
+* Amplification by secret sampling assumes that the sum of the other increments is the same whether or not a record
+  takes part.
+* The clip of a unit's increment assumes that no data of another unit enters this increment.
 
-* Amplification by secret sampling presumes that the sum of the other increments is the same whether or not a
-  record takes part.
-* The clip of a unit's increment presumes that nothing of another unit enters this increment.
-
-So each objective, and each view of one, declares what its increments depend on (`Objective.dependence`).  Each
-participation and each unit has a limit (its attribute `allowed`).  `check_dependence` compares declarations with
+So each objective, and each view of one, declares the facts that its increments depend on (`Objective.dependence`).
+Each participation and each unit has a limit (`allowed_dependence`).  `check_dependence` compares declarations with
 limits when a run is planned.
 """
 
@@ -62,15 +60,15 @@ class Dependence(enum.Flag):
     If a batch holds the records of one unit, the other records belong to this unit, too.
     """
     UNKNOWN = enum.auto()
-    """Anything else, for a part that declares nothing."""
+    """Other facts, for an objective that declares nothing."""
 
 
 OWN_FACTS = Dependence.RECORD | Dependence.ROW | Dependence.ROUND | Dependence.SILO
 """Facts of the record, its silo and the round, independent of the other records that take part."""
 PUBLIC_ORDER_FACTS = OWN_FACTS | Dependence.POSITION
-"""Facts that are fixed where everybody knows which records take part."""
+"""Facts that are fixed if everybody knows which records take part."""
 UNDECLARED = ~Dependence(0)
-"""Union of all facts, the dependence of a part that declares nothing."""
+"""Union of all facts, the dependence of an objective that declares nothing."""
 
 _FACT_TEXTS = {
     Dependence.RECORD: "its content",
@@ -86,7 +84,8 @@ _FACT_TEXTS = {
 def declared_dependence(part: object) -> Dependence:
     """Return the dependence that an objective declares, or `UNDECLARED` if it declares none.
 
-    Guarantee: a view of a part that declares nothing, or positions, depends on these, whatever the view declares.
+    Guarantee: a view of an objective that declares nothing, or positions, depends on these, whatever the view
+    declares.
     """
     declared: Any = getattr(part, "dependence", UNDECLARED)
     base = getattr(part, "base", None)
@@ -128,14 +127,18 @@ def _name_of_cause(part: Any, allowed_dependence: Dependence) -> str:
 
 @dataclass(frozen=True)
 class ParticipationKeys:
-    """Keys of [federation] that only some participations take; what is left out is not given."""
+    """Keys of [federation] that only some participations take, with defaults for missing keys."""
 
     groups: int = 1
     min_separation: int | None = None
     max_participations: int | None = None
 
     def refuse_timers(self, name: str) -> None:
-        """InputError for the keys of clients that come by themselves, which participation `name` has not."""
+        """Refuse the keys of clients that come by themselves.
+
+        Raises:
+            InputError: One of these keys is set, and the participation called `name` has no such clients.
+        """
         for key in ("min_separation", "max_participations"):
             if (value := getattr(self, key)) is not None:
                 raise InputError(
@@ -144,7 +147,11 @@ class ParticipationKeys:
                 )
 
     def refuse_groups(self, name: str) -> None:
-        """InputError for groups, which only secret participations have."""
+        """Refuse groups, which only secret participations have.
+
+        Raises:
+            InputError: There is more than one group.
+        """
         if self.groups != 1:
             raise InputError(
                 f"federation.groups = {self.groups}: groups are for records that take part in secret; with "
@@ -153,38 +160,47 @@ class ParticipationKeys:
 
 
 RowSelection = slice | NDArray[np.int64]
-"""Rows of a silo's order; a slice reads without a copy."""
+"""Rows of a silo's order, as row indices (B,) or as a slice, which reads without a copy."""
 
 
 def as_row_indices(rows: RowSelection) -> NDArray[np.int64]:
-    """Row indices (B,) of what `Participation.rows` gave."""
+    """Return the row indices (B,) of a selection from `Participation.select_rows`."""
     return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
 class ReleasedSums(Protocol):
-    """The running sums that are released with noise, as accounting asks about them."""
+    """Running sums that are released with noise, as accounting reads them."""
 
     def sensitivity(self) -> float:
-        """Distance that one record can move all that is released, where its rounds are public."""
+        """Return the distance by which one record can move the whole stream of releases, with public rounds."""
         ...
 
     def block_displacement(self, groups: int) -> float:
-        """Distance that one record, there or not, can move what is released of any one of its rounds.
+        """Return the distance by which one record can move the releases through any one of its rounds.
 
-        Its rounds lie `groups` or more apart.  InputError where what they move would overlap.
+        Its rounds lie `groups` or more apart.
+
+        Raises:
+            InputError: Displacements through different rounds would overlap.
         """
         ...
 
     def displacement_and_overlap(self, groups: int) -> tuple[float, float]:
-        """That distance also where its rounds overlap, and by which share of its square two of them do at most."""
+        """Return the distance of `block_displacement` for rounds that may overlap, and the largest overlap.
+
+        The overlap of two rounds is relative to the square of the distance.
+        """
         ...
 
     def fading_overlaps(self, groups: int, bins: int) -> "FadingOverlaps | None":
-        """How overlaps of its rounds fade, `bins` an epoch, in parts of the square; None if unknown."""
+        """Return a bound of the overlaps of a record's rounds, relative to the squared clip, or None.
+
+        There are `bins` rounds an epoch that lie `groups` apart.  None means that the fading is not known.
+        """
         ...
 
     def displacement(self, distance: float) -> float:
-        """Such a distance with the record's weight and the neighbouring relation in it."""
+        """Return such a distance times the record's weight, under the neighbouring relation."""
         ...
 
     @property
@@ -192,24 +208,31 @@ class ReleasedSums(Protocol):
 
 
 class Participation(Protocol):
-    """A frozen dataclass, of which `registry` has a line, or that `add_participation` gave a name."""
+    """Participation of records in rounds: a frozen dataclass in the tables of `registry`.
+
+    It is listed there, or added by `add_participation`.
+    """
 
     name: ClassVar[str]
-    """In scenarios and ledgers."""
+    """Name in scenarios and ledgers."""
     title: ClassVar[str]
     """Name in a report."""
     secret: ClassVar[bool]
-    """Whether only the silo that holds a record may know in which rounds it takes part."""
+    """Secrecy of rounds: True if only the silo that holds a record may know the record's rounds."""
     client_initiated: ClassVar[bool]
-    """Whether those who take part decide when: clients of a pool, and no records of a silo."""
+    """Initiative: True if participants decide when they take part, as clients of a pool do.
+
+    Records of a silo do not.
+    """
     allowed_dependence: ClassVar[Dependence]
-    """Facts on which a record's increment may depend, for the guarantee to hold."""
+    """Facts on which a record's increment may depend without invalidating the guarantee."""
 
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> "Participation":
-        """Build this sampling from the public `order` that a scenario declares.
+        """Build this participation from the public `order` that a scenario declares.
 
-        InputError for `keys` that it does not take.
+        Raises:
+            InputError: The participation does not take one of the `keys`.
         """
         ...
 
@@ -218,7 +241,7 @@ class Participation(Protocol):
 
     @property
     def rounds_per_epoch(self) -> int:
-        """Rounds of one pass, expected if sampled."""
+        """Number of rounds of one pass, expected if sampled."""
         ...
 
     @property
@@ -232,62 +255,83 @@ class Participation(Protocol):
         ...
 
     def truncate(self, rounds: int) -> Self:
-        """Participation in a run that stopped after so many rounds, for its accountant."""
+        """Return the participation in a run that stopped after `rounds` rounds, for its accountant."""
         ...
 
     def expected_batches(self, t: int) -> int:
-        """Number of batches of a silo that round t reads, expected if sampled; 0 in a round without records."""
+        """Return the number of batches of a silo that round t reads, expected if sampled.
+
+        It is 0 in a round without records.
+        """
         ...
 
     def max_batches(self, t: int) -> int:
-        """Largest number of batches that it can read."""
+        """Return the largest number of batches of a silo that round t can read."""
         ...
 
-    def select_rows(self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]) -> RowSelection:
-        """The rows that round t reads of a silo's order, with `batch` records a batch; the silo's own `coins`."""
+    def select_rows(
+        self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
+    ) -> RowSelection:
+        """Return the rows of a silo's order that round t reads.
+
+        Args:
+            t: Round, from 1.
+            batch: Number of records of a batch.
+            silo: Number of the silo.
+            randomness: Function that returns the silo's own sampling randomness.
+        """
         ...
 
     def guarantee(self, sums: ReleasedSums, std: float) -> Guarantee:
-        """Guarantee to every record of `sums` with noise of standard deviation `std` > 0 on their fresh vectors.
+        """Return the guarantee to every record of sums with noise.
 
-        InputError for sums that cannot be accounted for.
+        Args:
+            sums: Running sums that are released.
+            std: Standard deviation of the noise on their fresh vectors, above 0.
+
+        Raises:
+            InputError: The sums cannot be accounted for.
         """
         ...
 
     def distance(self, sums: ReleasedSums) -> float:
-        """Distance that noise is measured by, before `sums.moved`; InputError if there is no such thing."""
+        """Return the distance that noise is measured by, as the argument of `ReleasedSums.displacement`.
+
+        Raises:
+            InputError: There is no such distance for these sums.
+        """
         ...
 
     @property
     def public_order(self) -> "Participation":
-        """Public order in which a record moves as much as it does for an observer who knows its rounds."""
+        """Public order in which a record moves releases as far as for an observer who knows its rounds."""
         ...
 
     def guarantee_for_mu(self, mu: float, relation: Relation) -> Guarantee:
-        """Guarantee to every record where one in the order `known` is promised `mu` > 0."""
+        """Return the guarantee to every record for noise that gives `mu` > 0 in the order `public_order`."""
         ...
 
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
-        """μ' so that noise of `sums.moved(distance)` / μ' gives what μ-GDP gives at δ."""
+        """Return μ' so that noise of std `displacement(distance)` / μ' gives the privacy of μ-GDP at δ."""
         ...
 
     @property
     def words(self) -> str:
-        """Words of a report for what a record does."""
+        """Clause of a report for the participation of a record."""
         ...
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data, from which `registry.participation_from` makes it again."""
+        """Return plain data, from which `registry.participation_from_data` builds the participation again."""
         ...
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `as_data`, whose name is left out."""
+        """Build the participation from the data of `to_data`, without the name."""
         ...
 
 
 class PlainDataclass:
-    """A frozen dataclass of numbers, text, and tuples of them, as plain data and back."""
+    """Frozen dataclass of numbers, text, and tuples of them, with conversion to plain data and back."""
 
     name: ClassVar[str]
 
@@ -303,7 +347,8 @@ class PlainDataclass:
 class PublicRounds(PlainDataclass):
     """Rounds that are no secret.
 
-    Guarantee: all that is released is exactly μ-GDP for every record, by how far one can move the whole stream.
+    Guarantee: all releases together are exactly μ-GDP for every record, by the distance that one record can move
+    the whole stream.
     """
 
     secret: ClassVar[bool] = False
@@ -328,9 +373,9 @@ class PublicRounds(PlainDataclass):
 
 
 class PublicOrder(PublicRounds):
-    """Round t reads `batches(t)` of a silo's order."""
+    """Fixed order, in which round t reads `batches(t)` of a silo's order."""
 
-    if TYPE_CHECKING:  # fields of dataclasses, or properties: a dataclass would take these for defaults
+    if TYPE_CHECKING:  # subclasses have fields or properties; a dataclass would take these for defaults
 
         @property
         def rounds(self) -> int: ...
@@ -353,7 +398,7 @@ class PublicOrder(PublicRounds):
         return order
 
     def batches(self, t: int) -> range:
-        """Batches of the silo's order, counted from 0, that round t (from 1) uses; they follow one another."""
+        """Return the consecutive batches of the silo's order, counted from 0, that round t (from 1) reads."""
         raise NotImplementedError
 
     def expected_batches(self, t: int) -> int:
@@ -362,26 +407,25 @@ class PublicOrder(PublicRounds):
     def max_batches(self, t: int) -> int:
         return len(self.batches(t))
 
-    def select_rows(self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]) -> slice:
+    def select_rows(self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]) -> slice:
         batches = self.batches(t)
         return slice(batches.start * batch, batches.stop * batch)
 
     @property
     def words(self) -> str:
-        times, cut = divmod(self.rounds, self.rounds_per_epoch)
+        epoch_count, extra_rounds = divmod(self.rounds, self.rounds_per_epoch)
         if self.single_pass:
             return "is read once"
-        return f"is read {times} times, or once more" if cut else f"is read {times} times"
+        return f"is read {epoch_count} times, or once more" if extra_rounds else f"is read {epoch_count} times"
 
 
 @dataclass(frozen=True)
 class FixedOrder(PublicOrder):
-    """Fixed order: every silo reads its batches in order, `rounds` / `rounds_per_epoch` times over, one batch a
-    round.
+    """Fixed order: every silo reads its batches in order, one in each round, epoch after epoch.
 
-    With rounds_per_epoch == rounds each record takes part in exactly one round (single pass).  A single pass
-    may read
-    several batches in some rounds: `reads` says how many in each, and is empty where it is one everywhere.
+    There are `rounds` / `rounds_per_epoch` epochs.  With rounds_per_epoch == rounds each record takes part in
+    exactly one round (single pass).  A single pass may read several batches in some rounds.  Then `batch_counts`
+    has the number of batches of every round, and else it is empty.
 
     Guarantee: the records read in round p+1 ≤ rounds_per_epoch take part in rounds p+1, p+1+rounds_per_epoch, …
     and in no other.
@@ -402,13 +446,13 @@ class FixedOrder(PublicOrder):
             )
 
     def batches(self, t: int) -> range:
-        """Batches of the silo's order, counted from 0, that round t (from 1) uses; they follow one another."""
+        """Return the consecutive batches of the silo's order, counted from 0, that round t (from 1) reads."""
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
         if self.batch_counts:
             return range(self._batch_offsets[t - 1], self._batch_offsets[t])
-        place = (t - 1) % self.rounds_per_epoch
-        return range(place, place + 1)
+        index = (t - 1) % self.rounds_per_epoch
+        return range(index, index + 1)
 
     @property
     def batches_per_silo(self) -> int:
@@ -420,7 +464,10 @@ class FixedOrder(PublicOrder):
         return self.rounds_per_epoch >= self.rounds
 
     def truncate(self, rounds: int) -> "FixedOrder":
-        """Participation in a run that stopped after so many rounds, for its accountant: not how many batches."""
+        """Return the participation in a run that stopped after `rounds` rounds, without `batch_counts`.
+
+        An accountant does not need them.
+        """
         return FixedOrder(rounds, self.rounds_per_epoch)
 
     @cached_property
@@ -428,16 +475,17 @@ class FixedOrder(PublicOrder):
         return [0, *itertools.accumulate(self.batch_counts)]
 
     def to_data(self) -> dict[str, Any]:
-        """Without `reads`, which no accountant asks for."""
+        """Return plain data without `batch_counts`, which no accountant needs."""
         return {"name": self.name, "rounds": self.rounds, "rounds_per_epoch": self.rounds_per_epoch}
 
 
 @dataclass(frozen=True)
 class MinSeparation:
-    """Any participation of a record in at most `max_participations` of `rounds` rounds, at least
-    `min_separation` rounds apart.
+    """Any participation of a record in few rounds that keep a distance.
 
-    Guarantee: what is accounted for it holds for every such pattern, also one chosen by an adversary.
+    A record takes part in at most `max_participations` of `rounds` rounds, at least `min_separation` rounds apart.
+
+    Guarantee: its accounting holds for every such pattern, also for a pattern that an adversary chooses.
     """
 
     rounds: int
@@ -453,7 +501,7 @@ class MinSeparation:
 
     @property
     def max_rounds_per_record(self) -> int:
-        """Largest number of rounds of a record: `max_participations`, or fewer if the rounds do not suffice."""
+        """Largest number of rounds of a record, `max_participations` or fewer if the rounds are too few."""
         return min(self.max_participations, -(-self.rounds // self.min_separation))
 
     @property
@@ -463,9 +511,10 @@ class MinSeparation:
 
 @dataclass(frozen=True)
 class Phases(PublicOrder):
-    """Fixed order, read once, in phases: phase i has `lengths[i-1]` gradient rounds and then one empty round.
+    """Fixed order, read once, in phases that end with an empty round.
 
-    An empty round uses no records: what is added up in it is 0, and what is released in it is noise alone.
+    Phase i has `lengths[i-1]` gradient rounds and then one empty round.  An empty round uses no records: its sum
+    of increments is 0, and its release is noise alone.
 
     Guarantee: every record takes part in exactly one round of one phase.
     """
@@ -484,7 +533,7 @@ class Phases(PublicOrder):
 
     @property
     def rounds_per_epoch(self) -> int:
-        """Number of batches that are read; fewer than there are rounds."""
+        """Number of batches that are read, which is less than the number of rounds."""
         return sum(self.lengths)
 
     @property
@@ -492,25 +541,28 @@ class Phases(PublicOrder):
         return True
 
     def truncate(self, rounds: int) -> "Phases":
-        """The whole schedule: a run that stopped early is charged for all of it."""
+        """Return the whole schedule, since a run that stopped early is charged for all of it."""
         if not 0 <= rounds <= self.rounds:
             raise ValueError(f"{rounds} rounds of {self.rounds}")
         return self
 
     def phase(self, t: int) -> int:
-        """The phase, from 1, that round t (from 1) belongs to; the empty round belongs to the phase it ends."""
+        """Return the phase, from 1, that round t (from 1) belongs to.
+
+        The empty round belongs to the phase that it ends.
+        """
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
         return next(phase for phase, end in enumerate(self._empty_rounds, start=1) if t <= end)
 
     def batch_index(self, t: int) -> int | None:
-        """Batch of the silo's order, counted from 0, that round t uses; None in an empty round."""
+        """Return the batch of the silo's order, counted from 0, that round t reads, or None in an empty round."""
         return None if t in self._empty_rounds else t - self.phase(t)
 
     def batches(self, t: int) -> range:
-        """As for a `Schedule`; none in an empty round."""
-        place = self.batch_index(t)
-        return range(0) if place is None else range(place, place + 1)
+        """Return the batch that round t (from 1) reads as a range, which is empty in an empty round."""
+        index = self.batch_index(t)
+        return range(0) if index is None else range(index, index + 1)
 
     @property
     def batches_per_silo(self) -> int:
@@ -519,5 +571,5 @@ class Phases(PublicOrder):
 
     @property
     def _empty_rounds(self) -> tuple[int, ...]:
-        """The empty rounds."""
+        """Numbers of the empty rounds."""
         return tuple(itertools.accumulate(length + 1 for length in self.lengths))

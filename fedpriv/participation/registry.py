@@ -1,10 +1,8 @@
-"""The table of participations: a line each, and those that others add.
+"""Tables of participations, and rounds that are drawn for every record without secrecy.
 
-JSON form, rates, accounting and words of a participation are in its own file.
-
-Rounds that are drawn for every record and are no secret: laws of one's own, clients that come by themselves.
-
-`DrawnOrder` is the base class of both: it accounts for them as for any rounds that keep a distance.
+JSON form, rates, accounting and descriptions of a participation are in its own file.  `DrawnOrder` is the base
+class of users' distributions of rounds and of clients that come by themselves.  It accounts for both as for any
+rounds that keep a distance (`MinSeparation`).
 """
 
 import dataclasses
@@ -40,30 +38,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DrawnOrder(PublicRounds, MinSeparation):
-    """Rounds that a law draws for every record; a law of one's own is a subclass with `rounds_of`.
+    """Rounds that are drawn for every record.  A user's distribution is a subclass with `rounds_of`.
 
-    Guarantee: accounting is that of `Separated`: it holds for every pattern of at most `max_participations`
-    rounds, `min_separation` or more apart, also one that an adversary knows or chooses.  `rows` refuses rounds
-    that are no such pattern.
+    Guarantee: accounting is that of `MinSeparation`.  It holds for every pattern of at most `max_participations`
+    rounds, `min_separation` or more apart, also for a pattern that an adversary knows or chooses.  `select_rows`
+    refuses rounds that are no such pattern.
     """
 
     title: ClassVar[str]
 
     rounds_per_epoch: int
-    """Rounds of one pass: a silo holds as many batches, and a round reads one of them, expected."""
+    """Number of rounds of one pass.
+
+    A silo holds as many batches, and a round reads one of them in expectation.
+    """
 
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
-        """As often as the order reads a record, in any rounds, unless `keys` say otherwise."""
+        """Build the participation with the limits of `keys`.
+
+        Without them a record takes part as often as the order reads it, in any rounds.
+        """
         keys.refuse_groups(cls.name)
         passes = -(-order.rounds // order.rounds_per_epoch)
-        most = passes if keys.max_participations is None else keys.max_participations
-        return cls(order.rounds, most, keys.min_separation or 1, order.rounds_per_epoch)
+        max_participations = passes if keys.max_participations is None else keys.max_participations
+        return cls(order.rounds, max_participations, keys.min_separation or 1, order.rounds_per_epoch)
 
     def rounds_of(self, count: int, silo: int, coins: SamplingRandomness) -> NDArray[np.int64]:
-        """The rounds, from 1, of the rows 0 … count-1 of a silo's order; shape (count, n), and 0 for none.
+        """Return the rounds of each row of a silo's order, (count, n), numbers from 1, or 0 for none.
 
-        A pure function of its arguments, asked anew in every round.
+        It is called in every round, and has to be a pure function of its arguments.
+
+        Args:
+            count: Number of rows.
+            silo: Number of the silo.
+            coins: Sampling randomness of the silo.
         """
         raise NotImplementedError
 
@@ -72,29 +81,33 @@ class DrawnOrder(PublicRounds, MinSeparation):
         return self.rounds_per_epoch
 
     def truncate(self, rounds: int) -> Self:
-        """Participation in a run that stopped after so many rounds."""
+        """Return the participation in a run that stopped after `rounds` rounds."""
         return dataclasses.replace(self, rounds=rounds)
 
     def expected_batches(self, t: int) -> int:
         return 1
 
     def max_batches(self, t: int) -> int:
-        """Everyone can come at once."""
+        """Return the number of all batches, since all records can come at once."""
         return self.rounds_per_epoch
 
     def select_rows(
-        self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]
+        self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        """RunError where a row's rounds are more, or closer together, than what is charged."""
+        """Return the rows that `rounds_of` draws for round t, (B,).
+
+        Raises:
+            RunError: A row's rounds are more, or closer together, than what is charged.
+        """
         self.check_round(t)
         count = self.batches_per_silo * batch
-        found = np.sort(self.rounds_of(count, silo, coins()), axis=1)
-        earlier, later = found[:, :-1], found[:, 1:]
+        rounds = np.sort(self.rounds_of(count, silo, randomness()), axis=1)
+        earlier, later = rounds[:, :-1], rounds[:, 1:]
         if (
-            found.shape[0] != count
-            or not np.issubdtype(found.dtype, np.integer)
-            or np.any((found < 0) | (found > self.rounds))
-            or np.any(np.count_nonzero(found, axis=1) > self.max_rounds_per_record)
+            rounds.shape[0] != count
+            or not np.issubdtype(rounds.dtype, np.integer)
+            or np.any((rounds < 0) | (rounds > self.rounds))
+            or np.any(np.count_nonzero(rounds, axis=1) > self.max_rounds_per_record)
             or np.any((earlier > 0) & (later - earlier < self.min_separation))
         ):
             raise RunError(
@@ -102,31 +115,39 @@ class DrawnOrder(PublicRounds, MinSeparation):
                 f"{self.max_rounds_per_record} of 1 … {self.rounds} for a record, {self.min_separation} or more "
                 "apart"
             )
-        return np.flatnonzero(np.any(found == t, axis=1))
+        return np.flatnonzero(np.any(rounds == t, axis=1))
 
     def check_round(self, t: int) -> None:
-        """ValueError for a round that is not there."""
+        """Check that round t exists.
+
+        Raises:
+            ValueError: It does not.
+        """
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
 
     @property
     def words(self) -> str:
-        apart = (
+        clause = (
             f"takes part at most {self.max_rounds_per_record} times, {self.min_separation} or more rounds apart"
         )
-        return "takes part once" if self.max_rounds_per_record == 1 else apart
+        return "takes part once" if self.max_rounds_per_record == 1 else clause
 
 
 @dataclass(frozen=True)
 class ClientAvailability(DrawnOrder):
-    """Every client keeps a timer: it may answer again `min_separation` rounds after it answered, and no more than
-    `max_participations` times.  The server keeps nothing of any client.
+    """Clients that decide when they answer, each with a timer.
 
-    A simulation lets each client come in a residue of its own modulo `min_separation`, and there by a coin so that
-    a cohort is expected; a cohort is what comes, never cut and never filled up.
+    A client may answer again `min_separation` rounds after it answered, and at most `max_participations` times.
+    The server stores no state of any client.
 
-    Guarantee: accounting is of `Separated`, which holds for every pattern that keeps the timers, whoever knows it
-    or chooses it.  Who comes may depend on public things and on the client alone, not on the data of others.
+    A simulation draws for each client a residue modulo `min_separation`.  The client can come in rounds of this
+    residue, and comes in each with a probability for which cohorts have their expected size.  A cohort is never
+    cut and never filled up.
+
+    Guarantee: accounting is that of `MinSeparation`, which holds for every pattern that keeps the timers, whoever
+    knows or chooses it.  The decision to come may depend on public facts and on the client alone, not on the data
+    of other clients.
     """
 
     name: ClassVar[str] = "available"
@@ -148,24 +169,29 @@ class ClientAvailability(DrawnOrder):
             raise InputError(
                 'federation.min_separation: sampling = "available" needs it, the rounds between two answers of one'
             )
-        most = -(-order.rounds // keys.min_separation)
-        wanted = most if keys.max_participations is None else min(most, keys.max_participations)
-        return cls(order.rounds, wanted, keys.min_separation, order.rounds_per_epoch)
+        max_visits = -(-order.rounds // keys.min_separation)
+        max_participations = (
+            max_visits if keys.max_participations is None else min(max_visits, keys.max_participations)
+        )
+        return cls(order.rounds, max_participations, keys.min_separation, order.rounds_per_epoch)
 
     def select_rows(
-        self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]
+        self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        """Those who come in round t, without the other rounds: only the earlier ones of their residue count."""
+        """Return the clients that come in round t, (B,).
+
+        Of the other rounds only the earlier ones of a client's residue are drawn.
+        """
         self.check_round(t)
-        drawn, count = coins(), self.batches_per_silo * batch
-        gap, chance = self.min_separation, self.min_separation / self.rounds_per_epoch
-        of_residue = drawn.numbers(count, gap, silo, 0) == t % gap
-        before = np.zeros(count, np.int64)
-        if self.max_participations < -(-t // gap):
-            for earlier in range(t - gap, 0, -gap):
-                before += drawn.bernoulli(count, chance, silo, earlier)
-        comes = drawn.bernoulli(count, chance, silo, t)
-        return np.flatnonzero(of_residue & comes & (before < self.max_participations))
+        sampling_randomness, count = randomness(), self.batches_per_silo * batch
+        separation, probability = self.min_separation, self.min_separation / self.rounds_per_epoch
+        has_residue = sampling_randomness.numbers(count, separation, silo, 0) == t % separation
+        participation_counts = np.zeros(count, np.int64)
+        if self.max_participations < -(-t // separation):
+            for earlier_round in range(t - separation, 0, -separation):
+                participation_counts += sampling_randomness.bernoulli(count, probability, silo, earlier_round)
+        is_drawn = sampling_randomness.bernoulli(count, probability, silo, t)
+        return np.flatnonzero(has_residue & is_drawn & (participation_counts < self.max_participations))
 
     @property
     def words(self) -> str:
@@ -178,15 +204,15 @@ SELECTABLE_PARTICIPATIONS: Mapping[str, type[Participation]] = MappingProxyType(
         for kind in (FixedOrder, PoissonSampling, RandomAllocation, BalancedSubsampling, ClientAvailability)
     }
 )
-"""Those that a scenario names as `federation.sampling`."""
+"""Participations that a scenario can name as `federation.sampling`."""
 
 PARTICIPATIONS: Mapping[str, type[Participation]] = MappingProxyType(
     {**SELECTABLE_PARTICIPATIONS, Phases.name: Phases}
 )
-"""fedpriv's own: read-only, so that an extension cannot replace one."""
+"""Participations of fedpriv, read-only so that an extension cannot replace one."""
 
 USER_PARTICIPATIONS: dict[str, type[Participation]] = {}
-"""Those of others."""
+"""Participations of extensions."""
 
 _FIXED_MEMBERS = (
     *("guarantee", "distance", "public_order", "guarantee_for_mu", "calibrated_mu", "secret"),
@@ -196,12 +222,18 @@ _IMPORT_HINT = "; for one of your own, name the file that adds it in FEDPRIV_IMP
 
 
 def add_participation(kind: type[DrawnOrder]) -> None:
-    """Give a participation of one's own its name: scenarios can then ask for it, and their runs be read back.
+    """Add a user's participation under its name.
 
-    `kind` is a frozen dataclass that follows `DrawnOrder`; one's own participation of that name is replaced.
-    InputError for the name of one of fedpriv's, or for another class.
+    Scenarios can then name it, and their runs can be read back.  A user's participation that has the same name is
+    replaced.
 
-    Guarantee: what is charged, and the check that a record's rounds keep to it, are those of `DrawnOrder`.
+    Guarantee: the charge, and the check that a record's rounds are covered by it, are those of `DrawnOrder`.
+
+    Args:
+        kind: Frozen dataclass, a subclass of `DrawnOrder`.
+
+    Raises:
+        InputError: The name is that of a participation of fedpriv, or the class is unsuitable.
     """
     if DrawnOrder not in getattr(kind, "__mro__", ()) or kind is DrawnOrder:
         raise InputError(
@@ -215,14 +247,14 @@ def add_participation(kind: type[DrawnOrder]) -> None:
             f"add_participation: {kind.__name__} has the name {name!r}: needed are a `title`, and a `name` of "
             "lower-case letters, digits and dashes"
         )
-    theirs = [
+    overridden = [
         member
         for member in _FIXED_MEMBERS
         if inspect.getattr_static(kind, member) is not inspect.getattr_static(DrawnOrder, member)
     ]
-    if theirs:
+    if overridden:
         raise InputError(
-            f"add_participation: {kind.__name__} has a {theirs[0]!r} of its own; what a run is charged is "
+            f"add_participation: {kind.__name__} has a {overridden[0]!r} of its own; what a run is charged is "
             "DrawnOrder's, and yours are rounds_of, from_schedule, title and words"
         )
     USER_PARTICIPATIONS[name] = kind
@@ -230,14 +262,21 @@ def add_participation(kind: type[DrawnOrder]) -> None:
 
 
 def lookup_sampling_class(name: str) -> type[Participation] | None:
-    """The class of that name for `federation.sampling`; extensions are imported for a name that is not known."""
+    """Return the class of a name of `federation.sampling`, or None.
+
+    Extensions are imported if the name is not known.
+    """
     if name not in PARTICIPATIONS and name not in USER_PARTICIPATIONS:
         load_extensions()
     return SELECTABLE_PARTICIPATIONS.get(name) or USER_PARTICIPATIONS.get(name)
 
 
 def find_sampling_class(name: str) -> type[Participation]:
-    """The class of that name; InputError if there is none."""
+    """Return the class of a name of `federation.sampling`.
+
+    Raises:
+        InputError: There is no such class.
+    """
     if (kind := lookup_sampling_class(name)) is None:
         raise InputError(
             f"sampling = {name!r}: accepted are "
@@ -247,35 +286,41 @@ def find_sampling_class(name: str) -> type[Participation]:
 
 
 def make_participation(name: str, order: Participation, keys: ParticipationKeys) -> Participation:
-    """The participation that `name` makes of the declared `order`.
+    """Build the participation called `name` from the declared `order`.
 
-    InputError for one that `participation_from` would not give back, or that reads otherwise many records.
+    Raises:
+        InputError: `participation_from_data` would not return an equal participation, or it reads another number
+            of
+            records than the order.
     """
     kind = find_sampling_class(name)
-    found = kind.from_schedule(order, keys)
+    result = kind.from_schedule(order, keys)
     if name in SELECTABLE_PARTICIPATIONS:
-        return found
-    if type(found) is not kind:
-        raise InputError(f'federation.sampling = "{name}": its from_schedule makes a {type(found).__name__}')
-    if (found.rounds, found.rounds_per_epoch) != (order.rounds, order.rounds_per_epoch):
+        return result
+    if type(result) is not kind:
+        raise InputError(f'federation.sampling = "{name}": its from_schedule makes a {type(result).__name__}')
+    if (result.rounds, result.rounds_per_epoch) != (order.rounds, order.rounds_per_epoch):
         raise InputError(
-            f'federation.sampling = "{name}": {found.rounds} rounds and {found.rounds_per_epoch} an epoch, and '
+            f'federation.sampling = "{name}": {result.rounds} rounds and {result.rounds_per_epoch} an epoch, and '
             f"the scenario has {order.rounds} and {order.rounds_per_epoch}"
         )
     with suppress(TypeError):
-        if participation_from_data(json.loads(json.dumps(found.to_data()))) == found:
-            return found
+        if participation_from_data(json.loads(json.dumps(result.to_data()))) == result:
+            return result
     raise InputError(
         f'federation.sampling = "{name}": what it writes (as_data) is not what it is read as (from_data); its '
         "fields are numbers, text, and tuples of them"
     )
 
 
-def _accept_user_name(name: Any, otherwise: Any) -> Any:
-    """One's own name as it is; `otherwise` says which ones fedpriv has."""
+def _accept_user_name(name: Any, default_validator: Any) -> Any:
+    """Return a name that an extension added, and validate other names by `default_validator`.
+
+    Its error lists the names of fedpriv.
+    """
     if isinstance(name, str) and name not in PARTICIPATIONS and lookup_sampling_class(name) is not None:
         return name
-    return otherwise(name)
+    return default_validator(name)
 
 
 if TYPE_CHECKING:
@@ -287,7 +332,11 @@ else:
 
 
 def participation_from_data(data: Mapping[str, Any]) -> Participation:
-    """The participation that `Participation.as_data` wrote; InputError if there is none of that name."""
+    """Build a participation from the data of `Participation.to_data`.
+
+    Raises:
+        InputError: There is no participation of that name.
+    """
     settings = dict(data)
     name = settings.pop("name")
     if (kind := PARTICIPATIONS.get(name) or lookup_sampling_class(name)) is None:

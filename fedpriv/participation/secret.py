@@ -1,7 +1,8 @@
-"""Secret samplings: only the silo knows the rounds of its records.
+"""Secret samplings, in which only the silo knows the rounds of its records.
 
-`SecretOrder` is the base class.  `Allocation` puts every record in one secret round of every epoch, `Balanced` in
-as many secret rounds of the whole run, and `Poisson` draws every record by a coin of its own in every round.
+`SecretOrder` is the base class.  `RandomAllocation` puts every record in one secret round of every epoch,
+`BalancedSubsampling` in as many secret rounds of the whole run, and `PoissonSampling` draws every record
+independently in every round.
 """
 
 from collections.abc import Callable
@@ -35,24 +36,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SecretOrder(PlainDataclass):
-    """Every record takes part in rounds of its own, which a silo draws with its key and keeps.
+    """Participation of every record in rounds that a silo draws with its key and keeps secret.
 
-    Records are in public *groups*: those of group j, the rows j, j + groups, … of a silo's order, take part in
-    rounds t with t ≡ j + 1 (mod groups) only.  So two rounds of one record lie `groups` or more apart, and
-    correlated noise whose C has no more bands than that is amplified as if it were independent.
+    Records are in public *groups*.  Those of group j, the rows j, j + groups, … of a silo's order, take part only
+    in rounds t with t ≡ j + 1 (mod groups).  So two rounds of one record lie `groups` or more apart, and
+    correlated noise whose C has at most that many bands is amplified as if it were independent.
 
-    Guarantee: the curve of (ε, δ) holds against everyone who sees all that is released and does not learn who
-    takes part when.  A silo that releases its own sums is protected against the server, too.
+    Guarantee: the curve of (ε, δ) holds against everyone who sees all releases and does not learn which records
+    take part in which rounds.  A silo that releases its own sums is protected against the server, too.
     """
 
     secret: ClassVar[bool] = True
     client_initiated: ClassVar[bool] = False
     allowed_dependence: ClassVar[Dependence] = OWN_FACTS
-    """A record that is drawn must move nothing of the others."""
+    """Facts that do not depend on other records.
+
+    So a record that is drawn moves no other record's increment.
+    """
 
     rounds: int
     rounds_per_epoch: int
-    """Rounds of one pass, expected if sampled."""
+    """Number of rounds of one pass, expected if sampled."""
     groups: int = 1
 
     def __post_init__(self) -> None:
@@ -78,37 +82,40 @@ class SecretOrder(PlainDataclass):
 
     @property
     def bins(self) -> int:
-        """The rounds of an epoch in which a record of one group can take part."""
+        """Number of rounds of an epoch in which a record of one group can take part."""
         return self.rounds_per_epoch // self.groups
 
     @property
     def single_pass(self) -> bool:
-        """False: the caller does not know in which round a record takes part."""
+        """Whether no record takes part twice, which is False because its rounds are secret."""
         return False
 
     def expected_batches(self, t: int) -> int:
         return 1
 
     def max_batches(self, t: int) -> int:
-        """All records of a group can meet in one round."""
+        """Return `bins`, since all records of a group can meet in one round."""
         return self.bins
 
     def capacity(self, batch: int) -> Capacity:
-        """Number of records that a round of a silo with this expected `batch` can hold: nearly always enough."""
+        """Return the number of records that a round of a silo with this expected `batch` evaluates.
+
+        A round draws more only with the small probability of `find_capacity`.
+        """
         return find_capacity(self.bins * batch, 1.0 / self.bins)
 
     def group_rows(self, t: int) -> slice:
-        """The rows of the records that can take part in round t (from 1)."""
+        """Return the rows of the records that can take part in round t (from 1)."""
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
         return slice((t - 1) % self.groups, None, self.groups)
 
     def calibrate(self, epsilon: float, delta: float, relation: Relation) -> Sampled:
-        """Calibrate: about the least noise among all that is (ε, δ)-DP."""
+        """Return the guarantee of about the least noise that is (ε, δ)-DP."""
         raise NotImplementedError
 
     def guarantee_for_noise(self, multiplier: float, relation: Relation) -> Sampled:
-        """Guarantee of noise of standard deviation `multiplier` clips."""
+        """Return the guarantee of noise of standard deviation `multiplier` clips."""
         raise NotImplementedError
 
     def guarantee(self, sums: ReleasedSums, std: float) -> Sampled:
@@ -116,19 +123,25 @@ class SecretOrder(PlainDataclass):
 
     @property
     def public_order(self) -> FixedOrder:
-        """Of one of its rounds: those of a record move disjoint blocks of what is released."""
+        """Public order of a single round, since a record's rounds move disjoint blocks of the releases."""
         return FixedOrder(self.rounds, self.rounds)
 
     def guarantee_for_mu(self, mu: float, relation: Relation) -> Sampled:
-        """`mu` is what a record pays that is known to take part, under replace-one twice what its clip costs."""
+        """Return the guarantee for noise that gives `mu` to a record in one known round.
+
+        The noise multiplier is 1 / `mu` under zero-out, and 2 / `mu` under replace-one.
+        """
         return self.guarantee_for_noise((1.0 - 1e-12) * RELATION_FACTOR[relation] / mu, relation)
 
     def distance(self, sums: ReleasedSums) -> float:
-        """`sums.moved` of it is the clip of one record: the 2 of replace-one is in the accounting already."""
+        """Return the distance whose `ReleasedSums.displacement` is the clip of one record.
+
+        The factor 2 of replace-one is in the accounting already.
+        """
         return sums.block_displacement(self.groups) / RELATION_FACTOR[sums.relation]
 
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
-        """For a record that is known to take part; a rounding to the safe side is in it."""
+        """Return the inverse noise multiplier that gives at δ the ε of μ-GDP, rounded to the safe side."""
         return (1.0 - 1e-12) / self._calibrate_sums(sums, epsilon_of(mu, delta), delta).noise_multiplier
 
     def _calibrate_sums(self, sums: ReleasedSums, epsilon: float, delta: float) -> Sampled:
@@ -137,32 +150,35 @@ class SecretOrder(PlainDataclass):
 
 @dataclass(frozen=True)
 class RandomAllocation(SecretOrder):
-    """Random allocation: in every epoch each record takes part in one round, drawn uniformly and kept secret.
+    """Random allocation: in every epoch each record takes part in one round, drawn in secret.
 
-    A silo's sum is divided by its public expected batch, never by the number drawn.
+    A silo's sum is divided by its public expected batch, never by the number of drawn records.
 
-    Guarantee: records choose among the rounds of their group independently of each other, and anew in every
-    epoch; only the silo that holds a record knows its round.  (Equal batches of a shuffled order are something
-    else: who knows all other records' rounds knows the last one's.)
+    Guarantee: records choose uniformly among the rounds of their group, independently of each other and of other
+    epochs, and only the silo that holds a record knows its round.  (Equal batches of a shuffled order are another
+    scheme: the rounds of all other records reveal the round of the last record.)
     """
 
     name: ClassVar[str] = "allocation"
     title: ClassVar[str] = "random allocation"
 
     def truncate(self, rounds: int) -> Self:
-        """The whole schedule: a record's round may come before or after the one in which a run stopped."""
+        """Return the whole schedule.
+
+        A record's round may come before or after the round in which a run stopped.
+        """
         if not 0 <= rounds <= self.rounds:
             raise ValueError(f"{rounds} rounds of {self.rounds}")
         return self
 
     def select_rows(
-        self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]
+        self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        epoch, place = divmod(t - 1, self.rounds_per_epoch)
+        epoch, round_index = divmod(t - 1, self.rounds_per_epoch)
         count = self.batches_per_silo * batch
-        bins = coins().numbers(count, self.bins, silo, epoch)
+        bins = randomness().numbers(count, self.bins, silo, epoch)
         rows = np.arange(count)[self.group_rows(t)]
-        return np.asarray(rows[bins[rows] == place // self.groups])
+        return np.asarray(rows[bins[rows] == round_index // self.groups])
 
     def calibrate(self, epsilon: float, delta: float, relation: Relation) -> AllocatedGaussian:
         return calibrate(epsilon, delta, self.bins, self.epochs, relation)
@@ -177,9 +193,9 @@ class RandomAllocation(SecretOrder):
         return AllocatedGaussian(multiplier, self.bins, self.epochs, relation)
 
     def guarantee(self, sums: ReleasedSums, std: float) -> AllocatedGaussian:
-        found, common = super().guarantee(sums, std), sums.displacement_and_overlap(self.groups)[1]
+        guarantee, common = super().guarantee(sums, std), sums.displacement_and_overlap(self.groups)[1]
         return AllocatedGaussian(
-            found.noise_multiplier, self.bins, self.epochs, sums.relation, common, self._fading_overlaps(sums)
+            guarantee.noise_multiplier, self.bins, self.epochs, sums.relation, common, self._fading_overlaps(sums)
         )
 
     def _fading_overlaps(self, sums: ReleasedSums) -> FadingOverlaps | None:
@@ -190,27 +206,27 @@ class RandomAllocation(SecretOrder):
 
     @property
     def epochs(self) -> int:
-        """Epochs begun; one that ends early counts as whole."""
+        """Number of epochs begun, where an epoch that ends early counts as whole."""
         return -(-self.rounds // self.rounds_per_epoch)
 
     @property
     def words(self) -> str:
-        among = f"{self.bins} rounds" if self.groups == 1 else f"the {self.bins} rounds of its group"
-        every = "" if self.epochs == 1 else f" in each of {self.epochs} epochs"
-        return f"takes part in one of {among}{every}, drawn at random, and in which one stays secret"
+        choices = f"{self.bins} rounds" if self.groups == 1 else f"the {self.bins} rounds of its group"
+        epochs_text = "" if self.epochs == 1 else f" in each of {self.epochs} epochs"
+        return f"takes part in one of {choices}{epochs_text}, drawn at random, and in which one stays secret"
 
 
 @dataclass(frozen=True)
 class BalancedSubsampling(RandomAllocation):
-    """Balanced iteration subsampling: each record takes part in k of the rounds, drawn uniformly and kept secret.
+    """Balanced iteration subsampling: each record takes part in k of the rounds, drawn in secret.
 
     k is the number of epochs, so that a record is read as often as in passes, but at any rounds of the run.
 
-    Guarantee: that of `Allocation`, of k epochs.  A uniform set of k rounds is one round of every part of a
+    Guarantee: that of `RandomAllocation` with k epochs.  A uniform set of k rounds is one round of every part of a
     partition of the rounds into k equal parts, if the partition is drawn uniformly, too.  Given the partition this
-    is random allocation, and hockey sticks are jointly convex, so what is promised for every partition holds for
-    their mixture, under both relations.  With independent noise the true ε was at most 6 % below in samples; with
-    noise that fades from round to round, whose rounds are charged without a chain, 11 to 66 %.
+    is random allocation, and hockey sticks are jointly convex, so that the guarantee for every partition holds for
+    their mixture, under both relations.  With independent noise the true ε was at most 6 % below in samples.  With
+    noise that fades from round to round, whose rounds are charged without a chain, it was 11 to 66 % below.
 
     Source: Dong et al. 2026 for the scheme.
     """
@@ -227,19 +243,19 @@ class BalancedSubsampling(RandomAllocation):
             )
 
     def _fading_overlaps(self, sums: ReleasedSums) -> FadingOverlaps | None:
-        """None: which rounds are one after the other in a part is drawn."""
+        """Return None, since the rounds that follow each other in a part of the partition are random."""
         return None
 
     def select_rows(
-        self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]
+        self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        count, last = self.batches_per_silo * batch, self.rounds // self.groups - self.epochs
-        drawn, keyed = np.empty((self.epochs, count), np.int64), coins()
-        for place in range(self.epochs):  # Floyd's: a draw that is there already gives the newest place
-            among = keyed.numbers(count, last + place + 1, silo, place)
-            drawn[place] = np.where((drawn[:place] == among).any(0), last + place, among)
+        count, base = self.batches_per_silo * batch, self.rounds // self.groups - self.epochs
+        drawn_rounds, sampling_randomness = np.empty((self.epochs, count), np.int64), randomness()
+        for draw in range(self.epochs):  # Floyd's algorithm: a repeated draw is replaced by the newest round
+            candidates = sampling_randomness.numbers(count, base + draw + 1, silo, draw)
+            drawn_rounds[draw] = np.where((drawn_rounds[:draw] == candidates).any(0), base + draw, candidates)
         rows = np.arange(count)[self.group_rows(t)]
-        return np.asarray(rows[(drawn[:, rows] == (t - 1) // self.groups).any(0)])
+        return np.asarray(rows[(drawn_rounds[:, rows] == (t - 1) // self.groups).any(0)])
 
     @property
     def words(self) -> str:
@@ -253,9 +269,10 @@ class BalancedSubsampling(RandomAllocation):
 class PoissonSampling(SecretOrder):
     """Poisson sampling: in every round of its group each record takes part with probability `rate`.
 
-    A silo's sum is divided by its public expected batch, never by the number drawn.
+    A silo's sum is divided by its public expected batch, never by the number of drawn records.
 
-    Guarantee: every record of every round has a coin of its own, which only the silo that holds it sees.
+    Guarantee: participation is drawn independently for every record in every round, and only the silo that holds
+    the record sees it.
     """
 
     name: ClassVar[str] = "poisson"
@@ -263,18 +280,18 @@ class PoissonSampling(SecretOrder):
 
     @property
     def rate(self) -> float:
-        """q: the probability with which a record takes part in a round of its group."""
+        """Probability q with which a record takes part in a round of its group."""
         return 1.0 / self.bins
 
     def truncate(self, rounds: int) -> Self:
-        """Participation in a run that stopped after so many rounds."""
+        """Return the participation in a run that stopped after `rounds` rounds."""
         return type(self)(rounds, self.rounds_per_epoch, self.groups)
 
     def select_rows(
-        self, t: int, batch: int, silo: int, coins: Callable[[], SamplingRandomness]
+        self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        drawn = np.flatnonzero(coins().bernoulli(self.batches_per_silo * batch, self.rate, silo, t))
-        return drawn if self.groups == 1 else drawn[drawn % self.groups == self.group_rows(t).start]
+        rows = np.flatnonzero(randomness().bernoulli(self.batches_per_silo * batch, self.rate, silo, t))
+        return rows if self.groups == 1 else rows[rows % self.groups == self.group_rows(t).start]
 
     def calibrate(self, epsilon: float, delta: float, relation: Relation) -> PoissonGaussian:
         return calibrated_poisson(epsilon, delta, self.rate, self._sampling_rounds, relation)
@@ -284,10 +301,10 @@ class PoissonSampling(SecretOrder):
 
     @property
     def _sampling_rounds(self) -> int:
-        """In how many rounds a coin is thrown for a record of the first group, which has the most."""
+        """Number of rounds in which a record of the first group, which has the most, may be drawn."""
         return -(-self.rounds // self.groups)
 
     @property
     def words(self) -> str:
-        among = "" if self.groups == 1 else f" of its group ({self.groups} groups)"
-        return f"takes part in each{among} with probability {self.rate:.5g}, and in which ones stays secret"
+        group_text = "" if self.groups == 1 else f" of its group ({self.groups} groups)"
+        return f"takes part in each{group_text} with probability {self.rate:.5g}, and in which ones stays secret"
