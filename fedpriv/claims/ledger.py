@@ -86,9 +86,8 @@ class ReleaseStream:
         if self.integer_release is None:
             return self.schedule.guarantee(self.sums, self.std)
         if self.schedule.secret:
-            self.schedule.distance(
-                self.sums
-            )  # Raises InputError if the rounds are no blocks, whoever wrote the data.
+            # Raises InputError if the rounds are no blocks, whoever wrote the data.
+            self.schedule.distance(self.sums)
         # Displacements by a unit add up over silos whose increments are summed, and so does their rounding.
         silo_mu, silo_count = (
             self._integer_claim(self.integer_release).mu,
@@ -156,7 +155,7 @@ class ReleaseStream:
     @property
     def mu_by_counting(self) -> float:
         """`mu` by exact counting, where a mechanism charges more than the largest displacement by a record."""
-        share = self.mechanism.charged_sensitivity(self.workload).value / self.sums.certified.value
+        share = self.mechanism.attained_sensitivity(self.workload).value / self.sums.certified.value
         return self.mu if share >= 1.0 else self.mu * share * (1.0 + _ROUNDING)
 
     @cached_property

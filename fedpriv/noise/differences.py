@@ -141,10 +141,10 @@ class DifferenceTrees(Mechanism):
         return self.std_residual if self.rounds_per_epoch > 1 else 0.0
 
     def certified(self, workload: Workload) -> Sensitivity:
-        charge = self.charged_sensitivity(workload)
+        charge = self.attained_sensitivity(workload)
         return charge._replace(value=max(charge.value, self.least * float(np.max(workload.clips))))
 
-    def charged_sensitivity(self, workload: Workload) -> Sensitivity:
+    def attained_sensitivity(self, workload: Workload) -> Sensitivity:
         self.check_workload(workload)
         total = np.zeros(self.rounds_per_epoch)
         for squared_norms, std in zip(self.squared_norms(workload), self.stds, strict=True):

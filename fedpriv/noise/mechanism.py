@@ -308,7 +308,7 @@ class Mechanism(Protocol):
         """Return the sensitivity together with its certificate."""
         ...
 
-    def charged_sensitivity(self, workload: Workload) -> Sensitivity:
+    def attained_sensitivity(self, workload: Workload) -> Sensitivity:
         """Return `certified` without the surcharge by which a paper's constants exceed the sensitivity of C s."""
         return self.certified(workload)
 

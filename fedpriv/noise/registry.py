@@ -88,7 +88,7 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
     c: Floats = np.linalg.solve(rows, _prefix_sum_matrix(workload)).astype(np.float64)
     products = Columns(np.sum(c**2, axis=0), lambda rounds: np.abs(c[:, rounds].T @ c[:, rounds]))
     displacement = of_columns(products, workload).value
-    claim = min(mechanism.certified(workload).value, mechanism.charged_sensitivity(workload).value)
+    claim = min(mechanism.certified(workload).value, mechanism.attained_sensitivity(workload).value)
     if not claim >= displacement * (1.0 - _ROUNDING):
         raise InputError(
             f"{name}: its certificate says that a record moves C s by {claim:.6g} at most, and what it streams "

@@ -426,7 +426,7 @@ class PaperTree(BinaryTree):
             return exact
         return Sensitivity(paper_value, False, "the paper's count of nodes")
 
-    def charged_sensitivity(self, workload: Workload) -> Sensitivity:
+    def attained_sensitivity(self, workload: Workload) -> Sensitivity:
         return super().certified(workload)
 
 

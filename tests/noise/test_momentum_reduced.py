@@ -379,7 +379,7 @@ def test_one_record_moves_releases_less_than_accounted() -> None:
 
 def test_a_papers_tree_is_charged_by_its_largest_clip_and_is_exact_up_to_what_counting_gives() -> None:
     work = Workload(FixedOrder(4, 4), 1.0, np.array([1.0, 2.0, 1.0, 0.5]))
-    counted = PaperTree().charged_sensitivity(work)
+    counted = PaperTree().attained_sensitivity(work)
     assert counted.exact
     least = counted.value / 2.0  # of the largest clip: 2 · least is what counting gives, to the last bit
     assert PaperTree(least=least).certified(work) == counted
