@@ -196,8 +196,8 @@ def _linear_ticks(low: float, high: float, max_count: int) -> list[float]:
     min_step = (high - low) / max_count
     power = 10.0 ** math.floor(math.log10(min_step))
     step = next(power * multiple for multiple in _TICK_STEPS if power * multiple >= min_step)
-    first = math.ceil(low / step)
-    return [step * multiple for multiple in range(first, math.floor(high / step) + 1)]
+    first_multiple = math.ceil(low / step)
+    return [step * multiple for multiple in range(first_multiple, math.floor(high / step) + 1)]
 
 
 def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:

@@ -118,8 +118,10 @@ def plot_title(results: Results) -> str:
     fixed = format_point(results, {key: values[0] for key, values in results.axes.items() if len(values) == 1})
     trusts = {cell["trust"] for cell in results.cells}
     trust = find_trust(trusts.pop()).title if len(trusts) == 1 and "algorithm.trust" not in results.axes else ""
-    spread = f"mean ± standard deviation over {len(results.seeds)} seeds" if len(results.seeds) > 1 else "one seed"
-    lines = [results.title or results.name, fixed, trust], [spread, describe_state(results)]
+    seed_note = (
+        f"mean ± standard deviation over {len(results.seeds)} seeds" if len(results.seeds) > 1 else "one seed"
+    )
+    lines = [results.title or results.name, fixed, trust], [seed_note, describe_state(results)]
     return "\n".join(", ".join(filter(None, parts)) for parts in lines)
 
 

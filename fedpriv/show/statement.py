@@ -150,32 +150,33 @@ def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> 
 
 def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, choice: Sequence[str]) -> Statement:
     """Make the statement on cells of one group, from the claims that their recorded releases imply."""
-    first, delta = cells[0], cells[0]["delta"]
+    first_cell, delta = cells[0], cells[0]["delta"]
     streams = [list(map(stream_from_data, cell["releases"])) for cell in cells]
     released, unit = list(itertools.chain(*streams)), streams[0][0].unit
     claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
     stated_claims = [claim for claim in claims if claim is not None]
-    worst = max(stated_claims, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
+    weakest_claim = max(stated_claims, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
     counting_sentences = {
         (claim.guarantee.mu, claim.format_sentence("counted", delta))
         for claim in stated_claims
         if claim.mu_by_counting
     }
-    trust = find_trust(first["trust"])
+    trust = find_trust(first_cell["trust"])
     return Statement(
         private=bool(stated_claims) and None not in claims,
         note=stated_claims[0].guarantee.note if stated_claims else "",
-        trust=first["trust"],
+        trust=first_cell["trust"],
         protection=trust.protection_of(unit),
         unit=unit.description,
-        hidden=_HIDDEN_FACTS[first["relation"]].format(unit=unit.noun),
-        relation=first["relation"],
-        noise=_noise_note(first["noise"], trust) + (composition_note if first["noise"] == "release" else ""),
+        hidden=_HIDDEN_FACTS[first_cell["relation"]].format(unit=unit.noun),
+        relation=first_cell["relation"],
+        noise=_noise_note(first_cell["noise"], trust)
+        + (composition_note if first_cell["noise"] == "release" else ""),
         mechanisms=sorted(
             {
                 _describe_noise(stream, _describe_clip_unit(cell))
-                for cell, of_cell in zip(cells, streams, strict=True)
-                for stream in of_cell
+                for cell, cell_streams in zip(cells, streams, strict=True)
+                for stream in cell_streams
             }
         ),
         attained=all(claim is not None and claim.attained for claim in claims),
@@ -188,7 +189,11 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
         assumptions=[
             unit.assumptions,
             *([silos] if (silos := describe_silo_budgets_of_cells(cells)) else []),
-            *([worst.format_sentence("several", delta)] if worst and unit.name == RECORD.name else []),
+            *(
+                [weakest_claim.format_sentence("several", delta)]
+                if weakest_claim and unit.name == RECORD.name
+                else []
+            ),
             *(sentence for _, sentence in sorted(counting_sentences)),
             _SCHEDULE_ASSUMPTION.format(unit=unit.noun),
             *choice,

@@ -227,9 +227,9 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     The name is the key's symbol, or its last part, or for `SECTION.name` the section.  Keys whose short names
     coincide keep the dotted form.
     """
-    last = {key: SYMBOLS.get(key) or key.removesuffix(".name").rpartition(".")[2] for key in keys}
-    uses = Counter(last.values())
-    return {key: name if uses[name] == 1 else key for key, name in last.items()}
+    short_by_key = {key: SYMBOLS.get(key) or key.removesuffix(".name").rpartition(".")[2] for key in keys}
+    uses = Counter(short_by_key.values())
+    return {key: name if uses[name] == 1 else key for key, name in short_by_key.items()}
 
 
 def format_value(value: Any) -> str:
@@ -443,8 +443,8 @@ def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     sizes = [size for cell in private if (size := _unit_count(cell)) is not None]
     noun = stream_from_data(private[0]["releases"][0]).unit.noun
     is_exact = any(cell.get("holds") not in (None, REAL_ASSUMPTIONS) for cell in private)
-    worst = max(cell["epsilon"] for cell in private)
-    return privacy_caveats(worst, private[0]["delta"], max(sizes, default=None), noun, slack=is_exact)
+    max_epsilon = max(cell["epsilon"] for cell in private)
+    return privacy_caveats(max_epsilon, private[0]["delta"], max(sizes, default=None), noun, slack=is_exact)
 
 
 def _unit_count(cell: Mapping[str, Any]) -> int | None:

@@ -69,8 +69,8 @@ class TextTable:
     @property
     def heads(self) -> list[str]:
         """Header, with the name of the column axis behind the first label."""
-        first, *figure_heads = self.header
-        return [f"{first} \\ {self.column_axis}" if self.column_axis else first, *figure_heads]
+        first_label, *figure_heads = self.header
+        return [f"{first_label} \\ {self.column_axis}" if self.column_axis else first_label, *figure_heads]
 
 
 def render_tables(results: Results, style: Style) -> str:
@@ -210,18 +210,18 @@ def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, 
     row = {metric.title: _format_figure(results, metric, point) for metric in run_metrics(results)}
     if not (cells := cells_at_point(results, point)):
         return row
-    first, private = cells[0], cells[0]["epsilon"] is not None
-    mu = "none" if first["mu"] is None else format_upper(first["mu"])
+    first_cell, private = cells[0], cells[0]["epsilon"] is not None
+    mu = "none" if first_cell["mu"] is None else format_upper(first_cell["mu"])
     clipped_fractions = [cell["fraction_clipped"] for cell in cells if cell["fraction_clipped"] is not None]
     return row | {
-        "silos": str(first["silos"]),
-        "rounds": str(first["rounds"]),
+        "silos": str(first_cell["silos"]),
+        "rounds": str(first_cell["rounds"]),
         "μ": mu if private else "no noise",
-        "ε at δ": f"{format_upper_epsilon(first['epsilon'])} at {format_upper_delta(first['delta'])}"
+        "ε at δ": f"{format_upper_epsilon(first_cell['epsilon'])} at {format_upper_delta(first_cell['delta'])}"
         if private
         else "none",
-        "gradients": f"{first['gradient_evaluations']:,}",
-        "sent by a silo (MB)": f"{first['bytes_sent'] / 1e6:.3g}",
+        "gradients": f"{first_cell['gradient_evaluations']:,}",
+        "sent by a silo (MB)": f"{first_cell['bytes_sent'] / 1e6:.3g}",
         "clipped (%)": f"{100.0 * statistics.fmean(clipped_fractions):.2f}" if clipped_fractions else "not told",
         "seconds, all seeds": f"{sum(cell['wall_seconds'] for cell in cells):.1f}",
     }
@@ -238,10 +238,10 @@ def _render_markdown(results: Results) -> str:
 def _align_columns(table: TextTable) -> str:
     """Render Markdown whose columns also align as plain text, labels to the left, figures to the right."""
     columns = []
-    for index, (head, *body) in enumerate(zip(table.heads, *table.body, strict=True)):
-        width = max(3, len(head), *map(len, body))
+    for index, (header, *body) in enumerate(zip(table.heads, *table.body, strict=True)):
+        width = max(3, len(header), *map(len, body))
         rule, side = ("-" * width, "<") if index < table.label_count else ("-" * (width - 1) + ":", ">")
-        columns.append([f"{text:{side}{width}}" for text in (head, rule, *body)])
+        columns.append([f"{text:{side}{width}}" for text in (header, rule, *body)])
     return "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True))
 
 
@@ -274,13 +274,13 @@ def _render_latex(results: Results, table: TextTable) -> str:
         describe_measurement(results),
     ]
     header, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in [table.header, *table.body]]
-    last = len(table.header)
-    figures = last - table.label_count
+    column_count = len(table.header)
+    figures = column_count - table.label_count
     if table.column_axis:
         spanner = (
             rf"{'& ' * table.label_count}\multicolumn{{{figures}}}{{c}}{{{_escape_latex(table.column_axis)}}} \\"
         )
-        header = f"{spanner}\n\\cmidrule(lr){{{table.label_count + 1}-{last}}}\n{header}"
+        header = f"{spanner}\n\\cmidrule(lr){{{table.label_count + 1}-{column_count}}}\n{header}"
     lines = [
         r"\begin{table}  % \usepackage{booktabs}",
         r"\centering",
@@ -356,11 +356,11 @@ def _find_requirement(results: Results, scaling: Growth, fixed: Mapping[str, Any
     attained: list[tuple[float, float]] = []
     size, target = float(fixed[scaling.along]), math.nan
     for point, cells in ((point, cells) for point in points if (cells := cells_at_point(results, point))):
-        first, epsilon = cells[0], cells[0]["epsilon"]
-        privacy_error = 0.0 if epsilon is None else math.sqrt(first["dimension"]) / (epsilon * size)
+        first_cell, epsilon = cells[0], cells[0]["epsilon"]
+        privacy_error = 0.0 if epsilon is None else math.sqrt(first_cell["dimension"]) / (epsilon * size)
         target = scaling.factor * scaling.scale * (1.0 / math.sqrt(size) + privacy_error)
         if np.mean([cell[scaling.metric] for cell in cells]) <= target:
-            attained.append((float(point[scaling.smallest]), float(first["gradient_evaluations"])))
+            attained.append((float(point[scaling.smallest]), float(first_cell["gradient_evaluations"])))
     return Requirement(target, *min(attained, default=(None, None)))
 
 

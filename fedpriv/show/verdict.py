@@ -83,8 +83,8 @@ def _describe_training(results: Results) -> str:
     rows = dict.fromkeys(cell["scenario"]["algorithm"]["name"] for cell in results.cells)
     titles = [ALGORITHMS[name].title if name in ALGORITHMS else name for name in rows]
     algorithms = " and ".join(titles) if len(titles) < 3 else f"{len(titles)} algorithms"
-    first = results.cells[0]["scenario"]
-    training = f"{first['model']['name']} on {first['data']['name']}"
+    scenario = results.cells[0]["scenario"]
+    training = f"{scenario['model']['name']} on {scenario['data']['name']}"
     rounds = format_count_range(cell["rounds"] for cell in results.cells)
     return f"{algorithms} trained {training}: {_describe_participants(results)}, {rounds} rounds."
 
@@ -107,10 +107,10 @@ def _describe_scores(results: Results) -> str:
         run_metrics(results)[0],
     )
     finished = [point for point in sweep_points(results) if cells_at_point(results, point)]
-    best = _best_point(results, finished, metric)
+    best_point = _best_point(results, finished, metric)
     text = (
-        f"Best: {metric.title.removesuffix(' (%)')} {_format_mean(results, best, metric)}"
-        f"{_describe_point(results, best)}."
+        f"Best: {metric.title.removesuffix(' (%)')} {_format_mean(results, best_point, metric)}"
+        f"{_describe_point(results, best_point)}."
     )
     strengths = {strength for point in finished if (strength := _find_strength(results, point)) is not None}
     if len(strengths) < 2:
@@ -120,9 +120,9 @@ def _describe_scores(results: Results) -> str:
         for candidate in strengths
         if not any(stronger.is_stronger_than(candidate) for stronger in strengths)
     )
-    for number, strength in enumerate(strictest):
+    for rank, strength in enumerate(strictest):
         optimum = _best_point(results, [p for p in finished if _find_strength(results, p) == strength], metric)
-        heading = "Most private" if number == 0 else "A smaller ε against fewer, or between other neighbours"
+        heading = "Most private" if rank == 0 else "A smaller ε against fewer, or between other neighbours"
         text += f" {heading}: {_format_mean(results, optimum, metric)}{_describe_point(results, optimum)}."
     return text
 
@@ -174,8 +174,8 @@ def _describe_privacy(results: Results) -> str:
         return " ".join([*([describe_guess(unit, mus)] if mus else []), "A cell without noise protects nothing."])
     if len(mus) < len(results.cells):
         epsilons = [cell["epsilon"] for cell in results.cells]
-        worst = format_epsilon_delta(max(epsilons), max(cell["delta"] for cell in results.cells))
-        return f"Privacy: at most {worst}, for {unit}."
+        largest_pair = format_epsilon_delta(max(epsilons), max(cell["delta"] for cell in results.cells))
+        return f"Privacy: at most {largest_pair}, for {unit}."
     return describe_guess(unit, mus)
 
 

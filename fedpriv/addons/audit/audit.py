@@ -253,7 +253,9 @@ def _audit_secret_rounds(
     )
     runs, company_count = -(-trials // secret.CANARY_COUNT), trials // secret.TRIALS_PER_COMPANY_RUN
     steps = StepCounter(progress, runs + company_count / secret.COMPANY_RUNS_PER_STEP)
-    run_trials = [secret.run_canaries(canary_cell, run_seed(seed, number)) for number in steps.after(range(runs))]
+    run_trials = [
+        secret.run_canaries(canary_cell, run_seed(seed, run_index)) for run_index in steps.after(range(runs))
+    ]
     canary_trials = secret.CanaryTrials(*(np.concatenate(columns) for columns in zip(*run_trials, strict=True)))
     company_trials = secret.run_company(company_cell, company_count, seed, steps)
     evaluation_parts, failure = make_evaluation_parts(cell, mu, -(-trials // CANARY_COUNT), seed), 1.0 - confidence
@@ -280,9 +282,9 @@ def _audit_secret_rounds(
     if (
         bound.mu <= bound.claimed_mu
         and evaluation_results
-        and (worst := _worst_result(evaluation_results)).mu > worst.claimed_mu
+        and (worst_evaluation := _worst_result(evaluation_results)).mu > worst_evaluation.claimed_mu
     ):
-        bound = _make_bound(worst, delta)
+        bound = _make_bound(worst_evaluation, delta)
     results = {
         family: FamilyResult(max(0.0, item.mu), item.test, item.allowed_mu)
         for family, item in curve_results.items()

@@ -131,14 +131,14 @@ def open_guarded_silos(folder: Path, cell: Cell, plan: Plan, shards: Sequence[Sh
     allow = _make_limits(cell, plan)
     policies = [
         Policy(
-            silo=number,
-            shard=folder / f"{number}.npz",
+            silo=silo_id,
+            shard=folder / f"{silo_id}.npz",
             classes=CLASS_COUNT,
-            ledger=folder / f"{number}.sqlite",
-            socket=folder / f"{number}.sock",
+            ledger=folder / f"{silo_id}.sqlite",
+            socket=folder / f"{silo_id}.sock",
             allow=allow,
         )
-        for number in range(len(shards))
+        for silo_id in range(len(shards))
     ]
     return [GuardedSilo(policy, cell, shard) for policy, shard in zip(policies, shards, strict=True)]
 

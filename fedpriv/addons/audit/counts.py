@@ -94,12 +94,14 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
     batch, rows = Batch(records, torch.ones(len(raw)).double()), torch.arange(len(raw))
     increments = plan.objective.per_record(Query((plan.objective.initial(),)), batch, rows, UNCLIPPED).double()
     if plan.relation == "zero-out":
-        first = int(increments.norm(dim=1).argmax())
+        first_row = int(increments.norm(dim=1).argmax())
         return _WorldPair(
-            raw[[first, first]], (True, False), torch.stack([increments[first], 0.0 * increments[first]])
+            raw[[first_row, first_row]],
+            (True, False),
+            torch.stack([increments[first_row], 0.0 * increments[first_row]]),
         )
-    first, second = divmod(int(torch.cdist(increments, increments).argmax()), len(raw))
-    return _WorldPair(raw[[first, second]], (True, True), increments[[first, second]])
+    first_row, second_row = divmod(int(torch.cdist(increments, increments).argmax()), len(raw))
+    return _WorldPair(raw[[first_row, second_row]], (True, True), increments[[first_row, second_row]])
 
 
 def _axis_values(axis: Axis) -> NDArray[np.float64]:
@@ -149,25 +151,28 @@ def audit_counts(
     cell: Cell, mu: float, trials: int, failure: float, seed: int, steps: StepCounter
 ) -> FamilyResult:
     """Return the lower bound on μ that `trials` releases of a plan's tables show, with the claim `mu`."""
-    small = make_counts_cell(cell, mu)
-    plan = make_plan(small, make_schema_task(small, _schema(small)).objective, for_release=True)
-    pair, (weight, std) = find_furthest_pair(small, plan, seed), canary_weight_and_std(plan, 1)
+    small_cell = make_counts_cell(cell, mu)
+    plan = make_plan(small_cell, make_schema_task(small_cell, _schema(small_cell)).objective, for_release=True)
+    pair, (weight, std) = find_furthest_pair(small_cell, plan, seed), canary_weight_and_std(plan, 1)
     difference = pair.increments[0] - pair.increments[1]
     midpoint = weight * float(pair.increments.mean(0) @ difference)
     present = public_generator(seed, "audit coins").random(trials) < 0.5
     scores, query = np.empty(trials), plan.objective.initial()
     with temporary_folder() as name:
-        for first in range(0, trials, _RELEASES_PER_LEDGER):
-            numbers, folder = range(first, min(trials, first + _RELEASES_PER_LEDGER)), Path(name) / f"{first}"
+        for first_number in range(0, trials, _RELEASES_PER_LEDGER):
+            numbers, folder = (
+                range(first_number, min(trials, first_number + _RELEASES_PER_LEDGER)),
+                Path(name) / f"{first_number}",
+            )
             folder.mkdir()
-            worlds = [_open_world(folder / f"world-{world}", small, pair, world) for world in (0, 1)]
-            for number in numbers:
-                silos, run = worlds[0 if present[number] else 1], folder / f"run-{number}"
+            worlds = [_open_world(folder / f"world-{world}", small_cell, pair, world) for world in (0, 1)]
+            for plan_number in numbers:
+                silos, run = worlds[0 if present[plan_number] else 1], folder / f"run-{plan_number}"
                 for silo in silos:
-                    silo.select_plan(number)
+                    silo.select_plan(plan_number)
                 run.mkdir()
                 (released,) = collect_transcript(plan, run, silos, [query])
-                scores[number] = float(released.double() @ difference) - midpoint
+                scores[plan_number] = float(released.double() @ difference) - midpoint
                 steps()
             for silo in (opened_silo for world in worlds for opened_silo in world):
                 silo.close()

@@ -138,10 +138,10 @@ class AuditedPart(NamedTuple):
             AuditRefutedError: If its schedule reads other records than the claim assumes.
         """
         (rounds, passes), silos = public_run_size(cell, MAX_ROUNDS), min(cell.federation.silos, MAX_SILOS)
-        small = make_audit_cell(cell, mu, rounds, silos, HEAVIEST_ROUND_COUNT, passes)
-        if reason := why_misread(small, rows_by_round(small)):
+        small_cell = make_audit_cell(cell, mu, rounds, silos, HEAVIEST_ROUND_COUNT, passes)
+        if reason := why_misread(small_cell, rows_by_round(small_cell)):
             raise AuditRefutedError(f"the schedule is not the one that is claimed: {reason}")
-        return AuditedPart(cell, small, runs, mu, seed, composed_mu)
+        return AuditedPart(cell, small_cell, runs, mu, seed, composed_mu)
 
     def build_plan(self, features: int = CANARY_COUNT) -> Plan:
         return make_plan(self.small_cell, make_canary_objective(self.small_cell, features), for_release=True)
@@ -158,7 +158,7 @@ class AuditedPart(NamedTuple):
 
         Run i of another part has the same coins, so that its canaries are the same.
         """
-        layout, seeds = self.build_layout(plan), (run_seed(self.seed, number) for number in range(runs))
+        layout, seeds = self.build_layout(plan), (run_seed(self.seed, run_index) for run_index in range(runs))
         return _concatenate_trials(
             [run_trials(self.small_cell, layout, seed, queries) for seed in steps.after(seeds)]
         )
@@ -278,7 +278,7 @@ def _audit_rollback(part: AuditedPart, failure: float, steps: StepCounter) -> tu
     """
     t = max(heaviest_round(part.build_plan()), min(2, part.small_cell.schedule.rounds))
     layout = CanaryLayout.from_rows(rows_by_round(part.small_cell), t, HEAVIEST_ROUND_COUNT, HEAVIEST_ROUND_COUNT)
-    seeds = (run_seed(part.seed, number) for number in range(_rollback_count(part.run_count)))
+    seeds = (run_seed(part.seed, run_index) for run_index in range(_rollback_count(part.run_count)))
     trials = _concatenate_trials(
         [run_rollback(part.small_cell, layout, seed, t) for seed in steps.after(seeds, 2.0)]
     )
@@ -295,7 +295,7 @@ def _concatenate_trials(runs: Sequence[Trials]) -> Trials:
 
 def _audit_integers(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
     small_cell = attacks.integers_cell(part.cell, part.mu)
-    seeds = (run_seed(part.seed, number) for number in range(attacks.TRIALS))
+    seeds = (run_seed(part.seed, run_index) for run_index in range(attacks.TRIALS))
     return attacks.bound_integers_attack(
         [attacks.attack_integers(small_cell, seed) for seed in steps.after(seeds, 0.5)], failure
     )
@@ -304,7 +304,7 @@ def _audit_integers(part: AuditedPart, failure: float, steps: StepCounter) -> tu
 def _audit_hostile_queries(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
     if (small_cell := attacks.hostile_cell(part.cell, part.mu)) is None:
         return 0.0, "none"
-    seeds = [run_seed(part.seed, number) for number in range(attacks.TRIALS)]
+    seeds = [run_seed(part.seed, run_index) for run_index in range(attacks.TRIALS)]
     outcomes = {
         kind: [attacks.attack_with_hostile_queries(small_cell, kind, seed) for seed in seeds]
         for kind in steps.after(attacks.HOSTILE_KINDS, attacks.TRIALS / 16)

@@ -156,21 +156,21 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
     return noise_factor, np.linalg.solve(noise_factor, workload_matrix).astype(np.float64)
 
 
-def run_canaries(small: Cell, seed: int) -> CanaryTrials:
+def run_canaries(small_cell: Cell, seed: int) -> CanaryTrials:
     """Run canaries of silo 0 once on the path of a deployment, spread over all groups."""
-    plan = make_plan(small, make_canary_objective(small, CANARY_COUNT), for_release=True)
+    plan = make_plan(small_cell, make_canary_objective(small_cell, CANARY_COUNT), for_release=True)
     rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
     count = min(CANARY_COUNT, rows)
     row = np.arange(count)
-    trials = run_trials(small, CanaryLayout(np.zeros(count, np.int64), row, rows), seed)
+    trials = run_trials(small_cell, CanaryLayout(np.zeros(count, np.int64), row, rows), seed)
     return CanaryTrials(_to_weight_units(plan, trials.releases), trials.present, row)
 
 
 def run_company(
-    small: Cell, runs: int, seed: int, steps: Callable[[float], None] = lambda _: None
+    small_cell: Cell, runs: int, seed: int, steps: Callable[[float], None] = lambda _: None
 ) -> CanaryTrials:
     """Run one silo `runs` times, with the canary in row 0 and all other records pulling the other way."""
-    plan = make_plan(small, make_canary_objective(small, 1), for_release=True)
+    plan = make_plan(small_cell, make_canary_objective(small_cell, 1), for_release=True)
     rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
     coins = public_generator(seed, "audit company").random(runs) < 0.5
     shards = []
@@ -178,9 +178,9 @@ def run_company(
         shard = zero_shard(rows, 1)
         shard.images[:], shard.labels[:] = FAR_NORM, 1
         shard.labels[0] = not is_present
-        if not is_present and small.privacy.relation == "zero-out":
+        if not is_present and small_cell.privacy.relation == "zero-out":
             shard.images[0] = 0.0
-        shards.append(unit_records(shard, small))
+        shards.append(unit_records(shard, small_cell))
     query, projections = torch.zeros_like(plan.objective.initial()), np.empty((runs, plan.schedule.rounds))
     for trial, is_present in enumerate(coins):
         silo = Silo.for_release(0, plan, shards[int(is_present)], system_key(), b"")
@@ -313,13 +313,13 @@ def make_evidence(plan: Plan) -> Evidence:
 
 
 def evaluate_canaries(
-    small: Cell, plan: Plan, trials: CanaryTrials, curve: ClaimedCurve, failure: float
+    small_cell: Cell, plan: Plan, trials: CanaryTrials, curve: ClaimedCurve, failure: float
 ) -> CurveResult:
     """Return the result with the largest excess among the tests of many canaries."""
     evidence, batch = make_evidence(plan), plan.batch_sizes[0]
-    integer_randomness = KeyedNormal(integer_noise_key(small.seed), np.float64).sampling_randomness()
+    integer_randomness = KeyedNormal(integer_noise_key(small_cell.seed), np.float64).sampling_randomness()
     other_tests = {
-        "coins of the public seed": evidence.score_known_rounds(trials, simulated_randomness(small), batch),
+        "coins of the public seed": evidence.score_known_rounds(trials, simulated_randomness(small_cell), batch),
         "coins of the public seed's integers": evidence.score_known_rounds(trials, integer_randomness, batch),
         "one round in all epochs": evidence.score_fixed_round(trials),
         "sum of all releases": trials.releases.sum(1),

@@ -125,9 +125,9 @@ def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
     return {**facts, "signed": sign_data(signing_key(policy), STATEMENT_NAME, facts)}
 
 
-def _plan_first_step(admission: Admission, first: Cell) -> Plan:
+def _plan_first_step(admission: Admission, step_cell: Cell) -> Plan:
     """Plan a first step of the ledger, as the guard planned it."""
-    cell, objective = admission.recall_run(_ledger_text(first))
+    cell, objective = admission.recall_run(_ledger_text(step_cell))
     return recompute_plans(cell, objective, (), partial(_plan_first_step, admission)).plans[ROUNDS_PART]
 
 

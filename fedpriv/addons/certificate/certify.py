@@ -420,15 +420,15 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
 
     statements = dict[int, Mapping[str, Any]]()
     for statement in tree["silos"]:
-        number = statement["silo"]
-        name, facts = f"silo-{number}", {key: value for key, value in statement.items() if key != "signed"}
+        silo_id = statement["silo"]
+        name, facts = f"silo-{silo_id}", {key: value for key, value in statement.items() if key != "signed"}
         refuse(
             {
-                f"silos: {number!r:.20} is no silo's number, or is there twice": (
-                    isinstance(number, bool) or not isinstance(number, int) or number in statements
+                f"silos: {silo_id!r:.20} is no silo's number, or is there twice": (
+                    isinstance(silo_id, bool) or not isinstance(silo_id, int) or silo_id in statements
                 ),
-                f"silo {number} signed, and has no part in this run": (
-                    number not in range(_silo_count(tree["body"]))
+                f"silo {silo_id} signed, and has no part in this run": (
+                    silo_id not in range(_silo_count(tree["body"]))
                 ),
                 f"the keys that you trust have none of {name}": name not in signers,
             }
@@ -436,7 +436,7 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
         check_signature(statement["signed"], SILO_SAYS, facts, signers[name], name)
         if statement["body"] != body_digest:
             raise InputError(f"{name} signed another certificate than this")
-        statements[number] = statement
+        statements[silo_id] = statement
     return not statements or _check_plan(record, entry, statements)
 
 
@@ -456,7 +456,7 @@ def _check_plan(
     cell, first_silo = entry.resolved_cell, next(iter(statements))
     first_shapes = statements[first_silo]["shapes"]
     assert cell is not None
-    if differing_silos := [number for number, facts in statements.items() if facts["shapes"] != first_shapes]:
+    if differing_silos := [silo_id for silo_id, facts in statements.items() if facts["shapes"] != first_shapes]:
         raise InputError(f"silo {differing_silos[0]} has records of other shapes than silo {first_silo}")
     if cell.model.import_paths:
         return False
@@ -467,7 +467,7 @@ def _check_plan(
         lambda step: make_plan(step, make_objective(step, first_shapes), for_release=True),
     )
     plans.check(record)
-    for number, facts in statements.items():
-        if (reason := find_charge_difference(number, facts, plans)) is not None:
+    for silo_id, facts in statements.items():
+        if (reason := find_charge_difference(silo_id, facts, plans)) is not None:
             raise InputError(reason)
     return True

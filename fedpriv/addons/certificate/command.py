@@ -387,7 +387,7 @@ def format_page(certificate: VerifiedCertificate) -> str:
 def format_model_card(certificate: VerifiedCertificate) -> str:
     """Format the model card as Markdown, with the metadata block that model hubs read."""
     run, record = certificate.body["run"], certificate.body["record"]
-    head = [
+    lines = [
         *("---", "tags:", "- differential-privacy", "- federated-learning", "- fedpriv", "---"),
         "",
         f"> **{_first_line(certificate)}**",
@@ -396,7 +396,7 @@ def format_model_card(certificate: VerifiedCertificate) -> str:
         "",
     ]
     if certificate.claim is not None:
-        head += [
+        lines += [
             f"ε = {format_upper_epsilon(record['epsilon'])} at δ = {format_upper_delta(record['delta'])} for "
             f"{record['unit']} "
             f"({record['relation']}).",
@@ -411,7 +411,7 @@ def format_model_card(certificate: VerifiedCertificate) -> str:
         )
     ]
     return "\n".join(
-        [*head, *facts, _NO_LAW_NOTE, "certificate.json beside it recomputes: `fedpriv certify --verify`.", ""]
+        [*lines, *facts, _NO_LAW_NOTE, "certificate.json beside it recomputes: `fedpriv certify --verify`.", ""]
     )
 
 
