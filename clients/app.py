@@ -10,7 +10,7 @@ A request to a guard is two frames: a JSON header, and the query's bytes, which 
 | header | reply |
 |---|---|
 | {run, cell, t, dtype, keys} | {"dtype": type of the release, "commit": checkpoint}, then the release's bytes |
-| the same with t = 0, without a query | the silo's public key in the same form |
+| the same with t = 0, without a query | {"dtype": "uint8"}, then the silo's public key |
 | {"shapes_of": cell} | {"shapes": shapes of the arrays of a query} |
 | {"agree": true, run, cell, protocol, fedpriv} | {"agree": true} if the run would not be refused |
 | {"health": true}, one frame only | {"healthy": whether the guard is at work or ready} |
@@ -196,6 +196,7 @@ def _exchange_frames(
     content: bytes,
     read: Callable[[dict[str, Any], sockets.socket], Answer],
 ) -> Answer | Refusal:
+    """Send a request to the guard, and read its reply, or return a refusal if the guard does not answer."""
     try:
         with sockets.socket(sockets.AF_UNIX) as connection:
             connection.connect(str(socket))
@@ -213,9 +214,8 @@ def _exchange_frames(
 def _cell_json(context: Context) -> str:
     if cell_json := context.run_config["cell-json"]:
         return str(cell_json)
-    from fedpriv.protocol.cell_folder import (
-        cell_from_run_config,
-    )  # Imported late: it reads the scenario's file, which needs torch.
+    # Imported late: it reads the scenario's file, which needs torch.
+    from fedpriv.protocol.cell_folder import cell_from_run_config
 
     return json.dumps(cell_from_run_config(context.run_config).canonical_data())
 

@@ -98,6 +98,7 @@ class ContextStore:
         self._records, self._name = records, name
 
     def load(self, silo: Silo) -> RoundState:
+        """Load the state of a silo, its initial state if none is stored."""
         record = record_values(self._records).get(self._name)
         if record is None:
             return silo.initial_state()
@@ -147,6 +148,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _make_reply(message: Message, silo: Silo, store: ContextStore) -> Message:
+    """Answer one query with this silo, and store its next state before the reply is built."""
     t, query = read_int_field(message.content, "config", "t"), read_shared_tensor(message.content, "query")
     release, state = silo.answer(store.load(silo), t, query)
     reply = silo.make_message(release.vector, t, read_public_keys(message.content), state.query_chain)

@@ -154,6 +154,7 @@ class SiloEvaluation:
     def _run_evaluation(
         self, number: int, model: Tensor, grid: Grid, nodes: Sequence[int], timeout: float
     ) -> Tensor:
+        """Send a model to all silos, and release their sums over test records after storing the release."""
         content = query_content(to_array_record(model), number, ConfigRecord())
         checkpoints = self._checkpoints
         queries = {
@@ -301,8 +302,9 @@ def deploy_cell(
             checkpoints=checkpoints,
         )
         outcome = _run_strategy(strategy, patient_grid, cell, task, observer, evaluation_plan, silo_evaluation)
+        # Keys are wiped before the outcome is published: after that the processes can be ended at any moment.
         for run_journal in filter(None, (journal, evaluation_journal)):
-            run_journal.wipe_key()  # before the outcome is published, which may end this process
+            run_journal.wipe_key()
         observer.finished(0, dataclasses.replace(outcome, noise="release"))
 
 
@@ -351,6 +353,7 @@ def _run_strategy(
     evaluation_plan: EvaluationPlan | None,
     silo_evaluation: SiloEvaluation | None,
 ) -> CellOutcome:
+    """Run all rounds of a strategy with evaluations, and make the outcome of the cell."""
     start, plan = time.perf_counter(), strategy.plan
     evaluated_rounds = sorted(evaluation_rounds(plan.schedule.rounds, cell.run.evaluations))
     timeout = cell.deployment.patience

@@ -1,9 +1,9 @@
 """Grid for silos that disconnect and return, which polls often and follows a silo to its new node.
 
 Three properties of Flower 1.41 were measured.  Its own `send_and_receive` sleeps 3 s between polls.  A SuperNode
-that was killed keeps its messages until a heartbeat is missed (up to 60 s).  It returns under another node id,
-unless it has a key.  The grid of this module therefore polls more often and repeats queries.  Repeating a query is
-safe, because a silo's guard answers a repeated round with the same bytes.
+that was killed keeps its messages until a heartbeat is missed (up to 60 s).  Such a SuperNode returns under
+another node id, unless it has a key.  The grid of this module therefore polls more often and repeats queries.
+Repeating a query is safe, because a silo's guard answers a repeated round with the same bytes.
 
 In a simulation all nodes exist from the start to the end, and `learn_roster` asks them once for their silo
 numbers.
@@ -35,7 +35,7 @@ from fedpriv.protocol.messages import (
     refusal_content,
 )
 
-_POLL_SECONDS = 0.1  # seconds between polls for nodes, and after an empty reply that came at once
+_POLL_SECONDS = 0.1  # between polls for nodes, and after an empty reply that came at once
 
 
 def learn_roster(grid: Grid, silos: int, timeout: float) -> list[int]:
@@ -89,6 +89,7 @@ def assign_node(node_by_silo: dict[int, int], silos: int, silo: int, node: int) 
 
 def _wait_for_nodes(grid: Grid, silos: int, timeout: float) -> list[int]:
     deadline = time.monotonic() + timeout
+    """Wait until there is one node a silo."""
     while len(nodes := list(grid.get_node_ids())) < silos:
         if time.monotonic() > deadline:
             raise RunError(f"{len(nodes)} of {silos} silos were connected after {timeout:.0f} s")
@@ -165,9 +166,7 @@ class PatientGrid(Grid):
         self, grid: Grid, *, has_registered_nodes: bool = False, on_wait: WaitCallback = lambda silos, since: None
     ) -> None:
         self._grid, self._on_wait, self._has_registered_nodes = grid, on_wait, has_registered_nodes
-        self._silo_by_node: dict[
-            int, int
-        ] = {}  # silo number that a node reported, or under which it is registered
+        self._silo_by_node: dict[int, int] = {}  # node -> silo, as reported or registered
         self._moved_nodes: dict[int, int] = {}  # first node of a silo -> its current node
         self._roster_queries: dict[str, int] = {}  # roster queries under way: message id -> node
         self._last_poll = 0.0
@@ -228,9 +227,7 @@ class PatientGrid(Grid):
                     pending.message_ids.discard(reply.metadata.reply_to_message_id)
                     pending.refusal = reply
                     pending.retry_time = min(pending.retry_time, time.monotonic() + _RETRY_SECONDS)
-                elif (
-                    pending in pending_messages
-                ):  # A message that was sent twice has two replies of the same bytes.
+                elif pending in pending_messages:  # Copies get equal replies.
                     pending_messages.remove(pending)
                     replies.append(_readdress_reply(pending.message, reply))
             self._redirect_messages(pending_messages)
@@ -245,6 +242,7 @@ class PatientGrid(Grid):
         ]
 
     def _send(self, pending_messages: list[_PendingMessage]) -> None:
+        """Send a copy of each message, and set the time of the next copy."""
         if not pending_messages:
             return
         copies = [

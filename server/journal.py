@@ -172,6 +172,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         return self._folder / f"sums-{t}.bin"
 
     def missed_rounds(self) -> MissedRounds:
+        """Return the rounds that silos missed, up to the last round in the journal."""
         path = self._folder / "missed.json"
         if not path.exists():
             return {}
@@ -184,6 +185,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             raise RunError(f"{path}: damaged, so the run cannot go on: {error}") from None
 
     def last_releases(self) -> Tensor | None:
+        """Return each silo's last release, (silos, d), or None if it is not stored."""
         path = self._folder / "last.npy"
         try:
             return torch.from_numpy(np.load(path, allow_pickle=False)) if path.exists() else None
@@ -219,9 +221,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
                     {str(silo): rounds for silo, rounds in missed_rounds.items()},
                     PRIVATE_MODE,
                 )
-            if (
-                self._has_secret_state
-            ):  # First, because a run cannot continue from an entry without the sums to which its noise was added.
+            # First, because a run cannot continue from an entry without the sums to which its noise was added.
+            if self._has_secret_state:
                 self._wipe_sums(except_round=t - 1)  # states and drafts of a server that died before its entry
                 write_bytes(self._sums_path(t), _checksum(t, secret_state) + secret_state, PRIVATE_MODE)
                 sync_folder(self._folder)

@@ -103,7 +103,7 @@ class PrivacyClaim(Generic[Promise]):
 def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
     """Describe the claim of cells of results.json that differ in its figures only.
 
-    The text names the unit, the trusted parties, the figures or their ranges over the cells, and the source of the
+    The text names the unit, the trust setting, the figures or their ranges over the cells, and the source of the
     noise.
     """
     first = cells[0]
@@ -282,6 +282,7 @@ def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> Privacy
 
 
 def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee] | None:
+    """Compute the claim of the streams of one step, or None if one of them has no noise."""
     relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
     if len(relations) > 1:
         raise InputError(f"a run has one neighbouring relation, this ledger has {', '.join(sorted(relations))}")

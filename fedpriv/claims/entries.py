@@ -1,10 +1,10 @@
 """Ledger entries of a run: its releases and claims, a comparison of the two, and dp-accounting events.
 
 An event is plain data here, {"class": NAME, FIELD: VALUE, …} with the names and fields of dp-accounting's classes.
-`dp_event` makes the object.
+`make_dp_event` makes the object.
 
-A stream in a public order is a Gaussian mechanism: A s + B z is post-processing of C s + z, and one record moves
-C s by at most the sensitivity, whatever queries were sent in between.  The noise multiplier of a Gaussian event is
+A stream in a public order is a Gaussian mechanism: A s + B z is post-processing of C s + z, and one record moves C
+s by at most the sensitivity, whatever queries were sent in between.  The noise multiplier of a Gaussian event is
 the noise over the distance by which one neighbour moves the sums, and this distance contains the factor of the
 relation.  So every accountant gives the run's ε under the accountant's own default relation.  With "REPLACE_ONE"
 dp-accounting's two accountants disagree about a factor of 2 (google/differential-privacy, issue 378).
@@ -225,6 +225,7 @@ class LedgerEntry:
             )
 
     def _differences_from_streams(self) -> Iterator[str]:
+        """Describe differences of the record's figures, releases and engine from the streams and the scenario."""
         mu, epsilon = self._figures["mu"], self._figures["epsilon"]
         if not _is_close(self.claimed_mu, mu):
             yield f"mu is {self.claimed_mu!r:.60}, and the releases give {mu!r:.60}"

@@ -1,6 +1,6 @@
 """Releases of a run, recomputed from its scenario.
 
-A record of a run lists the releases, too.  The list is compared with the recomputed releases, and never believed.
+A record of a run lists its releases, too.  That list is compared with the recomputed releases, and never trusted.
 
 A silo recomputes with the shapes of its own records, as its guard did.  A reader has no records, and recomputes
 with the shapes that silos signed.
@@ -29,7 +29,7 @@ from fedpriv.scenario.load import resolve_cell
 from fedpriv.scenario.schema import Cell
 
 ROUNDS_PART, EVALUATIONS_PART = "the rounds", "the evaluations"
-"""Keys of `RunPlans.plans`, beside `FIRST_STEP`.  Messages name the part of a run by them."""
+"""Keys of `RunPlans.plans`, in addition to `FIRST_STEP`, which messages use as names of a run's parts."""
 _MAX_SIZE = 2**31
 """Largest size in the shapes of a record, above what any guard computes with."""
 _TOLERANCE = 1e-9
@@ -61,12 +61,12 @@ class RunPlans:
     def check(self, record: Mapping[str, Any]) -> None:
         """Compare a record's releases with those of the plans.
 
-        Raises:
-            InputError: A figure differs; the message names the first one.
-
         Guarantee: in a record that passes, the owner, mechanism, participation, decay, clips, weights, relation,
         noise, period, unit, integers, step and distance of every stream are those of the plan.  A record with more
         noise than planned, which would be on the safe side, does not pass either.
+
+        Raises:
+            InputError: If a figure differs.  The message names the first one.
         """
         if (size := self.plans[ROUNDS_PART].objective.dimension) != record["dimension"]:
             raise InputError(f"record.dimension is {record['dimension']!r:.40}, and its scenario gives {size}")
@@ -93,10 +93,10 @@ def recompute_plans(
         cell: The run's resolved scenario.
         objective: The model's own objective, without the views that a plan adds.
         releases: Releases in the run's record.  A first step is planned only if they have one that this run took.
-        plan_first_step: Makes the plan of a first step, which is a run of its own.
+        plan_first_step: Function that makes the plan of a first step, which is a run of its own.
 
     Raises:
-        InputError: `releases` have a first step, and the scenario has none.
+        InputError: If `releases` have a first step, and the scenario has none.
     """
     plans = {ROUNDS_PART: make_plan(cell, objective, for_release=True)}
     if any(release.get("step") == FIRST_STEP and release["owner"] != EXTERNAL_PARTY for release in releases):
@@ -110,7 +110,7 @@ def first_step_before(cell: Cell) -> Cell:
     """Return the first step whose release gave a cell its numbers under [data.scale].
 
     Raises:
-        InputError: The cell has no [data.scale], or no table.
+        InputError: If the cell has no [data.scale], or no table.
     """
     if cell.data.scale is None:
         raise InputError("record.releases: has a first step, and its scenario has no [data.scale]")
@@ -127,7 +127,7 @@ def describe_difference(
     """Describe the first field in which a record's streams differ from a plan's.
 
     Args:
-        plan_streams: Streams of the plan as plain data (`as_data`).
+        plan_streams: Streams of the plan as plain data (`stream_to_data`).
         record_streams: Streams of the record, as they are in its file.
 
     Returns:
@@ -187,10 +187,10 @@ def make_objective(cell: Cell, shapes: Mapping[str, Any]) -> Objective:
 
     For a table the shapes follow from its schema, and `shapes` are only checked.
 
-    Raises:
-        InputError: The model runs code outside fedpriv, or `shapes` are not shapes of records.
-
     Guarantee: no memory is allocated for a model, and no code outside fedpriv runs.
+
+    Raises:
+        InputError: If the model runs code outside fedpriv, or `shapes` are not shapes of records.
     """
     if cell.model.import_paths:
         raise InputError(f"the scenario's model runs {cell.model.import_paths[0]!r}, which no certificate may run")
@@ -228,7 +228,7 @@ def _cached_clips(canonical: str) -> tuple[float, ...] | None:
             )
             for width in (1, 2)
         )
-    except (InputError, ValueError, RuntimeError):  # the model takes no records of one or two numbers
+    except (InputError, ValueError, RuntimeError):  # The model takes no records of one or two numbers.
         return None
     return narrow if narrow == wide else None
 
@@ -236,7 +236,7 @@ def _cached_clips(canonical: str) -> tuple[float, ...] | None:
 def recompute_diameter(cell: Cell) -> float:
     """Return the increment diameter of a scenario's plan, in clips.
 
-    It depends on no shape of records, so a narrow model is planned.
+    The diameter depends on no shape of records, so a narrow model is planned.
     """
     return make_plan(cell, _narrow_objective(cell, 1)).increment_diameter
 

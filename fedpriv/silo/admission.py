@@ -69,14 +69,15 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
     """Price earlier runs for neighbours that differ in one `unit` under `relation`.
 
     Guarantee: a run that was charged for other neighbours has the price that its charge implies for these
-    neighbours. Neighbours under replace-one, and units of which `unit` is a part, are two steps of zero-out apart,
-    which doubles an exact μ.  For a sampled run nothing is implied in that case.  For a run whose unit is a part
-    of `unit` nothing is implied either.
+    neighbours. Neighbours under replace-one, and neighbours in a `unit` that is a part of the charged unit, are
+    two zero-out steps of the charged unit apart, which doubles an exact μ.  For a sampled run nothing is implied
+    in that case.  For a run whose unit is a part of `unit` nothing is implied either.
     """
     return [_price_charge(charge, relation, unit) for charge in charges]
 
 
 def _price_charge(charge: Charge, relation: str, unit: str) -> Price:
+    """Price one charge for neighbours in one `unit` under `relation`, or return None if nothing bounds it."""
     if math.isinf(charge.mu):
         return None
     try:
@@ -100,9 +101,8 @@ def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run
         return None
     total = compose_prices([*earlier_prices, run_price])
     slack = f" with slack {format_lower(budget.slack, 3)}" if budget.slack else ""
-    limit = (
-        format_lower(budget.mu) + slack
-    )  # Rounded down, because `budget` is a policy's budget times `ROUND_UP`.
+    # Rounded down, because `budget` is a policy's budget times `ROUND_UP`.
+    limit = format_lower(budget.mu) + slack
     return (
         f"the run costs {format_price(run_price)}, with all before {_format_price_value(total)}; the budget "
         f"is {limit}"

@@ -47,6 +47,7 @@ def back_up_ledgers(policy_path: Path, folder: Path) -> list[Path]:
 
 
 def _copy_ledger(policy: Policy, copy: Path) -> Path:
+    """Write a copy of a ledger without keys, states and replies."""
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger, ledger.lock():
         content = ledger.copy_without_secrets()
     try:
@@ -81,6 +82,7 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
 
 
 def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
+    """Restore one ledger from its copy by way of a draft, and return a line about it."""
     draft, mark = policy.ledger.with_name(policy.ledger.name + ".restored"), RollbackMark(policy.mark_path)
     try:
         with _draft_copy(copy, draft) as draft_mark:

@@ -162,6 +162,7 @@ def serve_guard(
 
 @contextmanager
 def _listen(policy: Policy) -> Iterator[socket.socket]:
+    """Open the silo's socket, which only its owner and `policy.group` can use."""
     if is_listening(policy.socket):
         raise InputError(f"{policy.socket}: a guard answers there already; end it before you start another")
     policy.socket.unlink(missing_ok=True)
@@ -231,9 +232,7 @@ class RequestQueue:
                 continue
             try:
                 threading.Thread(target=self._handle_connection, args=(connection,), daemon=True).start()
-            except (
-                RuntimeError
-            ):  # No thread can be started for now, and a guard has to keep accepting connections.
+            except RuntimeError:  # No thread for now: keep accepting connections.
                 self._connections.release()
                 connection.close()
 
@@ -339,6 +338,7 @@ class RequestQueue:
             )
 
     def _answer(self, header: dict[str, Any], query: bytearray) -> Reply:
+        """Answer a request, or return or raise a refusal."""
         malformed = _refusal_reply("the request is malformed", is_final=True)
         if (protocol := header.get("protocol", PROTOCOL_VERSION)) != PROTOCOL_VERSION:
             local, remote = version("fedpriv"), sanitize_line(str(header.get("fedpriv")), 20)

@@ -1,7 +1,7 @@
 """Fingerprint of a silo's records in the silo's ledger: set for a new ledger, checked, and converted.
 
-Ledgers of fedpriv 0.3.0 have a digest of the records without a key.  Whoever knows all records but one can test
-guesses at the last record on such a digest, at one hash per guess.  `check_records` replaces the digest by a
+Ledgers of fedpriv 0.3.0 have a digest of the records without a key.  A reader who knows all records but one can
+test guesses at the last record on such a digest, at one hash per guess.  `check_records` replaces the digest by a
 fingerprint, which needs a key.
 """
 
@@ -29,7 +29,7 @@ def begin_ledger(policy: Policy, shard: Shard) -> None:
     """Begin the ledger of these records.
 
     Raises:
-        InputError: There is a ledger, or the rollback mark of a former one.
+        InputError: If there is a ledger, or the rollback mark of a former one.
     """
     for path in (policy.ledger, policy.mark_path):
         if path.exists():
@@ -43,7 +43,7 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
     """Write a new ledger for the records with this fingerprint.
 
     Raises:
-        InputError: `path` exists, or cannot be written.
+        InputError: If `path` exists, or cannot be written.
     """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE_MODE))
@@ -63,10 +63,10 @@ def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
 def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     """Check that a ledger is for these records, after converting a ledger of fedpriv 0.3.0.
 
-    Raises:
-        InputError: The ledger is for other records, or for another key; nothing is changed.
-
     Guarantee: a key is made only for a ledger without a key, so that no other records get a fingerprint unnoticed.
+
+    Raises:
+        InputError: If the ledger is for other records, or for another key.  Nothing is changed then.
     """
     if not ledger.is_keyed():
         _convert_ledger(policy, ledger, shard)
@@ -87,6 +87,7 @@ def is_key_of(key: bytes, fingerprint: bytes) -> bool:
 
 
 def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
+    """Replace the digest of the records in a ledger of fedpriv 0.3.0 by a fingerprint under a key."""
     with ledger.lock():
         if ledger.is_keyed():  # Another process has converted it meanwhile.
             return

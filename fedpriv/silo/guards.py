@@ -168,6 +168,7 @@ def format_status(path: Path) -> list[str]:
 
 
 def _format_ledger_status(policy: Policy) -> list[str]:
+    """Format budget and runs of one ledger."""
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger:
         rows, allow = ledger.list_runs(), policy.allow
         _, charge, remaining, *_ = budget_status(ledger, allow)
@@ -209,6 +210,7 @@ def format_price_check(path: Path) -> list[str]:
 
 
 def _format_guard_prices(guard: Guard) -> list[str]:
+    """Format the runs that were charged too little, and a summary of all runs."""
     prices = guard.charged_prices()
     undercharged = [price for price in prices if price[2] > price[1] * ROUND_UP]
     unknown_count = sum(1 for *_, min_mu in prices if not min_mu)

@@ -401,6 +401,7 @@ class SiloLedger:
         )
 
     def _check_version(self) -> None:
+        """Check PRAGMA user_version, and store it in `_version`."""
         with self._convert_damage("its header"):
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if version - BACKUP_OFFSET * (self._version > BACKUP_OFFSET) not in (UNKEYED_VERSION, LEDGER_VERSION):

@@ -107,6 +107,7 @@ class Masker:
         return total
 
     def _derive_shared_keys(self, public_keys: bytes, silos: int) -> list[bytes | None]:
+        """Derive the keys shared with all silos from their concatenated public keys."""
         key_list = [public_keys[start : start + KEY_BYTES] for start in range(0, len(public_keys), KEY_BYTES)]
         if len(public_keys) != silos * KEY_BYTES or len(set(key_list)) != silos:
             raise RunError(f"silo {self._number}: expected {silos} different public keys of {KEY_BYTES} bytes")
@@ -117,6 +118,7 @@ class Masker:
         ]
 
     def _derive_shared_key(self, peer_key: bytes) -> bytes:
+        """Derive the key shared with one peer, symmetric in the two public keys."""
         try:
             if (
                 int.from_bytes(peer_key, "little") >= _PRIME

@@ -209,7 +209,8 @@ def private_umask() -> Iterator[None]:
 def make_own_folder(path: Path, mode: int = 0o755) -> None:
     """Create a folder and its missing parents.
 
-    Of missing parents the mode is 0755 as far as the umask permits, so that only their owner may write them.
+    The folder gets `mode` and missing parents 0755, less the umask, so that by default only their owner may write
+    them.
     """
     if not path.is_dir():
         make_own_folder(path.parent)
@@ -572,6 +573,7 @@ def format_template() -> str:
 
 
 def _format_section(model: type[BaseModel]) -> str:
+    """Format a section of TOML, with descriptions as comments and defaults commented out."""
     lines: list[str] = []
     for name, field in model.model_fields.items():
         if name in ("allow", "evaluation"):

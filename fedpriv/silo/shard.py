@@ -269,6 +269,7 @@ def _shard_of_split(encoded: EncodedTable, split: SplitRows) -> Shard:
 def _parse_split(
     arrays: Mapping[str, NDArray[Any]], prefix: str, classes: int, path: Path, test: Shard | None = None
 ) -> Shard:
+    """Check and convert the arrays of one split, whose names have this prefix."""
     arrays = combine_named_inputs(arrays, f"{prefix}features", str(path))
     names = [name for name in (f"{prefix}images", f"{prefix}features") if name in arrays]
     if len(names) != 1 or f"{prefix}labels" not in arrays:

@@ -70,6 +70,7 @@ class BoundedObjective(RecordView):
         return self if base is self.base else dataclasses.replace(self, base=base)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Return the increment of `base` with a bounded total, (d,), float64."""
         increment = self.base.increment(query, batch, clip)
         total = increment.total if increment.total.dtype == torch.float64 else increment.total.double()
         max_norm, length = _max_norm(batch.weights, clip), torch.linalg.vector_norm(total).item()
@@ -142,7 +143,7 @@ class Silo:
     ) -> "Silo":
         """Build the silo of a real run, with all noise from its key.
 
-        A plan without noise is allowed, and nothing is claimed for it.
+        The noise is integers, or there is none, in which case nothing is claimed.
 
         Args:
             number: Number of the silo.
