@@ -99,7 +99,7 @@ def test_queries_beyond_what_the_policy_allows_are_refused_before_a_record_is_re
 ) -> None:
     """Gains: overflow of any kind; by default coordinates are at most 2^40."""
     guard = guard_for(tmp_path, *random_records())
-    monkeypatch.setattr("fedpriv.rounds.integers.integer_sum", never)
+    monkeypatch.setattr("fedpriv.rounds.integers.sum_integer_increments", never)
     for value in (2.0**40 * 1.001, -1e300):
         query = zeros()
         query[17] = value
@@ -175,7 +175,7 @@ def test_whatever_is_refused_is_refused_before_a_record_is_read(
     guard = guard_for(tmp_path, *random_records(), trust="secure-aggregation", silos=3)
     cell = scenario("secure-aggregation")
     card = guard.public_key("run", cell)
-    monkeypatch.setattr("fedpriv.rounds.integers.integer_sum", never)
+    monkeypatch.setattr("fedpriv.rounds.integers.sum_integer_increments", never)
     for keys in (b"", cards(card)[:-1], bytes(3 * 96), cards(card)[96:] + card):
         with pytest.raises(RunError, match="silo 0: "):
             guard.answer("run", cell, 1, zeros(), keys)

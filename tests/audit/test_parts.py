@@ -128,7 +128,7 @@ def test_evaluations_with_less_noise_are_refuted_by_their_own_claim(
 def test_steps_that_promise_too_much_together_are_refuted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget that gives both steps the whole promise: each keeps its own claim, and both are √2 of it."""
     monkeypatch.setattr(
-        "fedpriv.scenario.schema.budget_of", lambda promise, share=0.0: RunBudget(promise, promise)
+        "fedpriv.scenario.schema.split_budget", lambda promise, share=0.0: RunBudget(promise, promise)
     )
     outcome = canaries(scaled_cell(tmp_path, 0.5), 4096)
     assert not outcome.stands

@@ -126,7 +126,7 @@ def test_many_silos_without_noise_equal_one_silo_with_their_records(
     def in_rounds(_: NDArray[np.int64], sizes: list[int], __: int) -> list[NDArray[np.int64]]:
         return list(np.arange(sum(sizes)).reshape(-1, len(sizes)).T)  # the same records in every round
 
-    monkeypatch.setattr("fedpriv.plan.task.iid", in_rounds)
+    monkeypatch.setattr("fedpriv.plan.task.partition_iid", in_rounds)
     quiet = {"privacy__mode": "none", "privacy__rho": None, "federation__rounds": 12}
     (many,), _ = run("vectorized", small_cell(federation__silos=4, federation__batch=1, **quiet))
     (one,), _ = run("vectorized", small_cell(federation__silos=1, federation__batch=4, **quiet))

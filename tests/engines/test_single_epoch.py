@@ -58,7 +58,7 @@ def test_who_holds_a_record_does_not_matter_without_noise(
             np.concatenate(parts) for parts in zip(*(np.split(numbers, cuts) for numbers in of_round), strict=True)
         ]
 
-    monkeypatch.setattr("fedpriv.plan.task.iid", in_rounds)
+    monkeypatch.setattr("fedpriv.plan.task.partition_iid", in_rounds)
     models = []
     for batches in ((20,), (5, 5, 5, 5), (2, 3, 5, 10)):
         monkeypatch.setattr(FederationSection, "batch_sizes", lambda _self, _seed, batches=batches: batches)

@@ -125,7 +125,7 @@ def test_a_run_is_told_as_opened_only_once_it_is_on_file(
         raise OSError("disk full")
 
     with caplog.at_level(logging.INFO, "fedpriv.guard"), monkeypatch.context() as broken:
-        broken.setattr(type(ledger), "intend", full)
+        broken.setattr(type(ledger), "record_query", full)
         with pytest.raises(LedgerError, match="disk full"):
             desk._guards.training.answer("5f0c", cell_json(), 1, ZERO)
         ask(desk, "other", 1, "{}")

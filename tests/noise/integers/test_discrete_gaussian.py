@@ -386,6 +386,6 @@ WITH_SUBKEYS = ([470262187642, -414449396899], "438c8e3a3fca47ef")
 def test_loading_compiles_what_long_vectors_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guard is held to its limit afterwards: a first round must not load a compiler."""
     asked: list[object] = []
-    monkeypatch.setattr("fedpriv.noise.integers.gaussian.machine_code", asked.append)
+    monkeypatch.setattr("fedpriv.noise.integers.gaussian.compile_function", asked.append)
     warm_up()
     assert {getattr(function, "__name__", "") for function in asked} == {"numbered", "attempts"}
