@@ -42,7 +42,8 @@ _REPORT_SECONDS = 0.1
 class RemoteCall(NamedTuple):
     """Call of a method of `RunObserver` or `Checkpoints`, made by the process that submitted the task.
 
-    The first call of a worker is "began", with its machine, its process id and its versions.
+    `method` is the method's name, but "noted" for `notified`.  The first call of a worker is "began", with its
+    machine, its process id and its versions.
     """
 
     method: str

@@ -116,12 +116,12 @@ class Chart:
         return any(series.published for series in self.series)
 
     def x_scale(self, panel: Panel, start: float, end: float) -> Scale:
-        """Return the x axis of a panel, mapped to the pixel range from `start` to `end`."""
+        """Return the x axis of a panel, mapped to drawing coordinates from `start` to `end`."""
         sides = (-1.0, 1.0) if self.rows else (0.0,)
         return make_scale([*_extents(panel.series, "x", sides), *self.shown_x], start, end, logarithmic=self.log_x)
 
     def y_scale(self, start: float, end: float) -> Scale:
-        """Return the y axis that all panels share, mapped to pixels from `start` (bottom) to `end` (top)."""
+        """Return the shared y axis, mapped to drawing coordinates from `start` (bottom) to `end` (top)."""
         if self.rows:
             return Scale(len(self.rows) - 0.5, -0.5, start, end, logarithmic=False)
         return make_scale(_extents(self.series, "y", (-1.0, 1.0)), start, end, logarithmic=self.log_y)
