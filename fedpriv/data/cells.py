@@ -194,6 +194,7 @@ class ColumnBuilder:
             self._merge()
 
     def _merge(self) -> None:
+        """Merge the texts of the stored blocks into the different texts, and replace the blocks by codes."""
         pa, compute = _import_arrow()
         texts = pa.chunked_array([block_texts for _, block_texts in self._blocks], pa.string())
         self._distinct_texts = compute.unique(pa.chunked_array([self._distinct_texts, *texts.chunks]))
@@ -329,6 +330,7 @@ def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
 
 
 def _read_csv(path: Path) -> RawTable:
+    """Read a .csv file into dictionary columns, block by block."""
     pa, _ = _import_arrow()
     from pyarrow import csv as arrow
 
@@ -341,13 +343,13 @@ def _read_csv(path: Path) -> RawTable:
         with arrow.open_csv(
             path,
             arrow.ReadOptions(
-                column_names=[str(place) for place in range(len(header))],
+                column_names=[str(index) for index in range(len(header))],
                 skip_rows_after_names=1,
                 use_threads=False,
                 block_size=_BLOCK_BYTES,
             ),
             arrow.ParseOptions(newlines_in_values=quoted),
-            arrow.ConvertOptions(column_types={str(place): cell_type for place in range(len(header))}),
+            arrow.ConvertOptions(column_types={str(index): cell_type for index in range(len(header))}),
         ) as blocks:
             for block in blocks:
                 for builder, cells in zip(builders, block.columns, strict=True):
@@ -410,6 +412,7 @@ def _has_quotes(path: Path) -> bool:
 
 
 def _read_parquet(path: Path) -> RawTable:
+    """Read a .parquet file, column by column."""
     pa, _ = _import_arrow()
     from pyarrow import parquet
 
@@ -471,6 +474,7 @@ def _as_text(value: Any) -> str:
 
 
 def _check_header(header: Sequence[str], source: str) -> None:
+    """Refuse a header that is empty, separated by other characters, or repeats a name."""
     if not header:
         raise InputError(f"{source}: is empty; expected a line with the names of the columns")
     for separator, name in _SEPARATORS.items():

@@ -96,9 +96,9 @@ def scaling_from_moments(columns: Sequence[int], release: NDArray[Any]) -> Scali
     count = len(columns)
     if release.shape != (2 * count,) or not np.isfinite(release).all():
         raise ValueError(f"{2 * count} finite moments were expected, not an array of shape {release.shape}")
-    first, second = np.split(np.asarray(release, np.float64) * MOMENTS_RADIUS * math.sqrt(count), 2)
-    means = first.clip(-1.0, 1.0)
-    variances = (second + MOMENTS_RADIUS) / 2.0 - means**2
+    scaled_means, scaled_squares = np.split(np.asarray(release, np.float64) * MOMENTS_RADIUS * math.sqrt(count), 2)
+    means = scaled_means.clip(-1.0, 1.0)
+    variances = (scaled_squares + MOMENTS_RADIUS) / 2.0 - means**2
     return Scaling(
         tuple(columns), tuple(means.tolist()), tuple(np.sqrt(variances.clip(MIN_DEVIATION**2, 1.0)).tolist())
     )
@@ -209,9 +209,9 @@ def encode_features(
         start, end = end, end + column.width
         codes, distinct = table.distinct_cells(name)
         column_maps.append((codes, _map_column(distinct, name, column), range(start, end)))
-    for first in range(0, len(rows), _CHUNK_ROWS):
-        chunk = rows[first : first + _CHUNK_ROWS]
-        output = features[first : first + _CHUNK_ROWS]
+    for offset in range(0, len(rows), _CHUNK_ROWS):
+        chunk = rows[offset : offset + _CHUNK_ROWS]
+        output = features[offset : offset + _CHUNK_ROWS]
         for codes, values, span in column_maps:
             mapped = values.take(codes.take(chunk))
             if values.dtype == np.float64:

@@ -250,12 +250,12 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
     return HeldOutData(*read(fetch(name, root) / ORIGINS[name].folder, "test"), class_count=classes)
 
 
-def _read_emnist(folder: Path, part: str) -> _Images:
+def _read_emnist(folder: Path, split: str) -> _Images:
     """Read images and labels out of the published archive, the only file that a hash is published for."""
     path = folder / EMNIST_ARCHIVE
 
-    def member(kind: str) -> NDArray[np.uint8]:
-        name = f"gzip/emnist-balanced-{part}-{kind}-ubyte.gz"
+    def member(array_name: str) -> NDArray[np.uint8]:
+        name = f"gzip/emnist-balanced-{split}-{array_name}-ubyte.gz"
         try:
             with zipfile.ZipFile(path) as archive:
                 return parse_idx(gzip.decompress(archive.read(name)), f"{path}, {name}")
@@ -265,14 +265,14 @@ def _read_emnist(folder: Path, part: str) -> _Images:
     return member("images-idx3"), member("labels-idx1").astype(np.int64)
 
 
-def _read_mnist(folder: Path, part: str) -> _Images:
-    prefix = "train" if part == "train" else "t10k"
+def _read_mnist(folder: Path, split: str) -> _Images:
+    prefix = "train" if split == "train" else "t10k"
     images = read_idx(folder / f"{prefix}-images-idx3-ubyte")
     return images, read_idx(folder / f"{prefix}-labels-idx1-ubyte").astype(np.int64)
 
 
-def _read_cifar(folder: Path, part: str) -> _Images:
-    if part == "test":
+def _read_cifar(folder: Path, split: str) -> _Images:
+    if split == "test":
         return _read_cifar_batch(folder / "test_batch")
     images, labels = zip(
         *(_read_cifar_batch(folder / f"data_batch_{number}") for number in range(1, 6)), strict=True

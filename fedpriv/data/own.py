@@ -26,7 +26,7 @@ from fedpriv.data.layout import IGNORED_CLASS, MAX_INTEGER, combine_inputs, desc
 
 @dataclass(frozen=True)
 class Sites:
-    """Site of each record: its place in `names`, silo 0 first."""
+    """Site of each record, as an index into `names`, silo 0 first."""
 
     names: tuple[str, ...]
     train: NDArray[np.int64]
@@ -89,7 +89,7 @@ def load_npz(name: str) -> Dataset:
     arrays = _read_arrays(name)
     classes = _read_class_count(arrays, name)
     (train, train_labels), (test, test_labels) = (
-        _read_split(arrays, part, classes, name) for part in ("train", "test")
+        _read_split(arrays, split, classes, name) for split in ("train", "test")
     )
     check_same_shapes((train, train_labels), (test, test_labels), f"data.name = {name!r}")
     return Dataset(name, train, train_labels, test, test_labels, classes)
@@ -213,6 +213,7 @@ def _read_class_count(arrays: dict[str, NDArray[Any]], name: str) -> int:
 def _read_split(
     arrays: dict[str, NDArray[Any]], split: str, classes: int, name: str
 ) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the checked records and labels of the split "train" or "test"."""
     arrays = combine_named_inputs(arrays, f"{split}_features", f"data.name = {name!r}")
     records_key = f"{split}_features" if f"{split}_features" in arrays else f"{split}_images"
     for key in (records_key, f"{split}_labels"):

@@ -167,7 +167,7 @@ def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str
         blocks = [block.args[0] for block in _FrameUnpickler(io.BytesIO(frame)).load().state["_mgr"].args[0]]
         _, event, time = blocks[_INTEGER_BLOCK]
         age, begin = blocks[_CENTRE_NUMBER_BLOCK]
-        centre, disease = (_category_texts(blocks[place].state) for place in (_CENTRE_BLOCK, _DISEASE_BLOCK))
+        centre, disease = (_category_texts(blocks[index].state) for index in (_CENTRE_BLOCK, _DISEASE_BLOCK))
     except (
         pickle.UnpicklingError,
         EOFError,
@@ -183,8 +183,8 @@ def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str
 
 def _category_texts(state: Any) -> list[str]:
     """Return the texts of a categorical column, one for each row."""
-    kind, codes = state[:2]
-    data = kind.state["categories"].args[1]["data"]
+    category_type, codes = state[:2]
+    data = category_type.state["categories"].args[1]["data"]
     names = data if isinstance(data, np.ndarray) else data.state["_data"]
     return [str(names[code]) for code in codes]
 
@@ -301,11 +301,11 @@ def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
     hospitals = np.array([row["hospital"] for row in rows])
     for hospital in dict.fromkeys(hospitals.tolist()):
         hospital_rows = np.flatnonzero(hospitals == hospital)
-        is_sick = np.array([rows[place]["disease"] == "present" for place in hospital_rows], np.int64)
+        is_sick = np.array([rows[row_index]["disease"] == "present" for row_index in hospital_rows], np.int64)
         draw_test = draw_stratified_test if np.bincount(is_sick, minlength=2).min() > 2 else draw_plain_test
         test_rows = set(hospital_rows[draw_test(is_sick, _TRAIN_SHARE, _FLAMBY_SEED)].tolist())
-        for place in hospital_rows.tolist():
-            rows[place]["split"] = "test" if place in test_rows else "train"
+        for row_index in hospital_rows.tolist():
+            rows[row_index]["split"] = "test" if row_index in test_rows else "train"
     return rows
 
 

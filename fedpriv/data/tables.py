@@ -92,6 +92,7 @@ def in_memory_name(digest: bytes) -> str:
 
 @cache
 def _read_or_create_key(folder: Path) -> bytes:
+    """Return the user's key, created if it is missing, or a key of the process if the file cannot be used."""
     path = folder / "records.key"
     with suppress(OSError):
         if not path.exists():

@@ -252,7 +252,7 @@ class FedAdagrad:
 
     step: Scalar
     first_decay: Scalar
-    """β₁."""
+    """β₁: weight of the server's momentum."""
     floor: float = field(metadata=SHARED)
     """τ: the degree of adaptivity, where a smaller number adapts more."""
 
@@ -281,7 +281,7 @@ class FedYogi(FedAdagrad):
     """Optimizer whose squares grow or shrink, by at most the size of the new squares."""
 
     second_decay: Scalar
-    """β₂."""
+    """β₂: weight of the earlier squares."""
 
     def _update_second(self, squares: Tensor, new_squares: Tensor) -> Tensor:
         return squares - (1.0 - self.second_decay) * new_squares * torch.sign(squares - new_squares)
@@ -292,7 +292,7 @@ class FedAdam(FedAdagrad):
     """Optimizer whose squares decay exponentially, by β₂ in each round."""
 
     second_decay: Scalar
-    """β₂."""
+    """β₂: weight of the earlier squares."""
 
     def _update_second(self, squares: Tensor, new_squares: Tensor) -> Tensor:
         return self.second_decay * squares + (1.0 - self.second_decay) * new_squares
@@ -314,11 +314,11 @@ class QuantileClipping:
 
     inner: Optimizer
     weight: Scalar
-    """ρ."""
+    """ρ: weight of a client's bit beside its displacement."""
     quantile: Scalar
     """γ: the share of clients whose vectors should fit."""
     rate: Scalar
-    """η_C."""
+    """η_C: rate at which the clip follows the quantile."""
 
     def start(self, initial: Tensor) -> QuantileState:
         return QuantileState(self.inner.start(initial[..., :-1]), initial[..., -1:])

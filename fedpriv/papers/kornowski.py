@@ -364,6 +364,7 @@ def _anchor_noise_ratio(settings: GoldsteinSettings, problem: Problem) -> float:
 
 
 def _make_optimizer(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
+    """Return the optimizer, with a step that follows from the oracle's error unless a number is given."""
     window, step = settings.window_rounds, settings.step
     if window > problem.rounds:
         raise InputError(f"algorithm.window: {window} rounds are averaged, and the run has {problem.rounds}")
@@ -419,7 +420,7 @@ GOLDSTEIN_ERM = Algorithm(
     schedule=_check_full_batches,
     # as above, over all records in every round
     estimator=_make_estimator,
-    # Gaussian noise on every leaf: the noisy leaf is what is added to g
+    # Gaussian noise on every leaf, whose noisy value is added to g
     mechanism=lambda settings, problem, workload: LeafGaussian(
         workload.decay, workload.period, _anchor_noise_ratio(settings, problem)
     ),

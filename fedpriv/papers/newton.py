@@ -299,7 +299,7 @@ NOISY_NEWTON = Algorithm(
     "means of Hessians and iterates",
     settings=NewtonSettings,
     model=_add_hessian,
-    # the norm of both parts together
+    # the norm of gradient and Hessian together
     estimator=lambda settings, _problem: PlainGradient(settings.clip / math.sqrt(1.0 - settings.curvature_share)),
     mechanism=independent,
     optimizer=lambda settings, problem, _noise_std: NoisyNewton(

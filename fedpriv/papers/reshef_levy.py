@@ -239,7 +239,7 @@ DP_MU2_FL = Algorithm(
     settings=Mu2Settings,
     # s_t = t g_t - (t-1) g~_{t-1}, summed: q_t = q_{t-1} + s_t
     estimator=_make_estimator,
-    # fresh noise on every q_t, unless the scenario asks for another mechanism
+    # fresh noise on every q_t, unless the scenario chooses another mechanism
     mechanism=choose_mechanism,
     # w_{t+1} = P_K(w_t - eta q~_t), x_{t+1} the weighted average of the w
     optimizer=lambda settings, problem, noise_std: AnytimeSGD(
@@ -247,7 +247,7 @@ DP_MU2_FL = Algorithm(
         radius=settings.diameter / 2.0,
         publishes_next=settings.output == "next",
     ),
-    # one record of each silo a round, each in one round
+    # in the theorems a round reads one record of each silo, and a record is in one round
     theorems=lambda settings, problem: (
         _prescribe("Theorem 5.2 (untrusted server)", False, settings, problem),
         _prescribe("Theorem 6.2 (trusted server)", True, settings, problem),

@@ -325,6 +325,7 @@ class MomentumTreeSettings(MomentumSettings, NoiseSettings):
 
 
 def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
+    """Return the chosen mechanism, or the paper's tree with its own noise."""
     decay, rounds_per_epoch = workload.decay, problem.schedule.rounds_per_epoch
     if settings.calibration == "exact":
         return choose_mechanism(settings, problem, workload)
@@ -458,7 +459,7 @@ MOMENTUM_TREE_REDUCED = Algorithm(
     estimator=_make_estimator,
     # three trees, on G, Δ and r, and the reconstruction of their noise over windows of N rounds
     mechanism=partial(_make_trees, SlidingDifferences),
-    # w_{t+1} = w_t - η m^_t / ‖m^_t‖, so that queries move by η a round at most: what the noise rests on
+    # w_{t+1} = w_t - η m^_t / ‖m^_t‖, so that queries move by at most η a round, which the noise relies on
     optimizer=_make_optimizer,
     theorems=_prescribe_theorem_9,
 )
@@ -511,7 +512,7 @@ MOMENTUM_TREE_ALIGNED = Algorithm(
     settings=AlignedSettings,
     # as above, or with each part clipped: u_t = (1-γ) (u_{t-N} + Δ_t) + γ G_t and q_t = (1-α) q_{t-1} + u_t + r_t
     estimator=_make_split_estimator,
-    # three trees, those of G and Δ over the places of an epoch
+    # three trees, with those of G and Δ over the rounds of an epoch
     mechanism=partial(_make_trees, AlignedDifferences),
     optimizer=_make_optimizer,
 )

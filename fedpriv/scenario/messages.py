@@ -87,20 +87,21 @@ def _format_findings(
     findings: list[ErrorDetails], model: type[BaseModel], prefix: str, other_model: type[BaseModel] | None
 ) -> str:
     """Format all findings on one key in one line.  A key of several types has a finding for each type."""
-    first = findings[0]
-    path = _key_path(first)
+    first_finding = findings[0]
+    path = _key_path(first_finding)
     key = ".".join(filter(None, [prefix, *path]))
-    error_type = first["type"]
+    error_type = first_finding["type"]
     if error_type == "extra_forbidden":
         return f"{key}: unknown key{_format_suggestion(path, model, other_model)}"
     if error_type == "missing":
         return f"{key}: this key is missing{_format_description(path, model)}"
     if error_type == "value_error":
-        return f"{key}: {first['ctx']['error']}" if key else str(first["ctx"]["error"])
-    return f"{key} = {first['input']!r}: expected {' or '.join(map(_format_expectation, findings))}"
+        return f"{key}: {first_finding['ctx']['error']}" if key else str(first_finding["ctx"]["error"])
+    return f"{key} = {first_finding['input']!r}: expected {' or '.join(map(_format_expectation, findings))}"
 
 
 def _format_expectation(finding: ErrorDetails) -> str:
+    """Describe the values that a finding would accept."""
     context: Mapping[str, Any] = finding.get("ctx", {})
     bounds = {
         "greater_than": ("gt", "a number above {:g}"),
@@ -126,6 +127,7 @@ def _is_union_branch(part: str | int) -> bool:
 
 
 def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
+    """Return the model of the section that holds the last key of a path."""
     for part in path[:-1]:
         field = model.model_fields.get(part)
         annotation = field.annotation if field else None
@@ -143,7 +145,7 @@ def _close_keys(
         *(other_model.model_fields if other_model is not None else ()),
         *_find_section(path, model).model_fields,
     ]
-    if len(path) == 1:  # a key that belongs into a section
+    if len(path) == 1:  # the key may belong to a section
         sections = list(_find_section(path, model).model_fields)
         known_keys += [
             f"{name}.{path[0]}" for name in sections if path[0] in _find_section([name, *path], model).model_fields

@@ -344,6 +344,7 @@ class PrivacySection(Section):
         return self._mu_of_share(self.shares[silo] if self.shares else 1.0)
 
     def _mu_of_share(self, share: float) -> float | None:
+        """Return μ of a share of the target, in the target's own unit, or None without a target."""
         if self.epsilon is not None:
             return mu_of(share * self.epsilon, self.delta)
         if self.zcdp is not None:
