@@ -88,8 +88,8 @@ def assign_node(node_by_silo: dict[int, int], silos: int, silo: int, node: int) 
 
 
 def _wait_for_nodes(grid: Grid, silos: int, timeout: float) -> list[int]:
-    deadline = time.monotonic() + timeout
     """Wait until there is one node a silo."""
+    deadline = time.monotonic() + timeout
     while len(nodes := list(grid.get_node_ids())) < silos:
         if time.monotonic() > deadline:
             raise RunError(f"{len(nodes)} of {silos} silos were connected after {timeout:.0f} s")
