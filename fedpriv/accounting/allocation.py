@@ -169,11 +169,7 @@ def _self_convolve(masses: Floats, times: int) -> Floats:
 
 
 _MAX_BINS, _MAX_EPOCHS = 100_000, 10_000
-_RATIO_CAPS = (
-    8.0,
-    1.0,
-    0.125,
-)  # ends of grids of the ratio for addition; small ones resolve the ratios of large ε
+_RATIO_CAPS = (8.0, 1.0, 0.125)  # ends of grids of the ratio for addition, small ones for large ε
 _MAX_GRID_SIZE, _MIN_STEP = 2**17, 1e-12  # limits of the grid of one epoch's losses
 _NOISE_MARGIN = 1.002  # factor of the noise where the bound at the target was below those of more noise
 _TAIL_SHARE = 1e-4  # mass beyond a grid that is made for one δ, relative to this δ
@@ -284,14 +280,14 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
 
 def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[float, ...]) -> Curve:
     """Return the smallest of all bounds for the relation: those of all grids, and that of known rounds."""
-    known_curve, (removal_curve, addition_curve) = (
+    known_curve, (removal, addition) = (
         gaussian_curve(mechanism.known_mu),
         removal_and_addition_curves(mechanism, resolution, tails),
     )
     if mechanism.relation == "zero-out":
-        return lowest_curve([known_curve, highest_curve([removal_curve, addition_curve])])
-    loose_curve, independent_part = (
-        lowest_curve([known_curve, triangle_curve(removal_curve, addition_curve)]),
+        return lowest_curve([known_curve, highest_curve([removal, addition])])
+    loose_curve, independent = (
+        lowest_curve([known_curve, triangle_curve(removal, addition)]),
         mechanism.independent_part,
     )
     if (overlaps := mechanism.overlaps) is not None:
@@ -299,16 +295,14 @@ def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[f
         loose_curve = (
             loose_curve
             if fading_curve is None
-            else lowest_curve([known_curve, triangle_curve(removal_curve, addition_curve), fading_curve])
+            else lowest_curve([known_curve, triangle_curve(removal, addition), fading_curve])
         )
-    if independent_part.bins == 1 or independent_part.noise_multiplier < MIN_MULTIPLIER:
+    if independent.bins == 1 or independent.noise_multiplier < MIN_MULTIPLIER:
         return loose_curve
-    pair = SymmetricPairEpoch(
-        independent_part.noise_multiplier, independent_part.bins, resolution.replacement_size
-    )
+    pair = SymmetricPairEpoch(independent.noise_multiplier, independent.bins, resolution.replacement_size)
     if mechanism.epochs == 1 and mechanism.common_share == 0.0:
         return lowest_curve([loose_curve, pair.curve(resolution.knot_count, loose_curve)])
-    max_epsilon = gaussian_epsilon_of(dataclasses.replace(independent_part, epochs=1).known_mu, MIN_DELTA)
+    max_epsilon = gaussian_epsilon_of(dataclasses.replace(independent, epochs=1).known_mu, MIN_DELTA)
     distribution = pair.loss_distribution(resolution.knot_count, max_epsilon)
     if mechanism.epochs > 1:
         distribution = _compose_epochs(distribution, mechanism.epochs, resolution)
@@ -327,16 +321,14 @@ def removal_and_addition_curves(
         resolution: Resolution of the computation.
         tails: Masses beyond the grids of Σ Y under removal, one grid for each.
     """
-    independent_part = mechanism.independent_part
+    independent = mechanism.independent_part
     common_mu = mechanism.common_mu / RELATION_FACTOR[mechanism.relation]  # under zero-out
-    z, bins, epochs = independent_part.noise_multiplier, independent_part.bins, independent_part.epochs
+    z, bins, epochs = independent.noise_multiplier, independent.bins, independent.epochs
     grid_size = resolution.size if epochs == 1 else resolution.composed_size
     caps = (
         _RATIO_CAPS if epochs == 1 else (min(_RATIO_CAPS[0], grid_end(z, bins, _TAILS[-1], narrow=True) / bins),)
     )
-    removal_losses = [
-        removal_loss_distribution(z, bins, grid_size, end) for end in _grid_ends(independent_part, tails)
-    ]
+    removal_losses = [removal_loss_distribution(z, bins, grid_size, end) for end in _grid_ends(independent, tails)]
     addition_losses = [addition_loss_distribution(z, bins, grid_size, cap) for cap in caps]
     if epochs > 1:
         removal_losses = [_compose_epochs(distribution, epochs, resolution) for distribution in removal_losses]

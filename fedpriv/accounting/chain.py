@@ -100,7 +100,10 @@ Longer chains take too long.  For them only the bound from the largest overlap o
 
 @dataclass(frozen=True)
 class CovarianceChain:
-    """Variances and neighbours' covariances of a unit's exponents, in units of clip² / σ²."""
+    """Variances and neighbours' covariances of a unit's exponents, in units of clip² / σ².
+
+    The clip is the displacement that the noise multiplier σ / clip refers to.
+    """
 
     variances: tuple[float, ...]
     next_covariances: tuple[float, ...]
@@ -171,17 +174,15 @@ class CovarianceChain:
 
         Guarantee: expectations of convex functions of the ratios do not fall ("Independent epochs" above).
         """
-        variances, next_covariances = np.array(self.variances), np.array(self.next_covariances)
-        cut_covariance = next_covariances[rounds - 1]
-        weights_before = np.cumprod(np.append(1.0, (next_covariances[: rounds - 1] / variances[1:rounds])[::-1]))[
-            ::-1
-        ]
-        weights_after = np.cumprod(np.append(1.0, next_covariances[rounds:] / variances[rounds:-1]))
-        weights_before *= math.sqrt(cut_covariance * float(np.sum(weights_after)) / float(np.sum(weights_before)))
-        weights_after *= cut_covariance / max(_TINY, float(weights_before[-1]))
+        variances, covariances = np.array(self.variances), np.array(self.next_covariances)
+        cut_covariance = covariances[rounds - 1]
+        head_weights = np.cumprod(np.append(1.0, (covariances[: rounds - 1] / variances[1:rounds])[::-1]))[::-1]
+        tail_weights = np.cumprod(np.append(1.0, covariances[rounds:] / variances[rounds:-1]))
+        head_weights *= math.sqrt(cut_covariance * float(np.sum(tail_weights)) / float(np.sum(head_weights)))
+        tail_weights *= cut_covariance / max(_TINY, float(head_weights[-1]))
         return (
-            _add_outer_square(variances[:rounds], next_covariances[: rounds - 1], weights_before),
-            _add_outer_square(variances[rounds:], next_covariances[rounds:], weights_after),
+            _add_outer_square(variances[:rounds], covariances[: rounds - 1], head_weights),
+            _add_outer_square(variances[rounds:], covariances[rounds:], tail_weights),
         )
 
 
@@ -235,7 +236,9 @@ def _candidate_decays(upper: Floats) -> list[float]:
     """Return ratios of neighbouring overlaps as decays to try, from the diagonal and from the first row."""
     first_row, diagonal = upper[0], upper.diagonal()
     pairs = [*zip(upper.diagonal(1), diagonal[1:], strict=True), *zip(first_row[1:], first_row[:-1], strict=True)]
-    ratios = sorted({min(1.0, float(after / before)) for after, before in pairs if after > _MIN_OVERLAP < before})
+    ratios = sorted(
+        {min(1.0, float(later / earlier)) for later, earlier in pairs if later > _MIN_OVERLAP < earlier}
+    )
     if not ratios:
         return [1e-3]
     max_decays = _MAX_DECAYS if len(first_row) < _LONG_CHAIN else _MAX_DECAYS // 3
@@ -274,13 +277,13 @@ def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
         float(np.min(off_diagonal)),
         *(float(np.median(off_diagonal)) / 2**item for item in range(1, _HALVINGS + 1)),
     }
-    without_common = _split_epochs(dominating, bins, 0.0)
-    with_common = (
+    plain_bound = _split_epochs(dominating, bins, 0.0)
+    bounds = (
         _split_epochs(_dominating_remainder(overlaps, clips, common), bins, common)
         for common in sorted(common_overlaps)
     )
-    best = min(with_common, key=lambda item: item[0])
-    return (best if best[0] < _PREFERENCE_FACTOR * without_common[0] else without_common)[1]
+    best = min(bounds, key=lambda item: item[0])
+    return (best if best[0] < _PREFERENCE_FACTOR * plain_bound[0] else plain_bound)[1]
 
 
 def _dominating_remainder(overlaps: Floats, clips: Floats, common: float) -> CovarianceChain:
@@ -296,9 +299,9 @@ def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[flo
         epoch_chains.append(first_epoch.largest_first)
     epoch_chains.append(chain.largest_first)
     shared_variance = epochs**2 * common * _ROUND_UP
-    return sum(
-        epoch_chain.covariance_sum for epoch_chain in epoch_chains
-    ) / bins**2 + shared_variance, FadingOverlaps(_merge_chains(epoch_chains), shared_variance)
+    return sum(part.covariance_sum for part in epoch_chains) / bins**2 + shared_variance, FadingOverlaps(
+        _merge_chains(epoch_chains), shared_variance
+    )
 
 
 def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, ...]:
@@ -431,6 +434,10 @@ class ExponentGrid:
         return self._cached_transitions[ratio, std]
 
     def _compute_transitions(self, ratio: float, std: float) -> Floats:
+        """Return the probabilities of x = ratio · U + std · z after its B-spline rounding, (size, size).
+
+        They are integrals over the three pieces of the B-spline, by ten points of Gauss and Legendre each.
+        """
         distances = self.points[None, :] - ratio * self.points[:, None]
         densities = np.zeros_like(distances)
         for piece in (-1.0, 0.0, 1.0):

@@ -57,9 +57,8 @@ class PrivacyLossDistribution:
 
         Guarantee: the result is never below the δ of the atoms as they are stored, in exact arithmetic.
         """
-        clipped_epsilons = np.minimum(
-            np.asarray(epsilons, np.float64), MAX_EPSILON
-        )  # δ falls: a smaller ε is safe
+        # δ falls with ε, so that a smaller ε is safe.
+        clipped_epsilons = np.minimum(np.asarray(epsilons, np.float64), MAX_EPSILON)
         indices = np.searchsorted(self.losses, clipped_epsilons, side="right")
         p_tails, q_tails = self._tails
         bounds = self.infinity_mass + p_tails[indices] - np.exp(clipped_epsilons) * q_tails[indices]
@@ -154,9 +153,8 @@ class GridLossDistribution:
         finite_mass = float(np.sum(self.masses))
         infinity_mass = 1.0 if self.infinity_mass >= 1.0 else -math.expm1(times * math.log1p(-self.infinity_mass))
         composed_finite_mass = math.exp(min(100.0, times * math.log(finite_mass))) if finite_mass > 0.0 else 0.0
-        if (
-            finite_mass > 0.0
-        ):  # (finite + infinite)^k - finite^k, which is larger if the masses add up to more than 1
+        # (finite + infinite)^k - finite^k is larger than 1 - (1 - infinite)^k if masses add up to more than 1.
+        if finite_mass > 0.0:
             infinity_mass = max(
                 infinity_mass,
                 composed_finite_mass

@@ -232,6 +232,7 @@ def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) 
 
 @lru_cache(maxsize=4)
 def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
+    """Return the curve of `size` units, the highest over the directions of the relation, cached."""
     orders: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
     )

@@ -119,9 +119,8 @@ class NegativeBinomialRunCount:
 
     def epsilon_shift(self, mu: float) -> float:
         odds, curve = (1.0 - self.gamma) / self.gamma, curves.gaussian_curve(mu)
-        max_shift = math.log1p(
-            odds * float(curve(np.zeros(1))[0])
-        )  # value at ε₁ = 0; a larger ε₁ than this value gives more
+        # Value at ε₁ = 0.  Every larger ε₁ than this value gives more.
+        max_shift = math.log1p(odds * float(curve(np.zeros(1))[0]))
         candidates = np.linspace(0.0, max_shift, _GRID_POINTS)
         min_shift = float(
             np.min(

@@ -175,15 +175,10 @@ class SymmetricPairEpoch:
         z = self.multiplier
         scaled_points = points * math.exp(0.5 / z**2)
         root_sums = np.hypot(scaled_points, 2.0 * math.sqrt(gamma)) + np.abs(scaled_points)
-        thresholds = z * np.log(
-            np.where(scaled_points >= 0.0, 0.5 * root_sums, 2.0 * gamma / root_sums)
-        )  # the Z at which D equals each point
-        calls = (
-            ndtr(1.0 / z - thresholds) - gamma * ndtr(-1.0 / z - thresholds) - points * ndtr(-thresholds)
-        )  # E (D - x)+
-        puts = (
-            points * ndtr(thresholds) - ndtr(thresholds - 1.0 / z) + gamma * ndtr(thresholds + 1.0 / z)
-        )  # E (x - D)+
+        # Thresholds are the Z at which D equals each point x.  Calls are E (D - x)+, and puts E (x - D)+.
+        thresholds = z * np.log(np.where(scaled_points >= 0.0, 0.5 * root_sums, 2.0 * gamma / root_sums))
+        calls = ndtr(1.0 / z - thresholds) - gamma * ndtr(-1.0 / z - thresholds) - points * ndtr(-thresholds)
+        puts = points * ndtr(thresholds) - ndtr(thresholds - 1.0 / z) + gamma * ndtr(thresholds + 1.0 / z)
         spacing = points[1] - points[0]
         masses = np.empty(len(points) - 1)
         masses[0] = puts[1] - puts[0]
@@ -276,6 +271,6 @@ def symmetric_loss_distribution(epsilons: Floats, bounds: Floats) -> PrivacyLoss
     slopes = -np.diff(bounds) / np.diff(gammas)
     first_slope = slopes[0] if len(slopes) else 0.0
     masses_above = np.maximum(gammas[1:] * (slopes - np.append(slopes[1:], 0.0)), 0.0)
-    zero_mass = max(0.0, 1.0 - float(bounds[0]) - 2.0 * first_slope)
-    masses = np.concatenate([(masses_above * np.exp(-epsilons[1:]))[::-1], [zero_mass], masses_above])
+    mass_at_zero = max(0.0, 1.0 - float(bounds[0]) - 2.0 * first_slope)
+    masses = np.concatenate([(masses_above * np.exp(-epsilons[1:]))[::-1], [mass_at_zero], masses_above])
     return PrivacyLossDistribution(np.concatenate([-epsilons[:0:-1], epsilons]), masses, float(bounds[-1]))

@@ -80,6 +80,7 @@ def find_register(add_on: str) -> Any:
 
 
 def _import_attribute(path: str, part: str) -> Any:
+    """Import "module:attribute" of the add-ons' package, or name `part` and its add-on in an InputError."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(_ADD_ON_PACKAGE + module), attribute)
@@ -155,6 +156,7 @@ def import_module(name: str, key: str) -> None:
 
 
 def _import_file(path: Path) -> None:
+    """Import a file under a name from its digest, unless this content at this path is imported already."""
     try:
         content = path.read_bytes()
     except OSError as error:

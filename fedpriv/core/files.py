@@ -57,9 +57,8 @@ def create_secret_file(path: Path, size: int) -> None:
     Guarantee: if several processes create the file at once, all of them read the same content, and no file is
     replaced or cut short.
     """
-    draft = path.with_name(
-        f"{path.stem}.{secrets.token_hex(8)}{path.suffix}"
-    )  # a power cut may leave it, and it ends as `path` does
+    # A power cut may leave the draft, whose suffix is that of `path`, so that it is treated as a secret, too.
+    draft = path.with_name(f"{path.stem}.{secrets.token_hex(8)}{path.suffix}")
     try:
         write_bytes(draft, secrets.token_bytes(size), PRIVATE_MODE)
         with suppress(FileExistsError):
@@ -95,6 +94,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, durable: bool = True) -> None:
+    """Write a draft beside the file and rename it, so that the file has its old or its new content.
+
+    With `durable` the content is on the disk before the rename.
+    """
     if path.is_dir():  # checked before a draft is written
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -112,8 +112,8 @@ def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _
             tops, name = [groups, groups / "unified"], _V2_LIMIT_FILE
         else:
             continue
-        limits += [_read_limit(top / folder / name) for top in tops for folder in (nested, *nested.parents)]
-    return min((folder for folder in limits if folder is not None), default=None)
+        limits += [_read_limit(top / entry / name) for top in tops for entry in (nested, *nested.parents)]
+    return min((entry for entry in limits if entry is not None), default=None)
 
 
 def memory_usage() -> dict[str, int]:

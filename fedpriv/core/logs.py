@@ -30,6 +30,8 @@ def log_fields(run: str | None = None, t: int | None = None, event: str | None =
 
 
 class _LineFormatter(logging.Formatter):
+    """Formatter of a log record as one JSON object, or as text with fields before the message."""
+
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()
         self._as_json = as_json

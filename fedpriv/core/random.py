@@ -44,13 +44,13 @@ class Workspace:
         self.counters = np.empty((count, self._radius_blocks + angle_blocks, 2), np.uint64)
         self.bits = bytearray(self.counters.nbytes + BLOCK_BYTES)  # update_into needs one more block
         integer_type: DTypeLike = np.int32 if dtype.itemsize == 4 else np.int64  # converts faster than unsigned
-        bits_as_integers = np.frombuffer(
-            self.bits, integer_type, count=self.counters.nbytes // dtype.itemsize
-        ).reshape(count, -1)
+        integers = np.frombuffer(self.bits, integer_type, count=self.counters.nbytes // dtype.itemsize).reshape(
+            count, -1
+        )
         angle_start = self._radius_blocks * per_block + skipped
         self._radius_bits, self._angle_words = (
-            bits_as_integers[:, :pairs],
-            bits_as_integers[:, angle_start : angle_start + pairs],
+            integers[:, :pairs],
+            integers[:, angle_start : angle_start + pairs],
         )
         self._radius, self._angle, self._rotated = np.empty((3, count, pairs), dtype)
         self._counter_start: tuple[int, int] | None = None
@@ -233,9 +233,8 @@ class KeyedNormal:
                         _add_scaled(half_values, weight, vectors[0, : len(half_values)])
             return total
         rows = max(1, MAX_VALUES_PER_DRAW // max(size, 1))
-        buffer = np.empty(
-            (min(rows, len(parties)), size), self.dtype
-        )  # allocated once, since new pages cost as much as draws
+        # Allocated once, since new pages cost as much as draws.
+        buffer = np.empty((min(rows, len(parties)), size), self.dtype)
         for start in range(0, len(parties), rows):
             chunk = parties[start : start + rows]
             vectors = buffer[: len(chunk)]
@@ -251,6 +250,7 @@ class KeyedNormal:
         rounds: Sequence[int],
         node: int | NDArray[np.uint64],
     ) -> None:
+        """Fill each row of `out`, (n, size), with the vector of its party, its round and its node."""
         if not out.size:  # a round that draws no client
             return
         half, pieces = self._chunks(*out.shape)
@@ -354,11 +354,7 @@ def _add_scaled(total: NDArray[np.floating], weight: float, vector: NDArray[np.f
 
 def _block_cipher(key: bytes) -> "CipherContext":
     """Return AES that encrypts each counter value to one block."""
-    from cryptography.hazmat.primitives.ciphers import (
-        Cipher,
-        algorithms,
-        modes,
-    )  # not every process draws
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # not needed for queries
 
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 

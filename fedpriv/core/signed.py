@@ -100,7 +100,7 @@ def sign_data(key: Ed25519PrivateKey, says: str, value: Any) -> dict[str, str]:
     return {"key": format_public_key(key.public_key()), "signature": key.sign(_signed_bytes(says, value)).hex()}
 
 
-def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519PublicKey, of: str) -> None:
+def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519PublicKey, signer: str) -> None:
     """Check that a signature by `trusted` covers this data for this purpose.
 
     Guarantee: nothing that the document states of its key affects the result.
@@ -110,22 +110,22 @@ def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519
         says: Purpose of the signature.
         value: Signed data.
         trusted: Public key of the expected signer.
-        of: Name of the expected signer, for the error message.
+        signer: Name of the expected signer, for the error message.
 
     Raises:
         InputError: The signature is missing, by another key, or not of this data.
     """
     if not isinstance(signature_data, Mapping) or set(signature_data) != {"key", "signature"}:
-        raise InputError(f"{of} has not signed this")
+        raise InputError(f"{signer} has not signed this")
     if signature_data["key"] != format_public_key(trusted):
-        raise InputError(f"signed for {of} by another key than the one that you trust as {of}'s")
+        raise InputError(f"signed for {signer} by another key than the one that you trust as {signer}'s")
     try:
         raw = bytes.fromhex(str(signature_data["signature"]))
         if raw.hex() != signature_data["signature"]:
             raise ValueError
         trusted.verify(raw, _signed_bytes(says, value))
     except (ValueError, InvalidSignature):
-        raise InputError(f"the signature of {of} is not of this content: it was edited") from None
+        raise InputError(f"the signature of {signer} is not of this content: it was edited") from None
 
 
 def _signed_bytes(says: str, value: Any) -> bytes:

@@ -238,6 +238,10 @@ class BufferedToeplitz(Toeplitz):
         return options.phi
 
     def _scaled_noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        """Return (B z)_t, (..., d), for a C with `column_scale`, and the next state.
+
+        The state is the last noise, unless decay is 0, and a buffer for each φ.
+        """
         if t > len(self.column_scale):
             raise InputError(f"round {t}: column_scale is planned for {len(self.column_scale)} rounds")
         inverse_scale = 1.0 / self.column_scale[t - 1]
@@ -384,6 +388,7 @@ class IntegerBuffered(IntegerStrategy):
         )
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
+        """Bound |(C s)_t| and the buffers over all rounds, for sums whose bounds are the loads."""
         largest, max_state, buffers = 0, 0, [0] * len(self.theta)
         for (load,) in loads:
             output_share = sum(
@@ -416,7 +421,7 @@ def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: 
     """
     exact = [[Fraction(root) for root in roots] for roots in (theta, phi)]
     interlaced = [root for pair in zip(*exact, strict=False) for root in pair]
-    is_falling = all(before > after for before, after in pairwise(interlaced))
+    is_falling = all(upper > lower for upper, lower in pairwise(interlaced))
     if (
         len(theta) != len(phi)
         or not is_falling

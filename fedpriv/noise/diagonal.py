@@ -279,6 +279,7 @@ class ScheduledGaussian(Mechanism):
         return {"noise_sizes": list(self.sizes)}
 
     def certified(self, workload: Workload) -> Sensitivity:
+        """Return the sensitivity, which is exact for one pass and for a fixed order, and else a bound."""
         self._check_workload(workload)
         order = workload.public_order
         if order.single_pass:
@@ -291,7 +292,8 @@ class ScheduledGaussian(Mechanism):
             return tighten_sensitivity(sensitivity, columns.inner, workload)
         first_rounds = range(min(order.rounds_per_epoch, workload.rounds))
         max_squared_norm = max(
-            self._squared_norm(workload, slice(place, None, order.rounds_per_epoch)) for place in first_rounds
+            self._squared_norm(workload, slice(first_round, None, order.rounds_per_epoch))
+            for first_round in first_rounds
         )
         return Sensitivity(math.sqrt(max_squared_norm), True, "every record of the fixed order")
 
@@ -399,6 +401,7 @@ class LeafGaussian(Mechanism):
             raise InputError(f"first = {self.first}: a ratio of two noises is a finite number above 0")
 
     def certified(self, workload: Workload) -> Sensitivity:
+        """Return the exact sensitivity √(Σ (clip_t / noise_t)²) of the worst record."""
         check_matches(workload, self.decay, self.period)
         squared_norms = (workload.clips / self._noise_scales(workload)) ** 2
         if isinstance(workload.public_order, MinSeparation):
@@ -418,6 +421,7 @@ class LeafGaussian(Mechanism):
         return ColumnBlocks(1, 1.0 / self._noise_scales(workload))
 
     def variance(self, workload: Workload) -> Floats:
+        """Return the variance of the accumulated noise of every round, (rounds,)."""
         check_matches(workload, self.decay, self.period)
         variances = np.empty(workload.rounds)
         variance = 0.0

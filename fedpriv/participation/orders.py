@@ -193,9 +193,10 @@ class ReleasedSums(Protocol):
         ...
 
     def fading_overlaps(self, groups: int, bins: int) -> "FadingOverlaps | None":
-        """Return a bound of the overlaps of a record's rounds, relative to the squared clip, or None.
+        """Return a bound of the overlaps of a record's rounds, or None if their fading is not known.
 
-        There are `bins` rounds an epoch that lie `groups` apart.  None means that the fading is not known.
+        Overlaps are relative to the square of the distance of `displacement_and_overlap`.  There are `bins` rounds
+        an epoch, which lie `groups` apart.
         """
         ...
 

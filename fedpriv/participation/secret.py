@@ -249,6 +249,7 @@ class BalancedSubsampling(RandomAllocation):
     def select_rows(
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
+        """Draw a set of rounds for every row by Floyd's algorithm, and return the rows with round t, (B,)."""
         count, base = self.batches_per_silo * batch, self.rounds // self.groups - self.epochs
         drawn_rounds, sampling_randomness = np.empty((self.epochs, count), np.int64), randomness()
         for draw in range(self.epochs):  # Floyd's algorithm: a repeated draw is replaced by the newest round

@@ -90,9 +90,9 @@ class FloatSteps:
         if plan.needs_batch_layout:
             objective = objective.for_batch(BatchLayout(planned_round.step.t, batch.silo_sizes, batch.row_indices))
         records = batch.records if batch.weights.shape[-1] else None
-        before = RunningSum(state.past_vectors, total)
+        previous = RunningSum(state.past_vectors, total)
         (past, total), clipped = update_running_sum(
-            before, planned_round.step, query, objective, records, batch.weights, plan.estimator.memory
+            previous, planned_round.step, query, objective, records, batch.weights, plan.estimator.memory
         )
         return RoundSums(total, past, clipped)
 
@@ -102,6 +102,7 @@ class FloatSteps:
     def add_noise(
         self, state: RoundState, t: int, sums: Tensor, party: int, query: Tensor | None
     ) -> tuple[Tensor, RoundState]:
+        """Return y_t (..., d) and the next state, with q_t only if the next round does not multiply it by 0."""
         next_sums, decay = sums, self.plan.rounds[t - 1].next_decay
         if isinstance(decay, float) and decay == 0.0:
             # One value in memory: the next round multiplies these sums by 0.
@@ -292,9 +293,8 @@ class SeededNoise:
 
 def rounds_per_draw(dimension: int, silo_count: int) -> int:
     """Number of rounds whose vectors a simulated silo draws at once, 1 if it prefetches none."""
-    max_rounds = (
-        1 if dimension > MAX_VALUES_PER_DRAW else _MAX_ROUNDS_PER_DRAW
-    )  # longer vectors are drawn in pieces, and blocks of them save no time
+    # Longer vectors are drawn in pieces, and blocks of them save no time.
+    max_rounds = 1 if dimension > MAX_VALUES_PER_DRAW else _MAX_ROUNDS_PER_DRAW
     return max(1, min(max_rounds, _MAX_PREFETCHED_VALUES // (dimension * silo_count)))
 
 
@@ -356,18 +356,18 @@ class SimulatedEvaluation:
             else SimulatedEvaluation(evaluation_plan, test_records_of_silos(cell), evaluation_noise(cell))
         )
 
-    def metrics(self, place: int, model: Tensor) -> dict[str, float]:
-        """Return the metrics of `model` (d,) in evaluation number `place`, counted from 1."""
+    def metrics(self, number: int, model: Tensor) -> dict[str, float]:
+        """Return the metrics of `model` (d,) in the evaluation of this number, counted from 1."""
         means = torch.stack(
             [
-                self._add_noise(self._mean_scores(model, records), silo, place)
+                self._add_noise(self._mean_scores(model, records), silo, number)
                 for silo, records in enumerate(self.test_records)
             ]
         )
         if self.evaluation_plan.publishes_each_silo:
             return self.evaluation_plan.metrics(means)
         weights = torch.tensor(self.evaluation_plan.plan.weights, dtype=means.dtype)
-        return self.evaluation_plan.metrics(self._add_noise(weights @ means, SERVER, place).unsqueeze(0))
+        return self.evaluation_plan.metrics(self._add_noise(weights @ means, SERVER, number).unsqueeze(0))
 
     def _mean_scores(self, model: Tensor, silo_records: Records) -> Tensor:
         """Return the mean score (outputs,) over all rows of a silo, with 0 for absent records.
@@ -381,6 +381,6 @@ class SimulatedEvaluation:
             .mean(0)
         )
 
-    def _add_noise(self, mean: Tensor, party: int, place: int) -> Tensor:
+    def _add_noise(self, mean: Tensor, party: int, number: int) -> Tensor:
         std = float(self.evaluation_plan.plan.noise.std_of(party))
-        return mean + std * torch.from_numpy(self.noise.vector(len(mean), party, place)).double() if std else mean
+        return mean + std * torch.from_numpy(self.noise.vector(len(mean), party, number)).double() if std else mean
