@@ -73,7 +73,7 @@ def bounded_moments(values: NDArray[Any]) -> NDArray[np.float64]:
     1.25 √k, has norm 1 at most.
 
     Guarantee: two records are at most `MOMENTS_DIAMETER` / 1.25 apart, whatever they hold.  Numbers beyond -1 … 1
-    count as the ends of this range, and a value that is not a number stays not a number.
+    count as the ends of this range, and NaN stays NaN.
     """
     clipped = np.asarray(values, np.float64).clip(-1.0, 1.0)
     return np.concatenate([clipped, 2.0 * clipped**2 - MOMENTS_RADIUS], axis=1) / (
@@ -140,7 +140,7 @@ class EncodedTable(TableRows):
 def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> EncodedTable:
     """Return `read_rows` of a table with the features and the raw cells of all rows.
 
-    Guarantee: that of `read_rows`.
+    The result has the guarantee of `read_rows`.
 
     Raises:
         InputError: The table does not keep to the schema (`read_rows`).

@@ -194,10 +194,10 @@ def load(
 
             * mnist, fashion-mnist, cifar10, and emnist (its split "balanced", 47 classes, images transposed as
               published).
-            * Computed, without a file: synthetic, sentences (made up, of words), phase-retrieval (8 dimensions, 10
-              % outliers) and linear-regression (256 dimensions of decreasing curvature, a known minimizer of norm
-              1, noise 0.1).  * The path of an .npz file (`own`), or of a .csv or .parquet table that `table`
-              describes.
+            * Computed, without a file: synthetic, sentences (made up, of words), phase-retrieval (8 dimensions,
+              10 % outliers) and linear-regression (256 dimensions of decreasing curvature, a known minimizer of
+              norm 1, noise 0.1).
+            * The path of an .npz file (`own`), or of a .csv or .parquet table that `table` describes.
             * Tables with a known schema: heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult and
               visits (made up).
             * A name that was added (`add_data`).
