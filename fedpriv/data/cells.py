@@ -41,8 +41,7 @@ class CellColumn:
 
     @staticmethod
     def from_texts(texts: Sequence[str]) -> "CellColumn":
-        """Return a column of the texts, in their order.  The texts have no spaces around them."""
-
+        """Return a column of the texts, without the spaces around them."""
         pa, _ = _import_arrow()
         builder = ColumnBuilder()
         builder.add(pa.array(list(texts), pa.string()).dictionary_encode())
@@ -186,7 +185,7 @@ class ColumnBuilder:
         self._blocks: list[tuple[NDArray[np.signedinteger[Any]], Any]] = []
 
     def add(self, block: Any) -> None:
-        """Add a block of cells, a dictionary array of texts without nulls."""
+        """Add a block of cells, a dictionary array of texts without nulls, and trim the texts."""
         _, compute = _import_arrow()
         texts = compute.utf8_trim_whitespace(block.dictionary)
         self._blocks.append((_narrow_codes(np.asarray(block.indices), len(texts)), texts))

@@ -32,7 +32,7 @@ from fedpriv.data.schema import TableSchema
 IN_MEMORY_PREFIX = "given-"
 """Prefix of the names of records in a program's memory, which no user types."""
 _KEY_BYTES = 32
-"""Length of the user's key that hides records behind their name in memory (`in_memory_name`)."""
+"""Length of the key under which records in memory get their names (`in_memory_name`)."""
 _FRAMES: dict[Path, RawTable] = {}
 
 

@@ -97,8 +97,8 @@ class PhasedState(NamedTuple):
 class PhasedSGD:
     """Optimizer whose queries are the iterates of a phase, and whose output changes in empty rounds only.
 
-    Guarantee: queries are NOT private, and all rounds happen inside one curator.  `output` is the start of the current
-    phase.  This point is a function of the releases of empty rounds, so that it may be shown at any time.
+    Guarantee: queries are NOT private, and all rounds happen inside one curator.  `output` is the start of the
+    current phase.  This point is a function of the releases of empty rounds, so that it may be shown at any time.
     """
 
     phases: Phases
