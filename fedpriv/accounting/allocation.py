@@ -72,8 +72,13 @@ _MAX_LOG = 600.0  # logarithm of a grid's end, far enough below 709 for the prod
 def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) -> float:
     """Return an end for a grid of Σ Y, beyond which about `tail` of its mass lies under P.
 
-    The bounds hold for every end.  `narrow` is for sums that hardly vary, because much noise makes every Y nearly
-    1.
+    The bounds hold for every end.
+
+    Args:
+        multiplier: Noise multiplier z.
+        bins: Number T of rounds.
+        tail: Mass beyond the end.
+        narrow: Whether the end is for sums that hardly vary, because much noise makes every Y nearly 1.
     """
     single_end = math.exp(min(_MAX_LOG, (0.5 / multiplier - float(ndtri(tail))) / multiplier))
     if narrow:
@@ -82,10 +87,15 @@ def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) ->
 
 
 def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
-    """Return the masses of Y on 0, h, …, (size - 1)h with h = `spacing`, without the mass beyond the grid.
+    """Return the masses of Y on 0, h, …, (size - 1)h, (size,), without the mass beyond the grid.
 
     Guarantee: Y is moved to its two neighbours with its mean kept, so that the distribution on the unbounded grid
     is above Y in convex order.
+
+    Args:
+        multiplier: Noise multiplier z.
+        spacing: Distance h of neighbouring points.
+        size: Number of points.
     """
     points = spacing * np.arange(size + 1)
     with np.errstate(divide="ignore"):
@@ -104,9 +114,15 @@ def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
 
 
 def removal_loss_distribution(multiplier: float, bins: int, size: int, top: float) -> PrivacyLossDistribution:
-    """Return the distribution of ln dP/dQ under P, with Σ Y on a grid of `size` points up to `top`.
+    """Return the distribution of ln dP/dQ under P, for a unit that is removed.
 
     Guarantee: it gives an upper bound of H_ε(P‖Q), since mass beyond the grid counts as infinite loss.
+
+    Args:
+        multiplier: Noise multiplier z.
+        bins: Number T of rounds.
+        size: Number of points of the grid of Σ Y.
+        top: End of this grid.
     """
     spacing = top / size
     masses = grid_masses(multiplier, spacing, size)
@@ -118,10 +134,16 @@ def removal_loss_distribution(multiplier: float, bins: int, size: int, top: floa
 
 
 def addition_loss_distribution(multiplier: float, bins: int, size: int, cap: float) -> PrivacyLossDistribution:
-    """Return the distribution of ln dQ/dP under Q, with dP/dQ on a grid of `size` points up to `cap`.
+    """Return the distribution of ln dQ/dP under Q, for a unit that is added.
 
     Guarantee: it gives an upper bound of H_ε(Q‖P), since mass beyond the grid has ratios above `cap`, and counts
     as at `cap`.
+
+    Args:
+        multiplier: Noise multiplier z.
+        bins: Number T of rounds.
+        size: Number of points of the grid of the ratio dP/dQ.
+        cap: End of this grid.
     """
     sum_masses = _self_convolve(grid_masses(multiplier, cap * bins / size, size), bins)
     ratios = (cap / size) * np.arange(1, size + 1)

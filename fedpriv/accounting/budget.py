@@ -55,10 +55,10 @@ _MIN_SQUARE = Fraction(1, 2**900)
 
 @dataclass(frozen=True)
 class ApproximateGDP:
-    """(μ, δ₀)-GDP: neighbours are revealed with probability δ₀, else μ-GDP holds.
+    """(μ, δ₀)-GDP: μ-GDP, except that anything may be revealed with probability δ₀.
 
-    Telling neighbours apart is then as hard as N(0, 1) against N(μ, 1).  A run in fixed order has slack 0 and its
-    exact μ.
+    Telling neighbours apart is as hard as N(0, 1) against N(μ, 1) otherwise.  A run in fixed order has slack 0 and
+    its exact μ.
 
     Guarantee: `epsilon_of` and `delta_of` hold for every mechanism that satisfies the inequality above with this μ
     and δ₀.

@@ -1,9 +1,9 @@
 """Gaussian Markov chains that dominate a unit's rounds, and the distribution of their sums.
 
-Under noise that fades, what a unit does in two rounds overlaps less the farther the rounds lie apart.  `fading`
-shows that a run is dominated by exponents G of one direction with covariances E G_s G_t = X_st, the *overlaps*,
-and that Kahane's inequality allows any larger covariances, on the diagonal, too.  `find_overlaps` puts a
-`CovarianceChain` above them, and `sum_distribution` computes with it.
+Under noise that fades, a unit's displacements of the releases overlap less the farther apart its two rounds are.
+`fading` shows that a run is dominated by exponents G of one direction with covariances E G_s G_t = X_st, the
+*overlaps*, and that Kahane's inequality allows any larger covariances, on the diagonal, too.  `find_overlaps` puts
+a `CovarianceChain` above them, and `sum_distribution` computes with it.
 
 **Chains.**  A chain is a Gaussian Markov vector.  With variances a_t and covariances l_t of neighbours it has
 

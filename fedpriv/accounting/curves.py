@@ -187,6 +187,11 @@ def group_privacy_epsilon(curve: Curve, size: int, delta: float) -> float:
     Guarantee: the bound was evaluated at the returned ε.  A true curve never rises, so that (ε, `delta`) holds for
     every larger ε as well, whether the bound rises again there or not.
 
+    Args:
+        curve: Curve of one unit.
+        size: Number of units in the group.
+        delta: Target δ, at least `MIN_DELTA`.
+
     Returns:
         ε, or infinity if the bound is nowhere at most `delta`.
     """

@@ -117,28 +117,44 @@ _MIN_POSITIVE = 1e-300
 
 
 def check_mu(mu: float) -> float:
-    """Return μ if it is finite and ≥ 0, where 0 means that no release depends on the data."""
+    """Return μ if it is finite and ≥ 0, where 0 means that no release depends on the data.
+
+    Raises:
+        InputError: μ is out of this range.
+    """
     if not (math.isfinite(mu) and mu >= 0.0):
         raise InputError(f"mu = {mu}: the Gaussian-DP parameter is a finite number, 0 or more")
     return mu
 
 
 def check_epsilon(epsilon: float) -> float:
-    """Return ε if it is finite and ≥ 0."""
+    """Return ε if it is finite and ≥ 0.
+
+    Raises:
+        InputError: ε is out of this range.
+    """
     if not (math.isfinite(epsilon) and epsilon >= 0.0):
         raise InputError(f"epsilon = {epsilon}: it is a finite number, 0 or more")
     return epsilon
 
 
 def check_delta(delta: float) -> float:
-    """Return δ if 0 < δ < 1."""
+    """Return δ if 0 < δ < 1.
+
+    Raises:
+        InputError: δ is out of this range.
+    """
     if not 0.0 < delta < 1.0:
         raise InputError(f"delta = {delta}: it is a probability strictly between 0 and 1, e.g. 1e-5")
     return delta
 
 
 def check_positive(name: str, value: float) -> float:
-    """Return the value if it is finite and above 0."""
+    """Return the value if it is finite and above 0.
+
+    Raises:
+        InputError: The value is out of this range.  The message begins with `name`.
+    """
     if not (math.isfinite(value) and value > 0.0):
         raise InputError(f"{name} = {value}: it must be a finite number above 0")
     return value
@@ -180,7 +196,11 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: ArrayLike) -> float:
-    """Return the exact GDP parameter √(Σ μ_i²) of releases that are μ_i-GDP each."""
+    """Return the exact GDP parameter √(Σ μ_i²) of releases that are μ_i-GDP each.
+
+    Raises:
+        InputError: A μ_i is negative or not finite.
+    """
     values = np.asarray(mus, np.float64)
     if not np.all(np.isfinite(values) & (values >= 0.0)):
         raise InputError("mu of every release must be a finite number, 0 or more")

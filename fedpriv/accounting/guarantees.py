@@ -357,10 +357,16 @@ def target_mu(
 ) -> float:
     """Return the Gaussian-DP parameter of a privacy target, by exact conversion.
 
-    Exactly one target is given: μ, zCDP's ρ, or ε together with δ.
+    Exactly one of μ, ρ and ε is given.
+
+    Args:
+        mu: μ of Gaussian DP.
+        zcdp: ρ of zero-concentrated DP.
+        epsilon: ε of (ε, δ)-DP, together with `delta`.
+        delta: δ of (ε, δ)-DP.
 
     Raises:
-        InputError: The target is not exactly one of the three, or not in its range.
+        InputError: Not exactly one target is given, or it is out of its range.
     """
     if sum(value is not None for value in (mu, zcdp, epsilon)) != 1:
         raise InputError("privacy target: give exactly one of mu, zcdp, or epsilon with delta")

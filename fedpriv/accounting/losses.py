@@ -142,6 +142,9 @@ class GridLossDistribution:
         """Return the loss distribution of `times` releases together, adaptive or not, each with this one.
 
         Guarantee: losses add up.  Mass that is cut off, and mass that rounding may hide, counts as infinite.
+
+        Raises:
+            InputError: `times` is below 1.
         """
         if times < 1:
             raise InputError(f"times = {times}: a release happens 1 time or more")
@@ -173,6 +176,9 @@ class GridLossDistribution:
         It is computed without transforms, so that no masses cancel.
 
         Guarantee: losses add up.
+
+        Raises:
+            ValueError: The grids have different steps.
         """
         if other.step != self.step:
             raise ValueError(f"laws on lattices of steps {self.step} and {other.step}")

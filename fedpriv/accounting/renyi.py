@@ -28,7 +28,11 @@ def zcdp_of(mu: float) -> float:
 
 
 def mu_of_zcdp(zcdp: float) -> float:
-    """Return the Gaussian-DP parameter √(2ρ) of a Gaussian composition that is ρ-zCDP, rounded down."""
+    """Return the Gaussian-DP parameter √(2ρ) of a Gaussian composition that is ρ-zCDP, rounded down.
+
+    Raises:
+        InputError: ρ is negative or not finite.
+    """
     if not (math.isfinite(zcdp) and zcdp >= 0.0):
         raise InputError(f"zcdp = {zcdp}: it is a finite number, 0 or more")
     mu = math.sqrt(2.0 * zcdp)

@@ -259,7 +259,7 @@ class BufferedToeplitz(Toeplitz):
     def _scaled_variance(self, rounds: int) -> Floats:
         """Return the variance of the noise of every round, (rounds,), for fresh vectors of variance 1.
 
-        It is computed from the covariance of the state, (φ + 1, φ + 1), round by round.
+        It is computed round by round from the covariance of the state, (buffers + 1, buffers + 1).
         """
         size = len(self.phi) + 1  # the last noise, and U of each φ
         covariance, variances = np.zeros((size, size)), np.empty(rounds)
@@ -415,6 +415,11 @@ class IntegerBuffered(IntegerStrategy):
 
 def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: int = 0) -> IntegerBuffered:
     """Return the integer strategy of the roots 1 ≥ θ_1 > φ_1 > θ_2 > φ_2 > … ≥ 0.
+
+    Args:
+        theta: Poles θ.
+        phi: Zeros φ, as many as poles.
+        digits: Binary digits of a unit that the buffers hold (`IntegerBuffered`).
 
     Raises:
         InputError: The roots do not interlace in this way.

@@ -313,7 +313,13 @@ class Participation(Protocol):
         ...
 
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
-        """Return μ' so that noise of std `displacement(distance)` / μ' gives the privacy of μ-GDP at δ."""
+        """Return μ' so that noise of std `displacement(distance)` / μ' gives the privacy of μ-GDP at δ.
+
+        Args:
+            sums: Running sums that are released.
+            mu: μ of the target.
+            delta: δ at which both have the same ε.
+        """
         ...
 
     @property
@@ -447,7 +453,11 @@ class FixedOrder(PublicOrder):
             )
 
     def batches(self, t: int) -> range:
-        """Return the consecutive batches of the silo's order, counted from 0, that round t (from 1) reads."""
+        """Return the consecutive batches of the silo's order, counted from 0, that round t (from 1) reads.
+
+        Raises:
+            ValueError: Round t does not exist.
+        """
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
         if self.batch_counts:
@@ -542,7 +552,11 @@ class Phases(PublicOrder):
         return True
 
     def truncate(self, rounds: int) -> "Phases":
-        """Return the whole schedule, since a run that stopped early is charged for all of it."""
+        """Return the whole schedule, since a run that stopped early is charged for all of it.
+
+        Raises:
+            ValueError: The schedule has fewer than `rounds` rounds.
+        """
         if not 0 <= rounds <= self.rounds:
             raise ValueError(f"{rounds} rounds of {self.rounds}")
         return self
@@ -551,6 +565,9 @@ class Phases(PublicOrder):
         """Return the phase, from 1, that round t (from 1) belongs to.
 
         The empty round belongs to the phase that it ends.
+
+        Raises:
+            ValueError: Round t does not exist.
         """
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")

@@ -169,9 +169,9 @@ class ClientAvailability(DrawnOrder):
             raise InputError(
                 'federation.min_separation: sampling = "available" needs it, the rounds between two answers of one'
             )
-        max_visits = -(-order.rounds // keys.min_separation)
+        round_limit = -(-order.rounds // keys.min_separation)
         max_participations = (
-            max_visits if keys.max_participations is None else min(max_visits, keys.max_participations)
+            round_limit if keys.max_participations is None else min(round_limit, keys.max_participations)
         )
         return cls(order.rounds, max_participations, keys.min_separation, order.rounds_per_epoch)
 
@@ -286,7 +286,12 @@ def find_sampling_class(name: str) -> type[Participation]:
 
 
 def make_participation(name: str, order: Participation, keys: ParticipationKeys) -> Participation:
-    """Build the participation called `name` from the declared `order`.
+    """Build the participation called `name` from the declared order.
+
+    Args:
+        name: Name of `federation.sampling`.
+        order: Public order that the scenario declares.
+        keys: Further keys of [federation].
 
     Raises:
         InputError: `participation_from_data` would not return an equal participation, or it reads another number

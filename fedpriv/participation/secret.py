@@ -105,13 +105,17 @@ class SecretOrder(PlainDataclass):
         return find_capacity(self.bins * batch, 1.0 / self.bins)
 
     def group_rows(self, t: int) -> slice:
-        """Return the rows of the records that can take part in round t (from 1)."""
+        """Return the rows of the records that can take part in round t (from 1).
+
+        Raises:
+            ValueError: Round t does not exist.
+        """
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
         return slice((t - 1) % self.groups, None, self.groups)
 
     def calibrate(self, epsilon: float, delta: float, relation: Relation) -> Sampled:
-        """Return the guarantee of about the least noise that is (ε, δ)-DP."""
+        """Return the guarantee of about the least noise that is (ε, δ)-DP under this relation."""
         raise NotImplementedError
 
     def guarantee_for_noise(self, multiplier: float, relation: Relation) -> Sampled:
@@ -166,6 +170,9 @@ class RandomAllocation(SecretOrder):
         """Return the whole schedule.
 
         A record's round may come before or after the round in which a run stopped.
+
+        Raises:
+            ValueError: The schedule has fewer than `rounds` rounds.
         """
         if not 0 <= rounds <= self.rounds:
             raise ValueError(f"{rounds} rounds of {self.rounds}")
@@ -174,6 +181,7 @@ class RandomAllocation(SecretOrder):
     def select_rows(
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
+        """Return the rows whose round of this epoch is t, (B,)."""
         epoch, round_index = divmod(t - 1, self.rounds_per_epoch)
         count = self.batches_per_silo * batch
         bins = randomness().numbers(count, self.bins, silo, epoch)
@@ -291,6 +299,7 @@ class PoissonSampling(SecretOrder):
     def select_rows(
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
+        """Return the rows that are drawn in round t, (B,)."""
         rows = np.flatnonzero(randomness().bernoulli(self.batches_per_silo * batch, self.rate, silo, t))
         return rows if self.groups == 1 else rows[rows % self.groups == self.group_rows(t).start]
 

@@ -65,8 +65,7 @@ def report_waiting(folder: Path, silos: Sequence[int], start: float) -> None:
 class FolderReporter(RunObserver):
     """Writer of one cell's reports, in the server's process.
 
-    Raises:
-        RunError: The disk refuses a file.  The message is one line.
+    Methods raise a RunError of one line if the disk refuses a file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -104,8 +103,7 @@ class FolderReporter(RunObserver):
 class FolderReader:
     """Reader of one cell's reports, in the engine's process.
 
-    Raises:
-        RunError: A file is damaged.  The message is one line.
+    Methods raise a RunError of one line if a file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -69,17 +69,17 @@ class IntegerSteps:
         ((silo, count),), step, plan = batch.silo_sizes, planned_round.step, self.plan
         if not count and not plan.schedule.secret:  # an empty secret round looks like any other
             batch = batch._replace(records=None)
-        increment_parts_of_round, past = increment_parts(step, query, state.past_vectors, plan.estimator.memory)
+        round_parts, past = increment_parts(step, query, state.past_vectors, plan.estimator.memory)
         objective = (
             plan.objective.for_batch(BatchLayout(step.t, batch.silo_sizes, batch.row_indices))
             if plan.needs_batch_layout
             else plan.objective
         )
-        parts_in_order: list[IncrementPart | None] = [increment_parts_of_round.gradient]
+        parts_in_order: list[IncrementPart | None] = [round_parts.gradient]
         if step.split is not None and step.split.rounds_per_epoch > 1:
-            parts_in_order.insert(0, increment_parts_of_round.residual)
-        if increment_parts_of_round.change is not None:
-            parts_in_order.append(increment_parts_of_round.change)
+            parts_in_order.insert(0, round_parts.residual)
+        if round_parts.change is not None:
+            parts_in_order.append(round_parts.change)
         integer_round, is_counted = self._integer_round(step.t), (batch.weights != 0.0).numpy()
         # With secret participation a round takes at least the time of `min_calls` records, to hide smaller counts.
         min_calls = plan.record_capacity(silo) if isinstance(plan.schedule, SecretOrder) else 0
