@@ -358,7 +358,7 @@ class AugmentedView(View):
     @property
     def _known_layout(self) -> BatchLayout:
         if self.batch_layout is None:
-            raise ValueError("copies of a record are drawn for the slots of a batch: see `at`")
+            raise ValueError("copies of a record are drawn for the slots of a batch: see `for_batch`")
         return self.batch_layout
 
     def _draw_transforms(self, slots: BatchLayout) -> NDArray[np.int64]:

@@ -472,7 +472,7 @@ class GhostObjective(ModuleObjective):
         bias_gradients: dict[str, list[Tensor]] = {}
         for call_gradients in zip(*(traced.call_gradients for traced in passes), strict=True):
             calls, output_gradients = zip(*call_gradients, strict=True)
-            weight, bias = calls[0].names
+            weight, bias = calls[0].parameter_names
             if bias is not None:
                 bias_gradients.setdefault(bias, []).append(
                     calls[0].function.bias_gradient(sum_tensors(output_gradients))

@@ -244,7 +244,7 @@ class RandomSmoothing(View):
     def _draw_directions(self, points: Sequence[Tensor], window: DirectionWindow | None) -> list[Tensor]:
         """Directions for each point, (..., B, count, d), or those of a window."""
         if self.batch_layout is None:
-            raise ValueError("random smoothing draws directions for the slots of a batch: see `at`")
+            raise ValueError("random smoothing draws directions for the slots of a batch: see `for_batch`")
         count = self._directions_per_point(len(points))
         draw = self.direction_source.ball if self.order == "first" else self.direction_source.sphere
         if self.shares_directions:
