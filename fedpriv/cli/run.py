@@ -80,7 +80,7 @@ class LivePage(RunObserver):
 def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
     """Make the request handler of a live page."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             names = [f"{host}:{self.connection.getsockname()[1]}" for host in ("127.0.0.1", "localhost")]
             if (
@@ -105,7 +105,7 @@ def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name it overrides
             """Log no request, because the terminal shows the run."""
 
-    return Handler
+    return PageHandler
 
 
 @contextmanager

@@ -313,7 +313,7 @@ def make_participation(name: str, order: Participation, keys: ParticipationKeys)
         if participation_from_data(json.loads(json.dumps(result.to_data()))) == result:
             return result
     raise InputError(
-        f'federation.sampling = "{name}": what it writes (as_data) is not what it is read as (from_data); its '
+        f'federation.sampling = "{name}": what it writes (to_data) is not what it is read as (from_data); its '
         "fields are numbers, text, and tuples of them"
     )
 

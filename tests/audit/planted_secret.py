@@ -61,7 +61,7 @@ def first_come(patch: pytest.MonkeyPatch) -> None:
 
     def rows(self: PoissonSampling, t: int, batch: int, silo: int, coins: Any) -> Any:
         count = self.batches_per_silo * batch
-        return np.flatnonzero(coins().heads(count, min(1.0, 2.0 * self.rate), silo, t))[:batch]
+        return np.flatnonzero(coins().bernoulli(count, min(1.0, 2.0 * self.rate), silo, t))[:batch]
 
     patch.setattr(PoissonSampling, "select_rows", rows)
 

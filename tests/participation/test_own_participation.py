@@ -170,7 +170,7 @@ def test_what_a_run_writes_has_to_be_what_is_read() -> None:
     class Forgetful(WithoutReplacement):
         name: ClassVar[str] = "forgetful"
 
-        def as_data(self) -> dict[str, Any]:
+        def to_data(self) -> dict[str, Any]:
             return {**super().to_data(), "max_participations": 1}
 
     add_participation(Forgetful)
