@@ -44,7 +44,8 @@ def test_the_published_setting() -> None:
     assert log2(plan.claim.sigma) == pytest.approx(36 + log2(2 * math.sqrt(600) / 4), abs=0.01)
     assert 4.0 <= plan.claim.mu <= 4.0 * (1 + 2.0**-39)
     kappas = {
-        word: fit_lattice(run_of(IndependentGaussian(), workload, word_bits=word, party_count=100)) for word in (40, 48)
+        word: fit_lattice(run_of(IndependentGaussian(), workload, word_bits=word, party_count=100))
+        for word in (40, 48)
     }
     assert [-kappas[word].lattice.exponent for word in (40, 48)] == [23, 31]
     assert kappas[40].claim.sigma >= 2.0**16
