@@ -144,8 +144,9 @@ class ServerAggregator:
     ) -> None:
         """Set up the aggregation of a plan.
 
-        Guarantee: with `publishes_each_silo`, the release is what the silos released, and the aggregator draws
-        no noise.
+        Guarantee: with `publishes_each_silo`, and a plan whose server adds no noise, the release is what the silos
+        released, and the aggregator draws no noise.  `EvaluationPlan.publishes_each_silo`, from which callers take
+        the flag, is True for such plans only.
 
         Args:
             plan: Plan of the run.

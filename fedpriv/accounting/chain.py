@@ -27,9 +27,9 @@ round after it.  With a standard normal ξ, independent of G, let G_s + f_s ξ r
 G_t.  A unit that draws the rounds π then has N_π = ξ (Σ f_s - Σ g_t) beside G_π, and E e^(N_π - E N_π²/2) = 1
 whatever G is.  By Jensen's inequality convex functions of S, and of S and S' with -G_π and -N_π, only grow.
 Rounds before the cut and rounds after it now have covariances f_s g_t - f_s g_t = 0, and are independent.  Each
-side is a chain again, whose variance next to the cut is larger.  So a run of k epochs becomes k independent ones,
-which compose.  Of all f and g with the same products, those with Σ f = Σ g are taken.  For them N_π is 0 on
-average, and the bound loses only by how much nearer to the cut some rounds of a unit are than others.
+side is a chain again: counted from the cut, one whose first variance is larger.  So a run of k epochs becomes k
+independent ones, which compose.  Of all f and g with the same products, those with Σ f = Σ g are taken.  For them
+N_π is 0 on average, and the bound loses only by how much nearer to the cut some rounds of a unit are than others.
 
 **Distribution of a sum.**  S = Σ p_t w_t with w_t = e^(G_t - a_t/2), for a chain G_0 = √a_0 z_0 and G_t = r_t
 G_(t-1) + τ_t z_t.  So (G_t, the sum up to t) is a Markov process of two numbers.  Its distribution is computed

@@ -43,8 +43,8 @@ direction, opposite ones for two units, and exponents have
 since rounds of different epochs are different rounds.  Kahane's inequality once more replaces the covariance by
 the right side, with the sign turned between two units: G_π = k √a ξ + √(v - a) Σ_{t ∈ π} ξ_t, and -G_π for the
 other unit.  Then S is e^(k√a ξ - k²a/2) times the product over epochs of the means of e^(√(v-a) ξ_t - (v-a)/2):
-the distribution over N of the Gaussian release together with k epochs of random allocation.  ∎  The proof does not
-use γ ≥ 0, so that pairs compose.
+the distribution over N of the Gaussian release together with k epochs of random allocation.  ∎  The proof needs
+no more of γ than γ ≥ 0, so that pairs compose.
 
 Sets of k rounds drawn at once (`BalancedSubsampling`) are allocation given a partition, as in
 `participation/secret.py`.  With Poisson sampling |π| varies and with it the common overlap, so that no such

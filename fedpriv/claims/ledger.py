@@ -74,9 +74,9 @@ class ReleaseStream:
     def guarantee(self) -> Guarantee | None:
         """Guarantee of the whole stream for each unit in it, or None without noise.
 
-        Guarantee: neighbours differ in one `unit` under `relation`, and the stream is everything that parties
-        other than its own see.  An exact release's μ follows from its integers and their noise, rounded up in all
-        operations, and holds up to `slack`.
+        Guarantee: neighbours differ in one `unit` under `relation`, and the stream is what everybody except its
+        own party sees.  An exact release's μ follows from its integers and their noise, with every rounding to the
+        safe side, and holds up to `slack`.
 
         Raises:
             InputError: If the stream cannot be accounted for.

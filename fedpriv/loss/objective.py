@@ -496,8 +496,8 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
         records: Records of the run, to look for integers that bfloat16 cannot represent.
 
     Raises:
-        InputError: A column has integers beyond 256 only, such as tokens, which would be rounded to others; or the
-            model cannot compute in bfloat16.
+        InputError: A column has integers only, some of them beyond 256, such as tokens, which would be rounded to
+            others; or the model cannot compute in bfloat16.
     """
     features = records.features.flatten(0, -2)
     has_large_integers = (features == features.round()).all(0) & (features.abs().amax(0) > _MAX_BFLOAT16_INTEGER)

@@ -110,8 +110,8 @@ class DifferenceTrees(Mechanism):
     def squared_norms(self, workload: Workload) -> NodeGroups:
         """Compute each record's squared displacement in each group of nodes.
 
-        A record's displacement in a group is the sum of squares of the distances by which it moves the group's
-        nodes.
+        A record's squared displacement in a group is the sum of squares of the distances by which it moves the
+        group's nodes.
 
         Args:
             workload: Workload with the clips and the fixed order.

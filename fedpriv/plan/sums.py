@@ -93,8 +93,8 @@ class RunningSums:
 
         The overlap of rounds s and t is ⟨C_s, C_t⟩ clip_s clip_t / κ².
 
-        Guarantee: κ² and the overlap times κ² are v and a of `accounting.fading`, rounded up, for noise that
-        fades, C ≥ 0, in real numbers.
+        Guarantee: κ² and the overlap times κ² are v and a of `accounting.fading` at σ = 1, rounded up, for noise
+        that fades, C ≥ 0, in real numbers.
 
         Args:
             groups: Distance of two consecutive rounds of one record.

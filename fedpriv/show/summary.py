@@ -458,8 +458,9 @@ def _unit_count(cell: Mapping[str, Any]) -> int | None:
 def describe_tuning(results: Results) -> list[str]:
     """Describe the privacy cost of settings that `fedpriv tune` chose, or nothing without such a choice.
 
-    Guarantee: the figures are recomputed from the distribution of the number of runs in the choice and the
-    releases of every cell.
+    Guarantee: every ε is computed here, for the μ that follows from the releases of a cell.  The distribution of
+    the number of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing
+    compares them with the runs of the choice, whose releases are not stored.
     """
     tuned = results.tuning
     if tuned is None or not (private := [cell for cell in results.cells if cell["epsilon"] is not None]):
