@@ -20,7 +20,6 @@ server (mode 0700, files 0600), and a key or a released.bin on which others have
 """
 
 import bisect
-import fcntl
 import hashlib
 import itertools
 import json
@@ -35,7 +34,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.core.errors import RunError
-from fedpriv.core.files import PRIVATE_MODE, sync_folder, write_bytes, write_json, write_vector
+from fedpriv.core.files import PRIVATE_MODE, acquire_lock, sync_folder, write_bytes, write_json, write_vector
 from fedpriv.core.random import system_key
 from fedpriv.noise.integers.gaussian import QUERY_CHAIN_BYTES
 from fedpriv.plan.plan import Plan
@@ -82,7 +81,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             for name in ("noise.key", "released.bin"):
                 _refuse_shared(folder / name)
             self._file = os.open(folder / "released.bin", os.O_CREAT | os.O_RDWR, PRIVATE_MODE)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            acquire_lock(self._file)
             sync_folder(folder)
         except BlockingIOError:
             raise RunError(f"{folder}: another server is working on this run") from None

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -115,6 +116,28 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
         if isinstance(error, OSError) and error.filename == str(draft_path):  # users do not know the draft's name
             error.filename = str(path)
         raise
+
+
+def acquire_lock(file: int, seconds: float = 10.0) -> None:
+    """Lock a file against other processes, whose lock ends with them.
+
+    A process that was killed may take some seconds to end, and its successor waits for it.
+
+    Args:
+        file: Descriptor of an open file.
+        seconds: Longest wait.
+
+    Raises:
+        BlockingIOError: Another process still holds the lock.
+    """
+    import fcntl  # missing on Windows, where nothing that locks is run
+
+    for _ in range(int(100.0 * seconds)):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def find_shipped_folder() -> Path:

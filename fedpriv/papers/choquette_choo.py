@@ -438,11 +438,11 @@ ACCELERATED_DP_SRGD = Algorithm(
     mechanism=choose_mechanism,
     # z, y and x: Nesterov's three sequences
     optimizer=lambda settings, problem, _noise_std: NesterovCoupling(
-        settings.numbers(problem)[1], settings.radius
+        settings.clip_and_beta(problem)[1], settings.radius
     ),
     theorems=lambda settings, problem: tuple(_prescribe(name, problem, settings.radius) for name in _THEOREMS),
     excess_risk=lambda settings, problem, released: accelerated_bound(
-        released.sum_errors, settings.radius, problem.smoothness, settings.numbers(problem)[1]
+        released.sum_errors, settings.radius, problem.smoothness, settings.clip_and_beta(problem)[1]
     ),
     published="points",
 )
@@ -478,7 +478,7 @@ UNACCELERATED_DP_SRGD = Algorithm(
     mechanism=choose_mechanism,
     # x_{t+1} = Π(x_t - S~_t / (t β))
     optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
-        step=1.0 / settings.numbers(problem)[1], radius=settings.radius, averaged=settings.output == "average"
+        step=1.0 / settings.clip_and_beta(problem)[1], radius=settings.radius, averaged=settings.output == "average"
     ),
     excess_risk=_unaccelerated_bound,
     published="points",

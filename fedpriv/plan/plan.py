@@ -35,6 +35,7 @@ from fedpriv.participation.orders import Participation, PublicOrder, check_depen
 from fedpriv.participation.secret import SecretOrder
 from fedpriv.plan.calibration import (
     Grid,
+    batch_clips,
     calibrate_float_noise,
     check_clips,
     check_noise,
@@ -454,8 +455,7 @@ def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     radius = float(getattr(cell.algorithm.settings, "radius", math.inf))
     if not (radius <= problem.convex_within and math.isfinite(radius) and math.isfinite(problem.smoothness)):
         return None
-    rounds = range(1, schedule.rounds + 1)
-    clips = np.array([float(plan.estimator.round(t).clip) / max(1, schedule.expected_batches(t)) for t in rounds])
+    clips = np.array(batch_clips(plan.estimator, schedule))
     workload = Workload(schedule, plan.estimator.decay, clips, plan.estimator.period)
     release_numbers = ReleaseNumbers(
         problem.batch,

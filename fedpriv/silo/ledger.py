@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fedpriv.core.errors import InputError, RunError, sanitize_line
+from fedpriv.core.files import acquire_lock
 from fedpriv.core.random import system_key
 from fedpriv.protocol.messages import Checkpoint, unpack_checkpoints
 from fedpriv.silo import chain
@@ -51,8 +52,6 @@ from fedpriv.silo.rows import (
     wipe_journal,
 )
 
-_LOCK_SECONDS = 10.0
-"""Longest wait for another process that has the ledger."""
 _TRANSIENT_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 """SQLite errors that are not caused by a damaged ledger."""
 _REMEDY = (
@@ -124,17 +123,12 @@ class SiloLedger:
         """Lock the ledger against writes of other processes.
 
         Raises:
-            LedgerError: If another process holds the lock for `_LOCK_SECONDS`.
+            LedgerError: If another process holds the lock for ten seconds.
         """
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise LedgerError("another process has the silo's ledger, so nothing is released") from None
-                time.sleep(0.01)
+        try:
+            acquire_lock(self._lock_file)
+        except OSError:
+            raise LedgerError("another process has the silo's ledger, so nothing is released") from None
         try:
             yield
         finally:

@@ -70,8 +70,14 @@ def test_nobody_replaces_a_participation_of_fedpriv(name: str) -> None:
         (FixedOrder, "expected a class that follows DrawnOrder"),
         (type("Loud", (WithoutReplacement,), {"name": "Loud"}), "has the name 'Loud'"),
         (type("Mute", (WithoutReplacement,), {"name": "mute", "title": ""}), "needed are a `title`"),
-        (type("Cheap", (WithoutReplacement,), {"name": "cheap", "most": 1}), "has a 'most' of its own"),
-        (type("Own", (WithoutReplacement,), {"name": "own", "rows": lambda *_: []}), "has a 'rows' of its own"),
+        (
+            type("Cheap", (WithoutReplacement,), {"name": "cheap", "max_rounds_per_record": 1}),
+            "has a 'max_rounds_per_record' of its own",
+        ),
+        (
+            type("Own", (WithoutReplacement,), {"name": "own", "select_rows": lambda *_: []}),
+            "has a 'select_rows' of its own",
+        ),
         (type("Hidden", (WithoutReplacement,), {"name": "hidden", "secret": True}), "has a 'secret' of its own"),
     ],
 )

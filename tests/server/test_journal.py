@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,8 +97,16 @@ def test_key_and_folder_are_the_servers_own_and_the_key_goes_when_the_run_is_ove
     assert journal_in(tmp_path / "j", rounds=1).load_noise_key() == bytes(32)
 
 
-def test_one_server_at_a_time(tmp_path: Path) -> None:
+def test_a_server_waits_for_one_that_was_killed_and_has_not_ended(tmp_path: Path) -> None:
+    """A run failed for ever when its executor died, and the next one's server came before the last had ended."""
     first = journal_in(tmp_path)
+    threading.Timer(0.3, first.close).start()
+    assert journal_in(tmp_path).read_entry(1) is None
+
+
+def test_one_server_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = journal_in(tmp_path)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     with pytest.raises(RunError, match="another server is working on this run"):
         journal_in(tmp_path)
     assert first.read_entry(1) is None

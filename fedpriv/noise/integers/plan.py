@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fedpriv.accounting.gaussian import APART, Relation
 from fedpriv.core.errors import InputError
@@ -28,10 +28,6 @@ from fedpriv.noise.integers.strategies import (
     total_variance,
 )
 from fedpriv.noise.mechanism import Factorization
-
-if TYPE_CHECKING:
-    pass
-
 
 MIN_CLIP_BITS = {64: 24, 48: 24, 40: 15}
 """Fewest bits of a clip by the bits of a word in which sums are formed.
