@@ -53,7 +53,7 @@ OTHER = 5
 @contextmanager
 def reading(schedule: Participation, rows: NDArray[np.int64]) -> Iterator[None]:
     """Let every round read these rows of a silo's order, whatever was drawn."""
-    with mock.patch.object(type(schedule), "rows", return_value=rows):
+    with mock.patch.object(type(schedule), "select_rows", return_value=rows):
         yield
 
 
