@@ -259,8 +259,8 @@ def verify_certificate(
     certificate of a deployment was signed by every silo of its scenario, each for itself, or, without
     `require_all_silos`, by those silos that the certificate names.  The certificate's figures are those that its
     releases give, and its releases are those that its scenario gives.  No silo was charged otherwise than these
-    releases cost.  `model`, if it is given, is the model that was certified.  The record of the choice of settings,
-    `tuned`, is not recomputed: it is the coordinator's statement.
+    releases cost.  `model`, if it is given, is the model that was certified.  The record of the choice of
+    settings, `tuned`, is not recomputed: it is the coordinator's statement.
     """
     tree = read_certificate(path)
     try:
