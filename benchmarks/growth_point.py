@@ -24,7 +24,7 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 3, 6000
 
 
 def cell(silos: int, hidden: int, client_steps: int) -> Cell:
-    """`cell_of` so many rounds that silos take `client_steps` steps together, within limits."""
+    """`cell_from_run_config` so many rounds that silos take `client_steps` steps together, within limits."""
     return cell_of(silos, hidden, min(_MOST_ROUNDS, max(_LEAST_ROUNDS, client_steps // silos)))
 
 

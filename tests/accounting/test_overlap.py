@@ -105,7 +105,7 @@ def compared(
 def test_allocation_under_fading_noise_is_never_below_samples(
     setting: tuple[float, int, int, float, int], relation: Relation
 ) -> None:
-    """The guarantee of `overlap`, in the worst direction of increments."""
+    """The guarantee of `displacement_and_overlap`, in the worst direction of increments."""
     for epsilon, bound, mean, error in compared(setting, relation, 4_000):
         assert bound >= mean - 5.0 * error, epsilon
 

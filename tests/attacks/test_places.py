@@ -293,7 +293,7 @@ def test_an_edit_of_the_file_changes_one_unit_and_nothing_that_is_told(
 
 @pytest.mark.slow
 def test_an_exchange_of_persons_moves_no_other_person_in_law() -> None:
-    """Guarantee of `secret_order`: who stands before whom is uniform, so that a name places nobody.
+    """Guarantee of `secret_permutation`: who stands before whom is uniform, so that a name places nobody.
 
     20,000 orders of four persons: 24 orders, chi-square with 23 degrees; a right program exceeds 49.7 in one of
     1,000 tests, and these keys are fixed.

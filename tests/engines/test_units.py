@@ -76,7 +76,7 @@ def test_engines_agree_on_persons(tmp_path: Path, trust: str, sampling: str) -> 
 
 @pytest.mark.parametrize("sampling", ["fixed", "allocation"])
 def test_results_say_what_several_records_of_a_person_cost(small_cell: MakeCell, sampling: str) -> None:
-    """Guarantee of `bounds_of_several`: k mu in public orders; where rounds are secret there is none, but an ε."""
+    """Guarantee of `group_bounds`: k mu in public orders; where rounds are secret there is none, but an ε."""
     cell = small_cell(
         federation={"silos": 2, "rounds": 8, "batch": 2, "sampling": sampling},
         algorithm={"name": "dp-sgd", "trust": "untrusted", "clip": 1.0, "step": 0.1},

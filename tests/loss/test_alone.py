@@ -160,7 +160,7 @@ def companies() -> Iterator[list[int]]:
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("way", ADDED)
 def test_a_records_integers_do_not_depend_on_its_company(way: str) -> None:
-    """Guarantee of `integer_sum`: any company's sum is that of its members alone, to the last unit."""
+    """Guarantee of `sum_integer_increments`: any company's sum is that of its members alone, to the last unit."""
     features, own, of = hostile(), labels(), ADDED[way]
     alone = [of(features[row : row + 1], own[row : row + 1]) for row in range(COUNT)]
     assert sum(int(each.any()) for each in alone) >= 3
@@ -215,7 +215,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def test_whatever_a_record_makes_code_do_stays_with_it() -> None:
-    """Guarantee of `each_alone`: errors, exits, other shapes, draws, writes and modes of gradients."""
+    """Guarantee of `evaluate_per_record`: errors, exits, other shapes, draws, writes and modes of gradients."""
     column = torch.arange(28.0).view(4, 7).mT[:, 1:]  # (7, 3), neither contiguous nor aligned
     before, drawn = torch.get_rng_state(), []
 
@@ -262,7 +262,7 @@ def test_an_interrupt_is_not_a_failing_record() -> None:
 def test_how_often_code_is_called_says_no_more_than_how_many_records_there_are_or_are_expected(
     count: int, failing: bool
 ) -> None:
-    """Guarantee of `each_alone`: where fewer were drawn than `least`, dummies take their turn and add nothing."""
+    """Guarantee of `evaluate_per_record`: where fewer were drawn than `least`, dummies take their turn and add nothing."""
     seen = []
 
     def of_one(row: Tensor) -> Tensor:

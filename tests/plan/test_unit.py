@@ -69,7 +69,7 @@ def test_a_claim_is_of_its_streams_unit_and_of_one_only(planted: Unit) -> None:
 
 
 def test_the_noise_is_for_what_one_unit_weighs() -> None:
-    """Guarantee of `Trust.noise`: mu for each unit, so that twice the weight takes twice the noise."""
+    """Guarantee of `Trust.calibrate_noise`: mu for each unit, so that twice the weight takes twice the noise."""
     for trust in (UNTRUSTED, TRUSTED):
         record, person = (
             trust.calibrate_noise(1.0, (4, 2), (0.5, 0.5), "zero-out", 1.0, unit).sources[0].std
@@ -134,7 +134,7 @@ def test_words_say_how_many_records_make_one_up() -> None:
 
 
 def test_persons_in_several_silos_pay_in_each_of_them() -> None:
-    """Guarantee of `claim_of` and of `Trust.noise` with `shared` = 2: the worst two streams compose to it."""
+    """Guarantee of `claim_of` and of `Trust.calibrate_noise` with `shared` = 2: the worst two streams compose to it."""
     unit = make_unit("user", 4, 2)
     batches, weights = (4, 2, 8), (2 / 7, 1 / 7, 4 / 7)
     noise = UNTRUSTED.calibrate_noise(1.0, batches, weights, "zero-out", 1.0, unit)

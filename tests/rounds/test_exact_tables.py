@@ -64,7 +64,7 @@ def deployed(folder: Path, tree: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 
 
 def integers(tree: dict[str, Any], trust: str) -> dict[str, Any]:
-    """The same in integers; `scenario_of` takes seeds from [run]."""
+    """The same in integers; `parse_scenario` takes seeds from [run]."""
     del tree["seed"]
     tree["algorithm"] |= {"trust": trust}
     tree["run"] |= {"arithmetic": "integers"}
@@ -100,7 +100,7 @@ def test_a_table_that_says_what_is_for_testing(
 def test_persons_in_a_secret_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, sampling: str
 ) -> None:
-    """Guarantee of `secret_order`: it is the one thing in which guards of persons differ from the simulation.
+    """Guarantee of `secret_permutation`: it is the one thing in which guards of persons differ from the simulation.
 
     The simulation reads persons in a public order; here it is given that of the guards, of the same key.
     """

@@ -45,7 +45,7 @@ def test_the_core_imports_no_add_on(module: str) -> None:
 def test_a_guard_loads_the_add_ons_that_its_policy_allows(
     statistics: tuple[str, ...], evaluation: int | None, loaded: list[str]
 ) -> None:
-    """Before it sees a scenario: afterwards it admits none of another add-on (`Admission._unknown`)."""
+    """Before it sees a scenario: afterwards it admits none of another add-on (`Admission._why_unknown_code`)."""
     code = f"""
 import sys
 from types import SimpleNamespace as Some

@@ -41,7 +41,7 @@ def asked(connect: Callable[[], socket.socket], path: str = "/metrics") -> tuple
 
 
 def test_figures_are_told_to_this_machine_only() -> None:
-    """Guarantee of `metrics_served`: it listens on the loopback interface, and on no other."""
+    """Guarantee of `serve_metrics`: it listens on the loopback interface, and on no other."""
     port = free_port()
     connect = lambda: socket.create_connection(("127.0.0.1", port), 10.0)  # noqa: E731
     with serve_metrics(str(port), lambda: FIGURES):

@@ -76,7 +76,7 @@ def one(
 
 
 def cells_of(times: NDArray[np.float64], events: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Raw cells in the order of `TableSchema.raw`: event, time, outcome."""
+    """Raw cells in the order of `TableSchema.raw_columns`: event, time, outcome."""
     nothing = np.zeros(len(times))
     return np.stack([nothing if events is None else events, times, nothing], axis=1)
 
