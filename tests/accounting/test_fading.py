@@ -198,7 +198,9 @@ def test_chains_lie_above_every_group_and_a_calibration_meets_its_target() -> No
 
 
 def test_a_drawn_partition_has_no_chain() -> None:
-    """The parts of balanced subsampling have rounds of any distance: the bound of `displacement_and_overlap` alone."""
+    """The parts of balanced subsampling have rounds of any distance: the bound of `displacement_and_overlap`
+    alone.
+    """
     assert run_of(MECHANISMS[0], BalancedSubsampling(40, 20, 5), "zero-out", 1.5).overlaps is None
 
 
@@ -235,7 +237,7 @@ def test_cuts_give_nothing_away_where_an_epoch_has_one_round() -> None:
 
 @pytest.mark.parametrize("decay", [0.999, 0.5, 1e-3])
 def test_a_cut_only_adds_to_what_patterns_share(decay: float) -> None:
-    """The guarantee of `Chain.split_at`: exponents of all patterns are those before and N_π, a Gaussian beside them."""
+    """The guarantee of `Chain.split_at`: exponents of all patterns are those before and N_π, a Gaussian."""
     lag = np.abs(np.subtract.outer(np.arange(7), np.arange(7)))
     for clips in (np.ones(7), np.geomspace(0.2, 1.0, 7), np.geomspace(1.0, 0.2, 7)):
         chain = dominating_chain(decay**lag, clips)

@@ -277,7 +277,9 @@ async def look_at_nothing() -> None:
 
 
 def serve(tmp_path: Path, executor: str, then: Any) -> None:
-    """`_serve_until_signal` with a program of Python as executor; `later_mu` is called in a thread with a client and it."""
+    """`_serve_until_signal` with a program of Python as executor; `then` is called in a thread with a client
+    and it.
+    """
     control, process = tmp_path / "control.sock", subprocess.Popen([sys.executable, "-c", executor])
     ails: list[str | None] = [None]
 

@@ -75,7 +75,7 @@ class DiedError(Exception):
 
 
 class FakeRay:
-    """Ray of one worker, which does what `script_path` says at each attempt: events, or an exception at the end."""
+    """Ray of one worker, which does what `script` says at each attempt: events, or an exception at the end."""
 
     exceptions = SimpleNamespace(RayTaskError=TaskError, RayError=DiedError)
 

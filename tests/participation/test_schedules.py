@@ -65,7 +65,9 @@ def answers(order: ClientAvailability, seed: int = 3) -> np.ndarray:
 
 @pytest.mark.parametrize("most", [4, 2])
 def test_a_client_keeps_its_timer_and_its_count(most: int) -> None:
-    """Guarantee of `ClientAvailability`: at least the separation between two answers, and no more answers than said."""
+    """Guarantee of `ClientAvailability`: at least the separation between two answers, and no more answers than
+    said.
+    """
     order = ClientAvailability(40, most, 10, PLACES)
     came = answers(order)
     assert came.sum(0).max() == most

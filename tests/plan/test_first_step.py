@@ -518,7 +518,9 @@ def test_a_guard_charges_rounds_for_themselves_and_their_step_for_itself(tmp_pat
 
 @pytest.mark.slow
 def test_only_one_function_derives_cells_with_a_promise_of_their_own() -> None:
-    """Guarantee: no copy of a cell gets another [privacy] or [data] with its old budget; see `Cell.derive_cell`."""
+    """Guarantee: no copy of a cell gets another [privacy] or [data] with its old budget; see
+    `Cell.derive_cell`.
+    """
     found = []
     for path in sorted(Path(fedpriv.__file__).parent.rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):

@@ -134,7 +134,9 @@ def test_words_say_how_many_records_make_one_up() -> None:
 
 
 def test_persons_in_several_silos_pay_in_each_of_them() -> None:
-    """Guarantee of `claim_of` and of `Trust.calibrate_noise` with `shared` = 2: the worst two streams compose to it."""
+    """Guarantee of `claim_of` and of `Trust.calibrate_noise` with `shared` = 2: the worst two streams compose
+    to it.
+    """
     unit = make_unit("user", 4, 2)
     batches, weights = (4, 2, 8), (2 / 7, 1 / 7, 4 / 7)
     noise = UNTRUSTED.calibrate_noise(1.0, batches, weights, "zero-out", 1.0, unit)

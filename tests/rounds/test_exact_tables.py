@@ -100,7 +100,8 @@ def test_a_table_that_says_what_is_for_testing(
 def test_persons_in_a_secret_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trust: str, sampling: str
 ) -> None:
-    """Guarantee of `secret_permutation`: it is the one thing in which guards of persons differ from the simulation.
+    """Guarantee of `secret_permutation`: it is the one thing in which guards of persons differ from the
+    simulation.
 
     The simulation reads persons in a public order; here it is given that of the guards, of the same key.
     """

@@ -123,7 +123,9 @@ def test_masked_words_have_the_width_that_was_asked_for(small_cell: MakeCell, wo
 
 @pytest.mark.parametrize("name", ["tree", "aligned differences, clipped in parts", "trees that restart"])
 def test_a_record_is_as_long_as_its_clip_and_no_longer(name: str) -> None:
-    """Guarantee of `IntegerSteps.sum_increments`: one record a batch, far queries, every part, in Python's integers."""
+    """Guarantee of `IntegerSteps.sum_increments`: one record a batch, far queries, every part, in Python's
+    integers.
+    """
     cell = cell_of(name, "trusted", run__dtype="float64")
     silo = SimulatedFederation.from_cell(cell).silo(0)
     exact, state = silo.plan.required_exact_plan, silo.initial_state()

@@ -350,7 +350,9 @@ def with_unit(records: Records, place: int, other: Records) -> Records:
 def test_a_person_moves_the_sum_by_twice_k_at_most_and_the_others_not_at_all(
     look: str, dtype: torch.dtype, size: float
 ) -> None:
-    """Guarantee of `sum_integer_increments`, for persons: also where their records make NaN, infinity, or huge gradients."""
+    """Guarantee of `sum_integer_increments`, for persons: also where their records make NaN, infinity, or huge
+    gradients.
+    """
     generator = torch.Generator().manual_seed(1)
     point = torch.randn(FEATURES * CLASSES + (look == "quantile"), generator=generator, dtype=dtype)
     one, other = persons(1, dtype), persons(2, dtype)
