@@ -478,7 +478,9 @@ UNACCELERATED_DP_SRGD = Algorithm(
     mechanism=choose_mechanism,
     # x_{t+1} = Π(x_t - S~_t / (t β))
     optimizer=lambda settings, problem, _noise_std: ProjectedSGD(
-        step=1.0 / settings.clip_and_beta(problem)[1], radius=settings.radius, averaged=settings.output == "average"
+        step=1.0 / settings.clip_and_beta(problem)[1],
+        radius=settings.radius,
+        averaged=settings.output == "average",
     ),
     excess_risk=_unaccelerated_bound,
     published="points",
