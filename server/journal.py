@@ -1,6 +1,6 @@
 """Journal of a run at the server, from which a killed server continues.
 
-The journal has the noise key and the release q~_t of every round.
+The journal has the noise key and the release q~_t of every round, from which the next query follows.
 
 | file | content |
 |---|---|
@@ -10,8 +10,8 @@ The journal has the noise key and the release q~_t of every round.
 | last.npy | if silos may be missing: every silo's last noisy release, if it is needed |
 | missed.json | if silos may be missing: the rounds that each silo missed |
 
-An entry of released.bin is on the disk before a query that depends on it is sent.  sums-T.bin is wiped when round
-T + 1 is on the disk.
+The query chain is the digest of all queries so far.  An entry of released.bin is on the disk before a query that
+depends on it is sent.  sums-T.bin is wiped when round T + 1 is on the disk.
 
 Guarantee: a resumed server sends every round's query again byte for byte, and adds the same noise to the same
 sums, so that nothing is released that an uninterrupted server would not have released.  An entry that changed on
@@ -88,9 +88,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         except OSError as error:
             raise RunError(f"{folder}: cannot be used as the server's journal: {error}") from None
         file_size = os.fstat(self._file).st_size
-        self._round_count = (
-            bisect.bisect_right(self._entry_ends, file_size) - 1
-        )  # No action followed from an incomplete entry.
+        # An incomplete last entry does not count.  Its round is repeated: no query that depends on it was sent.
+        self._round_count = bisect.bisect_right(self._entry_ends, file_size) - 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -218,7 +218,18 @@ _TRIVIAL_DISTRIBUTION = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
 
 
 def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) -> PrivacyLossDistribution:
-    """Return the loss distribution of all rounds, or a trivial one if their ε is useless."""
+    """Return the privacy loss distribution of all rounds of the run.
+
+    It is the trivial one, which claims nothing, if ε of all rounds protects nobody (`is_useless`).
+
+    Args:
+        mechanism: Mechanism of the run.
+        order: Adjacency type of dp-accounting: "REMOVE" for P against Q, "ADD" for Q against P, "REPLACE".
+        step: Step of the grid of losses.
+
+    Raises:
+        InputError: The grid of one round would be too long, because the noise is too small.
+    """
     round_stick = _RoundHockeyStick.from_mechanism(mechanism, order)
     if round_stick.is_useless(mechanism.rounds):
         return _TRIVIAL_DISTRIBUTION

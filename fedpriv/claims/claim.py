@@ -123,10 +123,12 @@ _EPSILON_TOLERANCE, _MAX_NAMED_SILOS = 1e-6, 12
 
 
 def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> str:
-    """Describe the ε at δ of each silo's messages, or return "" if all are equal or sums are released.
+    """Describe the ε at δ of each silo's messages, or return "" if all are equal.
 
-    Guarantee: every ε is computed from the stream of releases, so that a silo's figure is the one of the noise
-    that the silo added, whatever noise the scenario asked for.
+    The result is "" as well if no silo's own messages have a guarantee, for example if only sums are released.
+
+    Guarantee: every ε is computed from the stream of releases, so that a silo's ε follows from the noise that the
+    silo added, whatever noise the scenario asked for.
     """
     guarantees = [(stream, stream.guarantee) for stream in streams if stream.silos]
     party_epsilons = [

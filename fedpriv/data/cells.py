@@ -329,7 +329,11 @@ def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
 
 
 def _read_csv(path: Path) -> RawTable:
-    """Read a .csv file into dictionary columns, block by block."""
+    """Read a .csv file into columns of texts, block by block.
+
+    Raises:
+        InputError: The file is no table.  The message names the line if Python's reader finds the fault as well.
+    """
     pa, _ = _import_arrow()
     from pyarrow import csv as arrow
 
@@ -354,7 +358,7 @@ def _read_csv(path: Path) -> RawTable:
                 for builder, cells in zip(builders, block.columns, strict=True):
                     builder.add(cells)
     except pa.ArrowInvalid as error:
-        _check_rows(path)
+        _check_rows(path)  # raises first, with the line, if it finds the fault
         raise InputError(f"{path}: cannot be read as a table ({str(error).splitlines()[0]})") from None
     columns_by_name = {name: builder.build() for name, builder in zip(header, builders, strict=True)}
     pa.default_memory_pool().release_unused()

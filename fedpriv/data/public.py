@@ -1,9 +1,10 @@
 """Public tables by name: four hospitals, dialysis centres, a census, and made-up visits to clinics.
 
 The tables of hospitals, dialysis centres and the census come out of Python packages.  Their ranges and
-vocabularies are those of the questionnaires and of the quantities, and none was taken from the records.
+vocabularies follow from the questionnaires and from the meaning of each quantity, and none was taken from the
+records.
 
-The visits are computed, always with the same result, and describe no real person.  They are the table with several
+The visits are computed, always with the same result, and describe no real person.  Only this table has several
 records of a person: patients come 1 to 16 times, half of them once or twice.  Measurements vary between patients
 and, less, between the visits of a patient, so that a patient's visits are alike.
 
@@ -504,7 +505,9 @@ _MEASUREMENTS = {
 }  # fmt: skip
 """Mean, standard deviation and public range of each measurement."""
 _RISK_WEIGHTS = np.array([0.5, 0.9, 0.8, 0.2, 1.0, -0.7])
+"""Effect of each measurement on illness, for one standard deviation."""
 _ILLNESS_THRESHOLD = -0.2
+"""Constant term of the sum whose sign decides on illness at a visit."""
 
 VISITS_SCHEMA = TableSchema(
     public=True,
@@ -531,7 +534,10 @@ def visits_source(folder: str) -> Source:
 
 
 def make_visits() -> str:
-    """Return the table of visits as the text of a CSV file, patient by patient."""
+    """Return the table of visits as the text of a CSV file, patient by patient.
+
+    Measurements are drawn in standard deviations from their means, and written in their own units.
+    """
     generator = public_generator(0, "visits")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -539,19 +545,22 @@ def make_visits() -> str:
     for clinic, patients in _PATIENT_COUNTS.items():
         for number in range(patients):
             split = "test" if number < _TEST_SHARE * patients else "train"
-            patient_mean, risk = _draw_normal(generator, len(_MEASUREMENTS)), 0.5 * _draw_normal(generator, 1)[0]
+            patient_mean, patient_effect = (
+                _draw_normal(generator, len(_MEASUREMENTS)),
+                0.5 * _draw_normal(generator, 1)[0],
+            )
             for _ in range(_draw_visit_count(generator)):
                 measurements = 0.8 * patient_mean + 0.6 * _draw_normal(generator, len(_MEASUREMENTS))
                 is_ill = (
                     _ILLNESS_THRESHOLD
                     + float(_RISK_WEIGHTS @ measurements)
-                    + risk
+                    + patient_effect
                     + 0.7 * _draw_normal(generator, 1)[0]
                     > 0.0
                 )
                 cells = [
-                    f"{mean + std * x:.1f}"
-                    for (mean, std, _), x in zip(_MEASUREMENTS.values(), measurements, strict=True)
+                    f"{mean + std * deviation:.1f}"
+                    for (mean, std, _), deviation in zip(_MEASUREMENTS.values(), measurements, strict=True)
                 ]
                 writer.writerow([clinic, f"{clinic}-{number}", split, *cells, "ill" if is_ill else "well"])
     return buffer.getvalue()

@@ -92,7 +92,11 @@ def in_memory_name(digest: bytes) -> str:
 
 @cache
 def _read_or_create_key(folder: Path) -> bytes:
-    """Return the user's key, created if it is missing, or a key of the process if the file cannot be used."""
+    """Return the secret key from which names of records in memory are computed.
+
+    The key is in a file, which is created if it is missing.  If the file cannot be used, or other users have
+    access to it, the key is drawn for this process only.
+    """
     path = folder / "records.key"
     with suppress(OSError):
         if not path.exists():

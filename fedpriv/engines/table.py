@@ -355,23 +355,26 @@ _MAX_RETAINED_BYTES = 2**27
 A heap with holes of freed blocks can take twice the memory in use.  Larger blocks return to the system at once.
 """
 _GLIBC_FUNCTIONS = ("gnu_get_libc_version", "mallopt", "malloc_trim")
-_MAX_OLD_GLIBC_BYTES = 2**25  # glibc before 2.35 refuses more
+_MAX_OLD_GLIBC_BYTES = 2**25
+"""Largest mmap threshold that glibc before 2.35 accepts.  Any glibc raises it so far by itself."""
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")
 
 
 @contextmanager
 def retain_freed_pages() -> Iterator[None]:
-    """Keep freed memory in the process within this context, and return it to the system afterwards.
+    """Keep freed memory in the process within these contexts, and return it after the last one.
 
-    Afterwards the thresholds are the largest ones that glibc itself sets in a process with long vectors.  The
-    context does nothing if malloc is not glibc's, or if its thresholds were set by hand.
+    glibc adapts its thresholds to the blocks that a process frees, and stops once they are set.  The last context
+    therefore leaves the largest thresholds that glibc would have reached by itself.
+
+    The context does nothing if malloc is not glibc's, or if its thresholds were set by hand.
     """
     libc = _load_glibc()
     if libc is None:
         yield
         return
     _ACTIVE_RUNS.append(libc)
-    if not libc.mallopt(_MMAP_THRESHOLD, _MAX_RETAINED_BYTES):
+    if not libc.mallopt(_MMAP_THRESHOLD, _MAX_RETAINED_BYTES):  # refused by an old glibc
         libc.mallopt(_MMAP_THRESHOLD, _MAX_OLD_GLIBC_BYTES)
     libc.mallopt(_TRIM_THRESHOLD, _NEVER_TRIM)
     try:
@@ -398,4 +401,5 @@ def _load_glibc() -> ctypes.CDLL | None:
 
 
 _ACTIVE_RUNS: list[ctypes.CDLL] = []
+"""An entry for each context of `retain_freed_pages` that has not ended."""
 """One entry for each run of this process, in all threads, that retains freed pages."""

@@ -151,10 +151,10 @@ class ModelLayout:
         return ArrayRecord(dict(zip(self.names, map(encode_array, self.split(vector.numpy())), strict=True)))
 
     def check_module(self, module: nn.Module) -> None:
-        """Check that the names and shapes are those of the module's trainable parameters, in its order.
+        """Check that a server's arrays, whose layout this is, are the module's trainable parameters.
 
         Raises:
-            InputError: An array differs; the message names the first one.
+            InputError: An array has another name, shape or place.  The message names the first such array.
         """
         own_shapes = {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
         server_arrays = zip(self.names, self.shapes, strict=True)

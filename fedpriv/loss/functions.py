@@ -1,8 +1,8 @@
 """Functions of parameters whose per-record gradients have a closed form.
 
-Each function computes its outputs for a batch of records, and the gradient of every record's loss by its weight
-and bias.  With δ the gradient of a record's loss by the outputs, and a the inputs, a parameter's gradient is a sum
-over positions t.  A position is a place of a sequence or a picture, or a call among several.
+Each function computes its outputs for a batch of records, and the gradient of every record's loss with respect to
+its weight and bias.  With δ the gradient with respect to the outputs, and a the inputs, a parameter's gradient is
+a sum over positions t.  A position is a place of a sequence or a picture, or a call among several.
 
 | | gradient |
 |---|---|
@@ -257,15 +257,23 @@ def _flatten_positions(values: Tensor) -> Tensor:
 
 
 def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> LayerTerms:
-    """Represent the sum, over these uses, of each record's gradient by a weight of this shape."""
+    """Represent each record's gradient with respect to a weight, as a sum over the uses of the weight.
+
+    Args:
+        uses: Calls of functions with this weight, or points of an increment.
+        shape: Shape of the weight.
+
+    Returns:
+        Factors of outer products, rows of an embedding, or the gradients themselves, as described above.
+    """
     if all(isinstance(use.function, LinearFunction) for use in uses):
         positions = [(_flatten_positions(use.output_gradient), _flatten_positions(use.inputs)) for use in uses]
         position_count = sum(output_gradient.shape[1] for output_gradient, _ in positions)
-        if position_count == len(uses) <= 2:
+        if position_count == len(uses) <= 2:  # one position of each use
             return DenseTerms(
                 [output_gradient.squeeze(1) for output_gradient, _ in positions],
                 [inputs.squeeze(1) for _, inputs in positions],
-                False,
+                False,  # without a bias
             )
         output_gradients, inputs = (
             torch.cat(arrays, 1) if len(uses) > 1 else arrays[0] for arrays in zip(*positions, strict=True)

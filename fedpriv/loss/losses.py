@@ -12,8 +12,9 @@ Narasimhan 2019, whose outputs are 1 - hazard):
 
 S(k) = Π_{i ≤ k} (1 - sigmoid(h_i)) is the probability of survival to the end of bin k.  Two measures use it:
 
-* `concordance`, Antolini's index (Antolini et al. 2005).  It is a share of pairs of a record with an event in bin
-  m and a record that survived bin m: those whose first record has the smaller S(m).  Ties count half.
+* `concordance`, Antolini's index (Antolini et al. 2005).  A pair consists of a record with an event in bin m and a
+  record that survived bin m.  The index is the share of pairs whose first record has the smaller S(m).  Ties count
+  half.
 * `integrated_brier` (Graf et al. 1999), the mean over bins k of the squared error of S(k), weighted by 1/G against
   censoring.  G is the Kaplan-Meier estimate of the probability of not being censored, from the records that are
   scored.  An event comes before a censoring of the same bin.
@@ -488,6 +489,7 @@ class LossChoice:
     """Loss that a caller chooses: a name in `LOSSES`, or a function of one record's output and label."""
 
     name: str
+    """Name in `LOSSES`, which is not looked up if there is a function."""
     function: Callable[[Tensor, Tensor], Tensor] | None = None
     class_weights: tuple[float, ...] = ()
     label_smoothing: float = 0.0

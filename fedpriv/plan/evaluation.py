@@ -111,13 +111,16 @@ def assume_scaling(cell: Cell) -> Cell:
 def partition_test_records(cell: Cell) -> list[Tensor]:
     """Return the row indices of the test records on which each silo evaluates.
 
-    Each silo gets `evaluation.records` rows of `Task.test_with_missing`.  With a partition by site these are the
-    site's first rows.  Otherwise no row goes to two silos, and a silo's labels are distributed as in its training
-    records.  Where cells of a table decide which rows are for testing, a silo's rows are the same in both parts,
-    in the order in which it reads them.
+    Each silo gets `evaluation.records` rows of `Task.test_with_missing`, where some rows may not count.
+
+    * Cells of a table may decide whether a row counts for training or for testing.  Then each row is in both
+      parts, and a silo gets the first rows that it has in the training part, unless it holds persons or clients.
+    * With a partition by site, a silo gets the first rows of its site.  In the case above, the rows that it has in
+      the training part precede the site's other rows.
+    * Otherwise, no row goes to two silos, and a silo's labels are distributed as in its training records.
 
     Raises:
-        InputError: The scenario asks for more test records than there are.
+        InputError: The scenario asks for more test records than all silos have, or than one of them has.
     """
     assert cell.evaluation is not None
     task, sizes = load_task(cell), cell.evaluation.records_per_silo(cell.federation.silos)
@@ -138,9 +141,9 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
 
 
 def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | None:
-    """Row indices of `test_with_missing` at each silo, in reading order.
+    """Return the row indices in `test_with_missing` of each silo, in reading order.
 
-    None if any row may go to any silo.
+    The result is None if any row may go to any silo.
     """
     by_site, by_row = (
         cell.data.partition == "site",

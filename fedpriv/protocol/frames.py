@@ -74,7 +74,8 @@ def receive_json(connection: socket.socket, max_bytes: int, seconds: float | Non
 def drain_connection(connection: socket.socket, seconds: float) -> None:
     """Shut down the sending side and discard what arrives until the other end closes the connection.
 
-    The wait ends after `seconds` at most.
+    Raises:
+        OSError: The connection broke, or the other end has not closed it after `seconds` (TimeoutError).
     """
     connection.shutdown(socket.SHUT_WR)
     deadline = time.monotonic() + seconds

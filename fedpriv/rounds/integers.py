@@ -1,8 +1,8 @@
 """A round in integers, for a silo with a guard and for a server that adds the noise.
 
-Sums of increments are integers, and every release is a function of y_t = (C s)_t + z_t, with z_t discrete Gaussian
-noise.  Since A = B C, B y = A s + B z: the mechanism that correlates the noise z also computes the noisy running
-sum from y, and never reads s.
+Sums of increments s_t are integers, and every release is a function of y_t = (C s)_t + z_t, with z_t discrete
+Gaussian noise.  A mechanism factors the running sums A s by A = B C (noise/mechanism.py), so that B y = A s + B z.
+Thus B, which correlates the noise z, also computes the noisy running sums from y, and never reads s.
 """
 
 from collections.abc import Callable, Sequence
@@ -203,8 +203,8 @@ def add_discrete_noise(
 ) -> tuple[Ints, IntState]:
     """Return y_t and the strategy's next state, which is as secret as the records.
 
-    Guarantee: the y of all rounds together keep the claim whose `sigmas` these are, whatever the sums were
-    computed from.
+    Guarantee: the y_t of all rounds together satisfy the claim that was computed for these `sigmas`, whatever the
+    sums were computed from.
 
     Args:
         strategy: C on integers.
@@ -213,8 +213,7 @@ def add_discrete_noise(
         t: Number of the round.
         sums: s_t, (d,) or (vectors, d).
         noise_of: Function (C s)_t -> the round's noise source (`round_noise`), whose stream's node k is the noise
-            of
-            the k-th vector.
+            of the k-th vector.
 
     Returns:
         y_t, shaped like `sums`, and the state of C after round t.
@@ -223,7 +222,7 @@ def add_discrete_noise(
     noise, length = noise_of(strategy_output), strategy_output.shape[-1]
     vectors = [noise.vector(length, sigma, node) for node, sigma in enumerate(sigmas)]
     noisy = vectors[0] if strategy_output.ndim == 1 else np.stack(vectors)
-    noisy += strategy_output  # which may be a part of the state
+    noisy += strategy_output  # not the other way round: the state may share memory with C s
     return noisy, state
 
 
@@ -255,8 +254,7 @@ def add_exact_sums(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
     Args:
         sums: int64 (d,) of each silo.
         bounds: B_i K_t of each silo, the largest absolute value that a coordinate of an honest silo's sum can
-            have.
-            64 bits hold the sum of all bounds.
+            have.  64 bits hold the sum of all bounds.
 
     Raises:
         RunError: A sum has another shape or dtype, or is out of its bound.

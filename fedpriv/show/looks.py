@@ -201,7 +201,10 @@ def _linear_ticks(low: float, high: float, max_count: int) -> list[float]:
 
 
 def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
-    """Return powers of ten, with multiples as far as the labels fit, and thinned if there are too many."""
+    """Return powers of ten on the axis, with multiples as far as `max_count` allows.
+
+    Powers that are too many are thinned.  An axis with fewer than two of these numbers gets its ends as ticks.
+    """
     for multiples in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = [

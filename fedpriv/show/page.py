@@ -110,7 +110,7 @@ def _draw_panel(chart: Chart, panel: Panel) -> Markup:
     parts = [
         *_draw_axes(chart, horizontal, vertical),
         *([_draw_text("panel", left_margin, 20, escape(panel.name), "start")] if panel.name else []),
-        *(
+        *(  # the page's script finds a series by its place in the legend, and its rank shifts its markers
             _draw_series(chart, names.index(series.name) if names else rank, rank, series, horizontal, vertical)
             for rank, series in enumerate(panel.series)
         ),

@@ -149,14 +149,22 @@ def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> 
 
 
 def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, choice: Sequence[str]) -> Statement:
-    """Make the statement on cells of one group, from the claims that their recorded releases imply."""
+    """Make the statement on cells that agree in trust, relation, noise, δ, unit and kind of guarantee.
+
+    All claims are computed from the recorded releases.
+
+    Args:
+        cells: Cells of results.json.  A cell whose run adds no noise has no claim.
+        composition_note: Note on all runs with real noise together, or "" (`_describe_composition`).
+        choice: Sentences on the choice of settings, for the assumptions.
+    """
     first_cell, delta = cells[0], cells[0]["delta"]
-    streams = [list(map(stream_from_data, cell["releases"])) for cell in cells]
-    released, unit = list(itertools.chain(*streams)), streams[0][0].unit
+    streams_by_cell = [list(map(stream_from_data, cell["releases"])) for cell in cells]
+    streams, unit = list(itertools.chain(*streams_by_cell)), streams_by_cell[0][0].unit
     claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
     stated_claims = [claim for claim in claims if claim is not None]
     weakest_claim = max(stated_claims, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
-    counting_sentences = {
+    counting_sentences = {  # with the μ by which they are sorted
         (claim.guarantee.mu, claim.format_sentence("counted", delta))
         for claim in stated_claims
         if claim.mu_by_counting
@@ -175,7 +183,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
         mechanisms=sorted(
             {
                 _describe_noise(stream, _describe_clip_unit(cell))
-                for cell, cell_streams in zip(cells, streams, strict=True)
+                for cell, cell_streams in zip(cells, streams_by_cell, strict=True)
                 for stream in cell_streams
             }
         ),
@@ -185,7 +193,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
         evaluations=sorted(
             {describe_evaluation(evaluation, delta) for cell in cells if (evaluation := cell.get("evaluation"))}
         ),
-        loss_assumptions=sorted(set(map(loss_assumption, released))),
+        loss_assumptions=sorted(set(map(loss_assumption, streams))),
         assumptions=[
             unit.assumptions,
             *([silos] if (silos := describe_silo_budgets_of_cells(cells)) else []),
@@ -197,7 +205,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
             *(sentence for _, sentence in sorted(counting_sentences)),
             _SCHEDULE_ASSUMPTION.format(unit=unit.noun),
             *choice,
-            *_step_notes(released),
+            *_step_notes(streams),
             *(
                 [min(stated_claims, key=lambda claim: claim.exact).format_sentence("arithmetic", delta)]
                 if stated_claims
@@ -207,9 +215,9 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
     )
 
 
-def _step_notes(released: Sequence[ReleaseStream]) -> list[str]:
+def _step_notes(streams: Sequence[ReleaseStream]) -> list[str]:
     """Return notes on a first step whose releases are composed with the rounds, taken here or elsewhere."""
-    parties = {stream.party_name for stream in released if stream.step == FIRST_STEP}
+    parties = {stream.party_name for stream in streams if stream.step == FIRST_STEP}
     return [_COMPOSITION_NOTE] * bool(parties - {EXTERNAL_PARTY}) + [EXTERNAL_STEP_NOTE] * (
         EXTERNAL_PARTY in parties
     )

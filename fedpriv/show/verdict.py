@@ -142,6 +142,7 @@ class Strength(NamedTuple):
     leakage: float
     """ε, or μ if the cells have several δ and all of them have a μ."""
     delta: float
+    """δ of `leakage`, or 0 if that is a μ."""
 
     def is_stronger_than(self, other: "Strength") -> bool:
         """Whether no field is larger than that of `other`, and some field is smaller."""
@@ -149,20 +150,24 @@ class Strength(NamedTuple):
 
 
 def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | None:
-    """Return the strength of a finished sweep point, or None for a point without noise."""
+    """Return the strength of a finished sweep point, or None for a point without noise.
+
+    Points are compared by ε, as long as the run has one δ.  If it has several, points are compared by μ, unless a
+    cell with noise has none.
+    """
     cell = cells_at_point(results, point)[0]
     if cell["epsilon"] is None:
         return None
-    private = [record for record in results.cells if record["epsilon"] is not None]
-    by_mu = len({record["delta"] for record in private}) > 1 and all(
-        record["mu"] is not None for record in private
+    noisy_cells = [noisy_cell for noisy_cell in results.cells if noisy_cell["epsilon"] is not None]
+    compares_mu = len({noisy_cell["delta"] for noisy_cell in noisy_cells}) > 1 and all(
+        noisy_cell["mu"] is not None for noisy_cell in noisy_cells
     )
     return Strength(
         find_trust(cell["trust"]).trust_level,
         _UNIT_NAMES.index(stream_from_data(cell["releases"][0]).unit.name),
         ("replace-one", "zero-out").index(cell["relation"]),
-        float(format_upper(cell["mu"] if by_mu else cell["epsilon"], 6)),
-        0.0 if by_mu else cell["delta"],
+        float(format_upper(cell["mu"] if compares_mu else cell["epsilon"], 6)),
+        0.0 if compares_mu else cell["delta"],
     )
 
 
@@ -225,8 +230,8 @@ def epsilon_of_repeated_runs(results: Results) -> list[list[str]]:
     A row has a μ of the run, then ε for each of `RUN_COUNTS`.  Of more than `_MAX_LEVELS` levels it lists the
     smallest and the largest.
     """
-    private = [cell for cell in results.cells if cell["mu"] is not None]
-    levels = sorted({(float(format_upper(cell["mu"])), cell["delta"]) for cell in private})
+    cells_with_mu = [cell for cell in results.cells if cell["mu"] is not None]
+    levels = sorted({(float(format_upper(cell["mu"])), cell["delta"]) for cell in cells_with_mu})
     listed_levels = (
         levels if len(levels) <= _MAX_LEVELS else [*levels[: _MAX_LEVELS // 2], *levels[-_MAX_LEVELS // 2 :]]
     )

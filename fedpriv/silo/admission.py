@@ -3,9 +3,9 @@
 A scenario is untrusted text.  Its length is bounded before it is parsed, and its numbers before they are used.
 Planning it is bounded in memory and, where the process can measure it, in time.
 
-A price is (μ, δ₀), the part of the silo's lifetime budget that a run costs by this installation's accounting.  An
-exact μ has slack δ₀ = 0.  A run whose records take part in secret has a curve of (ε, δ).  It is charged the μ that
-holds except with probability δ₀, its slack, and the policy bounds the slack of a run.
+A price is (μ, δ₀), the part of the silo's lifetime budget that a run costs by this installation's accounting.  Its
+μ holds except with probability δ₀, the slack, and an exact μ has slack 0.  A run whose records take part in secret
+has a curve of (ε, δ), from which its μ and slack are computed.  The policy bounds the slack of a run.
 
 A guard admits and prices a scenario when it opens the run (fedpriv/silo/guard.py).  It checks names, missed rounds
 and queries at every answer.
@@ -469,7 +469,10 @@ def why_unguarded(policy: Policy, cell: Cell) -> str | None:
 
 @dataclass(frozen=True)
 class _RefusalContext:
-    """Context that turns every error of an untrusted scenario into a refusal of one line."""
+    """Context that turns every error of an untrusted scenario into a refusal of one line.
+
+    A refusal, which is a `RunError`, passes unchanged.  Only the silo's log gets the details of errors in code.
+    """
 
     silo: int
     time_limit: AbstractContextManager[None]

@@ -1,14 +1,15 @@
 """Worst-case canaries, small cells that hold them, and real guards that answer queries on them.
 
-Queries are 0, and a canary's increment is far above the clip.  Its two worlds are as far apart as the neighbouring
-relation allows: opposite increments (replace-one), or presence and absence (zero-out).
+Every query is the vector 0.  Before it is clipped, a canary's increment there is far above the clip.  The canary's
+two worlds are as far apart as the neighbouring relation allows: opposite increments (replace-one), or presence and
+absence (zero-out).
 
 Each canary of a run has a feature that no other has, so that increments are orthogonal.  Noise is independent
 between coordinates.  So each canary of a run is an independent trial (Steinke, Nasr & Jagielski 2023, "Privacy
 auditing with one training run").
 
-The rounds of a canary follow from the definition of the order here, not from the code under audit.  Guards have
-ledgers in a folder, and the audit sends them queries as a server does.
+The rounds in which a canary takes part follow from the definition of a fixed order in `rows_by_round`, not from
+the code under audit.  Guards have ledgers in a folder, and the audit sends them queries as a server does.
 """
 
 import json
@@ -88,7 +89,10 @@ class GuardedSilo:
         self._ledger, self._guard = self._open()
 
     def back_up(self) -> Callable[[], None]:
-        """Copy ledger, rollback mark and key, which a backup of the machine restores together."""
+        """Copy the ledger, its rollback mark and its key, and return a function that restores the copies.
+
+        A backup of the machine restores these files together.
+        """
         self._ledger.close()
         contents = {path: path.read_bytes() for path in self._files()}
         self._ledger, self._guard = self._open()
@@ -157,9 +161,8 @@ def _make_limits(cell: Cell, plan: Plan) -> RunLimits:
             "trust": cell.algorithm.trust,
             "relation": cell.privacy.relation,
             "unit": cell.privacy.unit,
-            **(
-                secret_limits if cell.schedule.secret else public_limits
-            ),  # secret rounds are charged as public ones, and more
+            # Secret rounds are charged as public ones, and more.
+            **(secret_limits if cell.schedule.secret else public_limits),
             "clip": max(plan.estimator.round(t).max_contribution for t in range(1, rounds + 1)),
             "rounds": rounds,
             "query": sys.float_info.max,  # no query is refused for its size
@@ -171,10 +174,8 @@ def _make_limits(cell: Cell, plan: Plan) -> RunLimits:
 FAR_NORM = 1e4
 """Norm of a canary's features, far above a clip of 1, so that a missing clip is detected."""
 CLASS_COUNT = 2
-_RECORDS_PER_PERSON, _EXCESS_FACTOR = (
-    4,
-    3,
-)  # largest number of records that count of a person, and factor of the number that is present
+_RECORDS_PER_PERSON, _EXCESS_FACTOR = 4, 3
+"""Most records of a person that count, and records that a canary has for each that counts."""
 _CLIP = 1.0  # replaces a clip from constants of the scenario's loss, which do not hold for canaries
 
 
@@ -184,7 +185,7 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
     Persons and clients have a few records each.  The partition is "iid", because it does not matter for canaries.
     """
     size = {"rounds": rounds, "silos": silos, "batch": batch, "epochs": epochs}
-    if cell.federation.clients is not None:  # the number of clients determines the passes
+    if cell.federation.clients is not None:  # with cohorts of `batch` clients, their number determines the passes
         size = {"rounds": rounds, "clients": rounds // epochs * batch, "cohort": batch}
     resets: dict[str, Any] = {"samples": None, "size_skew": None, "batches": None, "drop_out": 0.0, "away": {}}
     federation = cell.federation.model_copy(update={**size, **resets})

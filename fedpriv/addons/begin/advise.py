@@ -88,11 +88,14 @@ class Facts:
     | `features` | number of features of a record |
     | `classes` | number of classes, 0 for a real target, which is scaled to -1 … 1 |
     | `feature_norm` | bound on a record's norm, or None for √features, the bound of features in -1 … 1 |
+    | `epsilon`, `delta` | privacy target of the run |
+    | `trust`, `relation`, `unit` | as in a scenario |
     | `rounds` | largest number that the network allows, or None for no limit |
     | `records_of_person` | largest number of a person's records that count, for unit = "user" |
 
     Raises:
-        InputError: If no federation has such a number, with the name of the fact.
+        InputError: If the number of silos, or a number other than `records_of_person`, is out of its range.  The
+            message names the fact.
     """
 
     sizes: tuple[int, ...]

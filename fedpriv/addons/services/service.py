@@ -49,7 +49,10 @@ class Heartbeat(NamedTuple):
 
 
 def write_heartbeat(part: str, error: str = "") -> None:
-    """Record that `part`, which is this process, did its work, or the error that prevented it."""
+    """Record that `part`, which is this process, did its work, or the error that prevented it.
+
+    An error leaves the time of the last success as it was.  A process outside a service records nothing.
+    """
     if (folder := os.environ.get(HEARTBEAT_FOLDER_VARIABLE)) is None:
         return
     path, now = Path(folder, part), time.monotonic()
@@ -103,14 +106,22 @@ class OutageLog:
         self._outage_start: float | None = None
 
     def report_outage(self, since: float, reason: str) -> None:
-        """Log an outage.  `since` is its start by the monotonic clock."""
+        """Log an outage, unless the last line about it is less than a minute old.
+
+        Args:
+            since: Start of the outage by the monotonic clock.
+            reason: Reason that the line names, or "".
+        """
         now = time.monotonic()
         if self._outage_start is not None and now - self._last_report < 60.0:
             return
         self._outage_start = since if self._outage_start is None else self._outage_start
         self._last_report, seconds = now, now - self._outage_start
-        clock, why = time.strftime("%H:%M:%S", time.gmtime(time.time() - seconds)), f": {reason}" if reason else ""
-        _log.warning("no %s since %s UTC (%.0f min)%s; trying again", self._subject, clock, seconds / 60.0, why)
+        start, suffix = (
+            time.strftime("%H:%M:%S", time.gmtime(time.time() - seconds)),
+            f": {reason}" if reason else "",
+        )
+        _log.warning("no %s since %s UTC (%.0f min)%s; trying again", self._subject, start, seconds / 60.0, suffix)
 
     def report_recovery(self) -> None:
         """Log the end of an outage if there was one."""

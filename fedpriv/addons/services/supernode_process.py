@@ -1,10 +1,11 @@
-"""`fedpriv supernode`: the node of one silo, which is one process, and its supervisor.
+"""`fedpriv supernode`: the node of one silo, and the process that supervises it.
 
-With --apps the node is Flower's own SuperNode, which runs the apps that a SuperLink sends, together with an
-executor for these.
+The node is one process.
 
-A node loses its SuperLink if that was restarted, is away or refuses the key.  Such a node is started again,
-without limit, and so is one that was killed.  Any other end of a part ends the service.
+With --apps the node is Flower's own SuperNode, beside an executor of the apps that a SuperLink sends.
+
+A node loses its SuperLink if the SuperLink was restarted, is away or refuses the key.  Such a node is started
+again, without limit, and so is one that was killed.  Any other end of a part ends the service.
 """
 
 import logging
@@ -54,15 +55,12 @@ from fedpriv.silo.metrics import ServiceMetric, serve_metrics
 _log = logging.getLogger("fedpriv.supernode")
 NODE_MODULE = "fedpriv.addons.services.flower_private.silo_node"
 """Module of the silo's node."""
-_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = (
-    2.0,
-    30.0,
-)  # seconds before a lost SuperNode is started again, doubled each time
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2.0, 30.0
+"""First and largest pause before a lost SuperNode is started again.  The pause is doubled each time."""
 _STABLE_SECONDS = 90.0  # seconds after which the next loss counts as a first one
 _POLL_SECONDS = 0.5  # seconds between two checks of the parts
-_END_SECONDS = (
-    20.0  # seconds; Flower forces its own exit after 5, and a service manager kills this process after 90
-)
+_END_SECONDS = 20.0
+"""Seconds that a part has to end.  Flower forces its own exit after 5, and a service manager kills after 90."""
 _OUTAGE_SECONDS = 40.0  # seconds without an answer of the SuperLink, which is asked every two seconds
 
 
@@ -103,7 +101,7 @@ def run_supernode(
     """
     configure_service_logging(silo=silo)
     exit_on_signals()
-    check_names()
+    check_names()  # refuses a Flower without the private names that fedpriv needs
     refuse(
         {
             "fedpriv supernode: give --keys FOLDER, or --insecure on a machine of your own": (
@@ -137,7 +135,7 @@ def run_supernode(
                     ]
                 ),
             ]
-            keep_running(lambda: _run_apps(options, folder, monitor), monitor)
+            keep_running(lambda: _run_apps(options, folder, monitor), monitor)  # does not return
         node = [sys.executable, "-P", "-m", NODE_MODULE, superlink, str(silo), str(guard), str(keys or "-")]
         keep_running(lambda: _run_parts({SUPERNODE: node}, monitor), monitor)
 

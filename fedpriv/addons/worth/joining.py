@@ -2,9 +2,9 @@
 
 For each split, trust setting, ε and noise seed one cell is run on an engine, and its model is judged on the silos'
 own test records.  If the scenario sweeps other keys, these are settings to choose from.  The choice is made in
-each split, on a fifth of the training records, which the candidates do not read.  Settings at ε may be those of a
-smaller ε with its noise, since a guarantee for a smaller ε holds for a larger one, too.  With one setting nothing
-is chosen.
+each split, on a fifth of the training records, which the candidates do not read.  The candidates at ε include the
+settings at each smaller ε of the grid, with their noise, since a guarantee for a smaller ε holds for a larger one,
+too.  With one setting nothing is chosen.
 
 The result of a split is kept in the user's cache, readable for its owner only, so that an interrupted study can be
 resumed.
@@ -211,9 +211,15 @@ def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
 
 
 def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: float | None) -> Scenario:
-    """Load the grid of one trust setting and one split.
+    """Load the grid of one trust setting: the scenario at each ε of the request, for each seed.
 
-    If `spared` is given, its runs do not read this fraction of the training records.
+    The request has the number of seeds.  If the scenario lists fewer, the numbers after its largest seed follow.
+
+    Args:
+        request: Scenario, its overrides, and the grid.
+        trust: Trust setting.
+        split: Number of the split, or None for the scenario's own.
+        spared: Fraction of the training records that runs do not read, or None for the scenario's own.
     """
     loaded = load_scenario(request.scenario, request.overrides)
     seeds = loaded.seeds[: request.seeds]

@@ -142,19 +142,20 @@ _DISAGREEMENT_RATE = 0.1
 
 
 def _describe_break_evens(result: JoiningResult) -> list[str]:
-    """Return a sentence for each trust setting."""
+    """Describe the break-even of each trust setting, the ε from which joining pays, in a sentence each."""
     sentences = []
     suffix = "" if len(result.splits) > 1 else " (one split: no interval)"
     for trust in result.trusts:
         break_even = result.find_break_even(trust)
-        text, title = result.verdict(break_even), find_trust(trust).title
-        if text.startswith("never"):
-            sentences.append(f"Joining pays at no epsilon of the grid, {title}: {text}{suffix}.")
+        description, title = result.verdict(break_even), find_trust(trust).title
+        if description.startswith("never"):
+            sentences.append(f"Joining pays at no epsilon of the grid, {title}: {description}{suffix}.")
         else:
-            pays = "may pay" if break_even.high == math.inf else "pays"  # an end beyond the grid: perhaps nowhere
-            from_ = f"ε ≈ {text}".replace("≈ below", "below").replace("≈ above", "above")
+            # An interval that ends beyond the grid does not exclude that joining pays nowhere.
+            verb = "may pay" if break_even.high == math.inf else "pays"
+            lowest_epsilon = f"ε ≈ {description}".replace("≈ below", "below").replace("≈ above", "above")
             size_note = f" at these {result.records:,} records a silo"
-            sentences.append(f"Joining {pays} from {from_}{size_note}, {title}{suffix}.")
+            sentences.append(f"Joining {verb} from {lowest_epsilon}{size_note}, {title}{suffix}.")
     return sentences
 
 
