@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedpriv.data.schema import Column, TableSchema
+from fedpriv.data.schema import FeatureColumn, TableSchema
 from fedpriv.loss.models import MODELS
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.scenario.schema import Cell
@@ -33,7 +33,7 @@ def scenario_reference() -> str:
         if _is_section(field.annotation):
             section: Any = field.annotation
             parts.append(f"### [{name}]\n\n{_table(section, section.model_fields)}")
-    for title, section in (("data.table", TableSchema), ("data.table.columns.NAME", Column)):
+    for title, section in (("data.table", TableSchema), ("data.table.columns.NAME", FeatureColumn)):
         parts.append(f"### [{title}]\n\n{_table(section, section.model_fields)}")
     for name, model in MODELS.items():
         if model.settings.model_fields:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(
     r"^(?:<!-- ((?:long|network|manual): [^\n]*) -->\n)?```(\w*)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE

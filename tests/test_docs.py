@@ -222,3 +222,23 @@ def test_every_file_of_code_that_is_named_exists() -> None:
             page.read_text(encoding="utf-8"),
         ):
             assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+PROOFS = sorted(page for page in (ROOT / "docs" / "proofs").glob("*.md") if page.name != "index.md")
+
+
+@pytest.mark.parametrize("page", PROOFS, ids=named)
+def test_a_proof_names_tests_that_exist_and_code_that_links_to_it(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    checks = re.findall(r"^- `(tests/[\w/]+\.py)::(test_\w+)`$", text, re.MULTILINE)
+    assert checks
+    for file, test in checks:
+        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{page.name} names {file}::{test}"
+    link = str(page.relative_to(ROOT))
+    assert any(link in path.read_text(encoding="utf-8") for path in (ROOT / "fedpriv").rglob("*.py")), link
+
+
+def test_a_proof_that_code_links_to_exists() -> None:
+    for path in (ROOT / "fedpriv").rglob("*.py"):
+        for link in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8")):
+            assert (ROOT / link).exists(), f"{path} names {link}"

@@ -36,7 +36,7 @@ def menu() -> list[str]:
 
 
 def test_every_page_is_in_the_menu_once_and_no_other() -> None:
-    assert sorted(menu()) == sorted(path.name for path in DOCS.glob("*.md"))
+    assert sorted(menu()) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
 def rows(text: str, heading: str) -> list[str]:
@@ -83,7 +83,7 @@ def test_marks_in_pages_are_replaced_and_unknown_ones_refused(hooks: Any) -> Non
     with pytest.raises(KeyError, match="nothing"):
         replace("<!-- generated: nothing -->")
     marks = {
-        name for path in DOCS.glob("*.md") for name in re.findall(r"<!-- generated: (.+) -->", path.read_text())
+        name for path in DOCS.rglob("*.md") for name in re.findall(r"<!-- generated: (.+) -->", path.read_text())
     }
     assert marks == set(hooks.GENERATED)
 
@@ -100,7 +100,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for page in site.glob("*.html"):
+    for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert "<!-- generated" not in text
         assert not re.search(r"""<(?:script|link|img)[^>]+(?:src|href)=["']https?://(?!127\.0\.0\.1)""", text), (

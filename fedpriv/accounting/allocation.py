@@ -20,12 +20,11 @@ are dominated by
 
     P = (1/T) Σ N(e_i, z² I)   and   Q = N(0, z² I),   dP/dQ = (Y_1 + … + Y_T)/T,   Y_i = exp(Z_i/z - 1/(2z²)),
 
-with Z_i independent standard normal under Q.  For a run whose increments depend on earlier releases the ratio is Σ
-y_i / T, where y_i, given the past, has mean 1 and lies below Y in convex order.  So do the sums, and H_ε(P‖Q),
-H_ε(Q‖P) are expectations of convex functions of the ratio.  For the same reason **moving each Y to its two
-neighbours on a grid, with its mean kept, only raises δ**: the result is an upper bound on every grid, and the
-smallest over several grids is one, too.  If the round were known, this would be the Gaussian mechanism, which
-gives another bound.
+with Z_i independent standard normal under Q.  H_ε(P‖Q) and H_ε(Q‖P) are expectations of convex functions of the
+ratio.  So **moving each Y to its two neighbours on a grid, with its mean kept, only raises δ**: the result is an
+upper bound on every grid, and the smallest over several grids is one, too.  If the round were known, this would be
+the Gaussian mechanism, which gives another bound.  Proof, for increments that depend on earlier releases too:
+docs/proofs/allocation.md.
 
 Under replace-one both increments are in one pair (`symmetric`).  The chain of both directions through the run
 without the unit is a bound, too, and nearly always a looser one.

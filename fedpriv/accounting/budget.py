@@ -2,11 +2,10 @@
 
 **Rule.**  √Σμ² ≤ budget and Σδ₀ ≤ slack, over all runs on the same data, in exact arithmetic of the decimals that
 these numbers print as (they are within a relative 1e-16 of the floats).  The rule holds for runs that are chosen
-adaptively:  a person who picks a run after having seen the releases of earlier runs gains nothing (a privacy
+adaptively: a person who picks a run after having seen the releases of earlier runs gains nothing (a privacy
 filter; Smith & Thakurta 2022 and Koskela, Tobaben & Honkela 2023 for Gaussian DP).  Composed privacy loss
-distributions give no such
-rule: "the run together with the runs before is (ε, δ)-DP" may hold for each run that could be picked and fail for
-the choice between them.
+distributions give no such rule: "the run together with the runs before is (ε, δ)-DP" may hold for each run that
+could be picked and fail for the choice between them.
 
 **Charge.**  A run in public order is charged its μ.  A run with secret participation is μ-GDP for no μ below that
 of the same run without secrecy, as its curve returns to it far in the tail.  The run is (μ, δ₀)-GDP, with the
@@ -14,9 +13,8 @@ of the same run without secrecy, as its curve returns to it far in the tail.  Th
 
     δ(ε) ≤ (1 - δ₀) δ_μ(ε) + δ₀
 
-where δ_μ is the curve of N(0, 1) against N(μ, 1).  The same for ε < 0 follows, as the two directions exchange.  By
-Blackwell's theorem the run is then a function of "told apart with probability δ₀, else N(0, 1) against N(μ, 1)",
-and runs compose, adaptive or not, to (√Σμ², Σδ₀), since 1 - Π(1 - δ₀) ≤ Σδ₀.
+where δ_μ is the curve of N(0, 1) against N(μ, 1).  Runs compose, adaptive or not, to (√Σμ², Σδ₀).  Proof:
+docs/proofs/slack.md.
 
 **Capacity.**  The number of units that a secret round draws depends on the data, and a silo whose replies take
 longer for larger rounds reveals it.  So a round evaluates a public number of rows, its capacity.  A round that

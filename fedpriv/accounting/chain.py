@@ -17,60 +17,28 @@ The second argument of the maximum makes sure that a vector with these covarianc
 the one with the smallest sum of all covariances is taken.
 
 **Common overlap.**  A part κ² of every overlap can count as known, as in `fading`: with G_t = κ ξ + G'_t for all
-rounds, S is e^(kκξ - k²κ²/2) times the S of G', for k epochs.  The chain then lies above (X - κ²)+ only.  One
-buffer is a chain as it is.  A slow and a fast buffer are nearer to a constant and a chain.  Of several κ², the one
-with the smallest sum of overlaps is taken.
+rounds, S is e^(kκξ - k²κ²/2) times the S of G', for k epochs.  The chain then lies above (X - κ²)+ only.  Of
+several κ², the one with the smallest sum of overlaps is taken.
 
-**Independent epochs.**  Between rounds s before a cut and t after it a chain has Y_st = f_s g_t, where f_s is
-proportional to the covariance of G_s with the last round before the cut, and g_t to that of G_t with the first
-round after it.  With a standard normal ξ, independent of G, let G_s + f_s ξ replace G_s, and G_t - g_t ξ replace
-G_t.  A unit that draws the rounds π then has N_π = ξ (Σ f_s - Σ g_t) beside G_π, and E e^(N_π - E N_π²/2) = 1
-whatever G is.  By Jensen's inequality convex functions of S, and of S and S' with -G_π and -N_π, only grow.
-Rounds before the cut and rounds after it now have covariances f_s g_t - f_s g_t = 0, and are independent.  Each
-side is a chain again: counted from the cut, one whose first variance is larger.  So a run of k epochs becomes k
-independent ones, which compose.  Of all f and g with the same products, those with Σ f = Σ g are taken.  For them
-N_π is 0 on average, and the bound loses only by how much nearer to the cut some rounds of a unit are than others.
+**Independent epochs.**  A run of k epochs becomes k independent chains, which compose: rounds before and after a
+cut get independent terms that take their covariance away (`CovarianceChain.split_at`).  Expectations of convex
+functions of the ratios only grow.
+
+Proofs: docs/proofs/chains.md.
 
 **Distribution of a sum.**  S = Σ p_t w_t with w_t = e^(G_t - a_t/2), for a chain G_0 = √a_0 z_0 and G_t = r_t
 G_(t-1) + τ_t z_t.  So (G_t, the sum up to t) is a Markov process of two numbers.  Its distribution is computed
-from above in convex order, on a grid of exponents and a grid of sums.
+from above in convex order, on a grid of exponents and a grid of sums:
 
-**Rounding of exponents.**  A walk U on the multiples of h replaces G: U_t = r_t U_(t-1) + τ_t z_t + e_t.  Given x
-= r_t U_(t-1) + τ_t z_t, the step e_t goes to one of the three multiples k h nearest to x, with the probabilities
-B(x/h - k) of the quadratic B-spline B.  They have mean 0, variance h²/4 whatever x is, and a third moment of at
-most 0.0482 h³, so that for real r, with |e| ≤ 3h/2,
+* A walk on multiples of h replaces G.  Its steps have the mean and variance of a quadratic B-spline, and a factor 1
+  ± κ covers the rest (`ExponentGrid.relative_error`).  A τ below h is raised to it, and so is √a_0.
+* A walk that leaves the grid of exponents stops, which costs at most `LOST_MEAN`.
+* Sums are moved to their two neighbours on the grid of sums with their mean kept.  The mean that sums above the grid
+  lose is returned.  Sums below it are moved up to its bottom, which may lower (1 - γS)+.  So for that function every
+  number of rounds has a grid whose bottom is the least sum.
 
-    E[e^(r e) | x] = m(r) (1 ± η(r)),   m(r) = 1 + (r h)²/8,   η(r) = .0081 |r h|³ + .0235 (r h)⁴ e^(3|r h|/2).
-
-Let z be all z_t.  U_t = G_t + Σ_j r_jt e_j, with r_jt the product of ratios from j to t.  Hence E[e^U_t | z] =
-e^G_t Π_j m(r_jt) (1 ± η(r_jt)), with the steps integrated from the last to the first.  With w~_t = e^(U_t -
-a_t/2) / Π_j m(r_jt) and S~ = Σ p_t w~_t, (1 - κ) S ≤ E[S~ | z] ≤ (1 + κ) S where κ = max_t Π_j (1 + η(r_jt)) -
-1, and the same for S' = Σ p_t e^(-G_t - a_t/2) and its S'~.  Convex functions F of one sum, and of a pair, have E
-F(E[S~, S'~ | z]) ≤ E F(S~, S'~) (Jensen).  So
-
-    E (S - γ)+ ≤ E (S~/(1-κ) - γ)+,   E (1 - γS)+ ≤ E (1 - γ S~/(1+κ))+,
-    E (S - γS')+ ≤ E (S~/(1-κ) - γ S'~/(1+κ))+.
-
-A τ below h is raised to it, and so is √a_0, and variances with them.  Kahane's inequality allows it.
-
-**Ends of the grid of exponents.**  A walk that leaves the grid stops, and its later w~ count as 1 in every sum.
-(S - γ)+ and (S - γS')+ fall by at most the amount by which S~ falls, since both are at most S.  (1 - γS)+ is at
-most 1 and falls by at most the probability that the walk leaves.  This probability, and E[Σ p_t w~_t; the walk
-leaves], are at most `LOST_MEAN` each: tilted by w~_t the walk's exponent at any round is at most its covariance
-higher, and a bounded step of mean 0 counts as a variance of 9h²/4 (Hoeffding).
-
-**Grid of sums.**  Sums are moved to their two neighbours with their mean kept, which only raises E F for convex F.
-Sums above the grid are moved to its top, and the mean that they lose is returned: F grows by at most that.  Sums
-below the grid are moved up to its bottom, which raises (S - γ)+ and (S - γS')+ and may lower (1 - γS)+.  For the
-latter every number of rounds k has a separate grid, whose bottom is the least sum -k/T, so that no sum lies below.
-There S is nearly 0, and large ε need ratios of it: points get closer to each other near the bottom, in proportion
-to their distance from it.
-
-**Rounding errors.**  All masses are ≥ 0 and only added and multiplied, so that each has a relative error of less
-than 1e-16 times the number of operations on its way, below 1e-10 altogether.  Ten points of Gauss and Legendre for
-each of B's three pieces have an error of less than 1e-12 within seven standard deviations, as τ ≥ h.  A sum's
-distance from the least one, e^-14 of it or more, is known to 2e-16 of it: to 3e-10 in proportion.  `losses` raises
-every δ by a relative 1e-9.
+Errors of rounding are less than the relative 1e-9 by which `losses` raises every δ.  Proofs:
+docs/proofs/chain-sums.md.
 """
 
 import math
@@ -172,7 +140,7 @@ class CovarianceChain:
     def split_at(self, rounds: int) -> tuple["CovarianceChain", "CovarianceChain"]:
         """Return the first `rounds` rounds and the remaining ones, as two independent chains.
 
-        Guarantee: expectations of convex functions of the ratios do not fall ("Independent epochs" above).
+        Guarantee: expectations of convex functions of the ratios do not fall (docs/proofs/chains.md).
         """
         variances, covariances = np.array(self.variances), np.array(self.next_covariances)
         cut_covariance = covariances[rounds - 1]

@@ -12,43 +12,18 @@ For C = I this is random allocation, and where a unit has one round only it is e
 tight.
 
 **A second bound from chains.**  A `CovarianceChain` above a unit's rounds of one epoch has E G_s G_t = Y_st, and S
-= (1/T) Σ w_t with w_t = e^(G_t - a_t/2) is the ratio of a dominating pair, as shown below (S' with -G for the
-other unit of replace-one).  `chain.sum_distribution` gives E F(S) from above, with F = (S - γ)+ for a unit that is
-removed, (1 - γS)+ for one that is added, and (S - γS')+ under replace-one.  Chains of several epochs are
-independent (`chain`, "Independent epochs"), so that the run's ratio is their product, and their privacy loss
-distributions are composed.  The common overlap of all rounds is one more Gaussian release.
+= (1/T) Σ w_t with w_t = e^(G_t - a_t/2) is the ratio of a dominating pair (S' with -G for the other unit of
+replace-one).  `chain.sum_distribution` gives E F(S) from above, with F = (S - γ)+ for a unit that is removed, (1 -
+γS)+ for one that is added, and (S - γS')+ under replace-one.  Chains of several epochs are independent, so that
+the run's ratio is their product, and their privacy loss distributions are composed.  The common overlap of all
+rounds is one more Gaussian release.
 
-**Kahane's inequality** (1985).  Let X, Y be centred Gaussian vectors, c_i real, F convex, and c_i c_j (E Y_i Y_j
-- E X_i X_j) ≥ 0 for all i, j.  Then E F(Σ c_i e^(X_i - E X_i²/2)) ≤ E F(Σ c_i e^(Y_i - E Y_i²/2)): along Z =
-√(1-θ) X + √θ Y, independent, the derivative by θ is ½ Σ_ij (E Y_i Y_j - E X_i X_j) c_i c_j E[w_i w_j F''(Σ c
-w)], w_i = e^(Z_i - E Z_i²/2) > 0.  (A convex F with a corner is a limit of smooth ones.)
-
-**The pair dominates.**  π is a set of rounds that a unit may draw, one round of every epoch, with probability p_π.
-Let N be the distribution of y = C s + σ z without the unit, σ = 1.  The unit's increments u_t, ‖u_t‖ ≤ clip_t, are
-functions of the releases before round t.  In row r the unit moves y by m_r^π = Σ_{t ∈ π} C_rt u_t, and the density
-with the unit, relative to N, is S = Σ_π p_π w_π,
-
-    w_π = exp Σ_r (⟨m_r^π, z_r⟩ - ‖m_r^π‖²/2).
-
-Hockey sticks are E F(S) with F = (S - γ)+ or (1 - γS)+, and under replace-one E (S - γ S')+, with S' of the other
-unit's increments u'.  Given the past of row r the m_r^π are fixed vectors with ⟨m_r^π, m_r^ρ⟩ ≤ c_r^π c_r^ρ, c_r^π
-= Σ_{t ∈ π} C_rt clip_t, and ⟨m_r^π, m'_r^ρ⟩ ≥ -c_r^π c_r^ρ.  Rows are replaced from the last to the first.  Let
-all later rows have been replaced by the worst case, which is increments of one direction e, and of -e for the
-other unit.  There remains E over independent later Gaussians of a convex function, so that Kahane's inequality,
-for this row's exponents plus the later ones, replaces this row too.  So the worst increments are clips of one
-direction, opposite ones for two units, and exponents have
-
-    E G_π G_ρ = Σ_{s ∈ π} Σ_{t ∈ ρ} X_st ≤ k² a + (v - a) |π ∩ ρ|,
-
-since rounds of different epochs are different rounds.  Kahane's inequality once more replaces the covariance by
-the right side, with the sign turned between two units: G_π = k √a ξ + √(v - a) Σ_{t ∈ π} ξ_t, and -G_π for the
-other unit.  Then S is e^(k√a ξ - k²a/2) times the product over epochs of the means of e^(√(v-a) ξ_t - (v-a)/2):
-the distribution over N of the Gaussian release together with k epochs of random allocation.  ∎  The proof needs
-no more of γ than γ ≥ 0, so that pairs compose.
+Both bounds hold for increments that depend on earlier releases, at every ε of either sign, so that pairs compose.
+Proof, by Kahane's inequality (1985): docs/proofs/fading.md.
 
 Sets of k rounds drawn at once (`BalancedSubsampling`) are allocation given a partition, as in
-`participation/secret.py`.  With Poisson sampling |π| varies and with it the common overlap, so that no such
-product dominates, and Poisson sampling under noise that fades is refused.
+`participation/secret.py`.  With Poisson sampling the number of a unit's rounds varies and with it the common
+overlap, so that no such product dominates, and Poisson sampling under noise that fades is refused.
 """
 
 import math

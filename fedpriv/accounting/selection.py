@@ -15,16 +15,8 @@ counts.  With m = E[K], for every ε₁ ≥ 0 and ε ≥ ε₂,
 
     δ'(ε) ≤ m δ(ε - ε₂),   ε₂ = (1 + η) ln(e^ε₁ + δ(ε₁) (1 - γ)/γ).
 
-*Proof.*  Let p and q be the densities of a run's release y on two neighbours, and a and b the probabilities of a
-better release (a public uniform number beside y breaks ties).  The best of K has the densities p w(a) and q w(b),
-with w(a) = G'(1 - a) = m (γ/(γ + (1 - γ) a))^(1+η) ≤ m, and G the generating function of K.  "Better than y" is an
-event, so that b ≤ e^ε₁ a + δ(ε₁), and with c = (1 - γ)/γ
-
-    w(a)/w(b) = ((1 + c b)/(1 + c a))^(1+η) ≤ ((1 + c δ(ε₁) + e^ε₁ c a)/(1 + c a))^(1+η) ≤ e^ε₂.
-
-So p w(a) - e^ε q w(b) ≤ w(a) (p - e^(ε - ε₂) q) ≤ m (p - e^(ε - ε₂) q)+, whose integral is m δ(ε - ε₂).  Releases
-after the choice multiply p and q by their densities given y and do not change w.  Then δ is that of the run
-together with these releases.  ∎  (After Koskela, Redberg & Wang 2024, "Privacy profiles for private selection".)
+after Koskela, Redberg & Wang 2024, "Privacy profiles for private selection".  Releases after the choice are covered
+if δ is the curve of a run together with them.  Proof: docs/proofs/selection.md.
 """
 
 import math

@@ -9,39 +9,20 @@ Neighbours differ by a unit that is exchanged for another one in the same secret
 
 with Z_i independent standard normal.  A reflection exchanges P and Q, so that both orders are the same.
 
-**The pair dominates.**  Let x_i be the release of round i, in the distribution N of a run without the unit.  u and
-v, of norm 1 at most, are the increments that the two units would add there, any functions of the past.  γ = e^ε is
-any number ≥ 0.  The hockey stick is E (Σ d_i)+ / T with d = (N_u - γ N_v)/N at x_i, of mean 1 - γ given the past.
-It is enough that, given the past, d lies below D in convex order: then E f(s + d_T) ≤ E f(s + D_T) for a convex f,
-the right side is convex in s, and rounds are replaced from the last to the first.  Means are equal, so that it
-remains to show that for every real c
-
-    F(u, v) = E (d - c)+ = ∫ (N_u - γ N_v - c N)+
-
-is largest at opposite unit vectors.  Let A be the set where the integrand is positive: there, divided by N, e^(⟨u,
-x⟩/z² - ‖u‖²/2z²) > γ e^(⟨v, x⟩/z² - ‖v‖²/2z²) + c.
-
-1. *Turning v away from u.*  Let τ be a unit vector with ⟨τ, v⟩ = 0, ⟨τ, u⟩ ≤ 0.  The derivative along τ is -(γ/z²)
-   ∫_A ⟨x, τ⟩ N_v.  The reflection ⟨x, τ⟩ → -⟨x, τ⟩ keeps N_v and ⟨v, x⟩, and where ⟨x, τ⟩ > 0 it raises ⟨u, x⟩,
-   so that it maps this part of A into A: the integral is 0 or less.  So F is largest where v points against u.
-2. *Longer vectors.*  With u = a e, v = -b e and a, b ≥ 0 the left side rises with ⟨e, x⟩ and the right side
-   falls: A is a half-line x > t, and the derivatives are N_a(t) by a and γ N_-b(t) by b, 0 or more.  (a = b = 0:
-   no x is in A, or all are, or the integrand is 0.)  ∎
-
-The proof needs no more of γ than γ ≥ 0, so that the pair dominates at every ε of either sign, and pairs of epochs
-compose.  For groups of rounds a block of rounds replaces one round (`allocation`).  If round j of a block moves by
-at most s_j, whatever was released before it in the block, as is so for rounded integers, then its rounds are
-replaced by opposite vectors of norm s_j one after another: the other rounds of the block multiply N_u and N_v by
-two more coefficients ≥ 0, and 1. and 2. hold for these.  Opposite vectors of all its rounds are one pair of norm
-√(Σ s_j²).
+The pair dominates all increments u and v of the two units, of norm 1 at most in clips and any functions of the
+past, at every ε of either sign, and pairs of epochs compose.  For groups of rounds a block of rounds replaces one
+round (`allocation`).  If round j of a block moves by at most s_j, whatever was released before it in the block, as
+is so for rounded integers, then opposite vectors of all its rounds are one pair of norm √(Σ s_j²).  Proof:
+docs/proofs/symmetric.md.
 
 **Numerics.**  D → (D)+ is convex and rises, so each D may be moved up, or to its two neighbours on a grid with its
 mean kept: δ only rises.  By exchangeability H_ε = E D_1 1{D_1 + R > 0}, with R the sum of the other D_i.  Where
 D_1 > 0 an upper bound of P(R > -D_1) is needed, which counts R beyond the grid as infinite and below it as at its
-lowest point.  Where D_1 < 0 a lower bound is needed, which drops both.  H is convex in γ, so that the lower hull
-of bounds at some γ is a bound at all γ.  Fourier transforms move a probability of R by less than 4e-15 T + 1e-12
-(tests/accounting/test_symmetric.py, against 80-bit floats).  Each probability is moved by more than that, to the
-safe side."""
+lowest point.  Where D_1 < 0 a lower bound is needed, which drops both.  H is convex in γ = e^ε, so that the lower
+hull of bounds at some γ is a bound at all γ.  Fourier transforms move a probability of R by less than 4e-15 T +
+1e-12 (tests/accounting/test_symmetric.py, against 80-bit floats).  Each probability is moved by more than that, to
+the safe side.
+"""
 
 import math
 from dataclasses import dataclass, replace

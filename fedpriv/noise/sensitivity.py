@@ -13,15 +13,10 @@ For Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0, equal clips and any 
 pattern, rounds 1, 1 + separation, …, is the worst (Kalinin & Lampert 2024, Theorem 2; in a fixed order because a
 later start only cuts columns off).  Columns that do not overlap add their squares (Choquette-Choo et al. 2023).
 
-With unequal clips, and for trees, the worst pattern is searched for.  With X_ij = clip_i clip_j ⟨C_i, C_j⟩ ≥ 0 a
-record that takes part in the rounds S moves C s by at most
-
-    √ Σ_{i∈S} Σ_{j∈S} X_ij ≤ √ max_S Σ_{i∈S} ρ_i,    ρ_i = max_S Σ_{j∈S} X_ij
-
-where S runs over the allowed patterns: a heaviest pattern for each row, and one more over the weights of these.
-The search (`farthest_pattern`) fixes the last rounds of S one after another, the most promising first, and bounds
-the contribution of earlier rounds in the same way.  It ends with the worst pattern if a complete pattern has the
-largest bound.  After a number of steps it ends with the largest bound.
+With unequal clips, and for trees, the worst pattern is searched for (`farthest_pattern`).  The result is that
+pattern, or after a number of steps a bound, at most √ max_S Σ_{i∈S} ρ_i with ρ_i = max_S Σ_{j∈S} X_ij and X_ij =
+clip_i clip_j ⟨C_i, C_j⟩ ≥ 0, where S runs over the allowed patterns: a heaviest pattern for each row, and one more
+over the weights of these.  Proof: docs/proofs/sensitivity.md.
 """
 
 import heapq

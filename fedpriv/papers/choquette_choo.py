@@ -32,12 +32,9 @@ most ⌊log2 T⌋ + 1 tree nodes.  It changes each of these by clip / B under ze
 replace-one.  `sigma` uses the exact Gaussian conversion and the exact number of nodes, both of them tighter than
 the paper's.  `sigma` is for batches of exactly B, and a run with whole batches calibrates its own noise.
 
-The bound on the excess risk is for three sequences with α_t = t, A_t = t(t+1)/2 and released α_t ∇F(x_t) + e_t.
-With c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the step to z_{t+1}.  The reason is that y_{t+1} is the
-best point of K for ⟨g, y⟩ + β/2 ‖y - x_t‖², and so no worse than x_t + τ_t (z_{t+1} - z_t):
-
-    A_t F(y_{t+1}) ≤ A_{t-1} F(y_t) + α_t F(x*) + β/2 (‖z_t - x*‖² - ‖z_{t+1} - x*‖²)
-                     + ⟨e_t, x* - z_t⟩ + (t+1)/(4 t c_t) ‖e_t‖²
+The bound on the excess risk (`accelerated_bound`) is for three sequences with α_t = t and released α_t ∇F(x_t) +
+e_t.  With c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the step to z_{t+1}.  Proof:
+docs/proofs/excess-risk.md.
 
 c_t > 0 holds in all rounds if β > M (T+1)/2.  The paper requires β ≥ 2 M T where the minimizer may lie outside K
 (Theorem 15).  In the other setting (Theorem 3) it takes a smaller β, and its proof halves the z-step.  For such a

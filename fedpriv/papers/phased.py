@@ -22,9 +22,11 @@ This file was written from the paper's abstract and from its known statement, an
 Therefore the noise follows from the sensitivity proved in `fedpriv.noise.diagonal`, and `suggested_step` is
 experimental.
 
-The bound on the excess risk: with w̄_0 = x*, ξ_0 = w_0 - x* and ξ_i the noise after phase i,
+The bound on the excess risk (`phased_bound`): with ξ_0 = w_0 - x* and ξ_i the noise after phase i,
 
     F(w_k) - F(x*) ≤ Σ_i (‖ξ_{i-1}‖²/(2 η_i n_i) + η_i L²/2) + L ‖ξ_k‖
+
+Proof: docs/proofs/excess-risk.md.
 """
 
 import math

@@ -15,10 +15,8 @@ DP-SRGD without acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.
 | `average` | mean of x_2 … x_t, or x_min(t, U) | (..., d) |
 | `released` / `scale` | g~_t, the noisy gradient | (..., d) |
 
-The bound on the excess risk of the average is for released ∇F(x_t) + e_t and steps η ≤ 1/M.  It sums over the
-rounds
-
-    F(x_{t+1}) - F(x*) ≤ (‖x_t - x*‖² - ‖x_{t+1} - x*‖²)/(2η) - ⟨e_t, x_{t+1} - x*⟩ - (1/η - M)/2 ‖x_{t+1} - x_t‖²
+The bound on the excess risk of the average (`projected_bound`) is for released ∇F(x_t) + e_t and steps η ≤ 1/M.
+Proof: docs/proofs/excess-risk.md.
 """
 
 import math

@@ -363,11 +363,9 @@ def silo_weights(cell: Cell) -> tuple[float, ...]:
 ROUNDING_ALLOWANCE = 2.0**-20
 """Relative allowance of the increment diameter, above every rounding of increments, also on a lattice.
 
-Let two increments be `a` ≥ 1 clips apart, and K = ⌊clip/u⌋ the clip in units u.  On the lattice they are (K + 1) a
-apart at most.  Scaling to K is a projection, up to a relative 2^-31 for its float64 norm.  Truncation towards zero
-moves a difference by less than 1 a coordinate, so by √d.  A plan has 2^22 √d ≤ K, or is refused
-(`make_exact_plan`), so that all of this is below (1 + √d + 2^-30 K) / K < 2^-20 of a.  In float64 alone it is
-below 2^-45.
+Two increments that are `a` ≥ 1 clips apart are at most a (1 + 2^-20) clips apart on the lattice, as a plan has 2^22
+√d ≤ K for the clip K in units, or is refused (`make_exact_plan`).  In float64 alone the allowance is above 2^-45.
+Proof: docs/proofs/truncation.md.
 """
 
 

@@ -128,7 +128,7 @@ def test_without_the_folder_a_command_says_what_it_lacks(command: str) -> None:
 
 
 def test_without_the_folder_a_scenario_that_names_an_add_on_says_what_it_lacks() -> None:
-    done = python(f"{WITHOUT}\nfrom fedpriv.loss.models import find_model\nmodel_named('statistics')")
+    done = python(f"{WITHOUT}\nfrom fedpriv.loss.models import find_model\nfind_model('statistics')")
     assert "model 'statistics': it is of the add-on 'statistics', which this installation lacks" in done.stderr
 
 

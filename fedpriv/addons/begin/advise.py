@@ -427,7 +427,7 @@ def advise(
         data: The scenario's [data], by default an .npz file that is still to be named.  It is not opened.
         name: Name of the scenario.
         further_facts: Further fields of `Facts`: delta, trust, feature_norm, rounds, relation, unit,
-        records_of_person.
+            records_of_person.
 
     Returns:
         The scenario with reasons, the forecast of its noise, and alternatives.

@@ -9,15 +9,14 @@ two AES blocks, four words of 64 bits:
 2. (0, minus) is refused.  Any other attempt is accepted with probability exp(-j (2 m 2^k + j) / 2σ²), where words
   2 and 3 are a uniform of 128 bits.
 
-Floating point only predicts the second comparison, with an error below 2^-49.  Where the two sides are within
-2^-44, integers decide.  So no libm, no instruction set and no platform can change a bit (cf. interval refining in
-Haney et al. 2022, "Precision-based attacks and interval refining").  A first pass goes over all values, and
-accepts by exp(-x) ≥ 1 - x those whose uniform is below 1 - x - 2^-44.  A second pass decides on the few others
-(2.4 % at large σ).
+Floating point only predicts the second comparison.  Where the two sides are within 2^-44, integers decide.  So no
+libm, no instruction set and no platform can change a bit (cf. interval refining in Haney et al. 2022,
+"Precision-based attacks and interval refining").  A first pass goes over all values, and accepts by exp(-x) ≥ 1 - x
+those whose uniform is below 1 - x - 2^-44.  A second pass decides on the few others (2.4 % at large σ).
 
-Total variation of a value: the cut at 512 · 2^k ≥ 16 σ costs 2^-187, thresholds and the uniform together 2^-124,
-the sum is below 2^-120 (`claim` counts it).  The number of attempts is independent of the accepted value, so
-retries reveal nothing about the value.  Nothing is claimed about a party that shares the processor's caches.
+The number of attempts is independent of the accepted value, so retries reveal nothing about the value.  Nothing is
+claimed about a party that shares the processor's caches.  Proof of the total variation:
+docs/proofs/discrete-gaussian.md.
 
 The key of a round's noise is derived from the silo's key, the chain of all queries so far, and the sums themselves
 (`round_noise`).  A ledger that is rolled back together with its key must never give the same noise to another sum.

@@ -2,7 +2,7 @@
 
 Truncation towards zero enlarges no coordinate, |trunc x| ≤ |x|, so no norm grows: one record moves a sum by at
 most K under zero-out and 2K under replace-one.  Truncation needs no √d/2 for the rounding, no secret randomness
-and no redraw.  The bias is at most √d / K of the clip.
+and no redraw.  The bias is at most √d / K of the clip.  Proof: docs/proofs/truncation.md.
 
 The gradient of a loss of linear scores is residual ⊗ features, and its d values a record are never formed.  With
 features that are integers x (bytes of an image and a 1, say) and a residual truncated to integers r, the increment

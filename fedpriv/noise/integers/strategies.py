@@ -11,18 +11,14 @@ file.
 
 An `ExactClaim` leads from a sensitivity in integers to σ in units, and to the recorded μ.  Let v_t be the
 difference of (C s)_t between neighbours, Σ ‖v_t / scale_t‖² ≤ Δ² on every transcript, and z_t from D(scale_t σ)^d.
-For h = 16, ε_h = 2 Σ_{j≥1} exp(-2π² h² j²) < 10^-2190:
+For h = 16 the run is μ-GDP with
 
-1.  The Gaussian of variance σ² - h², rounded at random to an integer by D(h) around it, has the distribution D(σ)
-  within factors exp(±2 ε_h) (Peikert 2010, Theorem 3.1).  For *integer* v the same rounding of x + v has the
-  distribution of v + D(σ).  So a released value is post-processing of N(v, σ² - h²), within those factors.
-2.  Gaussian releases with adaptive shifts of total squared norm Δ² are Δ / √(σ² - h²)-GDP (Denisov et al. 2022,
-  Smith & Thakurta 2022).
-3.  So the run is μ-GDP with μ = Δ / √(σ² - h²), up to e^η with η = 2 N ε_h (0 in floats) and up to τ, the total
-  variation between the noise that is drawn and D(σ):  δ(ε) ≤ δ_μ(ε) + (1 + e^ε) τ.
+    μ = Δ / √(σ² - h²),   δ(ε) ≤ δ_μ(ε) + (1 + e^ε) τ
 
-With noise of several sizes h² is 256 / min scale², so that every value keeps 16 units.  M shares D(σ₁) add up to
-D(σ₁ √M) within exp(±2 Σ_{m=2}^M ε_{σ₁ √((m-1)/m)}), which is 1 in floats for σ₁ ≥ 24.
+up to a factor that is 1 in floats, and up to τ, the total variation between the noise that is drawn and D(σ).  With
+noise of several sizes h² is 256 / min scale², so that every value keeps 16 units.  M shares D(σ₁) add up to D(σ₁
+√M), up to a factor that is 1 in floats for σ₁ ≥ 24.  Proof, after Peikert 2010 (Theorem 3.1), Denisov et al. 2022
+and Smith & Thakurta 2022: docs/proofs/integer-releases.md.
 """
 
 import math
