@@ -61,7 +61,7 @@ WRONG_IN_FLOATS: dict[str, tuple[dict[str, Any], str]] = {
         "its certificate says that a record moves C s by 0.1 at most, and what it streams is moved by",
     ),
     "a small count beside it": (
-        {"counted": lambda _self, _workload: Sensitivity(0.1, True, "so I count")},
+        {"attained_sensitivity": lambda _self, _workload: Sensitivity(0.1, True, "so I count")},
         "its certificate says that a record moves C s by 0.1 at most",
     ),
     "little noise": (

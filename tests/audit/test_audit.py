@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from fedpriv.addons.audit.audit import audit
-from fedpriv.addons.audit.canaries import CanaryLayout, make_audit_cell, rows_by_round
-from fedpriv.addons.audit.statistics import bound_at_threshold, mu_lower_bound
+from fedpriv.addons.audit.canaries import CanaryLayout, make_audit_cell, make_canary_objective, rows_by_round
+from fedpriv.addons.audit.statistics import bound_at_threshold, canary_weight_and_std, mu_lower_bound
 from fedpriv.cli import main
 from fedpriv.core.errors import InputError
+from fedpriv.plan.plan import make_plan
 from fedpriv.scenario.schema import Cell
 from tests.audit import planted
 from tests.audit.planted import noise_times
@@ -101,6 +102,18 @@ def test_torch_has_its_threads_back(small_cell: MakeCell) -> None:
     audit(small_cell(federation__rounds=2), trials=2048, families=("canaries",))
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+def test_a_canary_weighs_less_in_a_round_of_several_batches(small_cell: MakeCell) -> None:
+    """An anchor of 3 batches of 3 is a mean of 9 records, and the round after it one of 3."""
+    algorithm = {
+        "name": "goldstein-single-pass", "trust": "untrusted", "anchor_batches": 3, "smoothing": 0.1,
+        "radius": 0.02, "period": 3, "anchor_clip": 4.0, "clip": 2.0, "step": 0.01, "window": 2, "output": "last",
+    }  # fmt: skip
+    small = make_audit_cell(small_cell(algorithm=algorithm, privacy__rho=None, privacy__mu=1.0), 1.0, 6, 2, 3)
+    assert [len(rows) for rows in rows_by_round(small)] == [9, 3, 3, 9, 3, 3]
+    plan = make_plan(small, make_canary_objective(small, 4), for_release=True)
+    assert [canary_weight_and_std(plan, t)[0] for t in (1, 2)] == pytest.approx([4.0 / 9.0, 2.0 / 3.0])
 
 
 def test_canaries_lie_where_a_single_pass_reads_them(small_cell: MakeCell) -> None:

@@ -59,7 +59,7 @@ def run_parts(
     monkeypatch.setattr(supernode_process, "_MIN_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(supernode_process, "_POLL_SECONDS", 0.1)
     monkeypatch.setenv(service.HEARTBEAT_FOLDER_VARIABLE, "")
-    for name in ("log_as_service", "end_when_asked", "check_names"):  # which are for a process of its own
+    for name in ("configure_service_logging", "exit_on_signals", "check_names"):  # which are for a process of its own
         monkeypatch.setattr(supernode_process, name, lambda **_: None)
     supernode_process.run_supernode("127.0.0.1:1", 0, folder / "guard.sock", None, insecure=True, apps=apps)
 
@@ -363,7 +363,7 @@ def test_a_log_format_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 class Unanswering:
     """A SuperLink of which `answers` come, one a question."""
 
-    ended = False
+    has_ended = False
 
     @staticmethod
     def log_tail() -> str:
@@ -376,7 +376,7 @@ class Unanswering:
     def __init__(self, answers: list[str | None]) -> None:
         self._answers = iter(answers)
 
-    def status(self, _: int) -> RunStatus:
+    def run_status(self, _: int) -> RunStatus:
         answer = next(self._answers)
         if answer is None:
             raise UnreachableError("the SuperLink cannot be reached: timed out")
@@ -390,7 +390,7 @@ def test_a_run_says_for_whom_it_waits_and_since_when(tmp_path: Path, monkeypatch
     lines: list[str] = []
 
     class Hears(RunObserver):
-        def noted(self, line: str) -> None:
+        def notified(self, line: str) -> None:
             lines.append(line)
 
     report_waiting(tmp_path, [1, 4], time.time() - 25.0)

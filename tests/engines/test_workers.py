@@ -121,7 +121,7 @@ def heard_of(
         yield ray
 
     monkeypatch.setattr(engine, "_connect_ray", connected)
-    cell: Any = SimpleNamespace(schedule=SimpleNamespace(rounds=2), batch_sizes=(1,), canonical=dict)
+    cell: Any = SimpleNamespace(schedule=SimpleNamespace(rounds=2), batch_sizes=(1,), canonical_data=dict)
     monkeypatch.setattr(engine, "find_engine_row", lambda _: SimpleNamespace(group_cells=lambda _: [[1, 0]]))
     run = make_worker_engine("vectorized", Workers(1), kept or Checkpoints())([cell, cell], recorder)
     try:
@@ -175,7 +175,7 @@ def test_what_a_worker_kept_is_given_to_the_next_one(monkeypatch: pytest.MonkeyP
         def drop(self, name: str) -> None:
             self.dropped.append(name)
 
-    cell: Any = SimpleNamespace(canonical=dict)
+    cell: Any = SimpleNamespace(canonical_data=dict)
     name, memory = checkpoint_name([cell_digest(cell)] * 2), Memory()
     first = [
         BEGAN,

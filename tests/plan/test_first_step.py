@@ -457,7 +457,7 @@ def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(
 @pytest.mark.parametrize("key", ["budget", "_budget"])
 def test_nobody_writes_a_budget_into_a_scenario(tmp_path: Path, key: str) -> None:
     with pytest.raises(InputError, match=key):
-        resolve_cell({**tree(tmp_path), key: {"rounds": 100.0, "beside": 0.0}}, "test")
+        resolve_cell({**tree(tmp_path), key: {"rounds_mu": 100.0, "other_mu": 0.0}}, "test")
 
 
 def test_a_step_that_was_taken_is_not_charged_a_second_time(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def _signal(plan: Plan, canary_round: int) -> Scores:
 
 
 def _batch_count(plan: Plan, t: int) -> int:
-    counts = getattr(plan.schedule, "reads", ())
+    counts = getattr(plan.schedule, "batch_counts", ())
     return int(counts[t - 1]) if counts else 1
 
 

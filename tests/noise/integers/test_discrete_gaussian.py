@@ -388,4 +388,4 @@ def test_loading_compiles_what_long_vectors_use(monkeypatch: pytest.MonkeyPatch)
     asked: list[object] = []
     monkeypatch.setattr("fedpriv.noise.integers.gaussian.compile_function", asked.append)
     warm_up()
-    assert {getattr(function, "__name__", "") for function in asked} == {"numbered", "attempts"}
+    assert {getattr(function, "__name__", "") for function in asked} == {"set_counters", "attempt_values"}

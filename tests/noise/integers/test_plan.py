@@ -93,7 +93,7 @@ def test_buffers_with_digits_count() -> None:
     workload = workload_of(2000, 1.0)
 
     class Form(Factorization):
-        def certified(self, lattice: object) -> float:
+        def sensitivity_in_units(self, lattice: object) -> float:
             norms = np.full(2000, float(lattice.norm(1.0)))  # type: ignore[attr-defined]
             assert isinstance(self.strategy, IntegerBuffered)
             return buffered_certified(self.strategy, workload_of(2000, 1.0, clips=norms))
