@@ -20,9 +20,9 @@ the one with the smallest sum of all covariances is taken.
 rounds, S is e^(kκξ - k²κ²/2) times the S of G', for k epochs.  The chain then lies above (X - κ²)+ only.  Of
 several κ², the one with the smallest sum of overlaps is taken.
 
-**Independent epochs.**  A run of k epochs becomes k independent chains, which compose: rounds before and after a
-cut get independent terms that take their covariance away (`CovarianceChain.split_at`).  Expectations of convex
-functions of the ratios only grow.
+**Independent epochs.**  A run of k epochs becomes k independent chains, which compose
+(`CovarianceChain.split_at`). At a cut one independent Gaussian is added to the rounds before it and subtracted
+from those after it, so that they have no covariance.  Expectations of convex functions of the ratios only grow.
 
 Proofs: docs/proofs/chains.md.
 
@@ -30,12 +30,13 @@ Proofs: docs/proofs/chains.md.
 G_(t-1) + τ_t z_t.  So (G_t, the sum up to t) is a Markov process of two numbers.  Its distribution is computed
 from above in convex order, on a grid of exponents and a grid of sums:
 
-* A walk on multiples of h replaces G.  Its steps have the mean and variance of a quadratic B-spline, and a factor 1
-  ± κ covers the rest (`ExponentGrid.relative_error`).  A τ below h is raised to it, and so is √a_0.
-* A walk that leaves the grid of exponents stops, which costs at most `LOST_MEAN`.
-* Sums are moved to their two neighbours on the grid of sums with their mean kept.  The mean that sums above the grid
-  lose is returned.  Sums below it are moved up to its bottom, which may lower (1 - γS)+.  So for that function every
-  number of rounds has a grid whose bottom is the least sum.
+* A walk on multiples of h replaces G, rounded at random with mean 0 and variance h²/4.  Bounds divide by 1 ± κ
+  with κ = `ExponentGrid.relative_error`.  A τ below h is raised to it, and so is √a_0.
+* A walk that leaves the grid of exponents stops.  The probability of this and the mean that is lost are at most
+  `LOST_MEAN` each.
+* Sums are moved to their two neighbours on the grid of sums with their mean kept.  The mean that sums above the
+  grid lose is returned.  Sums below it are moved up to its bottom, which may lower (1 - γS)+.  So for that
+  function every number of rounds has a grid whose bottom is the least sum.
 
 Errors of rounding are less than the relative 1e-9 by which `losses` raises every δ.  Proofs:
 docs/proofs/chain-sums.md.

@@ -19,19 +19,9 @@ Of k units together each is drawn independently, and one round is dominated by t
     zero-out      N(Bin(k, q), z²)   and   N(0, z²), in both orders
     replace-one   N(Bin(k, q), z²)   and   N(-Bin(k, q), z²)
 
-**The pairs dominate.**  Given the past and the sum of all other increments, a set S of the units takes part with
-probability p_S, under P and Q alike, and moves the release by u_S or by v_S, of norm |S| at most in clips (v_S = 0
-under zero-out).  Let A be any event, of probability a under N(0, z² I).  Of all events of this probability the
-half-line H = {x > t} has the most under a shift by ‖u_S‖ and the least under one by -‖v_S‖ (Neyman & Pearson).
-The first probability rises and the second falls with the norm.  t follows from a alone, so that one H serves all S
-at once:
-
-    P(A) - γ Q(A) ≤ Σ_S p_S (N(|S|, z²)(H) - γ N(-|S|, z²)(H)),   γ ≥ 0.
-
-Hockey sticks are jointly convex, so that this holds averaged over the sampling of other units.  ∎  A round of one
-class and a round of another, in which i and j units take part, are one release with ‖u_S‖ ≤ √(i² + j²) ≤ i + j:
-units in different classes of rounds are no worse than as many in one.  Choquette-Choo et al. 2023, Corollary 4.7,
-has the case v_S = 0, and Ganesh 2024 has groups.
+Units in different classes of rounds are no worse than as many in one.  Proof, for increments that are any
+functions of the past: docs/proofs/poisson.md.  Choquette-Choo et al. 2023, Corollary 4.7, has the case of
+zero-out, and Ganesh 2024 has groups.
 
 Sources: Abadi et al. 2016, Algorithm 1, for the mechanism; dp-accounting for the hockey stick of one round;
 Doroshenko et al. 2022 ("connect the dots") for its loss distribution, which is pessimistic.

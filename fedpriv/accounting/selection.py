@@ -15,8 +15,8 @@ counts.  With m = E[K], for every ε₁ ≥ 0 and ε ≥ ε₂,
 
     δ'(ε) ≤ m δ(ε - ε₂),   ε₂ = (1 + η) ln(e^ε₁ + δ(ε₁) (1 - γ)/γ).
 
-after Koskela, Redberg & Wang 2024, "Privacy profiles for private selection".  Releases after the choice are covered
-if δ is the curve of a run together with them.  Proof: docs/proofs/selection.md.
+The bound is after Koskela, Redberg & Wang 2024, "Privacy profiles for private selection".  Releases after the
+choice are covered if δ is the curve of a run together with them.  Proof: docs/proofs/selection.md.
 """
 
 import math

@@ -233,8 +233,9 @@ class BalancedSubsampling(RandomAllocation):
     Guarantee: that of `RandomAllocation` with k epochs.  A uniform set of k rounds is one round of every part of a
     partition of the rounds into k equal parts, if the partition is drawn uniformly, too.  Given the partition this
     is random allocation, and hockey sticks are jointly convex, so that the guarantee for every partition holds for
-    their mixture, under both relations.  With independent noise the true ε was at most 6 % below in samples.  With
-    noise that fades from round to round, whose rounds are charged without a chain, it was 11 to 66 % below.
+    their mixture, under both relations (docs/proofs/allocation.md).  With independent noise the true ε was at most
+    6 % below in samples.  With noise that fades from round to round, whose rounds are charged without a chain, it
+    was 11 to 66 % below.
 
     Source: Dong et al. 2026 for the scheme.
     """

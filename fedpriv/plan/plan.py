@@ -363,9 +363,9 @@ def silo_weights(cell: Cell) -> tuple[float, ...]:
 ROUNDING_ALLOWANCE = 2.0**-20
 """Relative allowance of the increment diameter, above every rounding of increments, also on a lattice.
 
-Two increments that are `a` ≥ 1 clips apart are at most a (1 + 2^-20) clips apart on the lattice, as a plan has 2^22
-√d ≤ K for the clip K in units, or is refused (`make_exact_plan`).  In float64 alone the allowance is above 2^-45.
-Proof: docs/proofs/truncation.md.
+Two increments that are `a` ≥ 1 clips apart are at most a (1 + 2^-20) clips apart on the lattice, as a plan has
+2^22 √d ≤ K for the clip K in units, or is refused (`make_exact_plan`).  In float64 alone all roundings are below
+2^-45.  Proof: docs/proofs/truncation.md.
 """
 
 

@@ -11,8 +11,8 @@ two AES blocks, four words of 64 bits:
 
 Floating point only predicts the second comparison.  Where the two sides are within 2^-44, integers decide.  So no
 libm, no instruction set and no platform can change a bit (cf. interval refining in Haney et al. 2022,
-"Precision-based attacks and interval refining").  A first pass goes over all values, and accepts by exp(-x) ≥ 1 - x
-those whose uniform is below 1 - x - 2^-44.  A second pass decides on the few others (2.4 % at large σ).
+"Precision-based attacks and interval refining").  A first pass goes over all values, and accepts by exp(-x) ≥ 1 -
+x those whose uniform is below 1 - x - 2^-44.  A second pass decides on the few others (2.4 % at large σ).
 
 The number of attempts is independent of the accepted value, so retries reveal nothing about the value.  Nothing is
 claimed about a party that shares the processor's caches.  Proof of the total variation:

@@ -15,10 +15,10 @@ For h = 16 the run is μ-GDP with
 
     μ = Δ / √(σ² - h²),   δ(ε) ≤ δ_μ(ε) + (1 + e^ε) τ
 
-up to a factor that is 1 in floats, and up to τ, the total variation between the noise that is drawn and D(σ).  With
-noise of several sizes h² is 256 / min scale², so that every value keeps 16 units.  M shares D(σ₁) add up to D(σ₁
-√M), up to a factor that is 1 in floats for σ₁ ≥ 24.  Proof, after Peikert 2010 (Theorem 3.1), Denisov et al. 2022
-and Smith & Thakurta 2022: docs/proofs/integer-releases.md.
+up to a factor that is 1 in floats, and up to τ, the total variation between the noise that is drawn and D(σ).
+With noise of several sizes h² is 256 / min scale², so that every value keeps 16 units.  M shares D(σ₁) add up to
+D(σ₁ √M), up to a factor that is 1 in floats for σ₁ ≥ 24.  Proof, after Peikert 2010 (Theorem 3.1), Denisov et al.
+2022 and Smith & Thakurta 2022: docs/proofs/integer-releases.md.
 """
 
 import math
