@@ -48,7 +48,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_file_adds_data_here_and_in_processes_that_are_started(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DATA, encoding="utf-8")
     extensions.import_files([tmp_path / "mine.py"])
-    code = "from fedpriv.data.named import load; d = load('imported'); print(d.classes, d.train_images.shape)"
+    code = "from fedpriv.data.named import load; d = load('imported'); print(d.class_count, d.train_images.shape)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "2 (40, 4)"
 

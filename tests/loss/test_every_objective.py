@@ -113,7 +113,7 @@ def test_increment_equals_autograd(
         expected += weight * increment * (min(1.0, clip / norm) if norm else 1.0)
     found = objective.increment(Query(at, coefficients), Batch(records, weights), clip)
     torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-11)
-    assert int(found.clipped) == clipped
+    assert int(found.clipped_count) == clipped
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -128,7 +128,7 @@ def test_leading_axes_are_independent_replicates(name: str) -> None:
         own = Records(records.features[place], records.labels[place])
         alone = objective.increment(Query([points[place]]), Batch(own, weights), float(clip[place]))
         torch.testing.assert_close(together.total[place], alone.total)
-        assert together.clipped[place] == alone.clipped
+        assert together.clipped_count[place] == alone.clipped_count
         losses = objective.evaluate(points, own).loss
         torch.testing.assert_close(losses[place], objective.evaluate(points[place], own).loss)
 

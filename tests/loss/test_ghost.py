@@ -225,7 +225,7 @@ def test_increments_equal_autograd(
     expected = (weights * (clip / norms).clamp(max=1.0)) @ increments
     found = closed(measured, query, Batch(records, weights), clip)
     torch.testing.assert_close(found.total, expected, rtol=1e-9, atol=1e-10)
-    assert int(found.clipped) == int((norms > clip).sum())
+    assert int(found.clipped_count) == int((norms > clip).sum())
 
 
 WORDS = Of(
@@ -308,7 +308,7 @@ def test_a_record_that_is_not_finite_adds_nothing() -> None:
     rest = Batch(Records(*(column[kept] for column in records)), weights[kept])
     expected = measured.increment(query, rest, 1.0)
     torch.testing.assert_close(found.total, expected.total)
-    assert int(found.clipped) == int(expected.clipped_count) + 1
+    assert int(found.clipped_count) == int(expected.clipped_count) + 1
 
 
 def test_a_record_on_which_the_module_raises_adds_nothing() -> None:
@@ -419,7 +419,7 @@ def test_chunks_and_modes_change_nothing(name: str, monkeypatch: pytest.MonkeyPa
         inside = Query([point.clone() for point in at], query.coefficients)
         parts = closed(measured, inside, Batch(Records(*(one.clone() for one in records)), weights), 0.7)
     torch.testing.assert_close(parts.total, whole.total, rtol=1e-12, atol=1e-12)
-    assert parts.clipped == whole.clipped_count
+    assert parts.clipped_count == whole.clipped_count
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -432,7 +432,7 @@ def test_clip_holds_in_float32_late_in_a_run(seed: int) -> None:
     weights = torch.zeros(RECORDS)
     weights[seed] = 1.0
     increment = closed(measured, Query(points, [float(t), -float(t - 1)]), Batch(one, weights), clip)
-    assert int(increment.clipped) == 1
+    assert int(increment.clipped_count) == 1
     assert float(increment.total.norm()) == pytest.approx(clip, rel=1e-3)
 
 

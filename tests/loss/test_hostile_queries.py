@@ -251,7 +251,7 @@ def test_no_contribution_is_beyond_its_clip(
         assert norm <= limit, f"{norm / limit} times its clip, alone"
         if kinds[place] == "not finite":
             assert not alone.total.any()
-            assert int(alone.clipped) == 1
+            assert int(alone.clipped_count) == 1
         if weights.dtype == F32:  # its sum is rounded by what else is in it: simulations only
             continue
         left_out = weights.clone()

@@ -41,8 +41,8 @@ def test_slopes_are_derivatives_of_each_record_alone(choice: LossChoice, label: 
     values = loss.value(outputs, labels)
     assert values.shape == (5,)
     (expected,) = torch.autograd.grad(values.sum(), outputs)
-    assert torch.allclose(loss.slope(outputs.detach(), labels), expected, atol=1e-12)
-    assert loss.slope(outputs, labels).shape == outputs.shape
+    assert torch.allclose(loss.output_gradient(outputs.detach(), labels), expected, atol=1e-12)
+    assert loss.output_gradient(outputs, labels).shape == outputs.shape
     for place in range(5):
         alone = loss.value(outputs[place : place + 1], labels[place : place + 1])
         assert torch.allclose(alone, values[place], rtol=1e-14)
