@@ -59,7 +59,7 @@ def run_parts(
     monkeypatch.setattr(supernode_process, "_MIN_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(supernode_process, "_POLL_SECONDS", 0.1)
     monkeypatch.setenv(service.HEARTBEAT_FOLDER_VARIABLE, "")
-    for name in ("configure_service_logging", "exit_on_signals", "check_names"):  # which are for a process of its own
+    for name in ("configure_service_logging", "exit_on_signals", "check_names"):  # of a process of its own
         monkeypatch.setattr(supernode_process, name, lambda **_: None)
     supernode_process.run_supernode("127.0.0.1:1", 0, folder / "guard.sock", None, insecure=True, apps=apps)
 
