@@ -227,6 +227,14 @@ class AllocatedGaussian(Sampled):
     Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them.  Under
     replace-one they differ by a unit that is exchanged for another one, in the same secret rounds.  Increments may
     depend on all earlier releases.  Everybody may see every release, but not which unit draws which round.
+
+    Raises:
+        InputError: A number or the relation is out of its range.
+
+    Example:
+        >>> guarantee = AllocatedGaussian(noise_multiplier=2.0, bins=10)
+        >>> round(guarantee.epsilon_of(1e-5), 3)
+        0.622
     """
 
     bins: int
@@ -421,6 +429,10 @@ def calibrate(
 
     Raises:
         InputError: No multiplier up to a million is enough, or δ is below 1e-10.
+
+    Example:
+        >>> round(calibrate(epsilon=1.0, delta=1e-5, bins=10).noise_multiplier, 2)
+        1.48
     """
 
     def mechanism(multiplier: float) -> AllocatedGaussian:

@@ -60,6 +60,14 @@ class ApproximateGDP:
 
     Guarantee: `epsilon_of` and `delta_of` hold for every mechanism that satisfies the inequality above with this μ
     and δ₀.
+
+    Raises:
+        InputError: μ is negative or not finite, or the slack is not in [0, 1).
+
+    Example:
+        >>> charge = ApproximateGDP(mu=1.0, slack=1e-7)
+        >>> round(charge.epsilon_of(1e-5), 3), charge.description
+        (4.38, '1 with slack 1e-07')
     """
 
     mu: float
@@ -130,8 +138,15 @@ def compose_charges(charges: Sequence[ApproximateGDP]) -> ApproximateGDP:
     Guarantee: it holds for runs chosen adaptively, each after the releases of the runs before, as long as the sum
     is what was charged (`LifetimeBudget`).
 
+    Args:
+        charges: Charges of the runs.
+
     Raises:
         InputError: The slacks add up to 1 or more.
+
+    Example:
+        >>> compose_charges([ApproximateGDP(3.0, 1e-8), ApproximateGDP(4.0, 1e-8)])
+        ApproximateGDP(mu=5.0, slack=2e-08)
     """
     return ApproximateGDP(_root_above(sum_squares(charges)), _float_above(sum_slacks(charges)))
 
@@ -150,6 +165,10 @@ def exact_decimal(value: float) -> Fraction:
     """Return the decimal number that `value` prints as, within a relative 1e-16 of it.
 
     So three slacks of 1e-8 add up to 3e-8.
+
+    Example:
+        >>> exact_decimal(0.1)
+        Fraction(1, 10)
     """
     return Fraction(repr(float(value)))
 
@@ -167,6 +186,10 @@ def charge_across_silos(charges: Sequence[ApproximateGDP], silos: int) -> Approx
 
     Raises:
         InputError: `silos` is below 1.
+
+    Example:
+        >>> charge_across_silos([ApproximateGDP(3.0), ApproximateGDP(4.0), ApproximateGDP(1.0)], silos=2).mu
+        5.0
     """
     if silos < 1:
         raise InputError(f"shared = {silos}: a unit is in 1 silo or more")
@@ -204,6 +227,16 @@ class LifetimeBudget:
 
     Guarantee: as long as every run is admitted before its first release, all releases together are (`mu`,
     `slack`)-GDP, whoever chooses the runs, and whatever releases they have seen before.
+
+    Raises:
+        InputError: μ is not a finite number above 0, or the slack is not in [0, 1).
+
+    Example:
+        >>> budget = LifetimeBudget(mu=1.0)
+        >>> budget.why_over_budget([ApproximateGDP(0.6)], ApproximateGDP(0.8)) is None
+        True
+        >>> budget.remaining([ApproximateGDP(0.6)]).mu
+        0.8
     """
 
     mu: float
@@ -265,8 +298,15 @@ def price_at_distance(charge: ApproximateGDP, distance: int = 1) -> Price:
             unit of the budget holds k units of the run, and twice as many if the run was charged under zero-out
             and the budget is under replace-one.
 
+    Returns:
+        The price, or None if no bound of it is known.
+
     Raises:
         InputError: `distance` is below 1.
+
+    Example:
+        >>> round(price_at_distance(ApproximateGDP(0.5), distance=2).mu, 6)
+        1.0
     """
     if distance < 1:
         raise InputError(f"distance = {distance}: neighbours are 1 step apart or more")
@@ -313,6 +353,10 @@ def find_capacity(units: int, rate: float) -> Capacity:
 
     Raises:
         InputError: There are no units, or `rate` is no probability above 0.
+
+    Example:
+        >>> find_capacity(units=1000, rate=0.1).row_count
+        173
     """
     if units < 1 or not 0.0 < rate <= 1.0:
         raise InputError(f"capacity of {units} units at rate {rate}: 1 unit or more, a rate above 0 and at most 1")
@@ -329,6 +373,10 @@ def find_capacity(units: int, rate: float) -> Capacity:
 
 def overflow_slack(round_capacity: Capacity, rounds: int) -> float:
     """Return the slack of a run for the rounds that exceed their capacity, the union bound, rounded up.
+
+    Args:
+        round_capacity: Capacity of every round.
+        rounds: Number of rounds, 1 or more.
 
     Raises:
         InputError: `rounds` is below 1.

@@ -395,7 +395,12 @@ class ExponentGrid:
         return as_floats(self._compute_transitions(0.0, float(self.stds[0]))[0])
 
     def transition_matrix(self, ratio: float, std: float) -> Floats:
-        """Return the probability of each exponent (columns) after each exponent (rows), (size, size)."""
+        """Return the probability of each exponent (columns) after each exponent (rows), (size, size).
+
+        Args:
+            ratio: r_t, the factor of the exponent before.
+            std: τ_t, the standard deviation of the step, at least the spacing h.
+        """
         if (ratio, std) not in self._cached_transitions:
             if len(self._cached_transitions) == _MAX_CACHED:
                 self._cached_transitions.clear()

@@ -52,7 +52,19 @@ def check_resolvable_delta(delta: float) -> float:
 
 
 def delta_at(curve: Curve, epsilon: float) -> float:
-    """Return the δ of `curve` at one ε ≥ 0, at most 1."""
+    """Return the δ of `curve` at one ε ≥ 0, at most 1.
+
+    Args:
+        curve: Privacy curve.
+        epsilon: ε, finite and ≥ 0.
+
+    Raises:
+        InputError: ε is out of its range.
+
+    Example:
+        >>> round(delta_at(gaussian_curve(1.0), 1.0), 6)
+        0.126937
+    """
     return min(1.0, float(curve(np.array([check_epsilon(epsilon)]))[0]))
 
 
@@ -61,6 +73,20 @@ def epsilon_at(curve: Curve, delta: float) -> float:
 
     Guarantee: `curve` was evaluated at the returned ε.  It never rises, so that the bound holds for every larger
     ε, too.
+
+    Args:
+        curve: Privacy curve.
+        delta: δ, at least `MIN_DELTA` and below 1.
+
+    Returns:
+        ε, or infinity if the curve is above `delta` at `MAX_EPSILON`.
+
+    Raises:
+        InputError: δ is out of its range.
+
+    Example:
+        >>> round(epsilon_at(gaussian_curve(1.0), 1e-5), 4)
+        4.3772
     """
     check_resolvable_delta(delta)
     if delta_at(curve, MAX_EPSILON) > delta:
@@ -69,12 +95,28 @@ def epsilon_at(curve: Curve, delta: float) -> float:
 
 
 def lowest_curve(curves: Sequence[Curve]) -> Curve:
-    """Return the pointwise minimum of curves, as the best of several upper bounds of one δ."""
+    """Return the pointwise minimum of curves, as the best of several upper bounds of one δ.
+
+    Args:
+        curves: One curve or more.
+
+    Example:
+        >>> round(delta_at(lowest_curve([gaussian_curve(1.0), gaussian_curve(2.0)]), 1.0), 6)
+        0.126937
+    """
     return lambda epsilons: as_floats(np.min([curve(epsilons) for curve in curves], axis=0))
 
 
 def highest_curve(curves: Sequence[Curve]) -> Curve:
-    """Return the pointwise maximum of curves, as an upper bound for all directions, or for all units."""
+    """Return the pointwise maximum of curves, as an upper bound for all directions, or for all units.
+
+    Args:
+        curves: One curve or more.
+
+    Example:
+        >>> round(delta_at(highest_curve([gaussian_curve(1.0), gaussian_curve(2.0)]), 1.0), 6)
+        0.509862
+    """
     return lambda epsilons: as_floats(np.max([curve(epsilons) for curve in curves], axis=0))
 
 
@@ -85,6 +127,10 @@ def triangle_curve(first: Curve, second: Curve) -> Curve:
 
     Guarantee: for every event S, P(S) ≤ e^ε₁ R(S) + δ₁ and R(S) ≤ e^ε₂ Q(S) + δ₂.  The minimum is over 257 splits,
     each of which is a bound.
+
+    Args:
+        first: Curve of P against R.
+        second: Curve of R against Q.
     """
 
     def curve(epsilons: Floats) -> Floats:
@@ -99,7 +145,15 @@ def triangle_curve(first: Curve, second: Curve) -> Curve:
 
 
 def gaussian_curve(mu: float) -> Curve:
-    """Return the curve of μ-GDP, rounded up."""
+    """Return the curve of μ-GDP, rounded up.
+
+    Raises:
+        InputError: μ is out of its range.
+
+    Example:
+        >>> gaussian_curve(1.0)(np.array([0.0, 1.0])).round(4).tolist()
+        [0.3829, 0.1269]
+    """
     check_mu(mu)
     return lambda epsilons: _gaussian_deltas(mu, epsilons, +1.0)
 
@@ -156,6 +210,20 @@ def group_mu(mu: float, size: int) -> float:
 
     Guarantee: if the run is μ-GDP for one unit, k·μ holds wherever the units take part, and for every mechanism.
     It is exact if all of them take part in the same rounds.
+
+    Args:
+        mu: μ of one unit, finite and ≥ 0.
+        size: Number k ≥ 1 of units.
+
+    Returns:
+        k·μ, rounded up.
+
+    Raises:
+        InputError: μ or the size is out of its range.
+
+    Example:
+        >>> round(group_mu(0.5, size=3), 6)
+        1.5
     """
     return _round_up(check_group_size(size) * check_mu(mu), size)
 
@@ -167,6 +235,15 @@ def group_privacy_curve(curve: Curve, size: int) -> Curve:
     where it is small enough.
 
     Guarantee: neighbours are changed one unit at a time, k times, so that the bound holds for every kind of run.
+
+    Source: Vadhan 2017, Lemma 2.2.
+
+    Args:
+        curve: Curve of one unit.
+        size: Number k ≥ 1 of units.
+
+    Raises:
+        InputError: The size is below 1.
     """
     check_group_size(size)
     if size == 1:
@@ -194,6 +271,13 @@ def group_privacy_epsilon(curve: Curve, size: int, delta: float) -> float:
 
     Returns:
         ε, or infinity if the bound is nowhere at most `delta`.
+
+    Raises:
+        InputError: δ or the size is out of its range.
+
+    Example:
+        >>> round(group_privacy_epsilon(gaussian_curve(0.5), size=2, delta=1e-5), 3)
+        4.52
     """
     check_resolvable_delta(delta)
     curve_of_group = group_privacy_curve(curve, size)

@@ -56,6 +56,13 @@ def compose_with_gaussian(distribution: PrivacyLossDistribution, mu: float) -> P
     """Compose a privacy loss distribution with that of one Gaussian release of `mu`, adaptive or not.
 
     Guarantee: the result is an upper bound of H_ε wherever `distribution` is one, for every ε of either sign.
+
+    Args:
+        distribution: Privacy loss distribution of one direction.
+        mu: μ ≥ 0 of the Gaussian release.
+
+    Returns:
+        Privacy loss distribution of both together, on a grid.
     """
     if mu == 0.0:
         return distribution

@@ -37,6 +37,10 @@ def largest_safe(safe: Callable[[float], bool], low: float) -> float:
 
     Raises:
         InputError: `safe` holds at the largest float.
+
+    Example:
+        >>> round(largest_safe(lambda value: value**2 <= 2.0, low=1.0), 6)
+        1.414214
     """
     high = 2.0 * low
     while safe(high):
@@ -62,6 +66,10 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
 
     Raises:
         InputError: `safe` does not hold at the largest float.
+
+    Example:
+        >>> round(smallest_safe(lambda value: value**2 >= 2.0, high=1.0), 6)
+        1.414214
     """
     if safe(0.0):
         return 0.0
@@ -81,6 +89,9 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
         start: First value > 0 to try.
         factor: Factor > 1 of the steps away from `start`, until the condition changes.
         tolerance: Largest relative distance of the result from a value at which `safe` fails.
+
+    Returns:
+        The value, and not 0 even if `safe` holds there.
     """
     low = high = start
     while not safe(high):
@@ -152,6 +163,10 @@ def check_delta(delta: float) -> float:
 def check_positive(name: str, value: float) -> float:
     """Return the value if it is finite and above 0.
 
+    Args:
+        name: Name of the value, for the message.
+        value: Value to check.
+
     Raises:
         InputError: The value is out of this range.  The message begins with `name`.
     """
@@ -167,7 +182,24 @@ _MIN_DELTA = math.ulp(0.0)
 
 
 def delta_of(mu: float, epsilon: float) -> float:
-    """Return the smallest δ for which μ-GDP implies (ε, δ)-DP, at least the smallest float for μ > 0."""
+    """Return the smallest δ for which μ-GDP implies (ε, δ)-DP, at least the smallest float for μ > 0.
+
+    Source: Dong, Roth & Su 2022, Corollary 2.13.
+
+    Args:
+        mu: μ, finite and ≥ 0.
+        epsilon: ε, finite and ≥ 0.
+
+    Returns:
+        δ in [0, 1], rounded up, which is 0 for μ = 0.
+
+    Raises:
+        InputError: μ or ε is out of its range.
+
+    Example:
+        >>> f"{delta_of(mu=1.0, epsilon=1.0):.6f}"
+        '0.126937'
+    """
     if check_mu(mu) == 0.0:
         check_epsilon(epsilon)
         return 0.0
@@ -175,7 +207,24 @@ def delta_of(mu: float, epsilon: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Return the smallest ε ≥ 0 for which μ-GDP implies (ε, δ)-DP."""
+    """Return the smallest ε ≥ 0 for which μ-GDP implies (ε, δ)-DP.
+
+    The inverse of `delta_of` in ε.  Source: Dong, Roth & Su 2022, Corollary 2.13.
+
+    Args:
+        mu: μ, finite and ≥ 0.
+        delta: δ, strictly between 0 and 1.
+
+    Returns:
+        ε, rounded up, which is 0 for μ = 0.
+
+    Raises:
+        InputError: μ or δ is out of its range.
+
+    Example:
+        >>> round(epsilon_of(mu=1.0, delta=1e-5), 4)
+        4.3772
+    """
     log_delta = math.log(check_delta(delta))
     if check_mu(mu) == 0.0:
         return 0.0
@@ -186,6 +235,20 @@ def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest μ for which μ-GDP implies (ε, δ)-DP, less a relative 1e-11.
 
     Guarantee: for ε of 1e-3 or more, `epsilon_of` this μ, or of one a little smaller, is at most ε.
+
+    Args:
+        epsilon: ε, finite and ≥ 0.
+        delta: δ, strictly between 0 and 1.
+
+    Returns:
+        μ > 0, rounded down.
+
+    Raises:
+        InputError: ε or δ is out of its range.
+
+    Example:
+        >>> round(mu_of(epsilon=1.0, delta=1e-5), 4)
+        0.2681
     """
     log_delta = math.log(check_delta(delta))
     check_epsilon(epsilon)
@@ -198,8 +261,18 @@ def mu_of(epsilon: float, delta: float) -> float:
 def compose(mus: ArrayLike) -> float:
     """Return the exact GDP parameter √(Σ μ_i²) of releases that are μ_i-GDP each.
 
+
+    Source: Dong, Roth & Su 2022, Corollary 3.3.
+
+    Args:
+        mus: μ of every release, finite and ≥ 0, in any shape.
+
     Raises:
         InputError: A μ_i is negative or not finite.
+
+    Example:
+        >>> compose([3.0, 4.0])
+        5.0
     """
     values = np.asarray(mus, np.float64)
     if not np.all(np.isfinite(values) & (values >= 0.0)):
@@ -211,6 +284,20 @@ def noise_for(mu: float, sensitivity: float) -> float:
     """Return the smallest noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
 
     It is never rounded below that.
+
+    Args:
+        mu: μ > 0.
+        sensitivity: l2 distance by which neighbours move all releases together, above 0.
+
+    Returns:
+        Standard deviation of every coordinate, in the unit of `sensitivity`.
+
+    Raises:
+        InputError: An argument is not a finite number above 0.
+
+    Example:
+        >>> noise_for(mu=0.5, sensitivity=2.0)
+        4.0
     """
     check_positive("mu", mu)
     check_positive("sensitivity", sensitivity)
@@ -266,6 +353,10 @@ def factor_of(relation: Relation, increment_diameter: float = APART) -> float:
     Args:
         relation: Neighbouring relation.
         increment_diameter: Largest distance of two increments, in clips, which counts under replace-one.
+
+    Example:
+        >>> factor_of("zero-out"), factor_of("replace-one"), factor_of("replace-one", 1.5)
+        (1.0, 2.0, 1.5)
     """
     return min(increment_diameter, APART) if relation == "replace-one" else RELATION_FACTOR[relation]
 
@@ -282,6 +373,13 @@ def moved_by(
         per_record: Weight of a record's increment in its sum.
         sensitivity: Sensitivity of the stream to increments that move by 1 clip.
         increment_diameter: Largest distance of two increments, in clips.
+
+    Returns:
+        Distance, in clips.
+
+    Example:
+        >>> moved_by("replace-one", per_record=0.25, sensitivity=2.0)
+        1.0
     """
     return factor_of(relation, increment_diameter) * per_record * sensitivity
 

@@ -76,7 +76,12 @@ class Guarantee(Protocol):
         ...
 
     def epsilon_of_group(self, size: int, delta: float) -> float:
-        """Return the smallest known ε for which (ε, `delta`)-DP holds for `size` units together."""
+        """Return the smallest known ε for which (ε, `delta`)-DP holds for `size` units together.
+
+        Args:
+            size: Number of units, 1 or more.
+            delta: δ, strictly between 0 and 1.
+        """
         ...
 
     def figures(self, delta: float) -> dict[str, float | None]:
@@ -117,7 +122,16 @@ Promise = TypeVar("Promise", bound=Guarantee, covariant=True)
 
 @dataclass(frozen=True)
 class GaussianDP:
-    """Exact μ-GDP: the whole transcript is as hard to tell apart as N(0, 1) from N(μ, 1)."""
+    """Exact μ-GDP: the whole transcript is as hard to tell apart as N(0, 1) from N(μ, 1).
+
+    Raises:
+        InputError: μ is negative or not finite.
+
+    Example:
+        >>> guarantee = GaussianDP(1.0)
+        >>> round(guarantee.epsilon_of(1e-5), 4), guarantee.zcdp, round(guarantee.best_guess, 4)
+        (4.3772, 0.5, 0.6915)
+    """
 
     mu: float
 
@@ -322,6 +336,10 @@ def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
 
     Raises:
         InputError: They cannot be compared.
+
+    Example:
+        >>> weakest([GaussianDP(1.0), GaussianDP(2.0)])
+        GaussianDP(mu=2.0)
     """
     if len({guarantee.alike for guarantee in guarantees}) > 1:
         raise InputError("a run is sampled throughout, in one way and at one rate for all rounds, or not at all")
@@ -329,19 +347,41 @@ def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
 
 
 def mus_of(guarantees: Iterable[Guarantee]) -> list[float] | None:
-    """Return the μ of each guarantee, which compose, or None if one of them has no μ."""
+    """Return the μ of each guarantee, which compose, or None if one of them has no μ.
+
+    Example:
+        >>> mus_of([GaussianDP(1.0), GaussianDP(2.0)])
+        [1.0, 2.0]
+    """
     mus = [guarantee.mu for guarantee in guarantees]
     defined_mus = [mu for mu in mus if mu is not None]
     return defined_mus if len(defined_mus) == len(mus) else None
 
 
 def gaussian_event(multiplier: float) -> Event:
-    """Return the dp-accounting event of a Gaussian mechanism with this noise multiplier."""
+    """Return the dp-accounting event of a Gaussian mechanism with this noise multiplier.
+
+    Example:
+        >>> gaussian_event(2.0)
+        {'class': 'GaussianDpEvent', 'noise_multiplier': 2.0}
+    """
     return {"class": "GaussianDpEvent", "noise_multiplier": multiplier}
 
 
 def repeated_event(event: Event, count: int) -> Event:
-    """Return the dp-accounting event of `count` repetitions of an event."""
+    """Return the dp-accounting event of `count` repetitions of an event.
+
+    Args:
+        event: Event as plain data.
+        count: Number of repetitions, 1 or more.
+
+    Returns:
+        The event itself if `count` is 1.
+
+    Example:
+        >>> repeated_event(gaussian_event(2.0), 10)["count"]
+        10
+    """
     return event if count == 1 else {"class": "SelfComposedDpEvent", "event": event, "count": count}
 
 
@@ -367,6 +407,10 @@ def target_mu(
 
     Raises:
         InputError: Not exactly one target is given, or it is out of its range.
+
+    Example:
+        >>> target_mu(zcdp=0.5), round(target_mu(epsilon=1.0, delta=1e-5), 4)
+        (1.0, 0.2681)
     """
     if sum(value is not None for value in (mu, zcdp, epsilon)) != 1:
         raise InputError("privacy target: give exactly one of mu, zcdp, or epsilon with delta")

@@ -56,6 +56,11 @@ class PrivacyLossDistribution:
         """Return an upper bound of H_ε(P‖Q) for every ε, any real numbers in any shape.
 
         Guarantee: the result is never below the δ of the atoms as they are stored, in exact arithmetic.
+
+        Example:
+            >>> coin = PrivacyLossDistribution(np.array([0.0]), np.array([0.9]), infinity_mass=0.1)
+            >>> coin.deltas([0.0, 1.0]).round(6).tolist()
+            [0.1, 0.1]
         """
         # δ falls with ε, so that a smaller ε is safe.
         clipped_epsilons = np.minimum(np.asarray(epsilons, np.float64), MAX_EPSILON)

@@ -79,6 +79,14 @@ class PoissonGaussian(Sampled):
     Guarantee: under zero-out neighbours differ by one unit whose increments are 0 in one of them.  Under
     replace-one they differ by a unit that is exchanged for another one, drawn in the same rounds.  Increments may
     depend on all earlier releases.  Everybody may see every release, but not which units are drawn.
+
+    Raises:
+        InputError: A number or the relation is out of its range.
+
+    Example:
+        >>> guarantee = PoissonGaussian(noise_multiplier=2.0, sampling_rate=0.1, rounds=10)
+        >>> round(guarantee.epsilon_of(1e-5), 3)
+        0.798
     """
 
     sampling_rate: float

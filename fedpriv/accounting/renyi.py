@@ -23,7 +23,17 @@ from fedpriv.core.errors import InputError
 
 
 def zcdp_of(mu: float) -> float:
-    """Return the zCDP parameter of μ-GDP, μ²/2."""
+    """Return the zCDP parameter of μ-GDP, μ²/2.
+
+    Source: Bun & Steinke 2016, Proposition 1.6.
+
+    Raises:
+        InputError: μ is negative or not finite.
+
+    Example:
+        >>> zcdp_of(2.0)
+        2.0
+    """
     return 0.5 * check_mu(mu) ** 2
 
 
@@ -32,6 +42,10 @@ def mu_of_zcdp(zcdp: float) -> float:
 
     Raises:
         InputError: ρ is negative or not finite.
+
+    Example:
+        >>> mu_of_zcdp(2.0)
+        2.0
     """
     if not (math.isfinite(zcdp) and zcdp >= 0.0):
         raise InputError(f"zcdp = {zcdp}: it is a finite number, 0 or more")
@@ -40,7 +54,24 @@ def mu_of_zcdp(zcdp: float) -> float:
 
 
 def paper_epsilon(mu: float, delta: float) -> float:
-    """Return the papers' ε = ρ + 2√(ρ ln(1/δ)) with ρ = μ²/2."""
+    """Return the papers' ε = ρ + 2√(ρ ln(1/δ)) with ρ = μ²/2.
+
+    Source: Bun & Steinke 2016, Proposition 1.3, as in Reshef & Levy 2024.
+
+    Args:
+        mu: μ, finite and ≥ 0.
+        delta: δ, strictly between 0 and 1.
+
+    Returns:
+        ε, an upper bound and never below the exact one.
+
+    Raises:
+        InputError: μ or δ is out of its range.
+
+    Example:
+        >>> round(paper_epsilon(mu=1.0, delta=1e-5), 4)
+        5.2985
+    """
     zcdp = zcdp_of(mu)
     return zcdp + 2.0 * math.sqrt(zcdp * -math.log(check_delta(delta)))
 
@@ -49,6 +80,17 @@ def paper_mu(epsilon: float, delta: float) -> float:
     """Return the μ at which `paper_epsilon` is ε.
 
     It is √(2 ln(1/δ) + 2ε) - √(2 ln(1/δ)), computed without cancellation.
+
+    Args:
+        epsilon: ε, finite and ≥ 0.
+        delta: δ, strictly between 0 and 1.
+
+    Raises:
+        InputError: ε or δ is out of its range.
+
+    Example:
+        >>> round(paper_mu(epsilon=1.0, delta=1e-5), 4)
+        0.2041
     """
     tail = -2.0 * math.log(check_delta(delta))
     return 2.0 * check_epsilon(epsilon) / (math.sqrt(tail + 2.0 * epsilon) + math.sqrt(tail))
@@ -61,7 +103,24 @@ MIN_ORDER_EXCESS, MAX_ORDER_EXCESS = 1e-6, 1e9
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ."""
+    """Return the ε ≥ 0 that the Rényi curve of μ-GDP gives at δ.
+
+    Source: Canonne, Kamath & Steinke 2020, Proposition 12.
+
+    Args:
+        mu: μ, finite and ≥ 0.
+        delta: δ, strictly between 0 and 1.
+
+    Returns:
+        ε, a bound between the exact conversion and the papers' formula.
+
+    Raises:
+        InputError: μ or δ is out of its range.
+
+    Example:
+        >>> round(epsilon_of(mu=1.0, delta=1e-5), 4)
+        4.7284
+    """
     zcdp, log_delta = zcdp_of(check_mu(mu)), math.log(check_delta(delta))
     if zcdp == 0.0:
         return 0.0
@@ -77,6 +136,10 @@ def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest μ whose Rényi curve gives (ε, δ).
 
     It is always at least the papers' μ and at most the exact one.
+
+    Args:
+        epsilon: ε, finite and above 0.
+        delta: δ, strictly between 0 and 1.
 
     Raises:
         InputError: ε is 0, which Rényi DP reaches for no μ above 0.
@@ -95,6 +158,9 @@ def renyi_to_epsilons(
         excess: Orders minus 1, above 0, (n,).
         renyi: Rényi curve at these orders, (n,).
         log_delta: ln δ.
+
+    Returns:
+        ε of every order, (n,), which may be negative.
     """
     log_order = np.log1p(excess)
     return renyi + np.log(excess) - log_order - (log_delta + log_order) / excess

@@ -75,6 +75,13 @@ class NegativeBinomialRunCount:
 
     P[K = k] is proportional to (1 - γ)^k Π_{l < k} (l + η)/(l + 1), with γ such that E[K] is `mean`.  A small η
     costs less privacy, and more often gives few runs.
+
+    Raises:
+        InputError: The mean or η is out of its range.
+
+    Example:
+        >>> round(NegativeBinomialRunCount(mean=10.0).gamma, 4)
+        0.0269
     """
 
     mean: float
@@ -140,7 +147,11 @@ class NegativeBinomialRunCount:
 
 @dataclass(frozen=True)
 class PoissonRunCount:
-    """Poisson distribution.  K may be 0, and then nothing is chosen."""
+    """Poisson distribution.  K may be 0, and then nothing is chosen.
+
+    Raises:
+        InputError: The mean is out of its range.
+    """
 
     mean: float
 
@@ -172,6 +183,14 @@ class PrivateSelection:
     chosen by is a part of the run's releases, K is drawn independently of the data and stays secret, and the
     settings of every run are drawn from one public distribution.  `later_mu` is the μ of further releases, run
     with the chosen settings.
+
+    Raises:
+        InputError: μ is not a finite number above 0, or `later_mu` is out of its range.
+
+    Example:
+        >>> choice = PrivateSelection(mu=0.5, run_count=NegativeBinomialRunCount(mean=10.0))
+        >>> round(choice.epsilon_of(1e-5), 3)
+        3.295
     """
 
     mu: float
@@ -219,7 +238,16 @@ class PrivateSelection:
 
 
 def negative_binomial_mean(eta: float, gamma: float) -> float:
-    """Return E[K] of the truncated negative binomial distribution, 0 < γ < 1, η ≥ 0."""
+    """Return E[K] of the truncated negative binomial distribution, 0 < γ < 1, η ≥ 0.
+
+    Args:
+        eta: η ≥ 0, where 0 is the logarithmic distribution.
+        gamma: γ, strictly between 0 and 1.
+
+    Example:
+        >>> round(negative_binomial_mean(eta=1.0, gamma=0.1), 6)
+        10.0
+    """
     if eta == 0.0:
         return (1.0 / gamma - 1.0) / -math.log(gamma)
     return eta * (1.0 - gamma) / (gamma * -math.expm1(eta * math.log(gamma)))

@@ -64,6 +64,10 @@ class SymmetricPairEpoch:
         """Return an upper bound of H_ε(P‖Q) for ε ≥ 0.
 
         About `tail` of D_1 lies beyond the grid under P.  Every `tail` gives an upper bound.
+
+        Args:
+            epsilon: ε ≥ 0.
+            tail: Mass that a grid may leave out, which decides how tight the bound is.
         """
         gamma = math.exp(min(epsilon, _MAX_EPSILON))  # δ falls: a smaller ε is safe
         zero_index, spacing = self._grid(gamma, tail)
@@ -222,6 +226,13 @@ def lower_hull(epsilons: Floats, bounds: Floats) -> tuple[Floats, Floats]:
     """Return the points (ε, bound) of the lower convex hull over γ = e^ε.
 
     `epsilons` ascend from 0.
+
+    Args:
+        epsilons: ε ≥ 0, ascending, (n,).
+        bounds: Upper bounds of the hockey stick at `epsilons`, (n,).
+
+    Returns:
+        ε and bounds of the hull's corners, (m,) each with m ≤ n.
     """
     gammas = np.exp(epsilons)
     hull: list[int] = []
