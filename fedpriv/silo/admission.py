@@ -178,7 +178,8 @@ class Admission:
         """Admit a canonical scenario and plan it.
 
         Raises:
-            RunError: If the policy does not allow the scenario.  The text depends on scenario and policy alone.
+            RunError: If the policy does not allow the scenario, or planning takes longer than `time_limit`.  The
+                text depends on the scenario, the policy, and the number and shape of the shard's records.
         """
         with self._refuse_errors():
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
@@ -198,10 +199,10 @@ class Admission:
             return admitted.price_curve.price_at(slack)
 
     def min_mu(self, charge: Charge) -> float:
-        """Return the least μ that any policy can have charged for an earlier run, or 0 without a plan.
+        """Return the least μ that any policy can have charged for an earlier run, or 0 if it is unknown.
 
-        The result is 0 if this installation cannot plan the run.  A silo may have been trusted when the run was
-        charged and may not be trusted any more, so that the smaller of both prices counts.
+        The μ is unknown if this installation cannot plan the run.  The policy may have trusted the server, or the
+        other silos, when the run was charged, so that the smaller of both prices counts.
         """
         try:
             cell, objective = self.recall_run(charge.cell)
@@ -250,7 +251,11 @@ class Admission:
             raise RunError(f"the scenario that was sent cannot be used: {error}") from None
 
     def check_name(self, run_id: str) -> None:
-        """Refuse a text that cannot be the name of a run."""
+        """Refuse a text that cannot be the name of a run.
+
+        Raises:
+            RunError: If the text is empty, too long, or cannot be encoded as UTF-8.
+        """
         if not 0 < len(run_id) <= _MAX_NAME_LENGTH:
             raise self.refusal_error(
                 f"the run's name has {len(run_id)} characters, allowed are 1 to {_MAX_NAME_LENGTH}"
@@ -339,7 +344,11 @@ class Admission:
         return cell, make_plan(cell, objective, for_release=True)
 
     def _check_cell(self, cell: Cell) -> None:
-        """Check the parts of a scenario that can be checked before a plan or a model is built."""
+        """Check the parts of a scenario that can be checked before a plan or a model is built.
+
+        Raises:
+            RunError: If the policy does not allow one of these parts.
+        """
         allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
         if not number < federation.silos <= _MAX_SILOS:
             raise self.refusal_error(f"the scenario has {federation.silos} silos, and this is number {number}")
@@ -398,6 +407,9 @@ class Admission:
         """Return the number of features of a record and the objective, if the policy allows its dimension.
 
         The objective is built first on the meta device, without memory, to measure its dimension.
+
+        Raises:
+            RunError: If the model has more parameters than the policy allows.
         """
         inputs, classes = ModelInputs.from_cell(cell), self.policy.class_count
         layout = inputs.make_layout(self.shard.model_inputs(cell), self.shard.labels, classes)
@@ -432,7 +444,11 @@ class Admission:
         return needed_bytes
 
     def _check_price_curve(self, cell: Cell, plan: Plan) -> PriceCurve:
-        """Check noise and clips of a plan, and return the price curve of this silo's stream."""
+        """Check noise and clips of a plan, and return the price curve of this silo's stream.
+
+        Raises:
+            RunError: If the policy does not allow the noise, an assumption of the noise, or a clip.
+        """
         allow, number = self.policy.allow, self.policy.silo
         if plan.mechanism.name not in SHIPPED_MECHANISMS:
             raise self.refusal_error(
@@ -456,7 +472,7 @@ class Admission:
 
 
 def why_unguarded(policy: Policy, cell: Cell) -> str | None:
-    """Return why the add-on of the model refuses a run under this policy, or None if it does not.
+    """Return why a model of raw cells or its add-on refuses a run under this policy, or None.
 
     Guarantee: raw cells are passed to no model whose row names no guard.
     """

@@ -42,7 +42,11 @@ RESTORE_CHARGE_NAME = "restored from a backup"
 
 
 def back_up_ledgers(policy_path: Path, folder: Path) -> list[Path]:
-    """Copy a policy's ledgers to `folder`, mode 0600, and replace older copies there."""
+    """Copy a policy's ledgers to `folder`, mode 0600, and replace older copies there.
+
+    Raises:
+        InputError: If policy or ledger cannot be used, or a copy cannot be written.
+    """
     return [_copy_ledger(policy, folder / policy.ledger.name) for policy in _ledger_policies(policy_path)]
 
 
@@ -65,7 +69,8 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
     whole budget is charged.
 
     Raises:
-        InputError: If no ledger is lost, or a copy is damaged.  Nothing is changed then.
+        InputError: If no ledger is lost, or a copy is damaged.  The ledger of a damaged copy is not restored, but
+            ledgers whose lines were yielded before stay restored.
     """
     if not (
         lost_policies := [
@@ -82,11 +87,15 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
 
 
 def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
-    """Restore one ledger from its copy by way of a draft, and return a line about it."""
+    """Restore one ledger from its copy, and return a line for the administrator.
+
+    The copy is checked and changed as a draft beside the ledger's place, and then renamed.
+    """
     draft, mark = policy.ledger.with_name(policy.ledger.name + ".restored"), RollbackMark(policy.mark_path)
     try:
         with _draft_copy(copy, draft) as draft_mark:
             is_backup, name, commit = _read_copy(draft)
+            # `SiloLedger` opens no file without a mark that agrees with it.
             draft_mark.write(MarkContent(name, commit, commit))
             with closing(SiloLedger(draft, draft_mark.path, is_backup=is_backup)) as ledger:
                 is_bound = _is_bound(policy, ledger)
@@ -135,7 +144,7 @@ def _draft_copy(copy: Path, draft: Path) -> Iterator[RollbackMark]:
 
 
 def _read_copy(copy: Path) -> tuple[bool, str, Commit]:
-    """Return whether an unchecked copy is a backup, the name of its ledger, and its last commit."""
+    """Return whether an unchecked copy is a backup, the ledger's name, and the copy's last commit."""
     database = connect_database(copy)
     (version,) = database.execute("PRAGMA user_version").fetchone()
     header = read_header(database)
@@ -144,7 +153,10 @@ def _read_copy(copy: Path) -> tuple[bool, str, Commit]:
 
 
 def _is_bound(policy: Policy, ledger: SiloLedger) -> bool:
-    """Whether the ledger's records can be recognized, by the key beside them or without a key."""
+    """Whether records can be compared with the ledger's fingerprint.
+
+    A fingerprint without a key can be compared, and one under a key if the key lies beside the records.
+    """
     return not ledger.is_keyed() or (
         policy.shard_key.exists() and is_key_of(read_key(policy.shard_key), ledger.fingerprint)
     )

@@ -143,7 +143,7 @@ class MarkContent(NamedTuple):
 
 
 class RollbackMark:
-    """Rollback mark of a ledger as a file, whose methods raise OSError if the disk refuses."""
+    """Rollback mark of a ledger as a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -152,7 +152,7 @@ class RollbackMark:
         """Read the mark.
 
         Raises:
-            InputError: If the file is missing, is no mark, or differs from what was written.
+            InputError: If the file is missing, cannot be read, is no mark, or differs from what was written.
         """
         try:
             content = self.path.read_bytes()
@@ -170,12 +170,17 @@ class RollbackMark:
             )
         except ValueError:
             raise self._unusable_error("is no mark of a ledger of this version, or is damaged") from None
+        # This comparison checks the title and the checksum, too.
         if reading.file_bytes != content:
             raise self._unusable_error("is damaged, its check does not match")
         return reading
 
     def write(self, content: MarkContent) -> None:
-        """Write the mark to the disk, whole or not at all."""
+        """Write the mark to the disk, whole or not at all.
+
+        Raises:
+            OSError: If the disk refuses.
+        """
         draft = self.path.with_name(self.path.name + ".new")
         draft.unlink(missing_ok=True)  # A link of anybody at this name would lead elsewhere.
         with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:

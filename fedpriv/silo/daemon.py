@@ -50,7 +50,7 @@ from fedpriv.silo.seen import GuardEvents
 _log = logging.getLogger("fedpriv.guard")
 
 
-_POLL_SECONDS = 0.1  # seconds
+_POLL_SECONDS = 0.1
 
 
 @contextmanager
@@ -106,9 +106,9 @@ _STACK_BYTES = 2**19
 _PATIENCE_SECONDS = 20.0
 """Longest wait for a request on a new connection, and for a reply to be read, in seconds."""
 _QUERY_SECONDS, _MIN_BYTES_PER_SECOND = 2.0, 2**23
-"""Time to send a query once it has begun: seconds, and bytes per second for the rest.
+"""Limits of the time to send a query: a number of seconds, plus the query's bytes over the rate.
 
-Other queries wait for its slot in this time.
+A query that is being sent occupies a slot, for which other queries wait.
 """
 _PLANNING_CPU_SECONDS, _PLANNING_CLOCK_SECONDS = 30.0, 300.0
 """Limits for planning a scenario: seconds of processor time, and seconds by the clock."""
@@ -142,7 +142,8 @@ def serve_guard(
         metrics_address: Address on which metrics are served (`serve_metrics`), or None.
 
     Raises:
-        InputError: If policy, shard or ledger cannot be used.
+        InputError: If policy, extensions, shard, ledger, socket or `metrics_address` cannot be used, or the
+            machine has too little memory for `allow.memory`.
     """
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
@@ -162,12 +163,16 @@ def serve_guard(
 
 @contextmanager
 def _listen(policy: Policy) -> Iterator[socket.socket]:
-    """Open the silo's socket, which only its owner and `policy.group` can use."""
+    """Open the silo's socket, which only the guard's user and `policy.group` can use.
+
+    Raises:
+        InputError: If another guard answers on the socket, or the socket cannot be made or given to the group.
+    """
     if is_listening(policy.socket):
         raise InputError(f"{policy.socket}: a guard answers there already; end it before you start another")
     policy.socket.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        umask = os.umask(0o177)  # The socket is private to the silo, like the ledger.
+        umask = os.umask(0o177)  # The socket is private from the start, like the ledger.
         try:
             listener.bind(str(policy.socket))
         except OSError as error:
@@ -200,7 +205,10 @@ class RequestQueue:
     ) -> None:
         """Set the limits on requests, which follow from the policy.
 
-        Metrics are collected if `collects_metrics`.
+        Args:
+            policy: Policy of the silo.
+            guards: Guards that answer the requests.
+            collects_metrics: Whether metrics are collected, which reads the ledgers after every request.
         """
         self._policy, self._guards = policy, guards
         self._requests: queue.SimpleQueue[PendingRequest] = queue.SimpleQueue()
@@ -209,15 +217,13 @@ class RequestQueue:
         self._metrics = self._collect_metrics()
         self._start_time: float | None = None
         key_bytes = SIGNED_KEY_BYTES * (policy.allow.silos or guards.training.peer_count)
-        self._max_header_bytes = 4 * MAX_SCENARIO_BYTES + 2 * (
-            key_bytes + MAX_CHECKPOINT_BYTES
-        )  # JSON in JSON, with every quote escaped
+        # The scenario is JSON in JSON, with every quote escaped; keys and checkpoints are hexadecimal.
+        self._max_header_bytes = 4 * MAX_SCENARIO_BYTES + 2 * (key_bytes + MAX_CHECKPOINT_BYTES)
         self._max_query_bytes = 8 * policy.allow.dimension
         query_count = _MAX_PENDING_BYTES // (self._max_header_bytes + self._max_query_bytes)
         self._connections = threading.Semaphore(_MAX_CONNECTIONS)
-        self._query_slots = threading.Semaphore(
-            min(_MAX_CONNECTIONS, max(4, query_count))
-        )  # for queries, even one that is sent slowly
+        # A query that is sent slowly occupies one slot, and others are still read.
+        self._query_slots = threading.Semaphore(min(_MAX_CONNECTIONS, max(4, query_count)))
 
     def accept_connections(self, listener: socket.socket) -> None:
         """Accept connections, each in a thread, so that a silent connection does not block others."""
@@ -251,6 +257,7 @@ class RequestQueue:
         request = self._requests.get()
         self._start_time = start_time = time.monotonic()
         reply = self._answer_or_refuse(request)
+        # Metrics change at the end of the tick, like the reply.
         metrics = self._collect_metrics()
         if (tick := self._policy.allow.tick) > 0.0:
             time.sleep((start_time - time.monotonic()) % tick)
@@ -267,19 +274,21 @@ class RequestQueue:
                 send_frame(connection, json.dumps(reply.header).encode())
                 if reply.content is not None:
                     send_frame(connection, reply.content)
-                drain_connection(
-                    connection, _PATIENCE_SECONDS
-                )  # If unread bytes remained at the close, the reply would be lost.
+                # If unread bytes remained at the close, the reply would be lost.
+                drain_connection(connection, _PATIENCE_SECONDS)
         except Exception:
             _log.exception("a conversation failed")
         finally:
             self._connections.release()
 
     def _read_and_answer(self, connection: socket.socket) -> Reply:
-        """Return the reply to a request.
+        """Read a request and return its reply.
 
         Replies that do not need the guard leave at a multiple of the tick, so that their time does not reveal when
         the guard is idle.
+
+        Raises:
+            OSError: If the connection is silent, or is closed by its other end.
         """
         try:
             header = receive_json(connection, self._max_header_bytes, _PATIENCE_SECONDS)
@@ -327,9 +336,8 @@ class RequestQueue:
             return self._answer(request.header, request.query)
         except FedprivError as error:
             self._events.record_refusal(str(request.header.get("run")), str(error))
-            return _refusal_reply(
-                str(error), is_final=not isinstance(error, LedgerError)
-            )  # The disk may have space later.
+            # After a `LedgerError` the request may be sent again: the disk may have space later.
+            return _refusal_reply(str(error), is_final=not isinstance(error, LedgerError))
         except Exception:
             self._events.record_failure()
             _log.exception("a request failed")
@@ -338,7 +346,18 @@ class RequestQueue:
             )
 
     def _answer(self, header: dict[str, Any], query: bytearray) -> Reply:
-        """Answer a request, or return or raise a refusal."""
+        """Answer a request.
+
+        Args:
+            header: Header of the request, whose keys decide what is asked.
+            query: Bytes of the query, or empty if only the header matters.
+
+        Returns:
+            The answer, or a refusal of a malformed request.
+
+        Raises:
+            FedprivError: If a well-formed request is refused.
+        """
         malformed = _refusal_reply("the request is malformed", is_final=True)
         if (protocol := header.get("protocol", PROTOCOL_VERSION)) != PROTOCOL_VERSION:
             local, remote = version("fedpriv"), sanitize_line(str(header.get("fedpriv")), 20)
@@ -350,6 +369,7 @@ class RequestQueue:
             return Reply({"shapes": self._guards.training.query_shapes(cell)})
         run, cell, t, key_hex = (header.get(name) for name in ("run", "cell", "t", "keys"))
         if header.get(PREVIEW_ADMISSION) is True and isinstance(run, str) and isinstance(cell, str):
+            # A run with evaluations needs the consent of both guards.
             if self._guards.training.preview_admission(run, cell).evaluation is not None:
                 self._test_guard().preview_admission(run, cell)
             return Reply({PREVIEW_ADMISSION: True})
@@ -363,7 +383,7 @@ class RequestQueue:
         ):
             return malformed
         guard = self._guards.training if header.get("tests") is not True else self._test_guard()
-        if t == 0:
+        if t == 0:  # Round 0 has no query, and its reply is the silo's public key.
             return Reply({"dtype": "uint8"}, guard.public_key(run, cell))
         dtype = DTYPES.get(str(header.get("dtype")))
         try:

@@ -67,8 +67,8 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         Folders of the guards, by silo.
 
     Raises:
-        InputError: If the scenario is not one federation throughout, or if a shard exists: its ledger belongs to
-            those very records.
+        InputError: If the scenario is not one federation throughout, if no policy allows one of its runs, or if a
+            shard exists, whose ledger belongs to those very records.
     """
     cells = [point.cell for point in scenario.points]
     first = cells[0]
@@ -80,6 +80,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
     run_cells = [*map(assume_scaling, cells), *filter(None, map(first_step_cell, cells))]
     allowances = [run_allowance(cell, load_task(cell)) for cell in run_cells]
 
+    # Gaussian DP composes in squares: Σ μ² over all runs.
     def budget(run_allowances: Iterable[Mapping[str, Any]]) -> float:
         return math.sqrt(run_count) * math.hypot(*(allowance["budget"] for allowance in run_allowances))
 
@@ -129,10 +130,15 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 
 
 def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[str, Any]:
-    """Return the narrowest [allow] with which `silo`, or every silo if None, answers one run of `cell`.
+    """Return the keys of the narrowest [allow] with which `silo` answers one run of `cell`.
+
+    Args:
+        cell: Cell of the run.
+        task: Public part of the cell's task.
+        silo: Number of the silo, or None for the narrowest [allow] with which every silo answers.
 
     Raises:
-        InputError: If no policy allows the run.
+        InputError: If no policy allows the run, for example because it has no noise.
     """
     if (reason := why_unaccountable(cell)) is not None:
         raise InputError(f"a deployment's silos refuse this scenario: {reason}")
@@ -239,7 +245,9 @@ def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> di
 
 
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
-    """Write training records of a silo, then other rows of its site, as a CSV file.
+    """Write training records of a silo, then the remaining test rows of the silo's site, as a CSV file.
+
+    Without a partition by site the file has the training records only.
 
     Args:
         path: File of the shard, .csv.

@@ -29,7 +29,8 @@ def begin_ledger(policy: Policy, shard: Shard) -> None:
     """Begin the ledger of these records.
 
     Raises:
-        InputError: If there is a ledger, or the rollback mark of a former one.
+        InputError: If there is a ledger, or the rollback mark of a former one, or if the ledger or the key of the
+            records cannot be written.
     """
     for path in (policy.ledger, policy.mark_path):
         if path.exists():
@@ -66,7 +67,8 @@ def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     Guarantee: a key is made only for a ledger without a key, so that no other records get a fingerprint unnoticed.
 
     Raises:
-        InputError: If the ledger is for other records, or for another key.  Nothing is changed then.
+        InputError: If the ledger is for other records, or the key of the records is missing or is another one.
+            Nothing is changed then.
     """
     if not ledger.is_keyed():
         _convert_ledger(policy, ledger, shard)
@@ -87,7 +89,13 @@ def is_key_of(key: bytes, fingerprint: bytes) -> bool:
 
 
 def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
-    """Replace the digest of the records in a ledger of fedpriv 0.3.0 by a fingerprint under a key."""
+    """Replace the digest of the records in a ledger of fedpriv 0.3.0 by a fingerprint under a key.
+
+    Runs whose claim by fedpriv 0.3.0 was false are charged as runs without noise.
+
+    Raises:
+        InputError: If the ledger is for other records, or no key can be made.
+    """
     with ledger.lock():
         if ledger.is_keyed():  # Another process has converted it meanwhile.
             return

@@ -73,7 +73,8 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
     A policy to which a section [evaluation] is added later has one ledger to create.
 
     Raises:
-        InputError: If no ledger is missing.
+        InputError: If no ledger is missing, if an existing ledger is for other records or another key, or if the
+            missing ledger had a rollback mark already.
     """
     pairs = policies_with_shards(policy)
     missing = [
@@ -103,7 +104,7 @@ def open_guards(policy: Policy, time_limit: TimeLimit = nullcontext) -> Guards:
     time do not count for a run.
 
     Raises:
-        InputError: If shard or a ledger cannot be used.
+        InputError: If extensions, shard or a ledger cannot be used.
     """
     gaussian.warm_up()
     memory_pool = MemoryPool(policy.allow.memory)
@@ -159,6 +160,9 @@ def format_status(path: Path) -> list[str]:
 
     Args:
         path: File of the policy.
+
+    Raises:
+        InputError: If the policy or a ledger cannot be used.
     """
     policy = read_policy(path)
     tests = policy.test_policy
@@ -196,9 +200,15 @@ def _format_ledger_status(policy: Policy) -> list[str]:
 
 
 def format_price_check(path: Path) -> list[str]:
-    """Format the price and the charge of each run of a policy's ledgers.
+    """Format the runs of a policy's ledgers that were charged too little, and a summary of each ledger.
 
-    The price is computed again from the run's scenario.
+    The price of a run is computed again from the run's scenario.
+
+    Args:
+        path: File of the policy.
+
+    Raises:
+        InputError: If the policy or a ledger cannot be used.
     """
     guards = open_guards(read_policy(path))
     return [

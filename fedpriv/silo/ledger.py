@@ -87,8 +87,8 @@ class SiloLedger:
             is_backup: Whether the file is a backup, without keys, states and replies.
 
         Raises:
-            InputError: If there is no ledger, if other users may read it (it holds keys), or if it is damaged or
-                an older copy.
+            InputError: If there is no ledger, if other users may read the file (it holds keys), if the file is of
+                another version, or if it is damaged or an older copy.
         """
         self._path, self._mark = path, RollbackMark(mark or path.with_name(path.name + ".mark"))
         self._version, self._pending_entries, self._last_commit = (
@@ -142,6 +142,7 @@ class SiloLedger:
 
         Raises:
             LedgerError: If the disk refuses.
+            InputError: If the ledger is damaged, or the mark contradicts it.
         """
         try:
             self._check_file_digest()
@@ -153,10 +154,11 @@ class SiloLedger:
                 after = self._next_commit
                 if changed := self._database.total_changes != changes:
                     self._database.execute("UPDATE about SET commits = ?, head = ?", after)
+                    # The mark names both commits, so that it agrees with the file wherever a crash falls.
                     self._mark.write(MarkContent(self._ledger_name, before, after))
                 self._database.execute("COMMIT")
             except BaseException:
-                if self._database.in_transaction:  # SQLite itself has rolled back when a disk is full
+                if self._database.in_transaction:  # SQLite itself has rolled back when a disk is full.
                     self._database.execute("ROLLBACK")
                 raise
             finally:
@@ -192,6 +194,9 @@ class SiloLedger:
             fingerprint: Fingerprint of the records under `key`.
             key: Key of the fingerprint.
             new_mus: By run, a μ that replaces the charged one.
+
+        Raises:
+            InputError: If the ledger is damaged.
         """
         self.check_all_rows()
         self._last_commit = self._last_commit._replace(head=bind_rows(self._database, fingerprint, key, new_mus))
@@ -241,6 +246,7 @@ class SiloLedger:
         return run
 
     def open_run(self, run_id: str, charge: Charge, key: bytes) -> None:
+        """Store a new run with its charge and its key, in a `transaction`."""
         seal = chain.make_seal(key)
         entry = chain.opening_entry(run_id, *charge, seal)
         self._database.execute(
@@ -300,7 +306,7 @@ class SiloLedger:
 
     def end_run(self, run_id: str) -> None:
         """End a run: erase its key and its state."""
-        self._journal_is_wiped = False
+        self._journal_is_wiped = False  # The journal gets the pages from before, with the key.
         cursor = self._database.execute(
             "UPDATE runs SET key = NULL, state = NULL, over = ? WHERE run_id = ? AND over IS NULL",
             (self._commit_number, run_id),
@@ -311,7 +317,9 @@ class SiloLedger:
     def become_ledger(self, name: str, charge: tuple[str, Charge] | None) -> None:
         """Turn a copy into a ledger of this name, in which all runs are over.
 
-        `charge` is a run of that name, with a charge for releases that the copy may lack.
+        Args:
+            name: Name of the ledger.
+            charge: Name and charge of a run that stands for releases which the copy may lack, or None.
         """
         for row in self.list_runs():
             self.end_run(row.run_id)
@@ -348,6 +356,8 @@ class SiloLedger:
     def check_checkpoints(self, checkpoints: bytes) -> None:
         """Compare checkpoints, which a server remembers, with the commits of this ledger.
 
+        Checkpoints of other ledgers are ignored.
+
         Guarantee: a claim of the server is compared and changes nothing: no row, no mark, no other request.  Of
         commits from before the ledger's conversion only the numbers are compared, since their heads cannot be
         computed again.
@@ -373,7 +383,7 @@ class SiloLedger:
         """Check that all rows are the ones that were written, before a `transaction` writes.
 
         Raises:
-            InputError: If they are not, or the mark contradicts them.
+            InputError: If a row is not, or the mark contradicts the rows.
         """
         with self._convert_damage("its file"):
             check_rows(self._database, keyless=self._version > BACKUP_OFFSET)
@@ -386,7 +396,7 @@ class SiloLedger:
 
     @property
     def _next_commit(self) -> Commit:
-        """Last commit, with the entries of the current transaction."""
+        """Commit of the current transaction, or the last commit if the transaction has no entries."""
         if not self._pending_entries:
             return self._last_commit
         return Commit(
@@ -395,7 +405,11 @@ class SiloLedger:
         )
 
     def _check_version(self) -> None:
-        """Check PRAGMA user_version, and store it in `_version`."""
+        """Check PRAGMA user_version, and store it in `_version`.
+
+        Raises:
+            InputError: If this version reads no such ledger, or no such backup for a ledger opened as a backup.
+        """
         with self._convert_damage("its header"):
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
         if version - BACKUP_OFFSET * (self._version > BACKUP_OFFSET) not in (UNKEYED_VERSION, LEDGER_VERSION):
@@ -407,7 +421,11 @@ class SiloLedger:
         self._version = version
 
     def _check_file(self) -> None:
-        """Check the whole file in one read transaction that no other process has written into."""
+        """Check the whole file in one read transaction, again if another process wrote meanwhile.
+
+        Raises:
+            InputError: If the file is damaged or an older copy, or other processes write all the time.
+        """
         for _ in range(20):
             content = self._mark.read()
             try:
@@ -419,7 +437,7 @@ class SiloLedger:
                 self._check_file_digest()
                 return
             except (InputError, sqlite3.Error) as error:
-                if self._mark.read() == content:
+                if self._mark.read() == content:  # No other process wrote, so the error is the file's.
                     if isinstance(error, InputError):
                         raise
                     raise self._damage_error("its file", error) from None
@@ -430,13 +448,20 @@ class SiloLedger:
         """Compare the whole file with the digest in the mark, which exists while no run is under way.
 
         The call has to be outside of transactions, because reading the file drops SQLite's locks.
+
+        Raises:
+            InputError: If they differ, or the mark cannot be read.
         """
+        # Reading the header makes SQLite apply a journal that it still needs, before the file is digested.
         if (digest := self._mark.read().file_digest) and self._read_header() and digest != file_digest(self._path):
             raise self._damage_error("its file", None)
 
     @contextmanager
     def _convert_damage(self, part: str) -> Iterator[None]:
-        """Turn errors that damaged rows cause into an InputError of one line."""
+        """Turn errors that damaged rows cause into an InputError of one line.
+
+        An InputError, and an SQLite error that no damage causes, pass unchanged.
+        """
         try:
             yield
         except Exception as error:
@@ -492,7 +517,7 @@ class SiloLedger:
         """Return the last commit of the ledger, if the mark agrees.
 
         Raises:
-            InputError: If the mark has a later commit, or belongs to another ledger.
+            InputError: If the mark cannot be read, has other commits, or belongs to another ledger.
         """
         mark, header = self._mark.read(), self._read_header()
         self._ledger_name = header.ledger_name  # Another process may have bound it.

@@ -88,7 +88,7 @@ class Masker:
     def mask(
         self, public_keys: bytes, silos: int, t: int, length: int, query_chain: bytes = b""
     ) -> EncodedMessage:
-        """Return the mask of this silo's encoded message, (length,), for round t and the query chain.
+        """Return the mask of this silo's encoded message in round t, (length,), integers modulo 2^64.
 
         Args:
             public_keys: Public keys of silo 0, 1, …, concatenated.
@@ -96,6 +96,9 @@ class Masker:
             t: Round.
             length: Number of integers of the message.
             query_chain: Digest of all queries up to this round.
+
+        Raises:
+            RunError: If the public keys are refused, as in `agree_keys`.
         """
         total, zeros = np.zeros(length, np.uint64), bytes(8 * length)
         for peer, key in enumerate(self.agree_keys(public_keys, silos)):
@@ -107,7 +110,7 @@ class Masker:
         return total
 
     def _derive_shared_keys(self, public_keys: bytes, silos: int) -> list[bytes | None]:
-        """Derive the keys shared with all silos from their concatenated public keys."""
+        """Derive the keys shared with all silos, as `agree_keys` returns them."""
         key_list = [public_keys[start : start + KEY_BYTES] for start in range(0, len(public_keys), KEY_BYTES)]
         if len(public_keys) != silos * KEY_BYTES or len(set(key_list)) != silos:
             raise RunError(f"silo {self._number}: expected {silos} different public keys of {KEY_BYTES} bytes")
@@ -118,11 +121,14 @@ class Masker:
         ]
 
     def _derive_shared_key(self, peer_key: bytes) -> bytes:
-        """Derive the key shared with one peer, symmetric in the two public keys."""
+        """Derive the key shared with one peer, which both derive alike.
+
+        Raises:
+            RunError: If the peer's key is no public key, or yields the same secret with every key.
+        """
         try:
-            if (
-                int.from_bytes(peer_key, "little") >= _PRIME
-            ):  # X25519 reduces it modulo the prime: the same point twice.
+            # X25519 reduces a number modulo the prime, so that two of these keys would be one point.
+            if int.from_bytes(peer_key, "little") >= _PRIME:
                 raise ValueError
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(peer_key))
         except ValueError:  # The point has low order.
@@ -162,7 +168,8 @@ class Identity:
         Guarantee: with `peers`, every key was signed by its silo for this run and scenario.
 
         Raises:
-            RunError: If a card is missing, or is not signed by its silo.
+            RunError: If there are not `silos` cards, if `peers` has another number of silos, or if a card is not
+                signed by its silo.
         """
         if len(signed_keys) != silos * SIGNED_KEY_BYTES:
             raise RunError(f"silo {self.number}: expected {silos} signed public keys of {SIGNED_KEY_BYTES} bytes")

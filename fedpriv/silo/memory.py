@@ -107,7 +107,9 @@ def _values_per_record(plan: Plan) -> int:
 
 
 def limit_memory(max_bytes: int) -> None:
-    """Limit this process for good to its current memory and `max_bytes` more.
+    """Limit this process for good to its current memory, `max_bytes` and `_REQUEST_BYTES` together.
+
+    Nothing is limited on systems other than Linux.
 
     Raises:
         InputError: If the machine, the container or a limit allows less, which would end the process during a run.
@@ -126,6 +128,7 @@ def limit_memory(max_bytes: int) -> None:
             )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft_limit = usage["data"] + max_bytes + _REQUEST_BYTES
+    # A negative hard limit is RLIM_INFINITY.
     resource.setrlimit(resource.RLIMIT_DATA, (soft_limit if hard < 0 else min(soft_limit, hard), hard))
 
 

@@ -151,6 +151,7 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
             """Ignore errors of clients that disconnect."""
 
     server = Server(("", 0), Handler, bind_and_activate=False)
+    # The listener, which only this machine reaches, takes the place of the socket that the server made.
     server.socket.close()
     server.socket = listener
     listener.listen(_MAX_WAITING_CONNECTIONS)
@@ -165,6 +166,11 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
 
 
 def _open_socket(address: str) -> socket.socket:
+    """Open a socket at a port of 127.0.0.1, or a private Unix socket at a path.
+
+    Raises:
+        InputError: If `address` is neither, or no socket can be made there.
+    """
     if not address.isdigit():
         if ":" in address and "/" not in address:
             raise InputError(

@@ -60,12 +60,13 @@ class PriceCurve:
         A guarantee that is a μ needs no slack and ignores `slack`.
 
         Raises:
-            InputError: If another guarantee needs more slack.
+            InputError: If the guarantee is no μ and needs more slack.
         """
         if self.guarantee is None:
             return None
         if self.guarantee.mu is not None:
             return self.guarantee.charge(0.0)
+        # Rounded down, so that both parts together do not exceed `slack`.
         if not (rest := (slack - self.overflow_slack) * (1.0 - 1e-12)) >= MIN_DELTA:
             raise InputError(
                 f"allow.slack_per_run = {slack:g}: a run of this length needs "
@@ -94,9 +95,8 @@ def charged_stream(plan: Plan, silo: int, trust: Trust, allowed_trust: Trust) ->
     """
     if trust.charges_own_messages(allowed_trust):
         return make_silo_stream(plan, silo, plan.schedule.rounds)
-    (stream,) = make_release_streams(
-        plan, plan.schedule.rounds
-    )  # noisy means of a server, or sums of masked messages
+    # One release for all silos: noisy means of a server, or sums of masked messages.
+    (stream,) = make_release_streams(plan, plan.schedule.rounds)
     return stream
 
 
@@ -115,6 +115,9 @@ def possible_prices(plan: Plan, silo: int, slack: float) -> list[Price]:
 
     The first price is the price of the silo's own messages.  If the run has one release for all silos, the price
     of that release follows.
+
+    Raises:
+        InputError: If a run whose records take part in secret needs more slack.
     """
     releases = make_release_streams(plan, plan.schedule.rounds)
     streams = [make_silo_stream(plan, silo, plan.schedule.rounds), *(releases if len(releases) == 1 else ())]
@@ -407,9 +410,8 @@ class Policy(BaseModel):
             InputError: If a module fails, no module adds a row that is listed, or an add-on is not installed.
         """
         allow = self.allow
-        for name in filter(
-            partial(getattr, allow), ADD_ON_PARTS["model"]
-        ):  # A key of [allow] has an add-on's name.
+        # An add-on has the name of the key of [allow] that permits it.
+        for name in filter(partial(getattr, allow), ADD_ON_PARTS["model"]):
             for kind in ("model", "guard"):
                 load_add_on_part(kind, name)
         if self.evaluation is not None:
@@ -427,7 +429,7 @@ class Policy(BaseModel):
         """Load the silo's records.
 
         Raises:
-            InputError: If they cannot be used, with a message of one line.
+            InputError: If the records cannot be used, with a message of one line.
         """
         if self.table is not None:
             return load_table_shard(self.shard, self.table, self.silo)
@@ -442,10 +444,8 @@ class Policy(BaseModel):
         if (limits := self.evaluation) is None:
             return None
         allow = {"budget": limits.budget, "runs": limits.runs, "slack": 0.0}
-        allow |= {
-            "clip": MAX_CLIP,
-            "least_clip": MIN_CLIP,
-        }  # The program sets the clips of evaluations, not a scenario.
+        # The program sets the clips of evaluations, not a scenario.
+        allow |= {"clip": MAX_CLIP, "least_clip": MIN_CLIP}
         ledger, mark = (
             path and path.with_name(f"{path.stem}-tests{path.suffix}") for path in (self.ledger, self.mark)
         )
@@ -471,7 +471,7 @@ def read_policy(path: Path) -> Policy:
     to them; and if others may read the records.
 
     Raises:
-        InputError: If the file cannot be used, with a message of one line.
+        InputError: If the file cannot be used or the policy is refused, with a message of one line.
     """
     check_writers([path])
     try:

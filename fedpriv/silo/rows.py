@@ -7,8 +7,8 @@
 * `answers` has one row a round: a digest of the query, and the bytes of the reply.
 
 An answer without a reply is a round whose records may have been read, and which can be answered for that query
-only. For a run that is over, digests and the reply to the last round are kept.  A server that was killed may have
-to ask for that reply again.
+only.  For a run that is over, all digests are kept.  For the `MAX_RUNS_WITH_REPLY` runs that ended last, the
+replies to round 0 and to the last round are kept, too, since a server that was killed may ask for them again.
 
 `seal`, `entry`, `replied` and `after` are digests of the chain (fedpriv/silo/chain.py).  They are digests of the
 key, of the charge, of the reply under `blind`, and of the state after the reply.  `head` is the head of the chain
@@ -203,7 +203,19 @@ def bind_rows(
 def _collect_entries(
     database: sqlite3.Connection, *, keyless: bool
 ) -> tuple[dict[int, list[chain.ChainEntry]], dict[int, tuple[chain.ChainEntry, bytes]]]:
-    """Collect the entries of every commit, and for commits with a reply its entry and the stored head."""
+    """Collect the entries of every commit from the rows, and check each row by itself.
+
+    Args:
+        database: Database of a ledger or of a backup.
+        keyless: Whether keys and states are not checked, because they are missing or about to be sealed anew.
+
+    Returns:
+        By number of the commit, its entries; and for each commit with a reply, the reply's entry and the stored
+        head after this entry alone.
+
+    Raises:
+        ValueError: If a row contradicts its digests.
+    """
     entries = defaultdict[int, list[chain.ChainEntry]](list)
     for run_id, cell, mu, slack, opening_commit, ending_commit, seal, entry_digest, key, state in database.execute(
         "SELECT * FROM runs"
@@ -258,7 +270,7 @@ UPDATE answers SET reply = NULL, blind = NULL WHERE rowid IN (
 
 
 def copy_without_secrets(database: sqlite3.Connection) -> bytes:
-    """Return the file of a copy without keys, states and replies, which are not even read."""
+    """Return the bytes of a copy's file, without keys, states and replies, which are not even read."""
     database.execute("ATTACH ':memory:' AS copy")
     try:
         create_tables(database, "copy", LEDGER_VERSION + BACKUP_OFFSET)

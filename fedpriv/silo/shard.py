@@ -67,6 +67,7 @@ def read_key(path: Path) -> bytes:
         InputError: If there is no key, or none that can be used, with the remedy in a message of one line.
     """
     try:
+        # Opening a named pipe would wait for a writer without O_NONBLOCK; it is refused below.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             mode, key = os.fstat(file.fileno()).st_mode, file.read(_KEY_BYTES + 1)
     except FileNotFoundError:
@@ -84,6 +85,9 @@ def load_or_create_key(path: Path) -> bytes:
     """Read the key at `path`, after making one if the file does not exist.
 
     A key is written whole or not at all.
+
+    Raises:
+        InputError: If the key cannot be made, or cannot be used.
     """
     if not path.exists():
         try:
@@ -146,7 +150,7 @@ class Shard:
 
     @cached_property
     def content_digest(self) -> bytes:
-        """SHA-256 of the arrays, which must not be stored in any file.
+        """SHA-256 of images, labels and persons, which must not be stored in any file.
 
         A reader who knows all records but one could test guesses at the last record with the digest.
         """
@@ -158,7 +162,11 @@ class Shard:
         return digest.digest()
 
     def model_records(self, cell: Cell) -> Records:
-        """Return features and labels in the form of the cell's model, a row for each of its units."""
+        """Return features and labels in the form of the cell's model, a row for each unit of the cell.
+
+        Raises:
+            InputError: If these records do not fit the model or the unit.
+        """
         records = ModelInputs.from_cell(cell).make_records(self.model_inputs(cell), self.labels)
         units = self.rows_by_unit(cell.privacy.protected_unit)
         return records if units is None else group_records(records, units)
@@ -192,6 +200,9 @@ class Shard:
         """Check that these records can be protected by a unit.
 
         Guarantee: a refusal depends on the number of persons and on shapes, on nobody's number of records.
+
+        Raises:
+            InputError: If they cannot.
         """
         if unit.name == RECORD.name:
             return
@@ -223,8 +234,9 @@ def key_check(key: bytes) -> bytes:
 def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
     """Read and check a silo's records in an .npz file.
 
-    The file has the arrays `images` (or `features`) and `labels`, and `counts` if some rows are dummy records.
-    The names of the test records' arrays have the prefix `test`.
+    The file has the arrays `images` (or `features`) and `labels`.  It may have `persons`, one for each record, and
+    `counts`, which is false for rows that are dummy records.  The names of the test records' arrays have the
+    prefix `test`.
 
     Args:
         path: File of the records.
@@ -232,7 +244,7 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
         test: Prefix of the test records' arrays.
 
     Raises:
-        InputError: If the records are not what `data.own` takes.
+        InputError: If there is no such file, or its records are not what `data.own` takes.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -249,7 +261,7 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
     """Read and check a silo's own table.
 
     Raises:
-        InputError: If the table does not keep to `schema`, with a message of one line.
+        InputError: If the table does not keep to `schema` or has no training records, with a message of one line.
     """
     encoded = load_silo_table(path, schema, silo)
     train, test = encoded.split.train, encoded.split.test
@@ -269,7 +281,18 @@ def _shard_of_split(encoded: EncodedTable, split: SplitRows) -> Shard:
 def _parse_split(
     arrays: Mapping[str, NDArray[Any]], prefix: str, classes: int, path: Path, test: Shard | None = None
 ) -> Shard:
-    """Check and convert the arrays of one split, whose names have this prefix."""
+    """Check and convert the arrays of one split.
+
+    Args:
+        arrays: Arrays of the file by name.
+        prefix: Prefix of the names of this split's arrays.
+        classes: Number of classes, or 0 for real numbers.
+        path: File of the arrays, for errors.
+        test: Shard of the test records, which becomes a part of the result, or None.
+
+    Raises:
+        InputError: If the arrays are not the records of a split.
+    """
     arrays = combine_named_inputs(arrays, f"{prefix}features", str(path))
     names = [name for name in (f"{prefix}images", f"{prefix}features") if name in arrays]
     if len(names) != 1 or f"{prefix}labels" not in arrays:

@@ -162,7 +162,8 @@ class Silo:
     ) -> "Silo":
         """Build the silo of a simulation.
 
-        Floating-point noise comes from `noise`, and everything else of an exact plan from `key`.
+        In floating point all randomness of the silo comes from `noise`, and `key` is not used.  With an exact plan
+        all of it comes from `key`, and `noise` is not used.
         """
         if plan.exact_plan is None:
             return Silo(number, plan, records, noise, may_miss_rounds=may_miss_rounds)
@@ -184,11 +185,12 @@ class Silo:
         nothing but the release depends on them, except the counts of a simulation.
 
         Raises:
-            RunError: If rounds are out of order, or the query is not a finite vector of the model's length.  The
-                noise was not calibrated for replies to such queries.
+            RunError: If `check_query` refuses the round or the query.  The noise was not calibrated for replies to
+                such queries.
         """
         self.check_query(state, t, query)
         state, planned_round = self._skip_missed_rounds(state, t)
+        # A stored state has other memory than the one that was computed, and its products could have other bits.
         state = RoundState(state.last_round, tuple(map(ensure_aligned, state.past_vectors)), *state[2:])
         batch = self._read_batch(planned_round)
         vector, clipped_count, next_state = run_silo_round(
@@ -218,8 +220,8 @@ class Silo:
         """Refuse a round or a query that is not answered.
 
         Raises:
-            RunError: If the round is out of order or the query malformed.  The text depends on public values
-                alone.
+            RunError: If the round is out of order, or the query has another shape or type, is not finite, or moved
+                farther than the noise assumes.  The text depends on public values alone.
         """
         in_order = t == state.last_round + 1 or (self.may_miss_rounds and t > state.last_round)
         if not in_order or t > self.plan.schedule.rounds:
@@ -253,8 +255,8 @@ class Silo:
     def _skip_missed_rounds(self, state: RoundState, t: int) -> tuple[RoundState, PlannedRound]:
         """Return the state at the start of round t, and the plan of round t after missed rounds.
 
-        The coefficients of past queries are those of the last answered round. Noise of the missed rounds is drawn
-        for increments of zero.
+        The noise of each missed round is drawn for an increment of zero.  The coefficients of past queries are
+        those of the first missed round, because the state has the queries that this round would have combined.
         """
         planned_round = self.plan.rounds[t - 1]
         if t == state.last_round + 1:
@@ -269,7 +271,7 @@ class Silo:
         return state, planned_round._replace(step=step)
 
     def _read_batch(self, planned_round: PlannedRound) -> RoundBatch:
-        """Return the records of a round with their weights in the silo's mean."""
+        """Return the records of a round with their weights in the silo's mean, 0 for absent records."""
         plan, t, size = self.plan, planned_round.step.t, self.plan.batch_sizes[self.number]
         positions: slice | NDArray[np.int64]
         if planned_round.batch_range is None:
