@@ -58,7 +58,7 @@ class Clipping(NamedTuple):
     clipped_count: Tensor
     """Number of records of weight above 0 that were clipped or not representable, (...)."""
     is_clipped: Tensor | None
-    """Mask of these records, (..., B), or None if no record is known to be one."""
+    """Mask of the records that `clipped_count` counts, (..., B), or None if the count is 0 for certain."""
 
     def zero_unrepresentable(self, part: Tensor, axis: int = -1) -> Tensor:
         """Set the values of unrepresentable increments to zero.

@@ -66,7 +66,7 @@ class Round(NamedTuple):
     local: LocalRound | None = None
     """Local steps of the silos, or None for an algorithm without them."""
     next_share: float | None = None
-    """α_{t+1} / α_{1:t+1}, the next iterate's weight in the average that is the next query, or None."""
+    """α_{t+1} / α_{1:t+1}, the next iterate's weight in an average of iterates, or None without weights."""
 
     @property
     def gradient_count(self) -> int:
@@ -113,7 +113,7 @@ class Weights(Protocol):
 class LinearWeights:
     """Weights α_t = t with α_{1:t} = t(t+1)/2 (Reshef & Levy 2024, section 4).
 
-    They are η_t of Choquette-Choo et al., counted from 1.
+    The weights are η_t of Choquette-Choo et al., counted from 1.
     """
 
     def weight(self, t: int) -> float:
@@ -152,9 +152,9 @@ class Estimator(Protocol):
 
     @property
     def period(self) -> int | None:
-        """Period after which the sums restart from 0, or None if they never do.
+        """Rounds after which the sums restart from 0, or None if the sums never restart.
 
-        They restart in rounds 1, 1 + period, 1 + 2 period, ….
+        Restarts are in rounds 1, 1 + period, 1 + 2 period, ….
         """
         ...
 

@@ -179,7 +179,16 @@ def compute_frozen_features(
 
 
 def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
-    """Zeros of the shape and the type of a record's features."""
+    """Zeros of the shape and the type of a record's features.
+
+    Args:
+        map_record: Function from a record (1, f) to features.
+        record: Record of zeros, (1, f).
+        path: Import path of the module, for error messages.
+
+    Raises:
+        InputError: The module raises on the record, or draws random numbers.
+    """
     rng_state = torch.get_rng_state()
     try:
         with torch.no_grad():
@@ -195,6 +204,7 @@ def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path:
 
 @lru_cache(maxsize=2)
 def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
+    """Build the frozen module at `path`, with arguments as JSON and the weights of a digest."""
     state = read_state_dict(weights, "model.backbone_weights", path)
     with torch.device("cpu"):
         module = build_module(path, "model.backbone", (), json.loads(arguments))
@@ -333,7 +343,11 @@ class AugmentedView(View):
         return self.copies_objective.per_record(query, self._make_copies(batch, transforms), rows, clip)
 
     def _chunks(self, batch: Batch) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
-        """Chunks of a batch, with the transforms of their copies."""
+        """Chunks of a batch, with the transforms of their copies.
+
+        Raises:
+            ValueError: The batch layout has another number of rows.
+        """
         records, weights = batch
         axis, count = records.record_axis, records.features.shape[records.record_axis]
         if count != self.transforms.shape[-3]:
@@ -433,7 +447,7 @@ def augment_objective(
         shape: Shape in which the module takes a record, or () for the shape of the layout.
 
     Raises:
-        InputError: Records are no pictures, or the model is no torch module.
+        InputError: Records are no pictures, a shift moves them out of sight, or the model is no torch module.
     """
     if augmentation is None:
         return objective
@@ -465,7 +479,7 @@ def picture_shape(layout: FeatureLayout, shape: tuple[int, ...]) -> tuple[int, i
         shape: Shape in which the module takes a record, or () for the shape of the layout.
 
     Raises:
-        InputError: A record is no picture.
+        InputError: A record is no picture, or has its channels last.
     """
     first, *other_inputs = layout.inputs
     record_shape = shape or first.shape

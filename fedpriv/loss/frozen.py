@@ -1,7 +1,7 @@
 """Trainable and frozen parameters of a module, and a forward pass that changes neither.
 
-The flat point holds the trainable parameters (`trainable_parameters`).  All other parameters, and all buffers, are
-constants.
+The flat point holds the trainable parameters (`trainable_parameters`).  Other parameters, and buffers, are
+constants of the model.
 """
 
 import copy
@@ -41,7 +41,7 @@ def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
             stands for every parameter below it.
 
     Raises:
-        InputError: The module does not have a name, or the name has no parameters.
+        InputError: A name in `except_` is none of the module's, or has no parameters.
     """
     copied = copy.deepcopy(module)
     names = [name for name, _ in copied.named_parameters(remove_duplicate=False)]
@@ -112,8 +112,7 @@ def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
         probe: A record, as a batch of one.
 
     Raises:
-        InputError: The forward pass changes a buffer or a parameter, or packs sequences.  The error names the
-            layer.
+        InputError: A layer, which is named, changes a buffer or a parameter, or gets packed sequences.
     """
     module_copy = copy.deepcopy(module)
     for name, layer in module_copy.named_modules():

@@ -64,7 +64,7 @@ class LayerFunction(Protocol):
         ...
 
     def working_values(self, output_gradient: Tensor, shape: Sequence[int]) -> int:
-        """Approximate number of values that `weight_gradient` allocates."""
+        """Approximate number of values that forming the terms of a weight of this shape allocates."""
         ...
 
 
@@ -301,7 +301,7 @@ def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> Lay
 
 
 class LongGradientTerms(GradientTerms):
-    """Gradients of more values than float32 can square and add at once."""
+    """Gradients of any number of values, whose norms are bounded piece by piece (`long_upper_norm`)."""
 
     def norm_bounds(self) -> NormBounds:
         part_norms = [long_upper_norm(part) for part in self.gradients]
@@ -311,8 +311,7 @@ class LongGradientTerms(GradientTerms):
 def long_upper_norm(vectors: Tensor) -> Tensor:
     """Upper bound in float64 on the norm of each row (B, n).
 
-    Each piece of `_CHUNK_LENGTH` values gets a bound in the type of the rows.  These bounds are then combined in
-    float64.
+    Each piece of `_CHUNK_LENGTH` values gets a bound in the type of the rows.  The pieces are combined in float64.
     """
     if vectors.shape[1] <= _CHUNK_LENGTH:
         return upper_norm(vectors)

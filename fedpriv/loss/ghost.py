@@ -7,8 +7,8 @@ norms".  Gradients of all other parameters are materialized record by record, in
 Each record passes through the module alone, under vmap, so that no code of the module can look at another record.
 `TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is called with
 a parameter, it is computed for all records at once, as vmap would do, and stored as a `TracedCall`.  One backward
-pass of autograd then gives the gradients at the outputs of every call, and forms no gradient by a traced
-parameter.
+pass of autograd then gives the gradients at the outputs of every call.  No gradient by a traced parameter is
+formed.
 
 Guarantee: a parameter's way into a loss is through the traced calls, or autograd finds it:
 `Trace.compute_output_gradients` names the parameters that have another way, and those of calls that autograd did
@@ -89,9 +89,15 @@ class Trace:
         }
 
     def twin(self, parameter: Tensor | None) -> tuple[str | None, Tensor | None]:
-        """Return a parameter's name and its twin, a leaf that stands for it in traced calls.
+        """Return a parameter's name and its twin, a leaf that stands for the parameter in traced calls.
 
         A gradient by the parameter itself then comes from another way into the loss.
+
+        Args:
+            parameter: Tensor that a function was called with, or None.
+
+        Returns:
+            The name and the twin, or (None, None) for any tensor that is not in `parameters`.
         """
         return self._twins.get(id(parameter), (None, None))
 
@@ -106,7 +112,8 @@ class Trace:
             on_gradient: Callback for the output gradient of a call.
 
         Returns:
-            The parameters of which the calls miss a part of the gradient, and the gradients by `leaves`.
+            The parameters of which the calls miss a part of the gradient, and the gradients by `leaves`, None for a
+            leaf on which the loss does not depend.
 
         Raises:
             RuntimeError: A tensor that was the input of a call has been changed since.
@@ -120,6 +127,7 @@ class Trace:
             if (output_gradient := gradients[pending[call_index].output_edge.output_nr]) is not None:
                 on_gradient(call_index, pending.pop(call_index), output_gradient)
 
+        # Autograd does not come to a call with constant inputs, so the call's output is a target of its own.
         constant_calls = [call_index for call_index, call in pending.items() if call.is_input_constant]
         handles = [
             call.output_edge.node.register_prehook(partial(on_node_gradient, call_index))
@@ -163,10 +171,12 @@ class TracingMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Trace a call of a layer function, unroll a recurrent layer, and pass any other call on."""
         settings = kwargs or {}
         if func in LAYER_FUNCTIONS and (call := LAYER_FUNCTIONS[func](*args, **settings)) is not None:
             values, weight, bias, function = call
             (name, weight_twin), (bias_name, bias_twin) = self.trace.twin(weight), self.trace.twin(bias)
+            # A weight or bias that is no parameter, such as a product of parameters, is left to autograd.
             if (
                 (name or bias_name)
                 and (weight_twin is None) == (weight is None)
@@ -308,8 +318,7 @@ class GhostObjective(ModuleObjective):
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the clipped increments of one replicate, as `ModuleObjective` does.
 
-        The number of values that exist at a time is about the largest of `_CHUNK_VALUES`, 8 d and those of one
-        record.
+        At a time about as many values exist as the largest of `_CHUNK_VALUES`, 8 d and those of one record.
         """
         records, weights = batch
         plan = self._find_plan(query.points[0], records) if len(weights) > 1 else None
@@ -340,7 +349,8 @@ class GhostObjective(ModuleObjective):
     def _find_plan(self, point: Tensor, records: Records) -> _GhostPlan | None:
         """Find the plan for a shape of records.
 
-        It is None if a pass of zeros fails, or if no parameter goes into a layer function.
+        Returns:
+            The plan, or None if a pass of zeros fails, or if no parameter goes into a layer function.
         """
         shape = records.features.shape[1:]
         if shape not in self.plans:
@@ -358,10 +368,12 @@ class GhostObjective(ModuleObjective):
         Parameters are materialized until the calls miss no part of a gradient.
         """
         materialized: frozenset[str] = frozenset()
+        # As one of several points, so that the pass returns every call and makes no terms.
         while (traced := self._run_pass(point, zeros, 1.0, materialized, False)).untraced:
             materialized |= traced.untraced
         if not traced.call_gradients:
             return None
+        # As the only point: inputs of calls whose terms are gradients are not stored.
         terms = self._run_pass(point, zeros, 1.0, materialized, True).terms
         stored = {name for name, term in terms.items() if isinstance(term, LongGradientTerms)}
         values_per_record = single_point_values = zeros.features.numel() + sum(
@@ -387,8 +399,13 @@ class GhostObjective(ModuleObjective):
     ) -> _TracedPass:
         """Compute the calls and the gradients of a batch, times `coefficient`.
 
-        If `is_only_point`, the query has no other point.  The terms of a parameter with a single call are then
-        made as soon as autograd comes to the call, so that its inputs need not be stored.
+        Args:
+            point: Model, (d,).
+            records: Records of the batch, (B, …).
+            coefficient: Coefficient of the point in the query.
+            materialized: Parameters whose gradients autograd forms record by record.
+            is_only_point: Whether the query has no other point.  The terms of a parameter with a single call are
+                then made as soon as autograd comes to the call, so that the call's inputs need not be stored.
         """
         with torch.inference_mode(False), torch.enable_grad():
             parameters = {
@@ -408,6 +425,7 @@ class GhostObjective(ModuleObjective):
 
             losses = vmap(loss)(leaves, *records)
             weights, biases = (Counter(call.parameter_names[index] for call in trace.calls) for index in (0, 1))
+            # A parameter that is a weight in one call and a bias in another has no closed form.
             double_use = {name for name in weights if name is not None and name in biases}
             call_gradients: dict[int, _CallGradient] = {}
             terms: dict[str, LayerTerms] = {}
@@ -496,8 +514,9 @@ def _make_uses(
 ) -> list[ParameterUse]:
     """Uses of a call at several points, written as differences to the first point.
 
-    Differences are as small as the sum of the uses.  Inputs that are the same tensor at every point, such as those
-    of the record itself, have none.
+    Terms of differences are as small as their sum.  Bounds on rounding, which are relative to the terms, are then
+    small too.  Inputs that are the same tensor at every point, such as those of the record itself, have no
+    difference.
     """
     if not inputs[0].is_floating_point():
         return (

@@ -108,6 +108,10 @@ class SeededDirections:
     def _draw(
         self, slots: BatchLayout, count: int, size: int, like: Tensor, window: DirectionWindow | None
     ) -> Tensor:
+        """Draw unit vectors of `size` coordinates for every record, or the part of a window.
+
+        The result is (B, count, size), or (seeds, B, count, size) for several seeds.
+        """
         positions = slice(None) if window is None else list(window.record_positions)
         first, last = (0, count) if window is None else window[1:]
         silos, rows = slots.silo_ids[positions], slots.row_indices[..., positions]
@@ -242,7 +246,11 @@ class RandomSmoothing(View):
         ]
 
     def _draw_directions(self, points: Sequence[Tensor], window: DirectionWindow | None) -> list[Tensor]:
-        """Directions for each point, (..., B, count, d), or those of a window."""
+        """Directions for each point, (..., B, count, d), or those of a window.
+
+        Raises:
+            ValueError: The objective has no batch layout.
+        """
         if self.batch_layout is None:
             raise ValueError("random smoothing draws directions for the slots of a batch: see `for_batch`")
         count = self._directions_per_point(len(points))
@@ -377,6 +385,7 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
     while True:
         products = points @ nearest
         farthest = int(np.argmin(products))
+        # A point that is a member already could only move the result by rounding.
         if nearest @ nearest - products[farthest] <= _TOLERANCE * largest or farthest in members:
             break
         members, weights = [*members, farthest], np.append(weights, 0.0)
@@ -396,6 +405,7 @@ def _minimize_over_members(
     """
     while True:
         vectors = points[members]
+        # A number added to all products leaves `target` as it is, and keeps the matrix regular if a combination is 0.
         solution = np.linalg.solve(vectors @ vectors.T + largest, np.ones(len(members)))
         target = solution / solution.sum()
         if np.all(target > _SMALL):

@@ -55,7 +55,7 @@ def import_callable(path: str, key: str) -> Callable[..., Any]:
         key: Key of the scenario, for error messages.
 
     Raises:
-        InputError: It cannot be imported or called.
+        InputError: The path cannot be imported, or is neither a class nor a function.
     """
     module, _, name = path.partition(":")
     try:
@@ -81,7 +81,7 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
         arguments: Keyword arguments.
 
     Raises:
-        InputError: It cannot be imported or built, or is no torch module.
+        InputError: The path cannot be imported, or the module cannot be built or is no torch module.
     """
     factory = import_callable(path, key)
     try:
@@ -112,8 +112,8 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     return module
 
 
-_PROBE_RECORDS = 3  # see `_make_probes`
-"""Number of records of a probe."""
+_PROBE_RECORDS = 3
+"""Number of records of a probe: one that is looked at, and two that are replaced (`check_per_record`)."""
 
 
 def check_record_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str) -> None:
@@ -163,10 +163,11 @@ def check_outputs(
         why_needed: Explanation of `outputs` for the error message.
 
     Returns:
-        The shape of one record's outputs.
+        The shape of one record's outputs.  For a module on the meta device, which cannot be run, it is `outputs`,
+        or (1,) without `outputs`.
 
     Raises:
-        InputError: The module cannot be trained, raises, or has other outputs.
+        InputError: The module cannot be trained, raises, has other outputs, or lets records depend on each other.
     """
     check_module(module)
     needed = (outputs,) if isinstance(outputs, int) else outputs
@@ -204,8 +205,7 @@ def _make_probes(
 ) -> Tensor:
     """Random records (`_PROBE_RECORDS`, features) for tests of a module.
 
-    Numbers are standard normal, and truth values are random.  Tokens are rows of the smallest embedding of the
-    module.
+    Numbers are standard normal, and truth values are random.  Tokens are rows of the module's smallest embedding.
     """
 
     def draw_values(size: int, limits: int | None) -> Tensor:
@@ -463,6 +463,10 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
         module: Module to load the values into.
         weights: Digest, or None for a module without frozen parameters.
         path: Import path of the module, for error messages.
+
+    Raises:
+        InputError: There is no digest and a parameter is frozen, there is no such file, or the file lacks a frozen
+            value, has others than the module, or values of another shape.
     """
     frozen = frozen_names(module)
     if weights is None:

@@ -178,6 +178,9 @@ def make_layout_objective(
         dtype: Type of parameters and outputs.
         name: Name of the model in error messages.
 
+    Returns:
+        The objective, and the module in a form that takes flat rows.
+
     Raises:
         InputError: Module, loss and records do not fit each other.
     """
@@ -218,10 +221,10 @@ def _describe_needed_outputs(layout: FeatureLayout, classes: int) -> str:
 
 
 def _check_loss_function(loss: FunctionLoss, outputs: tuple[int, ...], classes: int, dtype: torch.dtype) -> Loss:
-    """Check that the function maps the outputs and the label of one record to one number.
+    """Check that the function maps outputs and label of one record to one number, and return the loss.
 
     Raises:
-        InputError: It fails, or returns something else.
+        InputError: The function fails, or returns something else.
     """
     label = torch.zeros(loss.label_shape, dtype=torch.int64 if classes else dtype)
     try:

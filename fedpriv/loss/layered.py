@@ -76,7 +76,22 @@ class LayeredObjective(BaseModuleObjective):
     def from_module(
         cls, module: nn.Module, features: int, loss: Loss, seed: int, dtype: torch.dtype
     ) -> Self | None:
-        """Make the objective, or return None if a layer has no closed form or occurs twice."""
+        """Make the objective of a module, or return None if the module has to be traced.
+
+        Args:
+            module: Module of the model.
+            features: Number of features of a record.
+            loss: Loss of the module's outputs.
+            seed: Seed of x_1.
+            dtype: Type of the parameters.
+
+        Returns:
+            The objective, or None if the module is no nn.Sequential, a layer has no closed form, occurs twice or
+            changes the number of records, or a parameter is frozen.
+
+        Raises:
+            InputError: The module cannot be trained (`check_module`).
+        """
         check_module(module)
         if type(module) is not nn.Sequential:
             return None
@@ -114,8 +129,7 @@ class LayeredObjective(BaseModuleObjective):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum clipped increments as `Objective` does, in chunks of records.
 
-        The number of values that exist at a time is about the largest of `_CHUNK_VALUES`, 8 d and those of one
-        record.
+        At a time about as many values exist as the largest of `_CHUNK_VALUES`, 8 d and those of one record.
         """
         records, weights = batch
         chunk_size = max(
@@ -290,7 +304,7 @@ def make_module_objective(
     """Make the objective of a module that maps (records, features) to (records, outputs).
 
     Sequential modules of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten get a `LayeredObjective`,
-    others a `GhostObjective`.  Both compute the same numbers.
+    others a `GhostObjective`.  Both compute the same numbers up to rounding.
 
     Args:
         module: Module whose trainable parameters are the point.
@@ -300,7 +314,8 @@ def make_module_objective(
         dtype: Type of the parameters.
 
     Raises:
-        InputError: A layer mixes records, draws random numbers or has buffers.
+        InputError: A layer mixes records, draws random numbers or remembers earlier records, or no parameter is
+            trainable (`check_module`).
     """
     layered = LayeredObjective.from_module(module, features, loss, seed, dtype)
     return GhostObjective(module, loss, seed, dtype) if layered is None else layered

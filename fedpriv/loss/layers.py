@@ -1,6 +1,6 @@
 """Layers of torch with derivatives in closed form, for several models at once.
 
-Values have shape (..., B, *shape), where the leading axes are models; weights (..., d_layer) have the leading axes
+Values have shape (..., B, *shape), where the leading axes are models.  Weights (..., *shape) have the leading axes
 only.  A layer without parameters (`StatelessLayer`) maps values to outputs, and output gradients to input
 gradients.  A layer with parameters (`ParameterLayer`) makes terms (`LayerTerms`) besides: the gradient of one
 record by its weight is Σ_k output_gradients[k] ⊗ inputs[k], over the points k of an increment.
@@ -106,9 +106,9 @@ def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> St
 
 
 class ParameterLayer(Protocol):
-    """A layer with a weight, which is passed flattened, and a bias.
+    """A layer with a weight, (..., *shape) as torch's, and a bias.
 
-    `prepare_inputs` is the part of the forward pass that does not depend on them.
+    `prepare_inputs` is the part of the forward pass that depends on neither.
     """
 
     @property

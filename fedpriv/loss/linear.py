@@ -75,17 +75,14 @@ class Population(Protocol):
 class QuadraticPopulation:
     """Population of least squares with E[z zᵀ] = diag(curvature).
 
-    Its excess risk is F(x) - F(x*) = (x - x*)ᵀ diag(curvature) (x - x*) / 2.
+    F(x) - F(x*) is (x - x*)ᵀ diag(curvature) (x - x*) / 2, of which `excess_risk` subtracts `min_excess_risk`.
     """
 
     curvature: Tensor
     minimizer: Tensor
     """x*, (d,)."""
     min_excess_risk: float = 0.0
-    """F - F(x*) at the best admissible point, or 0 if x* is admissible.
-
-    `excess_risk` is relative to that point.
-    """
+    """F - F(x*) at the best admissible point, or 0 if x* is admissible."""
 
     def excess_risk(self, point: Tensor) -> Tensor:
         return (self.curvature * (point - self.minimizer).square()).sum(-1) / 2.0 - self.min_excess_risk
@@ -97,7 +94,8 @@ class QuadraticPopulation:
 def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> QuadraticPopulation:
     """Make the population whose excess risk is relative to the best point of a ball around 0.
 
-    That point is (diag(curvature) + λ)^-1 diag(curvature) x* for the λ ≥ 0 that gives it the norm `radius`.
+    The best point is x* if x* lies in the ball.  Otherwise it is (diag(curvature) + λ)^-1 diag(curvature) x* for
+    the λ > 0 that gives this point the norm `radius`.
 
     Args:
         curvature: Diagonal of E[z zᵀ], (d,).
@@ -107,6 +105,7 @@ def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> Qu
     unconstrained = QuadraticPopulation(curvature, minimizer)
     if float(torch.linalg.vector_norm(minimizer)) <= radius:
         return unconstrained
+    # At the upper bound of λ the norm is at most the radius.  200 halvings are more than float64 can tell apart.
     low, high = 0.0, float(curvature.max() * torch.linalg.vector_norm(minimizer)) / radius
     for _ in range(200):
         middle = (low + high) / 2.0
@@ -233,6 +232,7 @@ class LinearObjective(Deterministic, ABC):
         """
         records, weights = batch
         output_gradient = self._combined_gradients(query, records).squeeze(-2)
+        # The penalty's gradient is linear in the point, so gradients are combined by combining points.
         combined_point = sum(coefficient * point for point, coefficient in zip(*query, strict=True))
         assert isinstance(combined_point, Tensor)
         vectors = (
@@ -458,7 +458,8 @@ def compute_per_block(records: Records, name: Hashable, compute: Callable[[Recor
     Args:
         records: Records of one round.
         name: Name of the computation, unique among those of a block.
-        compute: Function from `shared_records(records)` to one number or vector for each record.
+        compute: Function from records to one number or vector for each record.  The records are those of one round,
+            or those of all rounds of a block, (rounds, B, …).
     """
     return (
         compute(records)
@@ -478,7 +479,7 @@ def _max_feature_norm(records: Records, dtype: torch.dtype) -> float:
             lambda block_records: _feature_norms(block_records, dtype).amax(-1).tolist(),
         )
         return max_norm
-    if records.features.numel() == records.features.shape[-1]:
+    if records.features.numel() == records.features.shape[-1]:  # one record, whose norm takes fewer calls
         return joint_upper_norm(records.features.to(dtype))
     return float(_feature_norms(records, dtype).max())
 
@@ -527,6 +528,7 @@ class SoftmaxRegression(LinearObjective):
     def outer(self) -> OuterProduct | None:
         if self.denominator is None:
             return None
+        # Rounding to multiples of 1/denominator moves a record by less than √features units.
         return OuterProduct(
             softmax_residuals,
             self.classes,
@@ -587,5 +589,5 @@ def _one_hot(records: Records, classes: int) -> Tensor:
 @lru_cache(maxsize=16)
 def _class_identity(classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Identity matrix, whose rows are the unit vectors of the classes.  It must not be written into."""
-    with torch.inference_mode(False):  # it is cached beyond the run that creates it
+    with torch.inference_mode(False):  # the cached matrix outlives the run that creates it
         return torch.eye(classes, dtype=dtype, device=device)

@@ -121,7 +121,7 @@ def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
         labels: Labels (n,) as of `decode_labels`.
 
     Returns:
-        The mean over the bins before G is 0, (...).
+        The mean over the bins before G is 0, (...), or 0 if there are none.
     """
     bins = outputs.shape[-1]
     (survived_counts, is_observed), survival = decode_labels(labels, bins), survival_curve(outputs)
@@ -156,7 +156,10 @@ def _censoring_survival(survived_counts: Tensor, is_observed: Tensor, bins: int)
 
 
 def why_no_pairs(labels: Tensor) -> str | None:
-    """Return the reason why labels have no pairs to order, or None if they have pairs."""
+    """Return the reason why labels have no pairs to order, or None for labels that differ.
+
+    Labels that differ may have no pairs either, if no event is observed.
+    """
     return None if len(torch.unique(labels)) > 1 else "all alike"
 
 
@@ -292,7 +295,11 @@ class Reward(Unjudged):
 
 
 def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Difference of the one output and its label, (..., B, 1)."""
+    """Difference of the one output and its label, (..., B, 1).
+
+    Raises:
+        ValueError: There are several outputs.
+    """
     if outputs.shape[-1] != 1:
         raise ValueError(f"an error of regression is of one output, not {outputs.shape[-1]}")
     return outputs - labels.unsqueeze(-1)
@@ -450,7 +457,10 @@ class FunctionLoss(Unjudged):
 
 
 def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
-    """Predict the class of each label, or its value, (n, *labels), from outputs (n, *outputs)."""
+    """Predict the class of each label, or its value, (n, *labels), from outputs (n, *outputs).
+
+    Outputs of a loss that predicts no classes are returned as they are, without an axis of a single output.
+    """
     has_label_axes = isinstance(loss, MeanOverLabels)
     while isinstance(loss, MeanOverLabels | ClassWeighting):
         loss = loss.base
@@ -522,8 +532,7 @@ class LossChoice:
             classes: Number of classes, or 0 if labels are numbers.
 
         Returns:
-            The loss, and the shape of one record's outputs, or None for a function, which takes outputs of any
-            shape.
+            The loss, and the shape of one record's outputs.  The shape is None for a function, which takes any.
 
         Raises:
             InputError: The choice is invalid, or the loss is for other labels.

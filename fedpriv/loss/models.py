@@ -139,10 +139,12 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
         settings: Settings of the features.
 
     Raises:
-        InputError: Features are numbers and `feature_norm` is missing, without which they have no bound.
+        InputError: Features are numbers and `feature_norm` is missing, without which they have no bound; or the
+            records do not fit the settings.
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
+    # Every call of a backbone copies the module and maps a record of zeros, so there is one call.
     chunk_size = len(images) if settings.backbone is not None else IMAGES_PER_CHUNK
     features: Tensor | None = None
     for start in range(0, max(1, len(images)), max(1, chunk_size)):
@@ -213,7 +215,11 @@ def _max_feature_norm(shape: tuple[int, ...], settings: SoftmaxSettings) -> floa
 def logistic_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: LinearSettings
 ) -> LogisticRegression:
-    """Make logistic regression for two classes."""
+    """Make logistic regression for two classes.
+
+    Raises:
+        InputError: There are more or fewer classes.
+    """
     _check_two_classes("logistic-regression", classes)
     norm = _max_feature_norm(shape, settings)
     return LogisticRegression(
@@ -224,7 +230,11 @@ def logistic_regression(
 def sigmoid_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SigmoidRegression:
-    """Make sigmoid regression for two classes."""
+    """Make sigmoid regression for two classes.
+
+    Raises:
+        InputError: There are more or fewer classes.
+    """
     _check_two_classes("sigmoid-regression", classes)
     return SigmoidRegression(shape[0], _max_feature_norm(shape, settings), dtype=dtype)
 
@@ -264,7 +274,7 @@ def ridge_statistics(
     """Make the statistics of ridge regression, for two classes or real labels.
 
     Raises:
-        InputError: There are more than `MAX_FEATURES` features, or more than two classes.
+        InputError: There are more than `MAX_FEATURES` features, or labels are classes and not two.
     """
     if not settings.real:
         _check_two_classes(RIDGE_STATISTICS, classes)
@@ -284,8 +294,9 @@ def perceptron(
 ) -> Model:
     """Make a row for a network with one hidden layer: features - hidden - outputs.
 
-    It has the cross-entropy of all classes, or one output under `loss`, or the outputs of `HazardLoss`.  |⟨x, z⟩|
-    is the sum of two rectifiers, so `nn.ReLU` can represent the sizes of phase retrieval.
+    The network has an output for each class under the cross-entropy, one for each bin under `HazardLoss`, and a
+    single one under any other loss.  |⟨x, z⟩| is the sum of two rectifiers, so `nn.ReLU` can represent the sizes
+    of phase retrieval.
 
     Args:
         activation: Activation of the hidden layer.
@@ -343,7 +354,11 @@ def convolutional_net(classes: int) -> nn.Sequential:
 
 
 def convolutional(shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ModuleSettings) -> Objective:
-    """Make the CNN for gray images of 28 x 28 pixels under the cross-entropy."""
+    """Make the CNN for gray images of 28 x 28 pixels under the cross-entropy.
+
+    Raises:
+        InputError: Records do not have 784 values.
+    """
     if shape != (784,):
         raise InputError(
             f'model.name = "cnn" takes gray images of 28 x 28 = 784 pixels, not {math.prod(shape)} values'
@@ -449,9 +464,7 @@ def find_model(name: str) -> Model:
     if name not in MODELS:
         raise InputError(
             f"model.name = {name!r}: known models are {', '.join(map(repr, (*MODELS, *ADD_ON_PARTS['model'])))}, "
-            "or "
-            "package.module:Name"
-            f"{suggest_name_or_import(name, MODELS)}"
+            f"or package.module:Name{suggest_name_or_import(name, MODELS)}"
         )
     return MODELS[name]
 
@@ -519,7 +532,7 @@ def add_module(
         loss: Loss as for `fedpriv.run`.  By default the cross-entropy, or the squared error for a regression.
 
     Raises:
-        InputError: fedpriv ships a model of that name, or the loss is none.
+        InputError: fedpriv ships a model of that name, or `loss` is no loss.
     """
     choice = make_loss_choice(loss, real=regression)
 

@@ -75,7 +75,8 @@ class ModuleObjective(BaseModuleObjective):
 
     Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
     depend on no other record, whatever the module's code does with a batch.  A record on which the module raises
-    adds nothing and counts as clipped, and no other record is touched.  Every call has buffers of its own
+    adds nothing and counts as clipped, and no other record is touched.  If the module raises on all records that
+    are computed at a time, `increment` and `per_record` raise the error.  Every call has buffers of its own
     (`FunctionalModule`); beside these buffers the code is trusted to keep nothing between calls.  A parameter that
     is not trained is a constant: it is in no query, no gradient and no norm.
     """
@@ -109,6 +110,7 @@ class ModuleObjective(BaseModuleObjective):
         return Increment(total.view(*leading, -1), clipped.view(leading))
 
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Sum the clipped increments of one replicate, of points (d,), records (B, …) and weights (B,)."""
         records, weights = batch
         chunk_size = max(
             1, max_values_at_once(_CHUNK_VALUES, weights.device) // (self.dimension * len(query.points))
@@ -149,7 +151,12 @@ class ModuleObjective(BaseModuleObjective):
     def _per_record_gradients(
         self, points: Sequence[dict[str, Tensor]], records: Records
     ) -> list[dict[str, Tensor]]:
-        """Gradient of each record at each point, (B, *shape) by parameter, NaN where the module raises."""
+        """Gradient of each record at each point, (B, *shape) by parameter, NaN where the module raises.
+
+        Raises:
+            InputError: The module draws random numbers.
+            RuntimeError, IndexError, ValueError: The module raises on every record, or on the batch alone.
+        """
         if len(records.labels) == 1:
             return [self._gradient_of_one(parameters, records) for parameters in points]
         batch_gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
@@ -178,7 +185,10 @@ class ModuleObjective(BaseModuleObjective):
     ) -> list[dict[str, Tensor]]:
         """Gradients as of `_per_record_gradients`, without vmap.
 
-        It raises `error` if the module raises on every record.
+        Args:
+            points: Parameters by name, at each point.
+            records: Records of the batch.
+            error: Error of the batch, which is raised if the module raises on every record.
         """
         gradients = []
         for parameters in points:
@@ -223,6 +233,7 @@ class ModuleObjective(BaseModuleObjective):
         )
 
     def _raises(self, points: Sequence[dict[str, Tensor]], record: Records) -> bool:
+        """Whether the module raises under vmap on a record, (1, …), at one of the points."""
         gradients = vmap(grad(self._loss_of_one), in_dims=(None, 0, 0))
         try:
             for parameters in points:

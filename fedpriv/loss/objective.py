@@ -103,8 +103,7 @@ class Batch(NamedTuple):
     weights: Tensor
     """Weights, (B,) or (..., B), in the type of norms, factors and sums.
 
-    The type may be wider than that of the points.  A record of weight 0 is absent: it does not count as clipped
-    either.
+    The type may be wider than that of the points.  A record of weight 0 is absent, and never counts as clipped.
     """
 
 
@@ -331,7 +330,7 @@ class Deterministic(ABC):
 
 
 PROVED_DIAMETERS: set[type] = set()
-"""Classes with a proof of their `diameter`.  It does not hold for subclasses."""
+"""Classes with a proof of their `diameter`.  The proof does not hold for subclasses."""
 SUMMED_BY_CELL: set[type] = set()
 """Classes whose increments are added cell by cell, by their own `sum_integer_vectors`."""
 
@@ -367,7 +366,8 @@ def fast_paths(objective: Objective) -> FastPaths:
 class View:
     """A loss that delegates every method to `base`, except for those that a subclass overrides.
 
-    A subclass declares on what its increments depend.  One that does not may depend on anything.
+    A subclass declares on what its increments depend.  Increments of a subclass without a declaration may depend
+    on anything.
     """
 
     base: Objective
@@ -505,9 +505,9 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
         place = int(has_large_integers.nonzero()[0])
         raise InputError(
             f'run.passes = "bfloat16": feature {place} has whole numbers beyond {_MAX_BFLOAT16_INTEGER}, which '
-            "would become "
-            "others in 8 bits; leave it out, or scale the feature"
+            "would become others in 8 bits; leave it out, or scale the feature"
         )
+    # A record with label 0 shows whether every operation of the model exists in bfloat16.
     view, point = Bfloat16View(objective), objective.initial()
     probe = Records(features[:1], torch.zeros_like(records.labels.flatten()[:1]))
     try:

@@ -3,8 +3,8 @@
 Scenarios name them by import path, as they would name a user's own module.
 
 `lora` makes Linear layers with weight W + (α / r) B A, of which A and B are trained and W is constant.  Source: Hu
-et al. 2022, "LoRA: Low-rank adaptation of large language models", section 4.1.  B is 0 at the start, and A is
-random.
+et al. 2022, "LoRA: Low-rank adaptation of large language models", section 4.1.  At the start B is
+0 and A random.
 """
 
 import copy
@@ -68,7 +68,8 @@ def lora(
         seed: Seed of A, whose entries are uniform in ±1/√in.
 
     Raises:
-        InputError: The rank is below 1, or a name has no Linear layer or no parameters.
+        InputError: The rank is below 1, a name has no Linear layer or no parameters, or no Linear layer is left for
+            a product.
     """
     if rank < 1:
         raise InputError(f"lora: rank = {rank}: expected a whole number of 1 or more")
@@ -146,6 +147,16 @@ class Transformer(nn.Module):
     def __init__(
         self, length: int, outputs: int, words: int, width: int = 32, heads: int = 4, blocks: int = 1
     ) -> None:
+        """Make the network.
+
+        Args:
+            length: Number of tokens of a sequence.
+            outputs: Number of outputs.
+            words: Number of different tokens.
+            width: Width of an embedding, an even multiple of `heads`.
+            heads: Heads of attention in a layer.
+            blocks: Number of layers of attention.
+        """
         super().__init__()
         self.words, self.last = nn.Embedding(words, width), nn.Linear(width, outputs)
         layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True)

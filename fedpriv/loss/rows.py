@@ -247,7 +247,7 @@ class ImportedSettings(ModuleSettings):
         """Make the choice of the loss, and import it if it is an import path.
 
         Raises:
-            InputError: It cannot be imported.
+            InputError: The path cannot be imported, or is no function.
         """
         return LossChoice(
             self.loss,
@@ -268,6 +268,7 @@ def make_imported_model(path: str) -> Model:
     ) -> Objective:
         layout, choice = as_layout(shape), settings.loss_choice()
         _, needed_shape = choice.make_loss(layout.label_shape, classes)
+        # Outputs a label; a loss of one's own may take any number, so that its module has one a class or label.
         outputs = (needed_shape or (classes or math.prod(layout.label_shape),))[-1]
         module = build_module(path, "model.name", (layout.input_width, outputs), settings.arguments)
         if settings.group_norm:
@@ -285,6 +286,7 @@ def make_imported_model(path: str) -> Model:
         )
         if settings.weights is None:
             return module_objective
+        # Inside of the wrapped module, names of parameters begin with the name of the module.
         (prefix,) = (name for name, layer in wrapped.named_modules() if layer is module)
         return InitializedView(
             module_objective, wrapped, frozenset(f"{prefix}.{name}".removeprefix(".") for name in seeded_names)

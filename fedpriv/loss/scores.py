@@ -55,7 +55,7 @@ class ScoreKind:
     why_undefined: Callable[[Tensor], str | None]
     """Function from labels (n,) to the reason why they have no such score, or to None if they have one.
 
-    It does not depend on a model's outputs.
+    The reason does not depend on a model's outputs.
     """
     compute: Callable[[Tensor, Tensor], Tensor]
     """Function from outputs and labels to the score, (...)."""
@@ -374,7 +374,8 @@ def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> 
         classes: Whether the model is a classification.
 
     Raises:
-        InputError: The model has no predictions, or no losses, record by record.
+        InputError: The model has no predictions, or no losses, record by record; or its loss is a function, which
+            does not say which predictions are right.
     """
     name = "outputs" if classes else "losses"
     if getattr(type(base), name, None) is getattr(Deterministic, name):

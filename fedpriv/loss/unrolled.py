@@ -69,8 +69,12 @@ def _run_layer(
 
     Returns:
         The outputs of all steps, then the last states, by layers and directions.
+
+    Raises:
+        RuntimeError: The call is one for a packed sequence.
     """
     states = state if isinstance(state, tuple | list) else (state,)
+    # For a packed sequence torch passes numbers of records, which are integers, in the place of the state.
     if not states[0].is_floating_point():
         raise RuntimeError("a packed sequence, whose records have a number of steps each")
     steps = values.transpose(0, 1) if batch_first else values
@@ -178,6 +182,11 @@ class _Unrolled(nn.RNNBase):
     def forward(
         self, values: Tensor | PackedSequence, start: Tensor | RecurrentState | None = None
     ) -> tuple[Tensor, Tensor | RecurrentState]:
+        """Compute outputs and last states as torch's layer does.
+
+        Raises:
+            InputError: The sequence is packed.
+        """
         if isinstance(values, PackedSequence):
             raise InputError("a packed sequence cannot be used; give the layer the padded one")
         is_unbatched = values.dim() == 2
@@ -265,6 +274,11 @@ class _GatherEmbeddingBag(nn.EmbeddingBag):
     def forward(
         self, tokens: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
+        """Reduce the rows of each record's tokens as torch's layer does.
+
+        Raises:
+            InputError: There are offsets, or tokens are not (B, tokens).
+        """
         if offsets is not None or tokens.dim() != 2:
             raise InputError("an EmbeddingBag with offsets cannot be used; give it (records, words)")
         rows = functional.embedding(tokens, self.weight, self.padding_idx)

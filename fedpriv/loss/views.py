@@ -72,6 +72,7 @@ class PerUnit(View):
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Sum the clipped vectors of units as `Objective` does, a few units at a time."""
         records, weights = batch
         axis, unit_count = records.labels.dim() - 2, records.labels.shape[-2]
         values_per_unit = query.points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(
@@ -109,8 +110,7 @@ class PerUnit(View):
     def _clip_units(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Clipping]:
         """Vectors v_u of all units, (..., B, d), numbers of clips before, (..., B), and the clipping of units.
 
-        A vector that is not representable is zero.  Clips before are those of a unit's records, or of its mean, in
-        `base`.
+        A vector that is not representable is zero.  Clips before are those in `base`, of records or of their mean.
         """
         means, inner_clips = self._unit_means(query, batch.records, batch.weights.dtype)
         clipping = compute_clipping(vector_bounds(upper_norm(means)), batch.weights, clip)
@@ -196,7 +196,11 @@ class QuantileClip(View):
         )
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Raise InputError: the bit is one of a unit, which only `PerUnit` knows."""
+        """Refuse a sum by records, since only `PerUnit` knows the units that the bits belong to.
+
+        Raises:
+            InputError: Always.
+        """
         raise InputError("algorithm: whether a client's vector fits its clip is no sum over records; ask by unit")
 
 
@@ -242,7 +246,11 @@ class LocalSteps(View):
         return Increment(displacement.to(weights.dtype), start.new_zeros(start.shape[:-1]))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Raise InputError: the increment is no sum over records.  `PerUnit` computes it by unit."""
+        """Refuse a sum by records, since only `PerUnit` computes a unit's increment.
+
+        Raises:
+            InputError: Always.
+        """
         raise InputError("algorithm: a client's own steps are no sum over its records; ask by unit")
 
     def _train_clients(self, start: Tensor, records: Records, present: Tensor) -> Tensor:
@@ -340,7 +348,11 @@ class LocalTraining(View):
         return Increment(total, initial_model.new_zeros(initial_model.shape[:-1], dtype=torch.int64))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Raise InputError: a silo's trajectory is no sum over its records."""
+        """Refuse a sum by records, since a silo's trajectory is none.
+
+        Raises:
+            InputError: Always.
+        """
         raise InputError(
             "algorithm: local training moves a silo's model by no sum over records; release no integers of it"
         )
