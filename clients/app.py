@@ -62,7 +62,17 @@ MAX_FRAME_BYTES = 2**31
 
 
 def forward_query(message: Message, context: Context, socket: Path, *, tests: bool = False) -> Message:
-    """Pass a query, or an evaluation of `tests`, to the guard, and return its release or refusal."""
+    """Pass a query to the guard, and return its release or refusal.
+
+    Args:
+        message: Message with the query.
+        context: Flower's Context of the run.
+        socket: Unix socket of the guard.
+        tests: Whether the query is an evaluation of the silo's test records.
+
+    Raises:
+        ValueError: The message carries no query, or a malformed one.
+    """
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
     query = read_array(message.content, "query")
@@ -79,7 +89,7 @@ def forward_query(message: Message, context: Context, socket: Path, *, tests: bo
 
 
 def forward_key(message: Message, context: Context, socket: Path) -> Message:
-    """Ask the guard for its public key of this run."""
+    """Return the guard's public key for the masks of this run, or its refusal."""
     if (refusal := find_protocol_mismatch(context)) is not None:
         return Message(refusal_content(refusal), reply_to=message)
     answer = ask_release(socket, ledger_run_id(context), _cell_json(context), 0, np.empty(0, np.uint8))
@@ -89,7 +99,7 @@ def forward_key(message: Message, context: Context, socket: Path) -> Message:
 
 
 def forward_admission_query(message: Message, context: Context, socket: Path) -> Message:
-    """Ask the guard whether it would refuse the run.
+    """Return the refusal that the guard would give to the run, or an empty message if it would answer.
 
     The guard opens, charges and releases nothing for the question.
     """
@@ -98,7 +108,10 @@ def forward_admission_query(message: Message, context: Context, socket: Path) ->
 
 
 def find_protocol_mismatch(context: Context) -> Refusal | None:
-    """Return a refusal of a coordinator with another protocol, before the guard gets anything of the run."""
+    """Return a refusal if the coordinator has another protocol, or None if its protocol is this one.
+
+    Callers check the protocol before the guard gets anything of the run.
+    """
     protocol, version = (context.run_config.get(key) for key in ("protocol", "fedpriv"))
     if protocol == PROTOCOL_VERSION:
         return None
@@ -119,9 +132,9 @@ def runs_in_supernode() -> bool:
 
 
 def ledger_run_id(context: Context) -> str:
-    """Return the name of the run in ledgers: the scenario's token, or Flower's number without one.
+    """Return the name of the run in ledgers: its token, or Flower's number of the run without a token.
 
-    A resumed run keeps its token.
+    The token is in the run configuration.  A resumed run keeps it, and Flower gives it another number.
     """
     return str(context.run_config["run-token"] or context.run_id)
 
@@ -136,16 +149,16 @@ def ask_release(
     *,
     tests: bool = False,
 ) -> NDArray[Any] | Refusal:
-    """Ask the guard for its release of round t, or of evaluation t of its `tests`.
+    """Return the guard's release of one query, or a refusal if the guard refuses or does not answer.
 
-    The result is a refusal if the guard refuses or does not answer.
+    The arguments are those of `ask_reply`.
     """
     answer = ask_reply(socket, run, cell_json, t, query, keys, tests=tests)
     return answer if isinstance(answer, Refusal) else answer.release
 
 
 class GuardReply(NamedTuple):
-    """Release of a guard, and the checkpoint of its ledger after the release."""
+    """Release of a guard, and the checkpoint of its ledger after the release, or b"" without one."""
 
     release: NDArray[Any]
     checkpoint: bytes
@@ -162,7 +175,18 @@ def ask_reply(
     *,
     tests: bool = False,
 ) -> GuardReply | Refusal:
-    """Ask the guard for its release and checkpoint, with `checkpoints` that the server remembers."""
+    """Return the guard's release and checkpoint, or a refusal if the guard refuses or does not answer.
+
+    Args:
+        socket: Unix socket of the guard.
+        run: Name of the run in ledgers.
+        cell_json: Cell as JSON, the same text in every query of a run.
+        t: Round, number of the evaluation, or 0 for the silo's public key.
+        query: Query, (d,), or empty if t = 0.
+        keys: Public keys of all silos, or b"" if messages are not masked.
+        checkpoints: Packed checkpoints of this silo's ledgers that the server remembers, or b"".
+        tests: Whether the query is an evaluation of the silo's test records.
+    """
     header = {"run": run, "cell": cell_json, "t": t, "dtype": str(query.dtype), "keys": keys.hex()}
     header |= {SERVER_CHECKPOINTS: checkpoints.hex()} if checkpoints else {}
     if tests:
@@ -176,7 +200,10 @@ def ask_reply(
 
 
 def ask_admission(socket: Path, run: str, cell_json: str) -> Refusal | None:
-    """Return the refusal that the guard would give to this run, or None if it would answer."""
+    """Return the refusal that the guard would give to this run, or None if it would answer.
+
+    A guard that cannot be reached gives a refusal that is not final.
+    """
     header = {PREVIEW_ADMISSION: True, "run": run, "cell": cell_json}
     header |= {"protocol": PROTOCOL_VERSION, "fedpriv": metadata.version("fedpriv")}
     answer = _exchange_frames(socket, header, b"", lambda answer, _: bool(answer[PREVIEW_ADMISSION]))
@@ -184,7 +211,7 @@ def ask_admission(socket: Path, run: str, cell_json: str) -> Refusal | None:
 
 
 def ask_shapes(socket: Path, cell_json: str) -> list[tuple[int, ...]] | Refusal:
-    """Ask the guard for the shapes of the arrays of a query of this scenario."""
+    """Return the shapes of the arrays of a query of this scenario, as the guard has them, or a refusal."""
     return _exchange_frames(
         socket, {"shapes_of": cell_json}, b"", lambda answer, _: [tuple(shape) for shape in answer["shapes"]]
     )
@@ -196,7 +223,16 @@ def _exchange_frames(
     content: bytes,
     read: Callable[[dict[str, Any], sockets.socket], Answer],
 ) -> Answer | Refusal:
-    """Send a request to the guard, and read its reply, or return a refusal if the guard does not answer."""
+    """Send a request to the guard, and return its reply or refusal.
+
+    A guard that does not answer, or not as expected, gives a refusal that is not final.
+
+    Args:
+        socket: Unix socket of the guard.
+        header: First frame, as a JSON object.
+        content: Second frame.
+        read: Function that makes the result of the reply's header and of the connection, for further frames.
+    """
     try:
         with sockets.socket(sockets.AF_UNIX) as connection:
             connection.connect(str(socket))
@@ -214,7 +250,7 @@ def _exchange_frames(
 def _cell_json(context: Context) -> str:
     if cell_json := context.run_config["cell-json"]:
         return str(cell_json)
-    # Imported late: it reads the scenario's file, which needs torch.
+    # Imported late: the module reads the scenario's file, which needs torch.
     from fedpriv.protocol.cell_folder import cell_from_run_config
 
     return json.dumps(cell_from_run_config(context.run_config).canonical_data())
@@ -231,7 +267,7 @@ def roster(message: Message, context: Context) -> Message:
 
 @app.query("agreement")
 def agreement(message: Message, context: Context) -> Message:
-    """Return whether this silo would refuse the run, without a charge."""
+    """Return the refusal that this silo would give to the run, or an empty message, without a charge."""
     if guard := context.node_config.get("guard"):
         return forward_admission_query(message, context, Path(str(guard)))
     return Message(RecordDict(), reply_to=message)  # A silo of a simulation has no policy.
@@ -241,7 +277,7 @@ def agreement(message: Message, context: Context) -> Message:
 def key(message: Message, context: Context) -> Message:
     """Return this silo's public key for the masks of this run.
 
-    The server relays it to the other silos.
+    The server relays the key to the other silos.
     """
     if guard := context.node_config.get("guard"):
         return forward_key(message, context, Path(str(guard)))

@@ -45,7 +45,7 @@ _STATE_RECORD, _STATE_KEY = "fedpriv-silo", "state"
 class SimulatedFederation:
     """Records, plan and noise source of all silos of a simulation, built once a process.
 
-    The noise is keyed by the scenario's seed.  Each silo draws its own streams of it, one silo at a time.
+    The noise is keyed by the scenario's seed.  Each silo draws its own streams of this noise, one silo at a time.
     """
 
     cell: Cell
@@ -67,7 +67,11 @@ class SimulatedFederation:
         return Silo.for_simulation(number, self.plan, records, self.noise, key, may_miss_rounds=may_miss)
 
     def evaluation_silo(self, number: int) -> Silo:
-        """Build silo `number` for evaluations, with its test records, which no training reads."""
+        """Build silo `number` for evaluations, with its test records, which no training reads.
+
+        Raises:
+            RunError: The scenario has no evaluation by silos.
+        """
         if self.evaluation is None:
             raise RunError(f"silo {number}: the scenario has no [evaluation]")
         plan, key = self.evaluation.evaluation_plan.plan, evaluation_integers_key(self.cell)
@@ -80,7 +84,7 @@ class SimulatedFederation:
 
 
 class _LiveState(ConfigRecord):
-    """Record that packs its state only when it leaves the process, as after every round under Ray."""
+    """Record that packs a silo's state only when it leaves the process, as in each round under Ray."""
 
     def __init__(self, state: RoundState) -> None:
         super().__init__()
@@ -108,7 +112,7 @@ class ContextStore:
         return unpack_state(read_bytes_field(self._records, self._name, _STATE_KEY), silo)
 
     def save(self, state: RoundState) -> None:
-        """Store the state, as the last step of an answer, so that a failed client has changed nothing."""
+        """Store the state, after the silo's message is computed, so that a failed answer changes nothing."""
         record = record_values(self._records).get(self._name)
         if isinstance(record, _LiveState):
             record.__dict__["live"] = state
@@ -136,7 +140,10 @@ def _in_inference_mode(handler: MessageHandler) -> MessageHandler:
 
 @_in_inference_mode
 def answer_query(message: Message, context: Context) -> Message:
-    """Answer one query from the silo's state in the Context, which is changed last."""
+    """Answer one query from the silo's state in the Context.
+
+    The state changes only after the answer is computed.
+    """
     return _make_reply(message, _find_silo(context), ContextStore(context.state))
 
 
@@ -177,7 +184,11 @@ def _refuse_unguarded() -> None:
 
 @lru_cache(maxsize=4096)
 def _cached_silo(run_config: RunConfig, number: int, is_evaluation: bool = False) -> Silo:
-    """Build a silo once a process, since reading its records costs far more than a round."""
+    """Build a silo once a process, since reading its records costs far more than a round.
+
+    Raises:
+        RunError: The process belongs to a SuperNode, or the scenario has no evaluation by silos.
+    """
     _refuse_unguarded()
     federation = _cached_federation(run_config)
     return federation.evaluation_silo(number) if is_evaluation else federation.silo(number)
@@ -194,7 +205,13 @@ class SiloEndpoint(Protocol):
     def public_key(self, run: str) -> bytes: ...
 
     def answer(self, run: str, t: int, query: Tensor, keys: bytes = b"") -> Tensor:
-        """Answer round t of a run.
+        """Return the release of round t of a run, or of evaluation t.
+
+        Args:
+            run: Name of the run.
+            t: Round, or number of the evaluation.
+            query: Query, (d,).
+            keys: Public keys of all silos, or b"" if messages are not masked.
 
         Raises:
             RunError: If the silo refuses.
@@ -208,7 +225,7 @@ def make_client_app(silos: Sequence[SiloEndpoint], run: str, tests: Sequence[Sil
     Args:
         silos: Silos for queries, by number.
         run: Name of the run.
-        tests: Silos for evaluations, by number.
+        tests: Silos for evaluations, by number, empty if no evaluation is asked for.
     """
     app = ClientApp()
 

@@ -2,11 +2,12 @@
 
 Each trust setting has other messages and releases:
 
-| trust | messages of silos | releases, stored and published |
+| trust | messages of silos | releases for which privacy is claimed |
 |---|---|---|
 | untrusted | means with the silo's own noise | the messages, silo by silo |
-| trusted | exact integer sums | their sum with the server's noise |
-| no noise | exact means | nothing is claimed |
+| secure aggregation | masked integer sums, with a part of the noise | their sum |
+| trusted, curator | exact integer sums | their sum with the server's noise |
+| no noise | exact means | none |
 
 Before the first round every silo is asked whether it would refuse the run (`check_admission`).  Nothing is opened,
 charged or released for that query, so that a run that one silo refuses costs the others nothing.
@@ -73,10 +74,11 @@ def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require
         grid: Grid with the silos' nodes.
         nodes: Node ids of silo 0, 1, ….
         timeout: Longest wait for replies, in seconds.
-        require_all: Whether a silo without a reply ends the run.
+        require_all: Whether a silo without a reply, or with a refusal that may pass, ends the run.
 
     Raises:
-        RunError: If a silo refuses the run, or its clock is wrong, with a line for each such silo.
+        RunError: If a silo refuses the run or fails, or its clock is wrong, or if `require_all` and it does not
+            reply.  The error has a line for each such silo.
     """
     queries, start_time = [Message(RecordDict(), node, ADMISSION_QUERY) for node in nodes], time.time()
     replies = {
@@ -92,8 +94,7 @@ def check_admission(grid: Grid, nodes: Sequence[int], timeout: float, *, require
         elif reply.has_error():
             objections[silo] = (
                 f"silo {silo} cannot be asked whether it agrees: its app is not of protocol {PROTOCOL_VERSION}, "
-                "as this "
-                f"coordinator's fedpriv is, or failed: {sanitize_line(str(reply.error.reason))}"
+                f"as this coordinator's fedpriv is, or failed: {sanitize_line(str(reply.error.reason))}"
             )
         elif refusal is not None:
             is_prefixed = refusal.reason.startswith(f"silo {silo} ")
@@ -141,7 +142,8 @@ class SiloEvaluation:
             timeout: Longest wait for replies, in seconds.
 
         Raises:
-            RunError: If a silo does not reply, refuses, or sends a malformed message.
+            RunError: If a silo does not reply, refuses, or sends a malformed message, or if the journal cannot be
+                read or written.
         """
         entry = self._journal.read_entry(number) if self._journal else None
         release = (
@@ -154,7 +156,7 @@ class SiloEvaluation:
     def _run_evaluation(
         self, number: int, model: Tensor, grid: Grid, nodes: Sequence[int], timeout: float
     ) -> Tensor:
-        """Send a model to all silos, and release their sums over test records after storing the release."""
+        """Send a model to all silos, and return the release of their test sums, after storing its entry."""
         content = query_content(to_array_record(model), number, ConfigRecord())
         checkpoints = self._checkpoints
         queries = {
@@ -208,7 +210,10 @@ def evaluation_aggregator(
 
 
 def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -> ServerApp:
-    """Build the ServerApp, with an observer that is made for each run from its run configuration."""
+    """Build the ServerApp, with an observer that is made for each run from its run configuration.
+
+    A run configuration with a `run-token` is that of a deployment, any other one that of a simulation.
+    """
     app = ServerApp()
 
     @app.main()
@@ -219,7 +224,8 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
         try:
             cell, is_deployment = cell_from_run_config(context.run_config), bool(context.run_config["run-token"])
             if is_deployment:
-                folder = output_folder(context.run_config)  # RUN_DIR/deployment/DIGEST
+                # The folder is RUN_DIR/deployment/DIGEST.  Checkpoints lie beside RUN_DIR, for later runs as well.
+                folder = output_folder(context.run_config)
                 deploy_cell(grid, cell, observer, folder / "journal", folder.resolve().parents[2] / ".commits")
             else:
                 observer.finished(0, run_cell(grid, cell, observer))
@@ -263,6 +269,9 @@ def deploy_cell(
         observer: Observer of the run.
         folder: Folder of the journal.
         checkpoint_folder: Folder for checkpoints of silos' ledgers, which runs can share, by default in `folder`.
+
+    Raises:
+        FedprivError: The cell cannot be run, a silo refuses or is missing, or the journal cannot be used.
     """
     task = load_public_task(cell)
     plan = make_plan(cell, task.objective, for_release=True)
@@ -283,6 +292,7 @@ def deploy_cell(
     with ServerJournal(folder, EntrySizes.from_plan(plan)) as journal, ExitStack() as stack:
         evaluation_journal, silo_evaluation = None, None
         if evaluation_plan is not None:
+            # Where each silo's vector is published, an entry holds the vectors of all silos in a row.
             entries, copies = (
                 EntrySizes.from_plan(evaluation_plan.plan),
                 len(evaluation_plan.plan.weights) if evaluation_plan.publishes_each_silo else 1,
@@ -341,7 +351,7 @@ def simulated_aggregator(plan: Plan, initial: Tensor, cell: Cell) -> ServerAggre
     return ServerAggregator(plan, initial, integer_noise_key(cell.noise_seed), simulated_noise=noise)
 
 
-_PROGRESS_SECONDS = 0.1  # seconds
+_PROGRESS_SECONDS = 0.1  # shortest time between two reports of progress
 
 
 def _run_strategy(
@@ -394,7 +404,7 @@ def _run_strategy(
 
 
 def output_folder(run_config: Mapping[str, Any]) -> Path:
-    """Folder of the run's files at the server."""
+    """Folder of the run's files at the server, or runs/flower if the configuration names none."""
     return Path(str(run_config["out"]) or "runs/flower")
 
 

@@ -41,8 +41,7 @@ _POLL_SECONDS = 0.1  # between polls for nodes, and after an empty reply that ca
 def learn_roster(grid: Grid, silos: int, timeout: float) -> list[int]:
     """Return the node ids of silo 0, 1, ….
 
-    Raises:
-        RunError: If a silo has no node, or two, or the time is over.
+    The arguments and errors are those of `ask_roster`.
     """
     replies = ask_roster(grid, silos, timeout, lambda node: Message(RecordDict(), node, ROSTER_QUERY))
     return [reply.metadata.src_node_id for reply in replies]
@@ -58,7 +57,8 @@ def ask_roster(grid: Grid, silos: int, timeout: float, make_query: Callable[[int
         make_query: Function that makes the query to a node from its id.
 
     Raises:
-        RunError: If a silo has no node, or two, if a node refuses, or the time is over.
+        RunError: If a silo has no node, or two, if a node refuses or fails, or the time is over.
+        ValueError: If a node's reply has no silo number.
     """
     nodes = _wait_for_nodes(grid, silos, timeout)
     node_by_silo: dict[int, int] = {}
@@ -88,7 +88,11 @@ def assign_node(node_by_silo: dict[int, int], silos: int, silo: int, node: int) 
 
 
 def _wait_for_nodes(grid: Grid, silos: int, timeout: float) -> list[int]:
-    """Wait until there is one node a silo."""
+    """Wait until there are as many nodes as silos, and return the node ids.
+
+    Raises:
+        RunError: If there are fewer nodes after `timeout` seconds, or more nodes than silos.
+    """
     deadline = time.monotonic() + timeout
     while len(nodes := list(grid.get_node_ids())) < silos:
         if time.monotonic() > deadline:
@@ -99,7 +103,7 @@ def _wait_for_nodes(grid: Grid, silos: int, timeout: float) -> list[int]:
     return nodes
 
 
-_MIN_HOLD_SECONDS = 0.5  # Seconds after which an empty reply needs no pause: it was held back for a message.
+_MIN_HOLD_SECONDS = 0.5  # An empty reply after more seconds needs no pause: the SuperLink waited for a message.
 _NODE_POLL_SECONDS = 1.0  # seconds between polls for new nodes
 _RETRY_SECONDS = 2.0  # seconds before a message is sent again after a transient error
 _SILENCE_SECONDS = 30.0  # seconds without a reply before a message is sent again, doubled each time
@@ -111,9 +115,8 @@ _TRANSIENT_ERRORS = {
     ErrorCode.CLIENT_APP_CRASHED: "its app ended without an answer; a machine that has no memory left does that",
 }
 """Error codes that may pass, each with its probable cause."""
-_MIN_PAUSE_SECONDS = (
-    5.0  # Seconds between two polls after which this process or the SuperLink was stopped, no silo.
-)
+# If more seconds lie between two polls, this process or the SuperLink was stopped, and not a silo.
+_MIN_PAUSE_SECONDS = 5.0
 _MAX_PAUSE_SECONDS = 900.0  # seconds of such pauses that extend the timeout
 
 
@@ -122,7 +125,7 @@ WaitCallback = Callable[[Sequence[int], float], None]
 
 The start is in seconds of the epoch.  After the wait the callback is called without silos.
 """
-_MIN_REPORTED_SECONDS = 5.0  # seconds
+_MIN_REPORTED_SECONDS = 5.0  # shortest wait that is reported
 
 
 class _WaitReporter:
@@ -176,7 +179,8 @@ class PatientGrid(Grid):
         """Wait for all silos and return the node ids of silo 0, 1, ….
 
         Raises:
-            RunError: If silos are missing after `timeout` seconds, with their numbers.
+            RunError: If silos are missing after `timeout` seconds, with their numbers, if two nodes are the same
+                silo, or if a node says no silo number or one that does not exist.
         """
         deadline, reporter = time.monotonic() + timeout, _WaitReporter(self._on_wait)
         while len(node_by_silo := self._find_nodes(silos)) < silos:
@@ -199,11 +203,19 @@ class PatientGrid(Grid):
         return node_by_silo
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Return the replies that arrive within `timeout` seconds, each as the reply to its first message.
+        """Return the replies that arrive within `timeout` seconds, each as the reply to the original message.
 
-        Seconds in which this process was stopped, or the SuperLink did not answer, do not count.
+        Seconds in which this process was stopped, or the SuperLink did not answer, do not count, up to 15 minutes.
 
-        Refusals that could have passed, and did not in that time, are among the replies.
+        A silo that only refused or failed in a way that may pass is among the replies, with a refusal that is not
+        final.  A silo that did not reply at all is not.
+
+        Args:
+            messages: Messages, whose ids are set here.
+            timeout: Longest wait in seconds, or None for no limit.
+
+        Raises:
+            RunError: If a new node does not say which silo it is.
         """
         start, reporter = time.monotonic(), _WaitReporter(self._on_wait)
         pending_messages = [
@@ -265,7 +277,7 @@ class PatientGrid(Grid):
                 pending.retry_time = now + _RETRY_SECONDS
 
     def _redirect_messages(self, pending_messages: list[_PendingMessage]) -> None:
-        """Direct messages without a reply to the new nodes of their silos."""
+        """Direct messages without a reply to the new nodes of their silos, to be sent there at once."""
         if pending_messages:
             self._poll_nodes()
         for pending in pending_messages:
@@ -275,7 +287,10 @@ class PatientGrid(Grid):
     def _poll_nodes(self) -> None:
         """Ask new nodes for their silo numbers, and note the node from which a silo reported last.
 
-        Registered nodes are not asked.
+        Registered nodes are not asked, because the SuperLink knows their silos.
+
+        Raises:
+            RunError: If a node does not say which silo it is.
         """
         now = time.monotonic()
         if now - self._last_poll > _NODE_POLL_SECONDS:
@@ -364,7 +379,7 @@ def _is_transient(reply: Message) -> bool:
 
 
 def _make_refusal_reply(message: Message, reply: Message) -> Message:
-    """Return the last reply of a silo that never answered: its refusal, or the cause of its error as one."""
+    """Return the last refusal of a silo as the reply to `message`, or its last error as a refusal."""
     if not reply.has_error():
         return _readdress_reply(message, reply)
     cause = _TRANSIENT_ERRORS.get(reply.error.code, "it is not known why")

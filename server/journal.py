@@ -66,7 +66,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         """Open the journal in `folder`, and create it if it is new.
 
         Raises:
-            RunError: If another server has it open, or the folder cannot be used.
+            RunError: If another server has the journal open, the folder cannot be used, or others can read the key
+                or the entries.
         """
         self._folder, self._dtype, self._has_secret_state = folder, entry_sizes.dtype, entry_sizes.has_secret_state
         self._last_round = len(entry_sizes.lengths)
@@ -97,13 +98,14 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         self.close()
 
     def load_noise_key(self) -> bytes:
-        """Return the noise key of the run, which is drawn before its first round.
+        """Return the noise key of the run, 32 bytes, which is drawn before its first round.
 
-        The noise of a tree is correlated over rounds: rows of two keys over the same sums would cancel it.  After
-        the last round the key is wiped and no noise is drawn, and the result is zeros.
+        A run has one key, because the noise of a tree is correlated over rounds.  Releases of the same sums with
+        noise of two keys would let a reader cancel the noise.  After the last round the key is wiped and no noise
+        is drawn, and the result is zeros.
 
         Raises:
-            RunError: If the key is lost after the first round, or cannot be stored.
+            RunError: If the key is lost after the first round, wiped or damaged, or cannot be read or stored.
         """
         path = self._folder / "noise.key"
         if self._round_count >= self._last_round:
@@ -131,8 +133,10 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
     def read_entry(self, t: int) -> JournalEntry | None:
         """Return the entry of round t, or None if the round is not finished.
 
+        An empty query chain is read as zeros.
+
         Raises:
-            RunError: If the entry is not the one that was written.
+            RunError: If the entry cannot be read, or is not the one that was written.
         """
         if t > self._round_count:
             return None
@@ -149,7 +153,9 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         )
 
     def load_secret_state(self) -> bytes:
-        """Return the packed secret state after the last round, or b"" before the first.
+        """Return the packed secret state after the last finished round, or b"" without one.
+
+        There is no such state before the first round, and in runs whose server keeps no sums of silos.
 
         Raises:
             RunError: If the state is lost or damaged.
@@ -170,7 +176,11 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         return self._folder / f"sums-{t}.bin"
 
     def missed_rounds(self) -> MissedRounds:
-        """Return the rounds that silos missed, up to the last round in the journal."""
+        """Return the rounds that silos missed, up to the last round in the journal.
+
+        Raises:
+            RunError: If the file is damaged.
+        """
         path = self._folder / "missed.json"
         if not path.exists():
             return {}
@@ -183,7 +193,11 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
             raise RunError(f"{path}: damaged, so the run cannot go on: {error}") from None
 
     def last_releases(self) -> Tensor | None:
-        """Return each silo's last release, (silos, d), or None if it is not stored."""
+        """Return each silo's last release, (silos, d), or None if it is not stored.
+
+        Raises:
+            RunError: If the file is damaged.
+        """
         path = self._folder / "last.npy"
         try:
             return torch.from_numpy(np.load(path, allow_pickle=False)) if path.exists() else None
@@ -199,6 +213,8 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         secret_state: bytes = b"",
     ) -> None:
         """Store the entry of round t durably, before anything that depends on it leaves.
+
+        The arguments are those of `Journal.record`.
 
         Raises:
             RunError: If the disk refuses, or the round is out of order.
@@ -219,7 +235,7 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
                     {str(silo): rounds for silo, rounds in missed_rounds.items()},
                     PRIVATE_MODE,
                 )
-            # First, because a run cannot continue from an entry without the sums to which its noise was added.
+            # Sums before the entry: a run cannot continue from an entry without the sums to which noise was added.
             if self._has_secret_state:
                 self._wipe_sums(except_round=t - 1)  # states and drafts of a server that died before its entry
                 write_bytes(self._sums_path(t), _checksum(t, secret_state) + secret_state, PRIVATE_MODE)
@@ -240,7 +256,10 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
         """Wipe the noise key and the silos' sums, which are not needed after the last round.
 
         The files are overwritten in place and synced before they are removed.  A disk or file system that keeps
-        old blocks (copy on write, wear levelling, backups) may keep them all the same.
+        old blocks (copy on write, wear levelling, backups) may keep the contents all the same.
+
+        Raises:
+            RunError: If the disk refuses.
         """
         try:
             for path in (self._folder / "noise.key", *self._folder.glob(".noise.key.*")):

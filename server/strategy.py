@@ -6,8 +6,11 @@
 |---|---|
 | secure aggregation (masked) | y_t = Σ_i y_{i,t}, the only function of the messages that the server can read |
 | trusted server | y_t = (C Σ_i s_i)_t + z_t, noise keyed by (key, server, round, query chain, C s) |
-| both of these | q~_t = unit / ΣB · (B y)_t |
+| both of these | q~_t = unit / (Σ_i b_i) · (B y)_t |
 | all others | q~_t = Σ_i p_i · release_i in the run's type, plus the noise of a simulated trusted server |
+
+Here s_i are the integer sums of silo i, in multiples of the round's unit, and b_i is its batch size.  The matrices
+C and B are those of the noise mechanism: noise is added to C s, and B turns y into the releases.
 
 `ReleaseStrategy` hands q~_t to the optimizer, which returns x_{t+1}.  The weights p_i of the mean are fixed.  A
 missing, failed, malformed or non-finite reply ends the run with the silo's number and the round; the mean is
@@ -79,6 +82,9 @@ class CheckpointStore:
         """Store the checkpoint in a silo's reply, of a few hundred bytes at most.
 
         A reply without a checkpoint, or with a malformed one, is ignored.  A failed write is logged.
+
+        Raises:
+            ValueError: The field of the checkpoint holds no bytes.
         """
         checkpoint = read_optional_bytes(content, REPLY_CHECKPOINT)
         try:
@@ -87,6 +93,7 @@ class CheckpointStore:
             return
         self._cached_checkpoints[silo] = checkpoints
         try:
+            # Not durable: a checkpoint that a crash loses is only a check less, and a sync costs every round time.
             write_bytes(self._path(silo), checkpoints, PRIVATE_MODE, durable=False)
         except OSError as error:
             log(WARNING, "%s: cannot be written (%s); an older ledger may go unnoticed", self._path(silo), error)
@@ -110,7 +117,7 @@ class JournalEntry(NamedTuple):
     noisy_values: Tensor
     """q~_t, (d,), or the noisy integers y_t as one row."""
     query_chain: bytes = b""
-    """Query chain, if the noise depends on the queries."""
+    """Query chain, or b"" if the noise does not depend on the queries."""
 
 
 class ServerRelease(NamedTuple):
@@ -119,7 +126,7 @@ class ServerRelease(NamedTuple):
     vector: Tensor
     entry: JournalEntry
     secret_state: bytes = b""
-    """Packed state of later rounds, which must stay secret to the server."""
+    """Packed state of later rounds, which must stay secret to the server, or b"" without one."""
 
 
 class ServerAggregator:
@@ -156,6 +163,9 @@ class ServerAggregator:
                 round.
             simulated_noise: Source of floating-point noise in a simulation, or None for real releases.
             publishes_each_silo: Whether the release is the silos' vectors in a row, instead of their mean.
+
+        Raises:
+            ValueError: The server would add floating-point noise outside a simulation.
         """
         self._plan, self._dtype, self._load_secret_state, self._publishes_each_silo = (
             plan,
@@ -182,7 +192,8 @@ class ServerAggregator:
             query: Query of the round, (d,).
 
         Raises:
-            RunError: The release is not finite; the error names the silos whose messages are not finite.
+            RunError: The release is not finite, or exact sums are beyond the bounds of the plan.  The error names
+                the silos at fault.
         """
         total = torch.cat(messages) if self._publishes_each_silo else self._steps.aggregate(messages, t)
         if not is_finite(total):  # weights are positive, so a non-finite value reaches the mean
@@ -198,7 +209,10 @@ class ServerAggregator:
         )
 
     def repeat_release(self, entry: JournalEntry, t: int) -> Tensor:
-        """Compute q~_t of a finished round, (d,), from its journal entry."""
+        """Compute q~_t of a finished round, (d,), from its journal entry.
+
+        The call takes the place of `make_release` for this round.
+        """
         state = self._state._replace(query_chain=entry.query_chain)
         vector, self._state = self._steps.release(state, t, entry.noisy_values, SERVER)
         return vector.to(self._dtype)
@@ -256,7 +270,9 @@ def answers_by_silo(
 def require_all_answers(
     messages: Mapping[int, Message], replies: Iterable[Message], step: str
 ) -> list[RecordDict]:
-    """Return the replies of silo 0, 1, … in order.
+    """Return the contents of the replies of silo 0, 1, … in order.
+
+    The arguments are those of `answers_by_silo`.
 
     Raises:
         RunError: A silo failed, refused or did not reply.
@@ -270,7 +286,9 @@ def require_all_answers(
 def read_release(
     content: RecordDict, location: str, length: int, dtype: torch.dtype, has_seeded_noise: bool
 ) -> tuple[Tensor, RecordCounts | None]:
-    """Read a silo's release, (length,), and its record counts, which only a simulated silo sends.
+    """Read a silo's release, (length,), and its record counts, or None from a silo that sends none.
+
+    Only simulated silos send record counts.
 
     Args:
         content: Content of the reply.
@@ -280,8 +298,8 @@ def read_release(
         has_seeded_noise: Whether the server adds simulated noise.
 
     Raises:
-        RunError: The release is missing or has another shape or type, or simulated noise would be added to the
-            sums of a silo with a guard.
+        RunError: The release is missing, malformed or of another shape or type, the counts are malformed, or
+            simulated noise would be added to the sums of a silo with a guard.
     """
     try:
         release, counts = read_tensor(content, "release"), read_counts(content)
@@ -289,20 +307,19 @@ def read_release(
         raise RunError(f"{location}: {error}") from None
     if counts is None and has_seeded_noise:
         raise RunError(
-            f"{location}: it answers as silos with guards do, and this server's noise is a simulation's, drawn "
-            "from "
-            "the scenario's seed, which protects nobody; use --engine deployment"
+            f"{location}: it answers as silos with guards do, and this server's noise is a simulation's, "
+            "drawn from the scenario's seed, which protects nobody; use --engine deployment"
         )
     if release.shape != (length,) or release.dtype != dtype:
         raise RunError(
-            f"{location}: a release of shape {tuple(release.shape)} and type {release.dtype}, expected "
-            f"({length},) "
-            f"and {dtype}"
+            f"{location}: a release of shape {tuple(release.shape)} and type {release.dtype}, "
+            f"expected ({length},) and {dtype}"
         )
     return release, counts
 
 
 EvaluateFn = Callable[[int, ArrayRecord], None]
+"""(round, model) -> nothing, called after the round."""
 RosterFinder = Callable[[Grid, int, float], list[int]]
 """(grid, silo count, timeout in seconds) -> the node id of silo 0, 1, …"""
 
@@ -381,9 +398,8 @@ class ReleaseStrategy:
             checkpoints: Ledger checkpoints of the silos, or None for silos without ledgers.
         """
         self.plan = plan
-        self.counts: RecordCounts | None = RecordCounts(
-            0, 0
-        )  # None once a reply lacks counts, as those of silos with a guard do
+        # None once a reply lacks counts, as those of silos with a guard do.
+        self.counts: RecordCounts | None = RecordCounts(0, 0)
         self.rounds_done = 0
         self._journal, self._checkpoints, self._find_roster, self._aggregator = (
             journal,
@@ -417,11 +433,21 @@ class ReleaseStrategy:
     def run(
         self, grid: Grid, num_rounds: int = 0, timeout: float = 3600.0, evaluate: EvaluateFn | None = None
     ) -> None:
-        """Run the plan's rounds (num_rounds = 0) or the first `num_rounds` of them.
+        """Run the plan's rounds, or the first `num_rounds` of them.
 
-        `evaluate(t, arrays)` is called after round t with the model, which is not the query.  Flower's own loop
-        is not used, because it exchanges evaluation messages every round and broadcasts the evaluated model.  A
-        round in the journal is not queried again: its release determines the optimizer's state.
+        Flower's own loop is not used, because it exchanges evaluation messages every round and broadcasts the
+        evaluated model.  A round in the journal is not queried again: its release determines the optimizer's
+        state.
+
+        Args:
+            grid: Grid with the silos' nodes.
+            num_rounds: Number of rounds, or 0 for all rounds of the plan.
+            timeout: Longest wait for the silos to connect, and again for the replies of each round, in seconds.
+            evaluate: Function (t, arrays) that is called after each round t with the model, not with the query.
+
+        Raises:
+            RunError: A silo is not connected, does not reply, refuses or sends a malformed message, or the journal
+                cannot be read or written.
         """
         log(INFO, "fedpriv: %d silos, %d rounds", len(self.plan.weights), self.plan.schedule.rounds)
         config = ConfigRecord()
@@ -457,7 +483,13 @@ class ReleaseStrategy:
     ) -> Iterable[Message]:
         """Make one query message for each silo that is not absent, in the order of silos.
 
-        All messages have the same query and round number.
+        All messages have the same query and round number.  `aggregate_train` takes the replies to them.
+
+        Args:
+            server_round: Round t.
+            arrays: Query, as `query` returns it.
+            config: Values that every message carries besides t, such as the silos' public keys.
+            grid: Ignored.  The nodes are those that `nodes` has found.
         """
         content = self.make_content(arrays, server_round, config)
         absent_silos = self._absent_by_round.get(server_round, frozenset())
@@ -475,7 +507,8 @@ class ReleaseStrategy:
         """Update the optimizer with the noisy mean of the replies to `configure_train`.
 
         Raises:
-            RunError: A silo's release is missing or unusable, and the run may not continue without it.
+            RunError: A silo failed, refused for good or sent an unusable release, a release is missing and the run
+                may not continue without it, no silo replied, or the journal cannot be written.
         """
         answers, reasons = answers_by_silo(self._pending_messages, replies, f"round {server_round}")
         releases = {silo: self._read_release(content, silo, server_round) for silo, content in answers.items()}
@@ -522,7 +555,7 @@ class ReleaseStrategy:
     def _encode_cached(self, vector: Tensor) -> ArrayRecord:
         """Encode a vector, (d,), or return the cached arrays if the last call had the same tensor.
 
-        The model and the next query are often the same tensor.
+        The model that is evaluated and the next query are often the same tensor.
         """
         if self._encoded_vector is None or self._encoded_vector[0] is not vector:
             self._encoded_vector = vector, self.encode_vector(vector)
@@ -533,14 +566,14 @@ class ReleaseStrategy:
         return to_array_record(vector)
 
     def make_content(self, arrays: ArrayRecord, t: int, config: ConfigRecord) -> RecordDict:
-        """Make the content of a query message from `arrays`."""
+        """Make the content of the query message of round t, from the query and further values."""
         return query_content(arrays, t, config)
 
     def _fetch_public_keys(self, grid: Grid, timeout: float) -> bytes:
         """Fetch the public keys of silo 0, 1, …, concatenated.
 
         Raises:
-            RunError: A silo sends no key, or one of another length.
+            RunError: A silo does not reply or refuses, or sends no key, or one of another length.
         """
         self._pending_messages = {
             silo: Message(RecordDict(), node, PUBLIC_KEY_QUERY) for silo, node in enumerate(self._nodes)

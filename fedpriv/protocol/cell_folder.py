@@ -2,7 +2,7 @@
 
 | file | content |
 |---|---|
-| `progress` | the last finished round |
+| `progress` | number of finished rounds, written every 0.5 s at most, and not always after the last round |
 | `history.jsonl` | one line for each evaluated round |
 | `waiting.json` | silos for which the server waits, and since when; present only while it waits |
 | `model.npy`, then `outcome.json` | result of a run that succeeded |
@@ -30,13 +30,15 @@ from fedpriv.protocol.messages import PROTOCOL_VERSION
 from fedpriv.scenario.load import Scenario, load_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
 
-_PROGRESS_SECONDS = 0.5  # seconds
+_PROGRESS_SECONDS = 0.5  # shortest time between two writes of `progress`
 _PLAIN_FIELDS = ("metrics", "fraction_clipped", "wall_seconds", "gradient_evaluations", "noise", "bytes_sent")
 _FILE_NAMES = ("progress", "history.jsonl", "waiting.json", "failure.json", "outcome.json")
 
 
 def clear_reports(folder: Path) -> None:
     """Remove the reports of an earlier attempt at the same run.
+
+    An old `model.npy` stays: it is read only beside an `outcome.json`.
 
     Raises:
         RunError: A file cannot be removed.
@@ -103,7 +105,8 @@ class FolderReporter(RunObserver):
 class FolderReader:
     """Reader of one cell's reports, in the engine's process.
 
-    Methods raise a RunError of one line if a file is damaged.
+    A damaged evaluation or result raises a RunError of one line.  A damaged report of progress or of a wait counts
+    as missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -111,14 +114,18 @@ class FolderReader:
         self._line_count = 0
 
     def read_round(self) -> int:
-        """Return the last round that is reported as finished, or 0 before the first report."""
+        """Return the number of rounds reported as finished, or 0 without a report or with a damaged one."""
         try:
             return int((self._folder / "progress").read_text())
         except (FileNotFoundError, ValueError):
             return 0
 
     def read_new_evaluations(self) -> Iterator[dict[str, Any]]:
-        """Yield the evaluations that earlier calls have not yielded, one for each line of the history."""
+        """Yield the evaluations that earlier calls have not yielded, one for each line of the history.
+
+        Raises:
+            RunError: A line is damaged.
+        """
         path = self._folder / "history.jsonl"
         for line in read_complete_lines(path)[self._line_count :]:
             self._line_count += 1
@@ -128,9 +135,9 @@ class FolderReader:
             yield evaluation
 
     def read_waiting(self) -> tuple[list[int], float] | None:
-        """Return the silos for which the server waits and the start of the wait, or None if it does not wait.
+        """Return the silos for which the server waits, and the start of the wait in seconds of the epoch.
 
-        The start is in seconds of the epoch.
+        The result is None if the server does not wait, or if its report is damaged.
         """
         try:
             status = json.loads((self._folder / "waiting.json").read_text(encoding="utf-8"))
@@ -142,7 +149,8 @@ class FolderReader:
         """Return the outcome of the run, or None if the run has not ended.
 
         Raises:
-            InputError, RunError: The run failed.  The error is that of the server.
+            InputError: The run failed at the server with an InputError, whose message this error has.
+            RunError: The run failed with another error, whose message this error has, or a file is damaged.
         """
         failure = self._read_json("failure.json")
         if failure is not None:
@@ -211,8 +219,11 @@ def make_run_config(cell: Cell, out: Path, run_token: str = "") -> dict[str, str
 def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
     """Return the cell that a run configuration names.
 
-    `cell-json` holds a resolved cell.  If it is empty, the cell is that of `scenario_from_run_config`, and noise
-    that is to be fitted is fitted here, by server and clients alike.
+    The key `cell-json` holds a resolved cell.  If the key is empty, the cell is that of
+    `scenario_from_run_config`, and noise that is to be fitted is fitted here, by server and clients alike.
+
+    Raises:
+        InputError: The configuration names no cell that can be run.
     """
     if run_config["cell-json"]:
         return resolve_cell(json.loads(str(run_config["cell-json"])), "cell-json")
@@ -226,7 +237,7 @@ def scenario_from_run_config(run_config: Mapping[str, Any]) -> Scenario:
     and `cell` the index of the sweep point, counted from 0.
 
     Raises:
-        InputError: The scenario has no such sweep point.
+        InputError: The scenario cannot be read, is malformed, or has no such sweep point.
     """
     path = Path(str(run_config["scenario"]))
     scenario = load_scenario(path, str(run_config["set"]).split())

@@ -1,6 +1,7 @@
 """Frames on a Unix socket: four bytes of length in network order, then as many bytes of content.
 
-The other end may send anything, or nothing, so every frame has a largest length and a deadline.
+The other end may send anything, or nothing.  So a receiver limits the length of every frame, and a guard also the
+time in which a frame has to arrive.
 """
 
 import json
@@ -17,7 +18,7 @@ def send_frame(connection: socket.socket, content: bytes) -> None:
     """Send a frame with this content.
 
     Raises:
-        OSError: The other end does not take it.
+        OSError: The other end does not take the frame.
     """
     connection.sendall(_LENGTH_FORMAT.pack(len(content)))
     connection.sendall(content)
@@ -42,7 +43,9 @@ def receive_frame(connection: socket.socket, max_bytes: int, seconds: float | No
 def receive_length(connection: socket.socket, max_bytes: int, seconds: float) -> int:
     """Receive the length of the next frame, whose content `receive_content` receives.
 
-    The errors are those of `receive_frame`.
+    Raises:
+        ValueError: The frame is longer than `max_bytes`.
+        OSError: The length does not arrive in `seconds`, or the other end closed the connection.
     """
     return _receive_length(connection, max_bytes, time.monotonic() + seconds)
 
@@ -74,8 +77,10 @@ def receive_json(connection: socket.socket, max_bytes: int, seconds: float | Non
 def drain_connection(connection: socket.socket, seconds: float) -> None:
     """Shut down the sending side and discard what arrives until the other end closes the connection.
 
+    The call also ends after `seconds` if the other end sends bytes until then.
+
     Raises:
-        OSError: The connection broke, or the other end has not closed it after `seconds` (TimeoutError).
+        OSError: The connection broke, or the other end was silent until the end of `seconds` (TimeoutError).
     """
     connection.shutdown(socket.SHUT_WR)
     deadline = time.monotonic() + seconds

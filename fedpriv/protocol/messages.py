@@ -3,15 +3,16 @@
 | message | server -> silo | silo -> server |
 |---|---|---|
 | query.roster | nothing | metrics: `silo` |
+| query.agreement | nothing | nothing, or a refusal |
 | query.key | nothing | `key`: `public`, the silo's public key for the masks of this run |
-| train | `query` (x_t), config `t` | `release` (q_t with the silo's noise), metrics: `clipped` if simulated |
-| train, masked | the same, config `keys`: public keys of all silos, one a row | `release`: integers modulo 2^64 |
+| train | `query` (x_t), config `t` | `release` (q_t with the silo's noise), metrics: record counts if simulated |
+| train, masked | the same, config `keys`: public keys of all silos, concatenated | `release`: masked integers |
 | evaluate | `query` (a model), config `t`: the number of the evaluation | `release`: sums over test records |
-| both, refused by a guard | the same | `refusal`: `reason`, and whether it is `final` |
-| both, of guards | config `seen`: checkpoints of its ledgers | config `commit`: the reply's checkpoint |
+| all but query.roster, refused | the same | `refusal`: `reason`, and whether it is `final` |
+| train, evaluate, of guards | config `seen`: checkpoints of ledgers | config `commit`: the reply's checkpoint |
 
-"Both" are train and evaluate.  A silo with a guard sends `seal` in `config`, the seed of a pad with which the
-bytes of its `release` are XORed.
+The record counts are `drawn` and, if clipped records are counted, `clipped` (`RecordCounts`).  A silo with a guard
+sends `seal` in `config`, the seed of a pad with which the bytes of its `release` are XORed.
 
 **Vectors.**  A vector is .npy bytes, equal to those of Flower's own `Array(ndarray)`.  Making an `Array` here
 costs 6 µs instead of 37, and reading one 2 µs instead of 57 (d = 7,850).  Flower sends a message as a tree of
@@ -96,7 +97,7 @@ MAX_CHECKPOINT_BYTES = MAX_CHECKPOINTS * _CHECKPOINT_FORMAT.size
 class Checkpoint(NamedTuple):
     """Position in a ledger: the ledger's name, the number of a commit, and the chain's head there.
 
-    The name is in hexadecimal digits.
+    The name has 32 hexadecimal digits, and the head 32 bytes.
 
     Guarantee: the head reveals nothing of records, see fedpriv/silo/chain.py.
     """
@@ -124,7 +125,14 @@ def unpack_checkpoints(packed: bytes) -> list[Checkpoint]:
 def update_checkpoints(stored: bytes, packed_checkpoint: bytes) -> bytes:
     """Return a silo's stored checkpoints, updated by the one checkpoint of its latest reply.
 
-    Checkpoints are ordered by their last update.  The first of them is dropped beyond `MAX_CHECKPOINTS`.
+    Checkpoints are ordered by their last update.  The oldest one is dropped beyond `MAX_CHECKPOINTS`.
+
+    Args:
+        stored: Packed checkpoints of the silo, b"" for none.
+        packed_checkpoint: Packed checkpoint of the reply.
+
+    Raises:
+        ValueError: The bytes of either argument are malformed, or `packed_checkpoint` is not one checkpoint.
     """
     (new,) = unpack_checkpoints(packed_checkpoint)
     older = [checkpoint for checkpoint in unpack_checkpoints(stored) if checkpoint.ledger_name != new.ledger_name]
@@ -225,7 +233,7 @@ REGISTERED_NODES_VARIABLE = "FEDPRIV_NODES_ARE_REGISTERED"
 REFUSED_SILOS_VARIABLE = "FEDPRIV_REFUSED_SILOS"
 """Environment variable of the server: path of the file with the reasons for which silos are refused.
 
-Its SuperLink writes this file.
+The server's SuperLink writes this file.
 """
 
 PROTOCOL_VERSION = 4
@@ -261,7 +269,11 @@ def key_content(public: bytes) -> RecordDict:
 
 
 def read_public_keys(content: RecordDict) -> bytes:
-    """Return the public keys that a query carries, or b"" if messages are not masked."""
+    """Return the public keys that a query carries, or b"" if messages are not masked.
+
+    Raises:
+        ValueError: The value is no bytes.
+    """
     return read_optional_bytes(content, "keys")
 
 
@@ -291,7 +303,8 @@ def refusal_content(refusal: Refusal) -> RecordDict:
 def read_refusal(content: RecordDict) -> Refusal | None:
     """Return the refusal that a reply carries, or None.
 
-    Its reason is sanitized to one line that can be shown to a person.
+    The reason is sanitized to one line that can be shown to a person.  A refusal that does not say whether it is
+    final counts as final.
     """
     values = record_values(content).get("refusal")
     if not isinstance(values, ConfigRecord):
@@ -420,9 +433,9 @@ def unseal_vector(content: RecordDict, name: str) -> NDArray[Any]:
 
 
 def _xor_pad(values: NDArray[Any], seal: bytes) -> NDArray[Any]:
-    """Return the array with every byte XORed with one of SHAKE-256 of the seal.
+    """Return the array with its bytes XORed with as many bytes of SHAKE-256 of the seal.
 
-    Type and shape stay.  A second call with the same seal undoes the first.
+    The result has the array's type and shape.  A second call with the same seal undoes the first.
     """
     pad = np.frombuffer(hashlib.shake_256(seal).digest(values.nbytes), np.uint8)
     padded: NDArray[Any] = (values.reshape(-1).view(np.uint8) ^ pad).view(values.dtype).reshape(values.shape)
@@ -457,10 +470,10 @@ def read_raw_vector(content: RecordDict, name: str) -> bytes | Array:
 
 
 def read_array(content: RecordDict, name: str) -> NDArray[Any]:
-    """Return the vector of this name as a read-only array of plain numbers.
+    """Return the vector of this name as a read-only array of plain numbers, still sealed if it is sealed.
 
     Raises:
-        ValueError: The vector is missing or malformed.
+        ValueError: The vector is missing or malformed, or its values are no plain numbers.
     """
     return decode_vector(read_raw_vector(content, name))
 
@@ -468,8 +481,11 @@ def read_array(content: RecordDict, name: str) -> NDArray[Any]:
 def _decode_bytes(content: bytes) -> NDArray[Any]:
     """Return the vector of .npy bytes whose header equals that of `encode_array`.
 
+    A pattern reads type and length from the header.  The header that NumPy writes for them has to be the same, so
+    that NumPy's parser, which evaluates headers, never reads bytes of another process.
+
     Raises:
-        ValueError: The header is any other one.  It is compared, not parsed.
+        ValueError: The header is another one, or the number of bytes is not the one that the header announces.
     """
     header = _VECTOR_HEADER.match(content)
     try:
@@ -537,7 +553,7 @@ def query_content(query: ArrayRecord, t: int, config: ConfigRecord) -> RecordDic
 def release_content(release: "Tensor", counts: RecordCounts | None) -> RecordDict:
     """Build the content of a release (d,), with the counts of records in a simulation.
 
-    Counts are a release that no accountant charges, so that silos with records of their own send none.
+    Counts are a release that no accountant charges, so that silos outside a simulation send none.
     """
     records: dict[str, Any] = vector_records("release", encode_array(release.numpy()), {})
     if counts is not None:
@@ -574,8 +590,9 @@ def read_tensor(content: RecordDict, name: str) -> "Tensor":
 def read_shared_tensor(content: RecordDict, name: str) -> "Tensor":
     """Return the vector of this name as a tensor that all silos of one process share.
 
-    The result is the same tensor for the same bytes.  It lies in memory that torch allocated and aligned, so that
-    no silo has to copy it there.
+    Successive calls with the same bytes return the same tensor, which no caller may write into.  The tensor lies
+    in memory that torch allocated and aligned, so that no silo has to copy it there.  A seal is not removed:
+    queries have none.
 
     Raises:
         ValueError: The vector is missing or malformed.
@@ -604,7 +621,10 @@ def _to_tensor(values: NDArray[Any]) -> "Tensor":
 
 @lru_cache(maxsize=1)
 def _load_torch() -> Any:
-    """Import torch, and trigger its only warning about tensors over immutable bytes, unseen."""
+    """Import torch, and trigger its only warning about tensors over immutable bytes, unseen.
+
+    torch gives this warning once a process.
+    """
     import torch
 
     with warnings.catch_warnings():
