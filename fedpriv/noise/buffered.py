@@ -450,7 +450,12 @@ def rounded_zeros(strategy: IntegerBuffered) -> NDArray[np.float64]:
 
 
 def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64]:
-    """Return c_0, c_1, …, the first column of C, (rounds,)."""
+    """Return c_0, c_1, …, the first column of C, (rounds,).
+
+    Args:
+        strategy: Strategy with roots in multiples of 2^-31.
+        rounds: Number of coefficients.
+    """
     lags = np.arange(rounds - 1, dtype=np.float64)
     column = np.zeros(rounds - 1)
     for theta, omega in zip(strategy.theta, strategy.omega, strict=True):

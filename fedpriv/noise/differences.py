@@ -278,7 +278,12 @@ def paper_window_counts(rounds: int, rounds_per_epoch: int) -> tuple[float, floa
 
 
 def with_stds(trees: Trees, stds: Floats) -> Trees:
-    """Return the trees with these standard deviations (4,), in the order of `NodeGroups`."""
+    """Return the trees with these standard deviations (4,), in the order of `NodeGroups`.
+
+    Args:
+        trees: Trees.
+        stds: Standard deviations relative to the fresh vectors, (4,).
+    """
     early, late, difference, residual = map(float, stds)
     return dataclasses.replace(
         trees, std_early=early, std_late=late, std_difference=difference, std_residual=residual
@@ -460,6 +465,10 @@ class IntegerAligned(IntegerStrategy):
         """Return the released nodes in groups of equal noise.
 
         A record is in every epoch's trees once.
+
+        Args:
+            rounds: Number of rounds of the run.
+            participations: Most rounds of one record.
         """
         early = min(rounds, self.rounds_per_epoch)
         ((_, _, epoch_roundings),) = self._epoch_tree.noise_groups(rounds, 1)

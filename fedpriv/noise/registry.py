@@ -222,7 +222,16 @@ else:
 
 
 def needs_fit(name: str, options: MechanismOptions) -> bool:
-    """Whether numbers have to be fitted before `make_mechanism` can build the mechanism."""
+    """Whether numbers have to be fitted before `make_mechanism` can build the mechanism.
+
+    Args:
+        name: Name of a mechanism in a scenario.
+        options: Mechanism keys of the scenario.
+
+    Example:
+        >>> needs_fit("lambda-cgd", MechanismOptions()), needs_fit("tree", MechanismOptions())
+        (True, False)
+    """
     if name == ScheduledGaussian.name:
         return not options.noise_sizes
     return name == AUTO or (name in (LambdaCgd.name, BufferedToeplitz.name) and not options.theta)
@@ -238,6 +247,13 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
 
     Raises:
         InputError: No mechanism has this name, it cannot be chosen, or an option belongs to another one.
+
+    Example:
+        >>> from fedpriv.participation.orders import FixedOrder
+        >>> workload = Workload(FixedOrder(8, 8), decay=1.0, clips=np.ones(8))
+        >>> mechanism = make_mechanism("tree", workload, MechanismOptions())
+        >>> mechanism.certified(workload).value
+        2.0
     """
     if name == AUTO:
         raise InputError(

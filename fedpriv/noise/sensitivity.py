@@ -74,6 +74,11 @@ def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
     Args:
         weights: Weight of each round, (T,).
         pattern: Allowed patterns.
+
+    Example:
+        >>> pattern = MinSeparation(rounds=4, max_participations=2, min_separation=2)
+        >>> heaviest_pattern(np.array([1.0, 3.0, 2.0, 3.0]), pattern)
+        6.0
     """
     gap = pattern.min_separation
     if np.all(weights[1:] <= weights[:-1]):
@@ -198,7 +203,12 @@ def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSe
 
 
 def heaviest_patterns(weights: Floats, pattern: MinSeparation) -> Floats:
-    """Compute `heaviest_pattern` of every row of weights ≥ 0: (n, T) -> (n,)."""
+    """Compute `heaviest_pattern` of every row of weights ≥ 0: (n, T) -> (n,).
+
+    Args:
+        weights: Weights of the rounds, ≥ 0, (n, T).
+        pattern: Allowed patterns.
+    """
     return list(_heaviest_by_count(weights, pattern))[-1]
 
 

@@ -50,6 +50,12 @@ class Workload:
     | `period` | rounds after which the sums restart from 0, in rounds 1, 1 + period, …, or None |
 
     A fixed order is the same in every epoch.  A single pass is a fixed order with rounds_per_epoch = rounds.
+
+    Example:
+        >>> from fedpriv.participation.orders import FixedOrder
+        >>> workload = Workload(FixedOrder(rounds=6, rounds_per_epoch=3), decay=1.0, clips=np.ones(6))
+        >>> workload.rounds, workload.rounds_per_period, workload.equal_clips
+        (6, 6, True)
     """
 
     schedule: Participation | MinSeparation
@@ -93,7 +99,16 @@ class Workload:
 
 
 def is_restart(t: int, period: int | None) -> bool:
-    """Whether the sums restart in round t."""
+    """Whether the sums restart in round t.
+
+    Args:
+        t: Round, from 1.
+        period: Rounds between two restarts, or None without restarts.
+
+    Example:
+        >>> [t for t in range(1, 8) if is_restart(t, period=3)]
+        [1, 4, 7]
+    """
     return t == 1 or (period is not None and (t - 1) % period == 0)
 
 
@@ -116,7 +131,16 @@ def tile_periods(workload: Workload, values: Callable[[int], Floats]) -> Floats:
 
 
 def geometric_sums(ratio: float, counts: Floats) -> Floats:
-    """Compute Σ_{j < n} ratio^j for every n of `counts`, 0 ≤ ratio ≤ 1."""
+    """Compute Σ_{j < n} ratio^j for every n of `counts`, 0 ≤ ratio ≤ 1.
+
+    Args:
+        ratio: Ratio in [0, 1].
+        counts: Numbers n of terms, (n,).
+
+    Example:
+        >>> geometric_sums(0.5, np.array([0.0, 1.0, 2.0])).round(6).tolist()
+        [0.0, 1.0, 1.5]
+    """
     if ratio == 1.0:
         return counts
     if ratio == 0.0:
@@ -128,6 +152,17 @@ def powers(base: float, count: int) -> Floats:
     """Compute base^0 … base^(count-1), with 0^0 = 1, by doubling.
 
     Doubling is faster than one power an entry.
+
+    Args:
+        base: Base of the powers.
+        count: Number of powers, 1 or more.
+
+    Returns:
+        (count,).
+
+    Example:
+        >>> powers(0.5, 4).tolist()
+        [1.0, 0.5, 0.25, 0.125]
     """
     powers = np.ones(1)
     while len(powers) < count:
@@ -142,7 +177,22 @@ _SETTLED_CHANGE = 16.0 * np.finfo(np.float64).eps
 
 
 def square_root(decay: float, count: int) -> Floats:
-    """Compute the first `count` ≥ 1 coefficients of (1 - decay·x)^(-1/2)."""
+    """Compute the first `count` ≥ 1 coefficients of (1 - decay·x)^(-1/2).
+
+    They are those of the square root of prefix sums for decay 1.  Source: Fichtenberger, Henzinger & Upadhyay
+    2023.
+
+    Args:
+        decay: Decay in [0, 1].
+        count: Number of coefficients, 1 or more.
+
+    Returns:
+        (count,).
+
+    Example:
+        >>> square_root(1.0, 4).tolist()
+        [1.0, 0.5, 0.375, 0.3125]
+    """
     lags = np.arange(1, count, dtype=np.float64)
     return np.concatenate([[1.0], np.cumprod(decay * (lags - 0.5) / lags)])
 
@@ -151,6 +201,17 @@ def inverse(series: Floats, count: int) -> Floats:
     """Compute the first `count` coefficients of 1/series, for a series that starts with 1.
 
     The recursion w_t = -Σ_j c_j w_{t-j} runs in blocks of rounds, each of which is one matrix product.
+
+    Args:
+        series: Coefficients, of which the first is 1, (b,).
+        count: Number of coefficients of the result, 1 or more.
+
+    Returns:
+        (count,).
+
+    Example:
+        >>> inverse(np.array([1.0, -0.5]), 4).tolist()
+        [1.0, 0.5, 0.25, 0.125]
     """
     memory = len(series) - 1
     result = np.zeros(memory + count)  # the zero history comes first
@@ -187,7 +248,12 @@ def history_response(series: Floats, inverted: Floats) -> Floats:
 
 
 def lower_toeplitz(series: Floats) -> Floats:
-    """Return the (n, n) matrix with series[t - i] in row t and column i ≤ t."""
+    """Return the (n, n) matrix with series[t - i] in row t and column i ≤ t.
+
+    Example:
+        >>> lower_toeplitz(np.array([1.0, 0.5])).tolist()
+        [[1.0, 0.0], [0.5, 1.0]]
+    """
     lag = np.subtract.outer(np.arange(len(series)), np.arange(len(series)))
     return np.where(lag >= 0, series[np.maximum(lag, 0)], 0.0)
 
@@ -196,6 +262,14 @@ def column_squared_norms(series: Floats, rounds: int) -> Floats:
     """Compute the squared norms of the columns of the (T, T) Toeplitz matrix of a series, (T,).
 
     The series is zero beyond its end.
+
+    Args:
+        series: First coefficients of the matrix, (n,).
+        rounds: T.
+
+    Example:
+        >>> column_squared_norms(np.array([1.0, 2.0]), 3).tolist()
+        [5.0, 5.0, 1.0]
     """
     return _reversed_sums(series**2, rounds)
 
@@ -245,6 +319,11 @@ def check_roots(theta: Roots, phi: Roots, decay: float) -> None:
 
     Guarantee: roots that pass have a C with coefficients ≥ 0 that never increase, whoever chose the numbers.
 
+    Args:
+        theta: Poles θ of C.
+        phi: Zeros φ of C, as many as poles.
+        decay: Decay of the running sums.
+
     Raises:
         InputError: The roots do not interlace, or one is out of range.
     """
@@ -277,6 +356,18 @@ def series_from_roots(denominator_roots: Roots, numerator_roots: Roots, count: i
     """Compute the first `count` ≥ 1 coefficients of Π (1 - numerator_j x) / Π (1 - denominator_i x).
 
     C is `series_from_roots(theta, phi, T)`, its inverse `series_from_roots(phi, theta, T)`.
+
+    Args:
+        denominator_roots: Roots of the denominator, all different.
+        numerator_roots: As many roots of the numerator.
+        count: Number of coefficients, 1 or more.
+
+    Returns:
+        (count,).
+
+    Example:
+        >>> series_from_roots((0.5,), (0.0,), 4).tolist()
+        [1.0, 0.5, 0.25, 0.125]
     """
     series: Floats = np.eye(1, count)[0]
     for root, weight in zip(denominator_roots, residues(denominator_roots, numerator_roots), strict=True):
@@ -290,6 +381,15 @@ def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
     B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 - φ_i x)) has a mode for each pole p > 0, with gain r_p p.  A pole
     that a zero cancels (θ_1 = decay) has none.  With decay = φ_m = 0 the pole at 0 is double, and one more mode,
     which is the last fresh vector, has the rest of b_1 as its gain.
+
+    Args:
+        decay: Decay of the running sums.
+        theta: Poles θ of C.
+        phi: Zeros φ of C, as many as poles.
+
+    Example:
+        >>> noise_modes(1.0, (0.5,), (0.0,))
+        (Mode(pole=1.0, gain=0.5),)
     """
     poles = (decay, *phi)
     modes = []

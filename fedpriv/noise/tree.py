@@ -58,7 +58,12 @@ if TYPE_CHECKING:
 
 
 def level_count(rounds: int) -> int:
-    """Number of levels of the tree, ⌊log2 T⌋ + 1, which is also the number of nodes that hold round 1."""
+    """Number of levels of the tree, ⌊log2 T⌋ + 1, which is also the number of nodes that hold round 1.
+
+    Example:
+        >>> [level_count(rounds) for rounds in (1, 2, 7, 8)]
+        [1, 2, 3, 4]
+    """
     return rounds.bit_length()
 
 
@@ -124,6 +129,14 @@ def row_squared_norms(rounds: int, decay: float) -> Floats:
     """Compute the squared norms of the rows of B, (T,), in O(T).
 
     These are the noise variances of every prefix for nodes of variance 1.
+
+    Args:
+        rounds: T.
+        decay: Decay of the running sums.
+
+    Example:
+        >>> row_squared_norms(7, 1.0).tolist()
+        [1.0, 1.0, 2.0, 1.0, 2.0, 2.0, 3.0]
     """
     squared_norms = np.zeros(1)
     squared_decays = powers(decay**2, 1 << (level_count(rounds) - 1))
@@ -236,6 +249,14 @@ def cover(first: int, last: int) -> Iterator[Node]:
     """Yield the fewest nodes that make up rounds first … last, from left to right.
 
     No node is yielded if first > last.
+
+    Args:
+        first: First round, from 1.
+        last: Last round.
+
+    Example:
+        >>> list(cover(1, 7))
+        [(2, 4), (1, 6), (0, 7)]
     """
     while first <= last:
         aligned = ((first - 1) & -(first - 1)).bit_length() - 1 if first > 1 else last.bit_length()

@@ -91,7 +91,17 @@ class Optimizer(Protocol):
 
 
 def take_step(point: Tensor, step: Scalar, direction: Tensor) -> Tensor:
-    """Compute point - step · direction for vectors (..., d), in one pass over memory."""
+    """Compute point - step · direction for vectors (..., d), in one pass over memory.
+
+    Args:
+        point: Vectors (..., d).
+        step: Length of the step, a number or (..., 1).
+        direction: Vectors (..., d).
+
+    Example:
+        >>> take_step(torch.tensor([1.0, 2.0]), 0.5, torch.tensor([2.0, 2.0])).tolist()
+        [0.0, 1.0]
+    """
     return (
         torch.addcmul(point, step, direction, value=-1.0)
         if isinstance(step, Tensor)
@@ -105,6 +115,13 @@ def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
     Args:
         point: Vectors of the caller, which may be overwritten.
         radius: Radius of the ball, positive.
+
+    Returns:
+        The projected vectors (..., d), and `point` itself if all lie in the ball.
+
+    Example:
+        >>> project_to_ball(torch.tensor([0.0, 2.0]), 1.0).tolist()
+        [0.0, 1.0]
     """
     norm = torch.linalg.vector_norm(point, dim=-1, keepdim=True)
     if never_above(norm, radius):
@@ -124,7 +141,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def clip_factors(self, mechanism: Mechanism, workload: Workload) -> tuple[float, ...] | None:
-        """Factors of the clips, (T,), if the columns of C allow larger clips, or None for 1 in every round."""
+        """Factors of the clips, (T,), if the columns of C allow larger clips, or None for 1 in every round.
+
+        Args:
+            mechanism: Mechanism of the row.
+            workload: Running sums.
+        """
         return None
 
 
@@ -361,7 +383,15 @@ class NoiseSettings(Settings, MechanismOptions):
 
 
 def choose_mechanism(settings: NoiseSettings, _problem: Problem, workload: Workload) -> Mechanism:
-    """Make the mechanism that a scenario names."""
+    """Make the mechanism that a scenario names.
+
+    Args:
+        settings: Keys of the scenario, with the mechanism's name and options.
+        workload: Running sums.
+
+    Raises:
+        InputError: The mechanism cannot be built for these sums.
+    """
     return make_mechanism(settings.mechanism, workload, settings)
 
 
@@ -486,6 +516,10 @@ class ScheduledSettings(Settings):
 
     def schedule_steps(self, optimizer: SteppingOptimizer, problem: Problem) -> Optimizer:
         """Apply the step schedule and the fading average to an optimizer.
+
+        Args:
+            optimizer: Optimizer with a `step`.
+            problem: Public numbers of the run.
 
         Returns:
             The optimizer itself if the scenario sets none of these keys.

@@ -122,6 +122,9 @@ def accelerated_bound(
 ) -> Bound:
     """Bound the excess risk by (β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T.
 
+
+    Proof: docs/proofs/excess-risk.md.
+
     Args:
         errors: Bounds s_t on the root mean square of ‖e_t‖, (T,).
         radius: R.
@@ -132,6 +135,10 @@ def accelerated_bound(
 
     Returns:
         The bound, infinite unless β > M (T+1)/2, with this condition.
+
+    Example:
+        >>> accelerated_bound(np.zeros(10), radius=1.0, smoothness=1.0, beta=11.0).value
+        0.1
     """
     rounds = len(errors)
     t = np.arange(1.0, rounds + 1.0)
@@ -238,7 +245,18 @@ def realizable_parameters(problem: Problem, radius: float) -> AcceleratedParamet
 
 
 def realizable_factor(examples: int, delta: float) -> float:
-    """Return c_DP = 4√2 (log2 n)^{3/2} √(ln(2n/δ)) ln(2.5/δ), about 21,000 at n = 60,000 and δ = 1e-5."""
+    """Return c_DP = 4√2 (log2 n)^{3/2} √(ln(2n/δ)) ln(2.5/δ), about 21,000 at n = 60,000 and δ = 1e-5.
+
+    Source: Choquette-Choo, Ganesh & Thakurta 2025, the realizable setting.
+
+    Args:
+        examples: n, 2 or more.
+        delta: δ, strictly between 0 and 1.
+
+    Example:
+        >>> round(realizable_factor(60_000, 1e-5), -2)
+        21400.0
+    """
     log_factor = math.sqrt(math.log(2 * examples / delta)) * math.log(2.5 / delta)
     return 4.0 * math.sqrt(2.0) * math.pow(math.log2(examples), 1.5) * log_factor
 

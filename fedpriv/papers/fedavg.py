@@ -111,6 +111,14 @@ class OptionalLocalSteps(Settings):
 def add_local_steps(settings: LocalStepsSettings, problem: Problem, objective: Objective) -> Objective:
     """Replace gradients by the clients' own training.
 
+    Args:
+        settings: Keys of the row.
+        problem: Public numbers of the run.
+        objective: Objective of the clients' records.
+
+    Returns:
+        Objective whose increments are displacements by local steps.
+
     Raises:
         InputError: The unit of protection is a single record.
     """
@@ -119,6 +127,11 @@ def add_local_steps(settings: LocalStepsSettings, problem: Problem, objective: O
 
 def add_optional_local_steps(settings: OptionalLocalSteps, problem: Problem, objective: Objective) -> Objective:
     """Replace gradients by the clients' own training if local steps are given, else return the objective.
+
+    Args:
+        settings: Keys of the row.
+        problem: Public numbers of the run.
+        objective: Objective of the clients' records.
 
     Raises:
         InputError: Local steps are given, and the unit of protection is a single record.

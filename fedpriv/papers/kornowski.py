@@ -90,13 +90,22 @@ class PublicChoices:
     """Whether the last complete window is always published, while the theorems are about a random one."""
 
     def position(self, t: int, like: Tensor) -> Scalar:
-        """Return s_t, (replicates, 1), or a number for one replicate."""
+        """Return s_t, (replicates, 1), or a number for one replicate.
+
+        Args:
+            t: Round, from 1.
+            like: Vectors with the device and type of the result.
+        """
         return _as_column(self._positions[:, t - 1], like)
 
     def publishes(self, window: int, like: Tensor) -> Tensor:
         """Return a mask of the replicates whose output becomes window number `window`, from 1 on.
 
         Its shape is (replicates, 1), or () for one replicate.
+
+        Args:
+            window: Number of the window, from 1.
+            like: Vectors with the device and type of the result.
         """
         return (
             torch.ones((), dtype=torch.bool, device=like.device)

@@ -37,18 +37,36 @@ def smoothness_constant(dimension: int) -> float:
     """Return the smoothness constant κ_d ≤ √d of a ball.
 
     An L-Lipschitz loss smoothed over a ball of radius α is exactly (κ_d L/α)-smooth.
+
+    Example:
+        >>> round(smoothness_constant(2), 6)
+        1.27324
     """
     half = dimension / 2.0
     return 2.0 * math.exp(math.lgamma(half + 1.0) - math.lgamma(half + 0.5)) / math.sqrt(math.pi)
 
 
 def direction_energy(dimension: int) -> float:
-    """Return c_d, for which a one-direction zeroth-order estimate has mean square at most c_d L²."""
+    """Return c_d, for which a one-direction zeroth-order estimate has mean square at most c_d L².
+
+    Example:
+        >>> direction_energy(2)
+        4.0
+    """
     return 1.0 if dimension == 1 else dimension**2 / (dimension - 1.0)
 
 
 def paper_window(radius: float, smoothing: float) -> int:
-    """Return the paper's window ⌊α / (4 D)⌋, at least 1."""
+    """Return the paper's window ⌊α / (4 D)⌋, at least 1.
+
+    Args:
+        radius: D, above 0.
+        smoothing: α, above 0.
+
+    Example:
+        >>> paper_window(radius=0.01, smoothing=1.0)
+        25
+    """
     return max(1, _floor(smoothing / (4.0 * radius)))
 
 
@@ -56,6 +74,14 @@ def max_window(radius: float, smoothing: float) -> int:
     """Return the largest window W with ((W + 1)/2 - 1/W) D ≤ α.
 
     All queries of such a window are within α of their mean.
+
+    Args:
+        radius: D, above 0.
+        smoothing: α, above 0.
+
+    Example:
+        >>> max_window(radius=0.01, smoothing=1.0)
+        199
     """
     middle = 2.0 * smoothing / radius - 1.0
     return max(1, _floor((middle + math.sqrt(middle**2 + 8.0)) / 2.0))
@@ -173,6 +199,16 @@ def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) 
 
     The cost is n_a C1²/σ1² + n_d C2²/σ2², for n_a anchors of clip C1 and n_d differences of clip C2.  The ratio is
     1 if all rounds are anchors.
+
+    Args:
+        anchor_clip: C1.
+        clip: C2.
+        rounds: T.
+        period: Σ.
+
+    Example:
+        >>> round(leaf_noise_ratio(anchor_clip=1.0, clip=1.0, rounds=100, period=10), 6)
+        1.0
     """
     anchors = -(-rounds // period)
     differences = rounds - anchors
@@ -358,6 +394,11 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
     They are for a Goldstein measure of at most `target` at radius 2 · `smoothing`.  The multi-pass result is about
     the given records.  The last line adds the number that Section 5 requires for the population.
 
+    Args:
+        problem: Numbers of the problem.
+        target: Goldstein measure to reach.
+        epsilon: ε.
+
     Returns:
         Number of records by the name of the result.
     """
@@ -380,6 +421,11 @@ def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> di
 
     All constants are included.  Multi pass takes the best of 12 values of its own β, since the bound at β exceeds
     β.
+
+    Args:
+        problem: Numbers of the problem.
+        target: Goldstein measure to reach.
+        mu: μ, or infinity for runs without privacy.
 
     Returns:
         Number of records by the name of the bound.

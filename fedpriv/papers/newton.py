@@ -59,7 +59,16 @@ def _triangle(size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def symmetric_matrix(triangle: Tensor, size: int) -> Tensor:
-    """Return the symmetric matrix (..., size, size) whose svec is `triangle`, in float64."""
+    """Return the symmetric matrix (..., size, size) whose svec is `triangle`, in float64.
+
+    Args:
+        triangle: svec of the matrix, (..., p(p + 1)/2).
+        size: p.
+
+    Example:
+        >>> symmetric_matrix(torch.tensor([1.0, 0.0, 2.0]), 2).tolist()
+        [[1.0, 0.0], [0.0, 2.0]]
+    """
     rows, columns, scale = (tensor.to(triangle.device) for tensor in _triangle(size))
     matrix = triangle.new_zeros(*triangle.shape[:-1], size, size, dtype=torch.float64)
     matrix[..., rows, columns] = triangle.double() / scale

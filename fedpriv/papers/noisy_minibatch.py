@@ -51,6 +51,16 @@ def parameters_by_moments(
         epsilon: ε.
         delta: δ.
         lipschitz: L.
+
+    Returns:
+        Noise and batch, with the condition on ε.
+
+    Raises:
+        InputError: A number is out of its range.
+
+    Example:
+        >>> parameters_by_moments(examples=1000, rounds=100, epsilon=1.0, delta=1e-5, lipschitz=1.0).batch
+        50
     """
     _check(examples, rounds, epsilon, delta, lipschitz)
     log_term = math.log(1.0 / delta)
@@ -74,6 +84,9 @@ def parameters_by_advanced_composition(
         epsilon: ε.
         delta: δ.
         lipschitz: L.
+
+    Returns:
+        Noise and batch, with the condition on ε.
 
     Raises:
         InputError: δ is too large for advanced composition.

@@ -33,6 +33,10 @@ def increment_bound(t: int, power: float, lipschitz: float, smoothness: float, d
 
     Raises:
         InputError: A number is out of its range.
+
+    Example:
+        >>> increment_bound(t=3, power=1.0, lipschitz=1.0, smoothness=1.0, diameter=2.0)
+        5.0
     """
     if t < 1 or not power >= 1.0:
         raise InputError(f"t = {t}, power = {power}: rounds count from 1, and the weights t^k have k of 1 or more")

@@ -69,6 +69,10 @@ def make_phases(examples: int, batch: int = 1) -> Phases:
 
     Raises:
         InputError: The first phase has no round.
+
+    Example:
+        >>> make_phases(16).lengths
+        (8, 4, 2, 1)
     """
     if batch < 1 or examples < 2 * batch:
         raise InputError(
@@ -83,7 +87,12 @@ def make_phases(examples: int, batch: int = 1) -> Phases:
 
 
 def phase_step_factor(phase: int) -> float:
-    """Return η_i/η = 1/4^i for phase i = 1, 2, …."""
+    """Return η_i/η = 1/4^i for phase i = 1, 2, ….
+
+    Example:
+        >>> phase_step_factor(1), phase_step_factor(2)
+        (0.25, 0.0625)
+    """
     return math.pow(4.0, -phase)
 
 
@@ -139,12 +148,21 @@ def suggested_step(examples: int, dimension: int, lipschitz: float, diameter: fl
         lipschitz: L.
         diameter: D.
         mu: μ, for the paper's ρ of (α, αρ²/2)-RDP.
+
+    Example:
+        >>> round(suggested_step(100, 10, 1.0, 1.0, 1.0), 4)
+        0.1581
     """
     return diameter / lipschitz * min(4.0 / math.sqrt(examples), mu / (2.0 * math.sqrt(dimension)))
 
 
 def step_conditions(step: float, smoothness: float) -> tuple[Condition, ...]:
-    """Return the condition η_1 ≤ 2/smoothness of the contraction, on which privacy rests."""
+    """Return the condition η_1 ≤ 2/smoothness of the contraction, on which privacy rests.
+
+    Args:
+        step: η of the scenario.
+        smoothness: Smoothness of every record's loss.
+    """
     return (Condition("η/4 ≤ 2/smoothness", step * phase_step_factor(1), 2.0 / smoothness),)
 
 
@@ -152,6 +170,9 @@ def phased_bound(
     lengths: Sequence[int], steps: Sequence[float], noises: Sequence[float], radius: float, lipschitz: float
 ) -> Bound:
     """Bound the excess risk of phases i = 1 … k.
+
+
+    Proof: docs/proofs/excess-risk.md.
 
     Args:
         lengths: Numbers n_i of rounds, (k,).

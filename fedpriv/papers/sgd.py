@@ -96,6 +96,9 @@ def projected_bound(
 
     The bound is R²/(2ηT) + 2R mean(s_t), or R²/(2ηT) + mean(s_t²)/(2(1/η - M)) with fresh errors.
 
+
+    Proof: docs/proofs/excess-risk.md.
+
     Args:
         errors: Bounds s_t on the root mean square of ‖e_t‖, (T,).
         radius: R.
@@ -105,6 +108,10 @@ def projected_bound(
 
     Returns:
         The bound, infinite unless M ≤ 1/η (M < 1/η with fresh errors), with this condition.
+
+    Example:
+        >>> projected_bound(np.zeros(10), radius=1.0, smoothness=1.0, step=0.5).value
+        0.1
     """
     condition = Condition("M ≤ 1/η", smoothness, 1.0 / step)
     slack = 1.0 / step - smoothness
@@ -150,7 +157,13 @@ class SgdSettings(StepSettings, ScheduledSettings):
 
 
 def averaged_bound(settings: StepSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
-    """Bound the excess risk of the average of the iterates."""
+    """Bound the excess risk of the average of the iterates.
+
+    Args:
+        settings: Keys of the row.
+        problem: Public numbers of the run.
+        released: Errors of the released gradients.
+    """
     return projected_bound(
         released.gradient_errors, settings.radius, problem.smoothness, settings.step, fresh=True
     )

@@ -146,6 +146,10 @@ def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False)
 
     Raises:
         InputError: ε > ln(1/δ).
+
+    Example:
+        >>> round(simple_noise_multiplier(epsilon=1.0, delta=1e-5), 4)
+        6.7861
     """
     log = _log_inverse_delta(epsilon, delta)
     if epsilon > log:
@@ -169,6 +173,10 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
 
     Raises:
         InputError: There is no such T.
+
+    Example:
+        >>> tree_parameters(records=1000, dimension=10, epsilon=1.0, delta=1e-5).rounds
+        7265
     """
     noise_factor = math.sqrt(dimension * _log_inverse_delta(epsilon, delta))
     budget = epsilon * records**2 / noise_factor
@@ -212,6 +220,14 @@ def paper_node_count(rounds: int, rounds_per_epoch: int) -> float:
     """Return V of Algorithm 1, with ⌈T/N⌉ for the printed T/N.
 
     A record is in at most V released nodes.
+
+    Args:
+        rounds: T.
+        rounds_per_epoch: N.
+
+    Example:
+        >>> paper_node_count(rounds=64, rounds_per_epoch=16)
+        23.0
     """
     levels, epoch_levels = rounds.bit_length() - 1, rounds_per_epoch.bit_length() - 1
     long_nodes = sum(rounds >> level for level in range(epoch_levels + 1, levels + 1))

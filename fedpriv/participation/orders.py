@@ -164,7 +164,12 @@ RowSelection = slice | NDArray[np.int64]
 
 
 def as_row_indices(rows: RowSelection) -> NDArray[np.int64]:
-    """Return the row indices (B,) of a selection from `Participation.select_rows`."""
+    """Return the row indices (B,) of a selection from `Participation.select_rows`.
+
+    Example:
+        >>> as_row_indices(slice(2, 5)).tolist()
+        [2, 3, 4]
+    """
     return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
@@ -197,6 +202,10 @@ class ReleasedSums(Protocol):
 
         Overlaps are relative to the square of the distance of `displacement_and_overlap`.  There are `bins` rounds
         an epoch, which lie `groups` apart.
+
+        Args:
+            groups: Distance of two consecutive rounds of one record.
+            bins: Rounds of one record in an epoch.
         """
         ...
 
@@ -231,6 +240,10 @@ class Participation(Protocol):
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> "Participation":
         """Build this participation from the public `order` that a scenario declares.
+
+        Args:
+            order: Public order.
+            keys: Keys of the scenario for participation.
 
         Raises:
             InputError: The participation does not take one of the `keys`.
@@ -309,7 +322,12 @@ class Participation(Protocol):
         ...
 
     def guarantee_for_mu(self, mu: float, relation: Relation) -> Guarantee:
-        """Return the guarantee to every record for noise that gives `mu` > 0 in the order `public_order`."""
+        """Return the guarantee to every record for noise that gives `mu` > 0 in the order `public_order`.
+
+        Args:
+            mu: μ of the noise in that order, above 0.
+            relation: Neighbouring relation.
+        """
         ...
 
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
@@ -436,6 +454,11 @@ class FixedOrder(PublicOrder):
 
     Guarantee: the records read in round p+1 ≤ rounds_per_epoch take part in rounds p+1, p+1+rounds_per_epoch, …
     and in no other.
+
+    Example:
+        >>> order = FixedOrder(rounds=6, rounds_per_epoch=3)
+        >>> [list(order.batches(t)) for t in range(1, 7)]
+        [[0], [1], [2], [0], [1], [2]]
     """
 
     name: ClassVar[str] = "fixed"
@@ -497,6 +520,13 @@ class MinSeparation:
     A record takes part in at most `max_participations` of `rounds` rounds, at least `min_separation` rounds apart.
 
     Guarantee: its accounting holds for every such pattern, also for a pattern that an adversary chooses.
+
+    Raises:
+        InputError: A number is below 1.
+
+    Example:
+        >>> MinSeparation(rounds=10, max_participations=5, min_separation=4).max_rounds_per_record
+        3
     """
 
     rounds: int
@@ -528,6 +558,14 @@ class Phases(PublicOrder):
     of increments is 0, and its release is noise alone.
 
     Guarantee: every record takes part in exactly one round of one phase.
+
+    Raises:
+        InputError: There is no phase, or one without a round.
+
+    Example:
+        >>> phases = Phases((2, 1))
+        >>> [phases.batch_index(t) for t in range(1, phases.rounds + 1)]
+        [0, 1, None, 2, None]
     """
 
     name: ClassVar[str] = "phases"

@@ -58,6 +58,10 @@ class DrawnOrder(PublicRounds, MinSeparation):
         """Build the participation with the limits of `keys`.
 
         Without them a record takes part as often as the order reads it, in any rounds.
+
+        Args:
+            order: Public order.
+            keys: Keys of the scenario for participation.
         """
         keys.refuse_groups(cls.name)
         passes = -(-order.rounds // order.rounds_per_epoch)
@@ -95,6 +99,12 @@ class DrawnOrder(PublicRounds, MinSeparation):
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
         """Return the rows that `rounds_of` draws for round t, (B,).
+
+        Args:
+            t: Round, from 1.
+            batch: Number of records of a batch.
+            silo: Number of the silo.
+            randomness: Function that returns the silo's own sampling randomness.
 
         Raises:
             RunError: A row's rounds are more, or closer together, than what is charged.
@@ -181,6 +191,12 @@ class ClientAvailability(DrawnOrder):
         """Return the clients that come in round t, (B,).
 
         Of the other rounds only the earlier ones of a client's residue are drawn.
+
+        Args:
+            t: Round, from 1.
+            batch: Number of clients of a batch.
+            silo: Number of the pool.
+            randomness: Function that returns the pool's own sampling randomness.
         """
         self.check_round(t)
         sampling_randomness, count = randomness(), self.batches_per_silo * batch

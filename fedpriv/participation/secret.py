@@ -115,11 +115,22 @@ class SecretOrder(PlainDataclass):
         return slice((t - 1) % self.groups, None, self.groups)
 
     def calibrate(self, epsilon: float, delta: float, relation: Relation) -> Sampled:
-        """Return the guarantee of about the least noise that is (ε, δ)-DP under this relation."""
+        """Return the guarantee of about the least noise that is (ε, δ)-DP under this relation.
+
+        Args:
+            epsilon: Target ε, above 0.
+            delta: Target δ, 1e-10 or more.
+            relation: Neighbouring relation.
+        """
         raise NotImplementedError
 
     def guarantee_for_noise(self, multiplier: float, relation: Relation) -> Sampled:
-        """Return the guarantee of noise of standard deviation `multiplier` clips."""
+        """Return the guarantee of noise of standard deviation `multiplier` clips.
+
+        Args:
+            multiplier: Noise multiplier, above 0.
+            relation: Neighbouring relation.
+        """
         raise NotImplementedError
 
     def guarantee(self, sums: ReleasedSums, std: float) -> Sampled:
@@ -134,6 +145,10 @@ class SecretOrder(PlainDataclass):
         """Return the guarantee for noise that gives `mu` to a record in one known round.
 
         The noise multiplier is 1 / `mu` under zero-out, and 2 / `mu` under replace-one.
+
+        Args:
+            mu: μ of one known round, above 0.
+            relation: Neighbouring relation.
         """
         return self.guarantee_for_noise((1.0 - 1e-12) * RELATION_FACTOR[relation] / mu, relation)
 
@@ -145,7 +160,13 @@ class SecretOrder(PlainDataclass):
         return sums.block_displacement(self.groups) / RELATION_FACTOR[sums.relation]
 
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
-        """Return the inverse noise multiplier that gives at δ the ε of μ-GDP, rounded to the safe side."""
+        """Return the inverse noise multiplier that gives at δ the ε of μ-GDP, rounded to the safe side.
+
+        Args:
+            sums: Running sums that are released.
+            mu: μ of the target.
+            delta: δ at which both have the same ε.
+        """
         return (1.0 - 1e-12) / self._calibrate_sums(sums, epsilon_of(mu, delta), delta).noise_multiplier
 
     def _calibrate_sums(self, sums: ReleasedSums, epsilon: float, delta: float) -> Sampled:
@@ -161,6 +182,14 @@ class RandomAllocation(SecretOrder):
     Guarantee: records choose uniformly among the rounds of their group, independently of each other and of other
     epochs, and only the silo that holds a record knows its round.  (Equal batches of a shuffled order are another
     scheme: the rounds of all other records reveal the round of the last record.)
+
+    Raises:
+        InputError: A number is below 1, or groups do not divide an epoch's rounds.
+
+    Example:
+        >>> order = RandomAllocation(rounds=20, rounds_per_epoch=10)
+        >>> order.epochs, order.bins
+        (2, 10)
     """
 
     name: ClassVar[str] = "allocation"
@@ -181,7 +210,14 @@ class RandomAllocation(SecretOrder):
     def select_rows(
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        """Return the rows whose round of this epoch is t, (B,)."""
+        """Return the rows whose round of this epoch is t, (B,).
+
+        Args:
+            t: Round, from 1.
+            batch: Expected number of records of a round.
+            silo: Number of the silo.
+            randomness: Function that returns the silo's own sampling randomness.
+        """
         epoch, round_index = divmod(t - 1, self.rounds_per_epoch)
         count = self.batches_per_silo * batch
         bins = randomness().numbers(count, self.bins, silo, epoch)
@@ -258,7 +294,14 @@ class BalancedSubsampling(RandomAllocation):
     def select_rows(
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        """Draw a set of rounds for every row by Floyd's algorithm, and return the rows with round t, (B,)."""
+        """Draw a set of rounds for every row by Floyd's algorithm, and return the rows with round t, (B,).
+
+        Args:
+            t: Round, from 1.
+            batch: Expected number of records of a round.
+            silo: Number of the silo.
+            randomness: Function that returns the silo's own sampling randomness.
+        """
         count, base = self.batches_per_silo * batch, self.rounds // self.groups - self.epochs
         drawn_rounds, sampling_randomness = np.empty((self.epochs, count), np.int64), randomness()
         for draw in range(self.epochs):  # Floyd's algorithm: a repeated draw is replaced by the newest round
@@ -283,6 +326,13 @@ class PoissonSampling(SecretOrder):
 
     Guarantee: participation is drawn independently for every record in every round, and only the silo that holds
     the record sees it.
+
+    Raises:
+        InputError: A number is below 1, or groups do not divide an epoch's rounds.
+
+    Example:
+        >>> PoissonSampling(rounds=20, rounds_per_epoch=10).rate
+        0.1
     """
 
     name: ClassVar[str] = "poisson"
@@ -300,7 +350,14 @@ class PoissonSampling(SecretOrder):
     def select_rows(
         self, t: int, batch: int, silo: int, randomness: Callable[[], SamplingRandomness]
     ) -> NDArray[np.int64]:
-        """Return the rows that are drawn in round t, (B,)."""
+        """Return the rows that are drawn in round t, (B,).
+
+        Args:
+            t: Round, from 1.
+            batch: Expected number of records of a round.
+            silo: Number of the silo.
+            randomness: Function that returns the silo's own sampling randomness.
+        """
         rows = np.flatnonzero(randomness().bernoulli(self.batches_per_silo * batch, self.rate, silo, t))
         return rows if self.groups == 1 else rows[rows % self.groups == self.group_rows(t).start]
 

@@ -207,6 +207,10 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
     """Yield candidates of at most `max_vectors` vectors that no earlier candidate dominates.
 
     A candidate dominates another if it has at most as many vectors and at most as much noise, up to ties.
+
+    Args:
+        cost: Cost of noise for the row.
+        max_vectors: Most vectors in the state.
     """
     undominated: list[MechanismCandidate] = []
     for candidate in all_candidates(cost, max_vectors):
@@ -347,6 +351,13 @@ def least_published_noise(response: NoiseResponse, workload: Workload) -> Publis
     """Compute a lower bound of the published noise of every mechanism with these clips.
 
     No single mechanism attains the bound of the queries.
+
+    Args:
+        response: Weights of the released rows in the published points.
+        workload: Running sums.
+
+    Raises:
+        InputError: The run is phased.
     """
     query_bounds, output = std_lower_bounds(response.queries, workload).tolist(), response.output
     return PublishedNoise(

@@ -50,7 +50,13 @@ class LinearStream(Protocol):
     def advance(
         self, state: "tuple[Tensor, ...]", t: int, inputs: "Tensor"
     ) -> "tuple[tuple[Tensor, ...], Tensor]":
-        """Return the state after round t, and the round's answer, (rows, 1)."""
+        """Return the state after round t, and the round's answer, (rows, 1).
+
+        Args:
+            state: State before round t.
+            t: Round, from 1.
+            inputs: Input of the round for every row, (rows, 1).
+        """
         ...
 
 
@@ -166,7 +172,16 @@ def rows_response(rounds: int, queries: int | None = None) -> NoiseResponse:
 
 
 def spaced_indices(rounds: int, count: int) -> NDArray[np.int64]:
-    """Return at most `count` evenly spaced indices of 0 … rounds - 1, with the first and the last."""
+    """Return at most `count` evenly spaced indices of 0 … rounds - 1, with the first and the last.
+
+    Args:
+        rounds: Number of rounds, 1 or more.
+        count: Most indices.
+
+    Example:
+        >>> spaced_indices(10, 4).tolist()
+        [0, 3, 6, 9]
+    """
     return np.unique(np.round(np.linspace(0, rounds - 1, min(count, rounds))).astype(np.int64))
 
 
@@ -192,7 +207,17 @@ def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> 
 
 
 def filter_rational(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Floats:
-    """Apply Π (1 - zero x) / Π (1 - pole x) to a signal (..., T), where x delays by one round."""
+    """Apply Π (1 - zero x) / Π (1 - pole x) to a signal (..., T), where x delays by one round.
+
+    Args:
+        signal: Signal (..., T), filtered along the last axis.
+        zeros: Roots of the numerator.
+        poles: Roots of the denominator.
+
+    Example:
+        >>> filter_rational(np.array([1.0, 0.0, 0.0]), zeros=(), poles=(0.5,)).tolist()
+        [1.0, 0.5, 0.25]
+    """
     from scipy.signal import lfilter  # half a second to import, and needed only for fits
 
     for zero, pole in zip_longest(zeros, poles, fillvalue=0.0):
@@ -202,24 +227,43 @@ def filter_rational(signal: Floats, zeros: Sequence[float], poles: Sequence[floa
 
 
 def filter_delayed(signal: Floats, pole: float) -> Floats:
-    """Apply x / (1 - pole x) to a signal (..., T), where x delays by one round."""
+    """Apply x / (1 - pole x) to a signal (..., T), where x delays by one round.
+
+    Args:
+        signal: Signal (..., T), filtered along the last axis.
+        pole: Root of the denominator.
+    """
     from scipy.signal import lfilter
 
     return np.asarray(lfilter([0.0, 1.0], [1.0, -pole], signal, axis=-1), np.float64)
 
 
 def sum_products(first: Floats, second: Floats) -> float:
-    """Sum products without the threads of a matrix library, which wait for each other on a busy machine."""
+    """Sum products without the threads of a matrix library, which wait for each other on a busy machine.
+
+    Args:
+        first: Array of any shape.
+        second: Array of the same shape.
+    """
     return float(np.sum(first * second))
 
 
 def increment_weights(rows: Floats, decay: float) -> Floats:
-    """Compute the weights of increments h A for every row h: (n, T) -> (n, T)."""
+    """Compute the weights of increments h A for every row h: (n, T) -> (n, T).
+
+    Args:
+        rows: Weights of the released rows, (n, T).
+        decay: Decay of the running sums.
+    """
     return filter_rational(rows[:, ::-1], zeros=(), poles=(decay,))[:, ::-1]
 
 
 def std_lower_bounds(rows: Floats, workload: Workload) -> Floats:
     """Compute the least standard deviation in h · (released rows) for each row h: (n, T) -> (n,).
+
+    Args:
+        rows: Weights of the released rows, (n, T).
+        workload: Running sums.
 
     Raises:
         InputError: The run is phased.

@@ -101,7 +101,12 @@ class PlainLoss(RootLoss):
         return float(np.log(squared_norm) + np.log(variance)), gradient
 
     def noise_energy(self, theta: series.Roots, phi: series.Roots) -> float:
-        """Compute ‖R B‖², which is J of a mechanism of sensitivity 1."""
+        """Compute ‖R B‖², which is J of a mechanism of sensitivity 1.
+
+        Args:
+            theta: Poles θ of C.
+            phi: Zeros φ of C, as many as poles.
+        """
         return float(np.sum(filter_rational(self.increment_weights, theta, phi) ** 2))
 
 

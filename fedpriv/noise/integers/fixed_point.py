@@ -37,6 +37,10 @@ def to_coefficient(value: float) -> int:
 
     Raises:
         InputError: The value is not in [0, 1].
+
+    Example:
+        >>> to_coefficient(0.5) == COEFFICIENT_ONE // 2
+        True
     """
     if not 0.0 <= value <= 1.0:
         raise InputError(f"coefficient = {value}: coefficients of an integer strategy lie between 0 and 1")
@@ -59,6 +63,10 @@ def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
         values: Integers with |values| < 2^61.
         multiplier: Coefficient in multiples of 2^-31, 0 ≤ multiplier ≤ 2^31.
         extra: Further bits to shift by, 0 ≤ extra < 30.
+
+    Example:
+        >>> scale_integers(np.array([5, -5]), COEFFICIENT_ONE // 2).tolist()
+        [3, -2]
     """
     high, low = values >> FRACTION_BITS, values & _LOW_MASK
     if extra == 0:
@@ -78,7 +86,13 @@ def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
 
 
 def scale_bound(bound: int, multiplier: int, extra: int = 0) -> int:
-    """Bound |scale_integers(values, multiplier, extra)| for |values| ≤ `bound`, in Python integers."""
+    """Bound |scale_integers(values, multiplier, extra)| for |values| ≤ `bound`, in Python integers.
+
+    Args:
+        bound: Bound of the values, ≥ 0.
+        multiplier: Coefficient in multiples of 2^-31.
+        extra: Further bits by which the product is shifted, as in `scale_integers`.
+    """
     return -(-bound * multiplier >> (FRACTION_BITS + extra)) + 1
 
 
@@ -165,6 +179,11 @@ def set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:
     """Set the lower halves of the AES counters (2 n, 2) of n values.
 
     Value k gets blocks `first` + 2 places[k] and the next one.
+
+    Args:
+        counters: Counters of two blocks a value, (2 n, 2), which are changed.
+        places: Index of every value, (n,).
+        first: Number of the first block.
     """
     for k in range(len(places)):
         block = np.uint64(first) + np.uint64(places[k] << 1)

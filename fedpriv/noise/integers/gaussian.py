@@ -75,7 +75,13 @@ class AliasTable:
         return 1 << self.low_bits
 
     def accepts(self, column: int, low_part: int, uniform: int) -> bool:
-        """Whether `uniform` < 2^128 exp(-low_part (2 column step + low_part) / 2σ²), decided in integers."""
+        """Whether `uniform` < 2^128 exp(-low_part (2 column step + low_part) / 2σ²), decided in integers.
+
+        Args:
+            column: Column m of the table.
+            low_part: j, the lower bits of the magnitude.
+            uniform: Uniform integer below 2^128.
+        """
         exponent = Fraction(low_part * (2 * column * self.step + low_part)) / (2 * self.sigma**2)
         return uniform < exp_fixed(exponent, _THRESHOLD_BITS)
 
@@ -106,6 +112,14 @@ def exp_fixed(exponent: Fraction, bits: int) -> int:
     """Compute 2^bits exp(-exponent) for exponent ≥ 0, rounded down, with an error below 1 + 2^-60.
 
     Taylor's series of exp(-exponent / 2^h) is summed in integers with 96 more bits and squared h times.
+
+    Args:
+        exponent: Exponent ≥ 0.
+        bits: Bits behind the binary point.
+
+    Example:
+        >>> exp_fixed(Fraction(1), 32) / 2**32
+        0.36787944100797176
     """
     if exponent > 2 * bits:
         return 0
@@ -373,6 +387,10 @@ def extend_query_chain(chain: bytes, query: bytes | memoryview) -> bytes:
     """Return the query chain (32 bytes) after a round with this query.
 
     The chain covers the query's bytes as received, and not the cards with the silos' public keys.
+
+    Args:
+        chain: Query chain before the round, 32 bytes.
+        query: Bytes of the query.
     """
     return _hash_link(chain, _ANSWERED_TAG, query)
 

@@ -70,6 +70,10 @@ def truncate_increments(increments: NDArray[np.floating], norm: int, factor: flo
 
     Returns:
         (b, d).
+
+    Example:
+        >>> truncate_increments(np.array([[1.9, -1.9]]), norm=10, factor=1.0).tolist()
+        [[1, -1]]
     """
     values, is_within = _truncate_rows(increments, norm, factor)
     np.copyto(values, 0.0, where=~is_within[:, None])  # before the cast, since NaN has no integer
@@ -177,7 +181,15 @@ def row_scales(norms: Floats, exponent: NDArray[np.int32], norm: int, factor: fl
 
 
 def fits_norm(values: Floats, norm: int) -> NDArray[np.bool_]:
-    """Return a mask of rows whose entries all lie within ±K, false for NaN."""
+    """Return a mask of rows whose entries all lie within ±K, false for NaN.
+
+    Args:
+        values: Rows, (b, d).
+        norm: K.
+
+    Returns:
+        (b,).
+    """
     return np.asarray(_row_maxima(values) <= norm, np.bool_)
 
 

@@ -130,7 +130,12 @@ class ExactPlan:
         return tuple(self.lattice.norm(clip) for clip in self.inputs.factorization.part_clips(t))
 
     def plan_round(self, t: int, batches: int) -> IntegerRound:
-        """Return the numbers of round t, whose sum is divided by `batches`."""
+        """Return the numbers of round t, whose sum is divided by `batches`.
+
+        Args:
+            t: Round, from 1.
+            batches: Number of batches that the round reads, by which its sum is divided.
+        """
         factorization = self.inputs.factorization
         vector_count, noise_scales = factorization.strategy.draws(t), factorization.strategy.noise_scales(t)
         return IntegerRound(

@@ -208,6 +208,14 @@ def accumulated_rounding(decay: int, rounds: int) -> Fraction:
     """Bound the sum of roundings of at most 1 a round under decay: min(rounds, 1 / (1 - decay)).
 
     The bound is 0 for decays of 0 and 1, with which nothing is rounded.
+
+    Args:
+        decay: Decay in multiples of 2^-31.
+        rounds: Number of rounds.
+
+    Example:
+        >>> accumulated_rounding(COEFFICIENT_ONE // 2, 10)
+        Fraction(2, 1)
     """
     return (
         Fraction(0)
@@ -420,7 +428,13 @@ def claim_for_sigma(
 
 
 def total_variance(distance: float, mu: float, groups: Sequence[NoiseGroup]) -> Fraction:
-    """Compute (Δ / μ)² + h², the variance of all parties' noise of scale 1 together, in squared units."""
+    """Compute (Δ / μ)² + h², the variance of all parties' noise of scale 1 together, in squared units.
+
+    Args:
+        distance: Δ, in units.
+        mu: μ > 0.
+        groups: Groups of fresh vectors.
+    """
     return (Fraction(distance) / Fraction(mu)) ** 2 + _deducted_variance(groups)
 
 
