@@ -405,7 +405,8 @@ def _minimize_over_members(
     """
     while True:
         vectors = points[members]
-        # A number added to all products leaves `target` as it is, and keeps the matrix regular if a combination is 0.
+        # A number that is added to all products does not change `target`.  It keeps the matrix regular if a
+        # combination of the points is 0.
         solution = np.linalg.solve(vectors @ vectors.T + largest, np.ones(len(members)))
         target = solution / solution.sum()
         if np.all(target > _SMALL):

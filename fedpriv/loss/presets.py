@@ -68,8 +68,7 @@ def lora(
         seed: Seed of A, whose entries are uniform in ±1/√in.
 
     Raises:
-        InputError: The rank is below 1, a name has no Linear layer or no parameters, or no Linear layer is left for
-            a product.
+        InputError: The rank is below 1, a name has no Linear layer or no parameters, or no Linear layer is left.
     """
     if rank < 1:
         raise InputError(f"lora: rank = {rank}: expected a whole number of 1 or more")

@@ -143,8 +143,7 @@ class BufferedToeplitz(Toeplitz):
         Guarantee: the sensitivity is the same as without this scale.
 
         Raises:
-            InputError: Participation is no single pass, or clips differ.  Then the sensitivity is not known to
-                stay.
+            InputError: Participation is no single pass, or clips differ, so that the sensitivity may change.
         """
         if not (workload.public_order.single_pass and workload.equal_clips):
             raise InputError("scale: noise is scaled in a single pass with the same clip in every round only")
@@ -241,6 +240,9 @@ class BufferedToeplitz(Toeplitz):
         """Return (B z)_t, (..., d), for a C with `column_scale`, and the next state.
 
         The state is the last noise, unless decay is 0, and a buffer for each φ.
+
+        Raises:
+            InputError: The scale is not planned for this round.
         """
         if t > len(self.column_scale):
             raise InputError(f"round {t}: column_scale is planned for {len(self.column_scale)} rounds")
@@ -259,7 +261,7 @@ class BufferedToeplitz(Toeplitz):
     def _scaled_variance(self, rounds: int) -> Floats:
         """Return the variance of the noise of every round, (rounds,), for fresh vectors of variance 1.
 
-        It is computed round by round from the covariance of the state, (buffers + 1, buffers + 1).
+        The variance follows round by round from the covariance of the state, (buffers + 1, buffers + 1).
         """
         size = len(self.phi) + 1  # the last noise, and U of each φ
         covariance, variances = np.zeros((size, size)), np.empty(rounds)

@@ -145,6 +145,11 @@ class DifferenceTrees(Mechanism):
         return charge._replace(value=max(charge.value, self.least * float(np.max(workload.clips))))
 
     def attained_sensitivity(self, workload: Workload) -> Sensitivity:
+        """Compute the sensitivity by counting nodes, without `least`.
+
+        Raises:
+            InputError: The trees do not factor the workload, or a released group of nodes has no noise.
+        """
         self.check_workload(workload)
         total = np.zeros(self.rounds_per_epoch)
         for squared_norms, std in zip(self.squared_norms(workload), self.stds, strict=True):
@@ -189,6 +194,7 @@ class DifferenceTrees(Mechanism):
     def residual_squared_norms(self, workload: Workload) -> Floats:
         """Compute each record's squared displacement in the r tree, which spans the whole run, (N,)."""
         rounds_since_anchor = np.arange(workload.rounds) % self.rounds_per_epoch
+        # A clipped r moves by `residual` at most, however long ago the epoch began.
         max_distance = self.rounds_per_epoch if self.movement is not None else 1
         displacements = self.residual * np.minimum(rounds_since_anchor, max_distance).astype(np.float64)
         squared_norms = np.zeros(self.rounds_per_epoch)
@@ -245,8 +251,7 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
         The same trees with these standard deviations, and `least` = 2 σμ.
 
     Raises:
-        InputError: Differences are clipped, α is below 1/N, or N < 6, for which the paper's constants are too
-            small.
+        InputError: Differences are clipped, α is below 1/N, or N < 6, where the paper's constants are too small.
     """
     trees.check_workload(workload)
     if trees.movement is None:
@@ -356,8 +361,7 @@ class AlignedDifferences(DifferenceTrees):
         """Return the noise of round t and the next state.
 
         The state has three parts: the r tree's stack, the filtered noise of the last N positions, and the epoch's
-        stack.  The bottom of the epoch's stack is the noise of all earlier epochs, decayed to the end of the last
-        one.
+        stack.  The bottom of the epoch's stack is the noise of earlier epochs, decayed to the end of the last.
         """
         stack_size, ring_size, _ = self._state_sizes(t - 1)
         stack, ring, epoch_stack = (

@@ -61,7 +61,7 @@ def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
 
     Raises:
         InputError: No such factors are known: the sums restart, participations have no fixed order, or records
-            take part several times with unequal clips.
+            take part several times with unequal clips, or more than 2,000 times.
     """
     if workload.period is not None:
         raise InputError('late_clip = "column": the sums restart, and no factors are known for them')
@@ -159,7 +159,7 @@ def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) 
         products, order = np.zeros(lags.shape), np.argsort(lags, kind="stable")
         distinct_lags, first_indices = np.unique(lags[order], return_index=True)
         for lag_value, entries in zip(distinct_lags.tolist(), np.split(order, first_indices[1:]), strict=True):
-            if lag_value == length:
+            if lag_value == length:  # the largest lag, of columns of two blocks, whose products are 0
                 break
             if lag_value not in partial_sums:
                 partial_sums[lag_value] = np.cumsum(first_column[: length - lag_value] * first_column[lag_value:])

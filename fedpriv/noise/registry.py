@@ -106,7 +106,11 @@ def _prefix_sum_matrix(workload: Workload) -> Floats:
 
 @lru_cache(maxsize=4)
 def _noise_matrix(mechanism: Mechanism, rounds: int) -> tuple[Floats, int]:
-    """Return B, (T, T), as `noise` applies it to unit vectors, and the most vectors of a state."""
+    """Return B, (T, T), as `noise` applies it to unit vectors, and the most vectors of a state.
+
+    Raises:
+        InputError: A round takes several fresh vectors.
+    """
     import torch
 
     state, rows, max_state_length = mechanism.start(), np.zeros((rounds, rounds)), 0
@@ -130,7 +134,7 @@ SELECTABLE_MECHANISMS: tuple[type[Mechanism], ...] = (
 """Mechanisms that a scenario can name, since `of` builds them from any workload."""
 
 AUTO = "auto"
-"""Name for which a fit before round 1 substitutes one of these mechanisms, with its numbers."""
+"""Name for which a fit before round 1 substitutes one of `SELECTABLE_MECHANISMS`, with fitted numbers."""
 
 _ALGORITHM_MECHANISMS: tuple[type[Mechanism], ...] = (
     LeafGaussian,
@@ -158,7 +162,8 @@ def add_mechanism(kind: type[Mechanism]) -> None:
         kind: Frozen dataclass that follows `Mechanism`, with fields of numbers, text and tuples.
 
     Raises:
-        InputError: The name is one of fedpriv's, or the class is no mechanism.
+        InputError: The name is one of fedpriv's or has other characters than a-z, 0-9 and -, or the class is no
+            mechanism or has no `words`.
     """
     if Mechanism not in getattr(kind, "__mro__", ()) or not dataclasses.is_dataclass(kind):
         raise InputError(
@@ -276,7 +281,8 @@ def mechanism_from_data(data: Mapping[str, Any]) -> Mechanism:
     """Build a mechanism from the output of `Mechanism.as_data`.
 
     Raises:
-        InputError: No mechanism has this name.
+        InputError: No mechanism has this name, or a number is out of its range.
+        TypeError: The mechanism has other fields.
     """
     settings = dict(data)
     name = settings.pop("name")
@@ -299,8 +305,7 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
         algorithm: Name of the algorithm, for messages.
 
     Raises:
-        InputError: `mechanism_from_data` would not return an equal mechanism, or a claim of a user's mechanism is
-            wrong.
+        InputError: `mechanism_from_data` would not return an equal mechanism, or a user's mechanism claims too much.
     """
     if type(mechanism) in _BUILT_IN:
         return

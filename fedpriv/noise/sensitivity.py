@@ -103,6 +103,8 @@ _MAX_STEPS = 400
 def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload: Workload) -> Sensitivity:
     """Return the smaller one of a bound and the bound from rows, for separated participations.
 
+    In other orders, and beyond `MAX_ROUNDS` rounds, the sensitivity is returned as it is.
+
     Guarantee: an exact sensitivity is returned unchanged, and a bound is replaced by a bound.
 
     Args:
@@ -166,7 +168,7 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
             tail[:rounds] = np.maximum.accumulate(totals[::-1])[::-1]
         return np.asarray(totals)
 
-    tie_breaker, best_value = count(), 0.0
+    tie_breaker, best_value = count(), 0.0  # the heap orders equal bounds by a number, since arrays have no order
     queue = list[tuple[float, int, int, float, Floats, int]]()
     start, value, cross, rounds_left = 0, 0.0, np.zeros(rounds), pattern.max_rounds_per_record
     for _ in range(_MAX_STEPS):
@@ -191,8 +193,7 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
 def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSeparation) -> list[Floats]:
     """Bound the sum that a round adds with 0, 1, … rounds after it.
 
-    The bound is the round's own weight, and twice the heaviest pattern of the others in its row of
-    `later_weights`.
+    The bound is the round's own weight plus twice the heaviest pattern of other rounds in the same row.
     """
     bounds = [diagonal]
     for heaviest in islice(_heaviest_by_count(later_weights, pattern), pattern.max_rounds_per_record - 1):
@@ -302,6 +303,11 @@ def certify_toeplitz(
 def _certify_separated(
     workload: Workload, pattern: MinSeparation, coefficients: Floats, column_squares: Floats
 ) -> Sensitivity:
+    """Certify separated participations under a Toeplitz C.
+
+    Equal clips without restarts, and columns that never overlap, are exact.  Otherwise the smaller one of two bounds
+    holds.
+    """
     squared_norms = workload.clips**2 * column_squares
     if workload.period is None:
         earliest = _earliest_pattern(

@@ -75,8 +75,8 @@ class SlidingDifferences(DifferenceTrees):
     def variance(self, workload: Workload) -> Floats:
         """Compute the variance of every release, (T,), by a recursion with three moments.
 
-        These are the variances of the prefix noise and the window noise, and their covariance.  In the paper's
-        notation they add up (1-α)^{2q'N} of the base prefix, S² of the base window and S_i² of the other windows.
+        The moments are the variances of prefix noise and window noise, and the covariance of both.  In the paper's
+        notation the moments add up (1-α)^{2q'N} of the base prefix, S² of the base window and S_i² of the others.
         """
         self.check_workload(workload)
         rounds, rounds_per_epoch, retention = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing
@@ -122,6 +122,7 @@ class SlidingDifferences(DifferenceTrees):
         return tuple(fresh)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
+        """Return the noise of round t and the next state, whose parts are those of `_SlidingState`."""
         rounds_per_epoch, retention = self.rounds_per_epoch, 1.0 - self.mixing
         state_before = self._unpack_state(state, t - 1)
         std_gradient = self.std_early if t <= 2 * rounds_per_epoch else self.std_late

@@ -39,8 +39,8 @@ A round with little weight gets much noise, but not without limit.
 def fit_sizes(cost: NoiseCost) -> ScheduledGaussian:
     """Fit the sizes of scheduled noise.
 
-    They are the best ones if one record moves every sum the most, as with prefix sums and equal clips.  Otherwise
-    they are nearly the best.
+    The sizes are the best ones if one record moves every sum the most, as with prefix sums and equal clips, and
+    nearly the best otherwise.
     """
     workload = cost.workload
     weights = np.sqrt(_neighbour_weights(np.sum(cost.weights**2, axis=0), len(cost.weights)))
@@ -161,7 +161,13 @@ def fit_auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) ->
 
 
 def choose_candidate(candidates: Sequence[MechanismCandidate]) -> MechanismCandidate:
-    """Choose the candidate that "auto" uses."""
+    """Choose the candidate that "auto" uses: the least state within 1 % of the best √J.
+
+    Scaled noise is chosen if it saves more than 1 %.
+
+    Args:
+        candidates: Candidates, at least one of them without scaled noise.
+    """
     plain = _choose_frugal([candidate for candidate in candidates if not candidate.is_scaled])
     scaled = [candidate for candidate in candidates if candidate.is_scaled]
     if not scaled or _choose_frugal(scaled).noise * _NOISE_FACTOR >= plain.noise:

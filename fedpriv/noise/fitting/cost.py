@@ -67,6 +67,11 @@ class NoiseStream:
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
+        """Make the stream.
+
+        Raises:
+            ValueError: The mechanism takes several fresh vectors a round.
+        """
         if mechanism.draws(1) is not None:
             raise ValueError(f"{type(mechanism).__name__} takes several fresh vectors a round")
         self._mechanism = mechanism
@@ -301,7 +306,7 @@ def make_noise_cost(response: NoiseResponse, workload: Workload) -> NoiseCost:
         workload: Running sums.
 
     Raises:
-        InputError: The sums restart, or the lower bounds are not known.
+        InputError: The response is for other rounds, the sums restart, or the lower bounds are not known.
     """
     if response.rounds != workload.rounds:
         raise InputError(f"the response is for {response.rounds} rounds, the workload has {workload.rounds}")

@@ -279,6 +279,7 @@ def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], fl
 
 
 def _simpler_roots(roots: list[float], max_root: float) -> Iterator[list[float]]:
+    """Yield the roots without two neighbours, with φ_m = 0, and with θ_1 = `max_root`."""
     for index in range(len(roots) - 1 if len(roots) > 2 else 0):
         yield roots[:index] + roots[index + 2 :]
     if roots[-1]:

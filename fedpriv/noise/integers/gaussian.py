@@ -261,7 +261,15 @@ class KeyedDiscreteGaussian:
     def __init__(self, key: bytes, party: int, t: int, band: float = BAND) -> None:
         """Start the stream of a party's round.
 
-        A `band` other than the default is for tests: any ≥ 2^-44 gives the same values, only slower.
+        Args:
+            key: Key of the round, 32 bytes.
+            party: Silo number or `SERVER`.
+            t: Round.
+            band: Distance of a prediction's two sides below which integers decide.  Another number than the default
+                is for tests: any ≥ 2^-44 gives the same values, only slower.
+
+        Raises:
+            ValueError: The key has another length, or a number has more than 32 bits.
         """
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
@@ -276,10 +284,11 @@ class KeyedDiscreteGaussian:
         Args:
             size: Number of values.
             sigma: σ, 16 ≤ σ < 2^48.
-            node: Number of the vector.
+            node: Number of the vector, below 2^16.
 
         Raises:
             InputError: σ is not in this range.
+            ValueError: A stream does not have this node, or so many values.
         """
         if not (0 <= node < _MAX_NODES and 0 <= size <= _MAX_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
@@ -396,7 +405,11 @@ def extend_query_chain(chain: bytes, query: bytes | memoryview) -> bytes:
 
 
 def extend_missed_query_chain(chain: bytes) -> bytes:
-    """Return the query chain after a missed round."""
+    """Return the query chain after a missed round.
+
+    Raises:
+        ValueError: The chain has another length than `QUERY_CHAIN_BYTES`.
+    """
     return _hash_link(chain, _MISSED_TAG, b"")
 
 
@@ -413,6 +426,9 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
         t: Round.
         chain: Query chain, which includes round t's query.
         sums: (C s)_t, (d,) or (draws, d).
+
+    Raises:
+        ValueError: The chain has another length than `QUERY_CHAIN_BYTES`.
     """
     _check_chain(chain)
     sums_digest = hashlib.sha256(",".join(map(str, sums.shape)).encode() + b"|")

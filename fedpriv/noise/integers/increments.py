@@ -94,6 +94,9 @@ def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, coun
         norm: K, from 1 to below 2^53.
         factor: Units of the lattice per unit of an increment.
         counts: Whether the increment counts.
+
+    Raises:
+        ValueError: K is not from 1 to below 2^53.
     """
     (values,), (is_within,) = _truncate_rows(increment[None], norm, factor, out=increment[None])
     for start in range(0, len(total), _CHUNK_VALUES):
@@ -215,7 +218,7 @@ MAX_CHUNK_VALUES = 1 << 20
 def suits_rank_one(norm: int, outer: OuterProduct, features: int) -> bool:
     """Whether residuals keep 16 bits, K / `max_feature_norm` ≥ 2^16, and weights of the features 20 bits.
 
-    Where they do not, form the increments and use `truncate_increments`.
+    Otherwise the increments have to be formed as vectors (`truncate_increments`).
 
     Args:
         norm: K.
@@ -304,11 +307,13 @@ def integer_residuals(
         residuals: (b, c).
         features: Integer features x, (b, f), of at most ±2^16.
         norm: K.
-        factor: Units of the lattice per unit of residual ⊗ x.  Features that stand for x / 255 have a factor 1/255
-            here.
+        factor: Units of the lattice per unit of residual ⊗ x, with 1/255 if the features stand for x / 255.
 
     Returns:
         Integers as float64, (b, c).
+
+    Raises:
+        ValueError: K is not from 1 to below 2^53, or there are more than 2^20 features.
     """
     check_norm(norm)
     squares = _feature_squares(features)
@@ -335,6 +340,9 @@ def sum_outer_products(residuals: Floats, features: NDArray[np.integer], norm: i
         residuals: Integers, (b, c).
         features: Integer features, (b, f).
         norm: K.
+
+    Raises:
+        ValueError: K is not from 1 to below 2^53.
     """
     check_norm(norm)
     rows = (_EXACT_LIMIT - 1) // norm
@@ -348,7 +356,10 @@ def sum_outer_products(residuals: Floats, features: NDArray[np.integer], norm: i
 def _feature_squares(features: NDArray[np.integer]) -> Floats:
     """Compute ‖x_b‖², (b,), exact below 2^53.
 
-    Rows with a feature out of bounds get -1, so that they become zeros.
+    A row with a feature out of bounds gets -1, so that the row becomes zeros.
+
+    Raises:
+        ValueError: There are more than 2^20 features, whose squares would not add up exactly.
     """
     if features.shape[1] > _MAX_FEATURE_COUNT:
         raise ValueError(f"{features.shape[1]} features: at most 2^20, so that their squares add up exactly")

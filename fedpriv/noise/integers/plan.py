@@ -185,7 +185,8 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
         run: Inputs of the run.
 
     Raises:
-        InputError: A clip keeps too few bits, or the noise has no place between 2^16 and 2^48 units.
+        InputError: A clip keeps too few bits, the noise has no place between 2^16 and 2^48 units, or an input is
+            invalid.
     """
     rounds = run.factorization.workload.rounds
     if run.word_bits not in MIN_CLIP_BITS:
@@ -202,9 +203,9 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
         if min_norm < 1 << MIN_CLIP_BITS[run.word_bits]:
             raise InputError(
                 f"the smallest clip, {min(clips):g} of {max(clips):g}, keeps {max(min_norm, 1).bit_length() - 1} "
-                f"bits in words of {run.word_bits}, and {MIN_CLIP_BITS[run.word_bits]} are needed: clips that "
-                "grow with t fit for "
-                "8,191 rounds at most; choose clips that differ less, fewer records or rounds, or a longer word"
+                f"bits in words of {run.word_bits}, and {MIN_CLIP_BITS[run.word_bits]} are needed: "
+                "clips that grow with t fit for 8,191 rounds at most; "
+                "choose clips that differ less, fewer records or rounds, or a longer word"
             )
         excess, plan = _plan_on_lattice(run, lattice)
         if plan is not None:
@@ -230,6 +231,7 @@ def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactP
     )
     max_scale = max(Fraction(group.scale) for group in groups)
     total_sigma = math.ceil(max_scale * Fraction(sqrt_above(total_variance(distance, run.mu, groups))))
+    # The root of M is rounded down, so that a share is not taken for less than it is.
     party_sigma = -(-total_sigma // math.isqrt(run.party_count))
     excess = max(
         _excess_bits(bounds.max_intermediate, MAX_SCALED),

@@ -6,8 +6,7 @@ is the only output of a run.  Everything computed later, B included, is a functi
 other than 0 and 1 its products are rounded to integers, and neighbours may round differently:
 `NoiseGroup.rounding_difference` bounds the difference.
 
-`Mechanism.integer` gives a `Factorization`.  The `IntegerStrategy` of every mechanism is in the mechanism's own
-file.
+`Mechanism.integer` gives a `Factorization`.  A mechanism's own file has its `IntegerStrategy`.
 
 An `ExactClaim` leads from a sensitivity in integers to σ in units, and to the recorded μ.  Let v_t be the
 difference of (C s)_t between neighbours, Σ ‖v_t / scale_t‖² ≤ Δ² on every transcript, and z_t from D(scale_t σ)^d.
@@ -439,7 +438,11 @@ def total_variance(distance: float, mu: float, groups: Sequence[NoiseGroup]) -> 
 
 
 def _deducted_variance(groups: Sequence[NoiseGroup]) -> Fraction:
-    """Compute h² relative to the noise of scale 1."""
+    """Compute h² relative to the noise of scale 1.
+
+    Raises:
+        InputError: A group has no noise.
+    """
     scales = [Fraction(scale) for _, scale, _ in groups]
     if not min(scales) > 0:
         raise InputError("a released group of nodes has no noise")
