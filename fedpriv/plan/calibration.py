@@ -70,7 +70,8 @@ def compute_response(
 ) -> NoiseResponse:
     """Compute the weights of released sums in the points that an optimizer publishes.
 
-    These are the output after `rounds` rounds, and evenly spaced points of x_2 … x_T and the output.
+    The points are the output after `rounds` rounds, and some that are evenly spaced among x_2, …, x_T and the
+    output.
 
     Args:
         optimizer: Optimizer of the row.
@@ -138,7 +139,11 @@ def _probe_stream(stream: _OptimizerStream, rounds: int, factor: float) -> Float
 
 
 def _check_linear(stream: _OptimizerStream, rounds: int) -> None:
-    """Check over the first rounds that twice the input moves every point twice as far."""
+    """Check over the first rounds that twice the input moves every point twice as far.
+
+    Raises:
+        InputError: It does not.
+    """
     zero_points, unit_points, double_points = (
         _probe_stream(stream, min(rounds, _LINEARITY_ROUNDS), factor) for factor in (0.0, 1.0, 2.0)
     )
@@ -192,6 +197,9 @@ def fit_scenario_noise(
 
     Returns:
         The scenario with numbers in every cell, and its fits by `asked`.
+
+    Raises:
+        InputError: No noise can be fitted to a cell.
     """
     fits = dict[str, FittedNoise]()
     points = []
@@ -252,6 +260,10 @@ def response_and_workload(
 
 
 def _fit_request(cell: Cell) -> str | None:
+    """Return a text of everything that the fit of a cell depends on, or None if nothing is to be fitted.
+
+    The scale of clips and steps is left out, so that cells that differ in this scale share a fit.
+    """
     settings = cell.algorithm.settings
     if not (isinstance(settings, NoiseSettings) and settings.needs_fit):
         return None
@@ -278,7 +290,7 @@ def _fit_noise(request: str, cell: Cell) -> FittedNoise:
 def _apply_fit(cell: Cell, fit: FittedNoise) -> Cell:
     other_keys = {key: value for key, value in cell.algorithm.model_dump().items() if key not in _FITTED_KEYS}
     algorithm = AlgorithmSection.model_validate(other_keys | dict(fit.found))
-    _ = algorithm.settings
+    _ = algorithm.settings  # Validates the fitted keys here, and not where they are used first.
     return cell.model_copy(update={"algorithm": algorithm})
 
 
@@ -400,11 +412,12 @@ def make_exact_plan(
     assert targets is not None  # a run without noise has no exact plan
     sums = RunningSums(mechanism, workload, cell.privacy.relation, exact=True)
     public_sums = RunningSums(mechanism, replace(workload, schedule=schedule.public_order), sums.relation)
+    # The lattice is fitted in the public order, in which the same noise has `share` times the μ.
     share = 1.0 if schedule.public_order is schedule else public_sums.sensitivity() / schedule.distance(sums)
     unit = cell.privacy.protected_unit
 
     def silo_mu(target: float) -> float:
-        """Charge that a unit's records in one silo may have, less the increase by rounding."""
+        """Largest μ that a unit's records in one silo may have, less the increase by rounding."""
         mu = schedule.calibrated_mu(sums, target, cell.privacy.delta) * share
         return (unit.mu_per_silo(mu) if trust.publishes_sums(0) else mu / unit.max_silos) * _MU_MARGIN
 

@@ -191,7 +191,7 @@ def _take_first(
 def test_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
     """Return the row indices, in the data set, of each silo's test records.
 
-    They are empty if silos do not evaluate.
+    Each silo's array is empty if silos do not evaluate.
     """
     return (
         [np.empty(0, np.int64)] * cell.federation.silos
@@ -201,7 +201,10 @@ def test_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
 
 
 def test_records_of_silos(cell: Cell) -> list[Records]:
-    """Return the test records of silo 0, 1, … as inputs of the cell's model."""
+    """Return the test records of silo 0, 1, … as inputs of the cell's model.
+
+    The cell must have a section [evaluation].
+    """
     test = load_task(cell).test_with_missing
     return [Records(*(column[share] for column in test)) for share in partition_test_records(cell)]
 

@@ -65,7 +65,7 @@ def check_absences(cell: Cell, estimator: Estimator, mechanism: Mechanism) -> No
 def allows_absences(estimator: Estimator, mechanism: Mechanism) -> bool:
     """Whether a silo may skip rounds.
 
-    After an absence its next increment starts at the query that it answered last.
+    After an absence, the silo's next increment starts at the last query that the silo answered.
     """
     first = estimator.round(1)
     is_plain = estimator.period is None and first.split is None and first.local is None
@@ -249,7 +249,8 @@ class Plan:
     def record_capacity(self, silo: int) -> int:
         """Number of records for which a silo's memory is made in a round.
 
-        Under secret participation almost no round has more records, and `prices` charges for rounds that do.
+        Under secret participation almost no round has more records, and the slack that a silo's guard charges for
+        the run includes the rounds that have more.
         """
         return (
             self.schedule.capacity(self.batch_sizes[silo]).row_count
@@ -334,7 +335,10 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
 
 
 def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Mechanism, Workload]:
-    """Return estimator, mechanism and running sums of a cell's row, before any noise is calibrated."""
+    """Return estimator, mechanism and running sums of a cell's row, before any noise is calibrated.
+
+    A row may raise its clips once its mechanism is known, and the running sums then have the raised clips.
+    """
     row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
     estimator = row.estimator(settings, problem)
     workload = make_workload(estimator, schedule)
@@ -437,11 +441,11 @@ def _uses_integers(cell: Cell, for_release: bool) -> bool:
 
 
 def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
-    """Return the bound that the cell's row proves for its settings, or None.
+    """Return the bound on the excess risk that the cell's row proves for its settings, or None.
 
     Nothing is proved for
 
-    - losses that are not known to be convex and smooth in the run's ball,
+    - runs without a ball, and losses that are not known to be convex and smooth in the run's ball,
     - records that are read more than once or in secret,
     - silos with budgets and weights of their own,
     - releases of integers, whose noise is of another form.

@@ -130,6 +130,9 @@ class RunningSums:
 
         Returns:
             Overlaps, or None for disjoint blocks and for epochs with too many rounds.
+
+        Raises:
+            InputError: See `displacement_and_overlap`.
         """
         if self.displacement_and_overlap(groups)[1] == 0.0 or bins > LONGEST_CHAIN:
             return None

@@ -53,7 +53,7 @@ from fedpriv.scenario.schema import Cell, ModelSection
 def group_records(records: Records, units: UnitTable) -> Records:
     """Group records into units.
 
-    Units in the order of the records are a view of the records.
+    If the units take the records one after another, the result is a view of the records.
 
     Args:
         records: Records, (n, ...).
@@ -257,7 +257,8 @@ def load_public_task(cell: Cell) -> PublicTask:
     """Return the task of a deployment's server.
 
     Raises:
-        InputError: The scenario holds out training records, of which a deployment's server has none.
+        InputError: The scenario holds out, splits or spares training records, of which a deployment's server has
+            none; or data, model and metrics do not fit together.
     """
     if cell.data.validation is not None:
         raise InputError("data.validation: the server of a deployment has no training records to hold out")
@@ -360,7 +361,11 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
 
 
 def load_task(cell: Cell) -> Task:
-    """Return the cell's task, with units as rows and with the metrics of the scenario."""
+    """Return the cell's task, with units as rows and with the metrics of the scenario.
+
+    Raises:
+        InputError: Data, model and metrics do not fit together, or there are too few records.
+    """
     unit, inputs, validation = cell.privacy.protected_unit, ModelInputs.from_cell(cell), cell.data.validation
     if unit.name == RECORD.name:
         task = load_task_of_inputs(inputs, validation)
@@ -396,6 +401,7 @@ def _load_unit_task(
         )
     else:  # `check_record_count` refuses too many clients for the records
         units = group_consecutive(count, unit.max_records)
+    # A unit has the site of its first record.
     first_rows = units[:, 0] if task.persons is None or unit.name != USER.name else index_persons(task.persons)[0]
     return dataclasses.replace(
         task,
@@ -409,7 +415,7 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     """Return the task's objective with the metrics of the scenario.
 
     Raises:
-        InputError: The test records cannot be scored by these metrics.
+        InputError: The metrics, or Goldstein stationarity, cannot be computed on the test records.
     """
     objective, run = task.objective, cell.run
     if cell.evaluation is not None:  # silos evaluate and send sums
@@ -439,7 +445,7 @@ def check_record_count(cell: Cell) -> None:
     """Check that the data set has as many training records as the cell reads.
 
     Raises:
-        InputError: It has fewer.
+        InputError: The data set, or one of its sites, has fewer.
     """
     task = load_task(cell)
     if cell.data.partition == "site":
@@ -486,7 +492,7 @@ def partition_records(cell: Cell) -> list[Tensor]:
         A tensor (batches · batch size,) for each silo.
 
     Raises:
-        InputError: The scenario asks for more records than there are.
+        InputError: The scenario asks for more records than there are, or skews records with several labels.
     """
     check_record_count(cell)
     task = load_task(cell)

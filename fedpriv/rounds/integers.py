@@ -245,7 +245,8 @@ def release_running_sum(
     """
     fresh = noisy / (scales[0] if noisy.ndim == 1 else np.array(scales)[:, None])
     row, state = mechanism.noise(state, t, torch.from_numpy(fresh))
-    return torch.mul(row, factor, out=None if state else row), state  # a row that no state has is ours
+    # A mechanism without a state keeps no reference to the row, which may then be overwritten.
+    return torch.mul(row, factor, out=None if state else row), state
 
 
 def add_exact_sums(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
