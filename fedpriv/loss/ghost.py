@@ -112,8 +112,8 @@ class Trace:
             on_gradient: Callback for the output gradient of a call.
 
         Returns:
-            The parameters of which the calls miss a part of the gradient, and the gradients by `leaves`.  A gradient
-            is None if the loss does not depend on the leaf.
+            The parameters of which the calls miss a part of the gradient, and the gradients by `leaves`, where
+            None is that of a leaf on which the loss does not depend.
 
         Raises:
             RuntimeError: A tensor that was the input of a call has been changed since.

@@ -305,8 +305,8 @@ def _certify_separated(
 ) -> Sensitivity:
     """Certify separated participations under a Toeplitz C.
 
-    Equal clips without restarts, and columns that never overlap, are exact.  Otherwise the smaller one of two bounds
-    holds.
+    The result is exact for equal clips without restarts, and for columns that never overlap in any allowed
+    pattern.  Otherwise it is the smaller one of two bounds.
     """
     squared_norms = workload.clips**2 * column_squares
     if workload.period is None:

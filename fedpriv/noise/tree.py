@@ -148,9 +148,9 @@ def row_squared_norms(rounds: int, decay: float) -> Floats:
 def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
     """Compute the squared norms of the records of a fixed order.
 
-    A record's squared norm is Σ_nodes (Σ_i clip_i decay^(z-i))², over the record's rounds i in the node.  A node of at most `rounds_per_epoch`
-    rounds holds a record once.  Longer nodes are summed level by level, in O(T log(T / rounds_per_epoch)), or O(T)
-    for equal clips.
+    A record's squared norm is Σ_nodes (Σ_i clip_i decay^(z-i))² over its rounds i in a node.  A node of at most
+    `rounds_per_epoch` rounds holds a record once.  Longer nodes are summed level by level, in O(T log(T /
+    rounds_per_epoch)), or O(T) for equal clips.
 
     Args:
         clips: Clip norm of each round, (T,).

@@ -265,8 +265,8 @@ class KeyedDiscreteGaussian:
             key: Key of the round, 32 bytes.
             party: Silo number or `SERVER`.
             t: Round.
-            band: Distance of a prediction's two sides below which integers decide.  Another number than the default
-                is for tests: any ≥ 2^-44 gives the same values, only slower.
+            band: Distance of a prediction's two sides below which integers decide.  Numbers above the default are
+                for tests, since they give the same values, only slower.
 
         Raises:
             ValueError: The key has another length, or a number has more than 32 bits.
