@@ -153,7 +153,7 @@ def evaluate_models(
         Metrics by name, for each model.
 
     Raises:
-        RunError: If the loss of a model is not finite, with its name.
+        RunError: If the loss of a model is not finite.  The message names the model.
     """
     evaluation = objective.evaluate(model, test)
     for name, is_finite in zip(names, torch.isfinite(evaluation.loss).reshape(-1).tolist(), strict=True):
@@ -164,7 +164,19 @@ def evaluate_models(
 
 
 def evaluation_rounds(rounds: int, evaluations: int) -> frozenset[int]:
-    """Return `evaluations` rounds, spaced evenly over 1 … rounds and including the last one."""
+    """Return `evaluations` rounds, spaced evenly over 1 … rounds and including the last one.
+
+    Args:
+        rounds: Number of rounds, 1 or more.
+        evaluations: Number of evaluations, 1 or more.
+
+    Returns:
+        Rounds after which there is an evaluation.
+
+    Example:
+        >>> sorted(evaluation_rounds(rounds=10, evaluations=4))
+        [3, 5, 8, 10]
+    """
     count = min(rounds, evaluations)
     return frozenset(-(-rounds * (index + 1) // count) for index in range(count))
 
@@ -203,10 +215,20 @@ class RunObserver:
         """
 
     def finished(self, place: int, finished: CellOutcome) -> None:
-        """Handle the outcome of a finished cell."""
+        """Handle the outcome of a finished cell.
+
+        Args:
+            place: Number of the cell.
+            finished: Outcome of the cell.
+        """
 
     def lost(self, worker: str, places: Sequence[int]) -> None:
-        """Handle the death of a worker, whose cells at `places` are run again."""
+        """Handle the death of a worker, whose cells at `places` are run again.
+
+        Args:
+            worker: Name of the worker.
+            places: Numbers of its cells.
+        """
 
     def notified(self, line: str) -> None:
         """Handle a message of one line for a person, which is no error."""
@@ -219,9 +241,9 @@ class RunObserver:
 
 
 class ObserverGroup(RunObserver):
-    """Group of observers that receives events as one observer.
+    """Group of observers that receives the events of an engine as one observer.
 
-    An engine numbers cells by their index in `places`, and the observers get the numbers that are in `places`.
+    The events `started` and `ended`, which no engine sends, are not passed on.  An engine numbers cells by their index in `places`, and the observers get the numbers that are in `places`.
     """
 
     def __init__(self, places: Sequence[int], observers: Sequence[RunObserver]) -> None:

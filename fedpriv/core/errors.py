@@ -37,7 +37,18 @@ class RunError(FedprivError):
 
 
 def refuse(refusals: Mapping[str, object], error: type[Exception] = InputError) -> None:
-    """Raise `error` with the first message whose condition is true."""
+    """Raise `error` with the first message whose condition is true.
+
+    Args:
+        refusals: Conditions by message, in the order in which they are checked.
+        error: Class of the error.
+
+    Example:
+        >>> refuse({"rounds = 3: at most 2": True})
+        Traceback (most recent call last):
+            ...
+        fedpriv.core.errors.InputError: rounds = 3: at most 2
+    """
     for message, condition in refusals.items():
         if condition:
             raise error(message)
@@ -49,6 +60,14 @@ def sanitize_line(text: str, longest: int = 500) -> str:
     Every text of another party has to pass through this function where it is received.  Control characters, line
     ends and characters that change the direction of writing become escapes (\x1b), and the text is cut after
     `longest` characters.
+
+    Args:
+        text: Text of another party.
+        longest: Most characters that are kept.
+
+    Example:
+        >>> sanitize_line("two\nlines")
+        'two\\nlines'
     """
     characters = (
         c if c == " " or unicodedata.category(c)[0] not in "CZ" else ascii(c)[1:-1] for c in text[:longest]
@@ -65,11 +84,25 @@ def sanitize_lines(text: str) -> str:
 
 
 def suggest_name_or_import(name: str, names: Iterable[str]) -> str:
-    """Return a suggestion of a close name, or the hint that one's own row needs --import."""
+    """Return a suggestion of a close name, or the hint that one's own row needs --import.
+
+    Args:
+        name: Name that is not known.
+        names: Known names.
+    """
     return suggestion(name, names) or "; for one of your own give its file with --import"
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """Return a suffix for an error message that suggests the closest name, or "" if no name is close."""
+    """Return a suffix for an error message that suggests the closest name, or "" if no name is close.
+
+    Args:
+        name: Name that is not known.
+        names: Known names.
+
+    Example:
+        >>> suggestion("mnst", ["mnist", "adult"])
+        "; did you mean 'mnist'?"
+    """
     matches = difflib.get_close_matches(name.lower(), list(names), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -217,7 +217,12 @@ def _narrow_codes(codes: NDArray[Any], count: int) -> NDArray[np.signedinteger[A
 
 
 def parse_number(text: str) -> float | None:
-    """Return the finite number that a text spells, or None.  The texts true and false are 1 and 0."""
+    """Return the finite number that a text spells, or None.  The texts true and false are 1 and 0.
+
+    Example:
+        >>> parse_number("1.5"), parse_number("none")
+        (1.5, None)
+    """
     lowered = text.lower()
     if lowered in ("true", "false"):
         return float(lowered == "true")
@@ -241,7 +246,17 @@ class RawTable:
 
     @staticmethod
     def from_texts(source: str, columns: Mapping[str, Sequence[str]]) -> "RawTable":
-        """Return a table of texts in memory, whose rows count from 1."""
+        """Return a table of texts in memory, whose rows count from 1.
+
+        Args:
+            source: Name of the table in messages.
+            columns: Cells of each column, as many in each.
+
+        Example:
+            >>> table = RawTable.from_texts("memory", {"age": ["1", "2"]})
+            >>> len(table), table.describe_cell(1, "age")
+            (2, "memory, row 2, column 'age': '2'")
+        """
         return RawTable(
             source, {name: CellColumn.from_texts(cells) for name, cells in columns.items()}, "row", _number_rows
         )
@@ -279,7 +294,15 @@ class RawTable:
         return codes, RawTable(self.source, {name: CellColumn(value_cells)}, self.row_unit, self.locate_rows)
 
     def describe_cell(self, row: int, column: str) -> str:
-        """Describe the location and the text of a cell, for an error message."""
+        """Describe the location and the text of a cell, for an error message.
+
+        Args:
+            row: Row index of the record.
+            column: Name of the column.
+
+        Returns:
+            One line, in which the text is sanitized and cut.
+        """
         text = sanitize_line(repr(self.columns[column][row]), _MAX_TEXT_LENGTH)
         return f"{self.source}, {self.row_unit} {self.locate_rows([row])[0]}, column {column!r}: {text}"
 
@@ -293,7 +316,12 @@ class RawTable:
 
 
 def is_table_path(name: str) -> bool:
-    """Whether a data set's name is the path of a table."""
+    """Whether a data set's name is the path of a table.
+
+    Example:
+        >>> is_table_path("patients.csv"), is_table_path("mnist")
+        (True, False)
+    """
     return name.endswith(TABLE_SUFFIXES)
 
 
@@ -320,7 +348,13 @@ def read_table(path: Path) -> RawTable:
 
 
 def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
-    """Write records of the table as a CSV file, in the order of `rows`."""
+    """Write records of the table as a CSV file, in the order of `rows`.
+
+    Args:
+        table: Table of the records.
+        rows: Row indices in the order of the file.
+        path: File to write.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(table.columns)

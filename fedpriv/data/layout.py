@@ -90,7 +90,13 @@ def split_inputs(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 
 def combine_inputs(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Combine several inputs, (n, …) each, to one structured array (n,)."""
+    """Combine several inputs, (n, …) each, to one structured array (n,).
+
+    Example:
+        >>> combined = combine_inputs({"age": np.array([[1.0], [2.0]]), "sex": np.array([[0], [1]])})
+        >>> combined.shape, combined.dtype.names
+        ((2,), ('age', 'sex'))
+    """
     combined = np.zeros(
         len(next(iter(inputs.values()))),
         np.dtype([(name, values.dtype, values.shape[1:]) for name, values in inputs.items()]),

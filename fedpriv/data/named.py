@@ -175,7 +175,15 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
 
 
 def table_path(name: str, root: Path | None = None) -> Path:
-    """Return the path of a table's file, after fetching and verifying a table that has a name."""
+    """Return the path of a table's file, after fetching and verifying a table that has a name.
+
+    Args:
+        name: Name of a table, or a path.
+        root: Root of the data sets, or None for the default one.
+
+    Raises:
+        InputError: The table cannot be fetched, or its file is another one.
+    """
     return fetch(name, root) / ORIGINS[name].folder / TABLE_FILE if name in _NAMED_TABLES else Path(name)
 
 
@@ -237,6 +245,14 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
     """Load the test records only, for a server, which holds no training record.
 
     Arguments and errors are those of `load`.
+
+    Args:
+        name: Name or path, as for `load`.
+        root: Root of the data sets, or None for the default one.
+        table: Schema of a table's file.
+
+    Raises:
+        InputError: As for `load`.
     """
     if is_npz_path(name) and table is None:
         return load_npz_held_out(name)

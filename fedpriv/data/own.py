@@ -76,7 +76,12 @@ NPZ_SUFFIX = ".npz"
 
 
 def is_npz_path(name: str) -> bool:
-    """Whether a data set's name is the path of an .npz file."""
+    """Whether a data set's name is the path of an .npz file.
+
+    Example:
+        >>> is_npz_path("records.npz"), is_npz_path("mnist")
+        (True, False)
+    """
     return name.endswith(NPZ_SUFFIX)
 
 
@@ -166,6 +171,11 @@ def check_same_shapes(
 ) -> None:
     """Check that records and labels of both parts have the same shapes and types.
 
+    Args:
+        train: Training records (n, …) and labels (n,) or (n, …).
+        test: Test records and labels of the same form.
+        source: Name of the data in messages.
+
     Raises:
         InputError: They differ.  The message names `source`.
     """
@@ -193,6 +203,11 @@ def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
 
 def combine_named_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: str) -> dict[str, NDArray[Any]]:
     """Return `arrays` with the arrays `name`.INPUT combined to one structured array `name`.
+
+    Args:
+        arrays: Arrays of a file by name.
+        name: Name of the records, such as "train".
+        source: Name of the file in messages.
 
     Raises:
         InputError: Inputs differ in their number of records.

@@ -331,7 +331,19 @@ def group_by_person(
 
 
 def group_consecutive(records: int, unit_size: int) -> UnitTable:
-    """Group records into units of `unit_size` consecutive ones, without a remainder that fills no unit."""
+    """Group records into units of `unit_size` consecutive ones, without a remainder that fills no unit.
+
+    Args:
+        records: Number of records.
+        unit_size: Records of a unit, 1 or more.
+
+    Returns:
+        Row indices of the units, (units, unit_size).
+
+    Example:
+        >>> group_consecutive(records=5, unit_size=2).tolist()
+        [[0, 1], [2, 3]]
+    """
     return np.arange(records // unit_size * unit_size, dtype=np.int64).reshape(-1, unit_size)
 
 
@@ -340,6 +352,10 @@ def secret_permutation(key: bytes, units: int) -> NDArray[np.int64]:
 
     Guarantee: the permutation follows from the key and the number of units.  So if one person is exchanged for
     another, under any name, the places of all other persons have the same distribution, and may be revealed.
+
+    Args:
+        key: Key of the run.
+        units: Number of units.
     """
     randomness = SamplingRandomness(derive_key(key, "order of persons"))
     high, low = (randomness.numbers(units, 2**32, 0, t) for t in (0, 1))
@@ -364,6 +380,10 @@ def silo_sizes(records: int, silos: int, skew: float | None, seed: int, min_size
 
     Raises:
         InputError: There are too few records, or a number is below 1.
+
+    Example:
+        >>> silo_sizes(records=10, silos=3, skew=None, seed=0)
+        (3, 3, 3)
     """
     if silos < 1 or min_size < 1:
         raise InputError(f"{silos} silos of at least {min_size} records: both numbers must be at least 1")
@@ -383,8 +403,20 @@ def partition_iid(labels: NDArray[np.int64], sizes: Sequence[int], seed: int) ->
 
     Guarantee: no record is given twice.
 
+    Args:
+        labels: Labels of all records, (n,), of which only the number counts.
+        sizes: Number of records of each silo.
+        seed: Public seed.
+
+    Returns:
+        Row indices of each silo.
+
     Raises:
         InputError: There are too few records.
+
+    Example:
+        >>> [len(rows) for rows in partition_iid(np.zeros(10, np.int64), sizes=[3, 4], seed=0)]
+        [3, 4]
     """
     _check_sizes(len(labels), sizes)
     return np.split(
@@ -484,6 +516,15 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
     The method is that of McMahan et al. 2017, section 3, who assign 2 shards to a client.
 
     Guarantee: no record is given twice.
+
+    Args:
+        labels: Class of every record, (n,).
+        sizes: Number of records of each silo.
+        seed: Public seed.
+        per_silo: Number of shards of a silo, 1 or more.
+
+    Returns:
+        Row indices of each silo.
 
     Raises:
         InputError: There are too few records, or a silo has fewer records than shards.

@@ -336,7 +336,16 @@ def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: in
 
 
 def draw_plain_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
-    """Choose the test records that `train_test_split` chooses without `stratify`, after its ShuffleSplit."""
+    """Choose the test records that `train_test_split` chooses without `stratify`, after its ShuffleSplit.
+
+    Args:
+        labels: Labels, (n,), of which only the number counts.
+        train_share: Share of the training records, between 0 and 1.
+        seed: Seed of scikit-learn's generator.
+
+    Returns:
+        Row indices of the test records.
+    """
     return np.asarray(
         np.random.RandomState(seed).permutation(len(labels))[: _test_row_count(len(labels), train_share)], np.int64
     )

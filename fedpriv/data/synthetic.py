@@ -83,7 +83,19 @@ class KnownProblem:
 
 
 def geometric_curvature(dimension: int, condition: float) -> NDArray[np.float64]:
-    """Return eigenvalues from 1 down to 1 / `condition` in equal ratios, (dimension,)."""
+    """Return eigenvalues from 1 down to 1 / `condition` in equal ratios, (dimension,).
+
+    Args:
+        dimension: Number of eigenvalues, 1 or more.
+        condition: Condition number, 1 or more.
+
+    Raises:
+        ValueError: A number is below 1.
+
+    Example:
+        >>> geometric_curvature(3, 4.0).round(6).tolist()
+        [1.0, 0.5, 0.25]
+    """
     if dimension < 1 or condition < 1.0:
         raise ValueError(f"dimension {dimension} and condition number {condition} must be at least 1")
     return np.geomspace(1.0, 1.0 / condition, dimension)
@@ -119,7 +131,14 @@ def power_law(dimension: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def make_power_law_regression(n: int, dimension: int, noise: float, seed: int) -> KnownProblem:
-    """Draw a regression as `make_linear_regression` does, with curvature and minimizer of `power_law`."""
+    """Draw a regression as `make_linear_regression` does, with curvature and minimizer of `power_law`.
+
+    Args:
+        n: Number of records.
+        dimension: Number of features.
+        noise: Standard deviation of a label's noise.
+        seed: Public seed.
+    """
     generator = public_generator(seed, "power-law regression")
     curvature, minimizer = power_law(dimension)
     return _add_labels(

@@ -167,6 +167,11 @@ def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutDa
 
     The file may hold no other records, and no column for their sites.
 
+    Args:
+        name: Name of the data set.
+        path: File of the table.
+        schema: Public facts on its columns.
+
     Raises:
         InputError: The table does not keep to the schema, or has no test records.
     """
@@ -187,6 +192,11 @@ def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutDa
 
 def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
     """Load a silo's own table, in the order of its file, with or without a column for the site.
+
+    Args:
+        path: File of the silo's table.
+        schema: Public facts on its columns.
+        silo: Number of the silo, from 0.
 
     Raises:
         InputError: The table does not keep to the schema, or holds a record of another site.
@@ -226,6 +236,11 @@ def read_raw_table(path: Path) -> RawTable:
 def check_persons(encoded: TableRows, schema: TableSchema, path: Path) -> None:
     """Refuse a person with records at two sites, since no site's budget would bound that person's loss.
 
+    Args:
+        encoded: Rows of the table.
+        schema: Public facts on its columns.
+        path: File of the table, for messages.
+
     Raises:
         InputError: A person has records at two sites.
     """
@@ -253,7 +268,12 @@ def _group_extremes(
 
 
 def format_schema_toml(schema: TableSchema, header: str) -> str:
-    """Return a schema as TOML, [header] and [header.columns], with a line for each column and no defaults."""
+    """Return a schema as TOML, [header] and [header.columns], with a line for each column and no defaults.
+
+    Args:
+        schema: Public facts on the columns of a table.
+        header: Name of the section, such as "data.table".
+    """
     values = schema.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     columns: Mapping[str, Mapping[str, Any]] = values.pop("columns")
     lines = [

@@ -209,7 +209,12 @@ def read_message_terms(content: RecordDict) -> Terms:
 
 
 def make_terms_config(cell: Cell, *, seeded: bool) -> ConfigRecord:
-    """Make the keys by which a strategy sends the terms."""
+    """Make the keys by which a strategy sends the terms.
+
+    Args:
+        cell: Cell of the run.
+        seeded: Whether the noise is that of a seed.
+    """
     return ConfigRecord({"fedpriv-cell": json.dumps(cell.canonical_data()), "fedpriv-seeded": seeded})
 
 
@@ -276,7 +281,15 @@ def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) 
 
 
 def with_dtype(cell: Cell, dtype: str) -> Cell:
-    """Return the same run in the type of the app's arrays, with its noise mechanism fitted."""
+    """Return the same run in the type of the app's arrays, with its noise mechanism fitted.
+
+    Args:
+        cell: Cell of the run.
+        dtype: Type of the app's arrays, "float32" or "float64".
+
+    Raises:
+        InputError: The type or the noise cannot be used.
+    """
     tree = cell.canonical_data()
     return fit_cell_noise(resolve_cell({**tree, "run": {**tree["run"], "dtype": dtype}}, cell.name))
 
@@ -385,7 +398,20 @@ class SiloGuard:
     def steps(
         self, arrays: Sequence[NDArray[Any]], server_round: int, names: Sequence[str] = ()
     ) -> list[NDArray[Any]]:
-        """Take the steps of `train` from a NumPyClient's list of arrays, in the order of a state_dict."""
+        """Take the steps of `train` from a NumPyClient's list of arrays, in the order of a state_dict.
+
+        Args:
+            arrays: Parameters of the module.
+            server_round: Number of the server's round, from 1.
+            names: Names of the arrays, or none for the order of a state_dict.
+
+        Returns:
+            Parameters after the steps, in the same order.
+
+        Raises:
+            InputError: The round or an array is not that of the guard's scenario.
+            RunError: The guard refuses, or its release cannot be used.
+        """
         steps, rounds = self.local_steps, self.cell.schedule.rounds
         first = (server_round - 1) * steps + 1
         last = first + steps - 1
@@ -431,7 +457,17 @@ class SiloGuard:
     def scores(
         self, arrays: Sequence[NDArray[Any]], server_round: int, names: Sequence[str] = ()
     ) -> dict[str, float]:
-        """Return the scores of `evaluate` for a NumPyClient's list of arrays, in the order of a state_dict."""
+        """Return the scores of `evaluate` for a NumPyClient's list of arrays, in the order of a state_dict.
+
+        Args:
+            arrays: Parameters of the module.
+            server_round: Number of the server's round, from 1.
+            names: Names of the arrays, or none for the order of a state_dict.
+
+        Raises:
+            InputError: The round or an array is not that of the guard's scenario.
+            RunError: The guard refuses, or its scores cannot be used.
+        """
         evaluation, rounds = self._evaluation, self.cell.schedule.rounds // self.local_steps
         count, classes = evaluation_count(self.cell), self.cell.model.is_classification
         refuse(

@@ -211,6 +211,9 @@ class PrivateStrategy(FedAvg):
     def epsilon(self, rounds: int) -> float | None:
         """Return ε of the first `rounds` rounds at the δ of `delta`, rounded up, or None without noise.
 
+        Args:
+            rounds: Number of rounds, from 1 to that of the plan.
+
         Raises:
             InputError: The strategy has not been started.
         """
@@ -302,6 +305,12 @@ class PrivateStrategy(FedAvg):
         """Make one message for every silo, with the query.
 
         `arrays`, the model, is not sent: silos compute increments at the query.
+
+        Args:
+            server_round: Number of the round, from 1.
+            arrays: Model, which is not sent.
+            config: Further keys of the messages.
+            grid: Flower's connection to the silos' nodes.
         """
         with torch.inference_mode(), limit_to_one_thread():
             return self._started_releases.configure_train(
@@ -314,6 +323,13 @@ class PrivateStrategy(FedAvg):
         """Update the optimizer with the noisy mean, and return the model.
 
         Some rounds have metrics: the ε of all rounds so far, and its δ.
+
+        Args:
+            server_round: Number of the round, from 1.
+            replies: Replies of the silos.
+
+        Returns:
+            The model, and the metrics or None.
 
         Raises:
             RunError: A silo's answer is missing or cannot be used.

@@ -197,8 +197,16 @@ def grid_denominator(features: int, norm: float) -> int | None:
 
     Integer features then have norms below 2^16.
 
+    Args:
+        features: Number of features.
+        norm: Largest norm of a record's features, above 0.
+
     Returns:
         The denominator, or None if rounding would move a record by more than 2^-10 of `norm`.
+
+    Example:
+        >>> grid_denominator(features=785, norm=1.0)
+        32768
     """
     denominator = 2 ** math.floor(math.log2((2**16 - 1) / norm))
     return denominator if denominator >= 1 and 0.5 * math.sqrt(features) / denominator <= norm * 2.0**-10 else None
@@ -440,6 +448,10 @@ SHIPPED = frozenset({*MODELS, *ADD_ON_PARTS["model"]})
 def add_model(name: str, model: Model) -> None:
     """Add a row of the user to the table, or replace the user's row of that name.
 
+    Args:
+        name: Name of the model in scenarios.
+        model: Row of the table.
+
     Raises:
         InputError: fedpriv ships a row of that name.  A scenario must mean the same everywhere.
     """
@@ -487,6 +499,10 @@ def make_loss_choice(loss: LossArgument, *, real: bool) -> LossChoice:
 
     Without a loss it is the cross-entropy, or the squared error of `real` labels.  "squared" and "absolute" are
     short for the errors of these names.
+
+    Args:
+        loss: Loss of the user.
+        real: Whether labels are real numbers.
 
     Raises:
         InputError: The argument is no loss.

@@ -249,11 +249,19 @@ class Objective(Protocol):
 
         The sum is Σ_b weights[b] · ∇f(point; record b).  A record may make the sum invalid, for its own leading
         axes only.
+
+        Args:
+            point: Models, (..., d).
+            batch: Records and their weights.
         """
         ...
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
         """Compute the loss of every record, (..., B), for `point` and `records` as in `increment`.
+
+        Args:
+            point: Models, (..., d).
+            records: Records, (B, …) or (..., B, …).
 
         Raises:
             InputError: The model has gradients only.
@@ -288,7 +296,12 @@ class Objective(Protocol):
         ...
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """Compute loss and accuracy of `point` (..., d) on records without leading axes."""
+        """Compute loss and accuracy of `point` (..., d) on records without leading axes.
+
+        Args:
+            point: Models, (..., d).
+            records: Test records without leading axes.
+        """
         ...
 
 
