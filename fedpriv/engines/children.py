@@ -1,7 +1,7 @@
 """End the child processes of an engine with the engine, even if the engine is killed.
 
-`python -P -m fedpriv.engines.children HOME` ends the processes that were started in HOME, once its standard
-input is closed.
+`python -P -m fedpriv.engines.children HOME` waits until its standard input is closed, then ends the processes that
+were started in HOME, and removes HOME.
 """
 
 import os
@@ -68,7 +68,7 @@ def reap_processes(home: Path) -> Iterator[None]:
 def end_processes_in(home: Path) -> None:
     """End all processes that were started with a FLWR_HOME in `home`, some of them in other sessions.
 
-    Their children are ended, too: Ray's agents overwrite their environment with a title.
+    Children of these processes are ended, too, because Ray's agents overwrite their environment with a title.
     """
     processes = set()
     for process in psutil.process_iter():

@@ -34,6 +34,7 @@ class InProcessGrid(Grid):
     """Flower Grid whose nodes are Contexts, and which answers a message while the message is pushed."""
 
     def __init__(self, client_app: ClientApp, silos: int, run_config: Mapping[str, Any]) -> None:
+        # Flower makes the metadata of a new message from these values.  In a deployment Flower itself sets them.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN_ID, SUPERLINK_NODE_ID, 1
         self._run = Run.create_empty(_RUN_ID)
         self._client_app = client_app
@@ -82,7 +83,7 @@ class InProcessGrid(Grid):
         client_message = build_message(message.metadata, copy_content(message.content))
         try:
             return self._client_app(client_message, self._contexts[message.metadata.dst_node_id])
-        except Exception as error:
+        except Exception as error:  # code 2 is Flower's CLIENT_APP_RAISED_EXCEPTION
             return Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
 
 
@@ -92,7 +93,7 @@ def _make_context(node: int, config: Mapping[str, int], run_config: Mapping[str,
 
 
 class _SingleCellObserver(ObserverGroup):
-    """Observer of a server with one cell, which passes on its events and stores the outcome."""
+    """Observer of a server with one cell, which passes the server's events on and stores the outcome."""
 
     result: CellOutcome | None = None
 
@@ -107,11 +108,15 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Inde
     """Run cells one after another over an in-process grid.
 
     See `Engine`.
+
+    Raises:
+        InputError: A cell has a setting that only the vectorized engine supports.
+        RunError: A round failed.
     """
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "inprocess")
         cell_observer = _SingleCellObserver([index], [observer])
-        run_config = make_run_config(cell, Path())
+        run_config = make_run_config(cell, Path())  # No reports are written to the folder: the observer is here.
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
         with quiet_flower_logs(), _delay_garbage_collection(), retain_freed_pages():
             make_server_app(lambda _: cell_observer)(grid, grid.server_context(run_config))  # noqa: B023 - called at once

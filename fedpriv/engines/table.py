@@ -2,7 +2,7 @@
 
 `make_engine` imports an engine when it is first used, because each engine has heavy dependencies.
 
-`check_memory` refuses a run that needs more memory than the machine has, before it starts.  The need is the
+`check_memory` refuses a run that needs more memory than the machine has, before the run starts.  The need is the
 memory that this process has already (the program and the records), plus vectors of the model's size and the
 records of a round, both computed from public numbers.
 
@@ -71,6 +71,7 @@ class MemoryNeed:
         return self.processes * (self.resident + sum(self.parts.values()))
 
     def describe(self) -> str:
+        """Describe the need in megabytes for a person, with the parts of at least 1 MiB."""
         size_by_part = {"the program and the records": self.resident} | self.parts
         sizes = ", ".join(
             f"{name} {_format_megabytes(size)}" for name, size in size_by_part.items() if size >= _MIN_SHOWN_BYTES
@@ -80,9 +81,17 @@ class MemoryNeed:
 
 
 def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> MemoryNeed | None:
-    """Estimate the largest memory of a run of these cells.
+    """Estimate the largest memory of a run of these cells, or return None if there is no estimate.
 
-    None for an engine with processes of its own, and for no cells.
+    There is none for an engine with processes of its own, and for no cells.
+
+    Args:
+        cells: Cells of the run.
+        engine: Name of the engine, a key of `ENGINES`.
+        workers: Number of processes that run groups of cells at once.
+
+    Raises:
+        InputError: The engine cannot compute a cell.
     """
     engine_row = ENGINES[engine]
     if engine_row.group_cells is None or not cells:
@@ -100,6 +109,8 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
 
 def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
     """Check that a run fits into the available memory.
+
+    The arguments are those of `estimate_memory`.
 
     Raises:
         InputError: The machine, a control group or a limit of the process has less; the message names remedies.
@@ -126,15 +137,16 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
 
 
 def available_memory(processes: int = 1) -> tuple[int, str]:
-    """Return the bytes that `processes` processes like this one may take, and the limit that applies.
+    """Return the memory for `processes` processes like this one in bytes, and the setting that limits it.
 
-    The limit is "" if it is the machine's own memory.  A limit of a process's address space or data also counts
-    mapped libraries, which leave nothing for data; they are subtracted.
+    The setting is "" if the machine's own memory is the limit.  A limit of a process's address space or data also
+    counts mapped libraries, which leave nothing for data; they are subtracted.
     """
     usage, resident = memory_usage(), _resident_bytes()
     available = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]
     for name, limit in memory_limits().items():
         allowance = max(0, limit - max(0, usage.get(name, resident) - resident))
+        # All processes share the memory of a control group; the other limits hold for each process by itself.
         available.append((allowance if name == "memory" else processes * allowance, LIMIT_REMEDIES[name]))
     return min(available)
 
@@ -198,7 +210,7 @@ def _count_tensors(state: Any) -> int:
 
 
 def _count_accumulator_vectors(plan: Plan) -> int:
-    """Count the vectors of a running sum, of its remembered points, and of the mechanism state."""
+    """Count the vectors of a running sum, of the past vectors, and of the mechanism state."""
     first_round = plan.estimator.round(1)
     past_vectors = plan.estimator.memory if first_round.split is None else 2 + first_round.split.rounds_per_epoch
     workload = make_silo_stream(plan, 0, plan.schedule.rounds).workload if plan.noise.sources else None
@@ -244,8 +256,8 @@ class IndexedOutcome:
 class Engine(Protocol):
     """Function that runs cells, one by one or many at once, and yields each outcome when it is ready.
 
-    The observer receives `advanced` and `evaluated` only, in the engine's own process and thread.  A cell is
-    identified by its index in the list.
+    The observer receives `advanced`, `evaluated`, `notified` and, if workers die, `lost`, all in one process and
+    thread.  A cell is identified by its index in the list.
     """
 
     def __call__(self, cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]: ...
@@ -330,7 +342,7 @@ def make_engine(
         checkpoints: Store of checkpoints of unfinished cells, for engines that write them.
 
     Raises:
-        InputError: The engine cannot use the connection.
+        InputError: There is no engine of this name, its add-on is not installed, or it cannot use the connection.
     """
     if not find_engine_row(name).can_connect and connection != LOCAL:
         connectable = ", ".join(other for other, engine_row in ENGINES.items() if engine_row.can_connect)
@@ -401,5 +413,4 @@ def _load_glibc() -> ctypes.CDLL | None:
 
 
 _ACTIVE_RUNS: list[ctypes.CDLL] = []
-"""An entry for each context of `retain_freed_pages` that has not ended."""
-"""One entry for each run of this process, in all threads, that retains freed pages."""
+"""An entry for each context of `retain_freed_pages` that has not ended, in all threads."""

@@ -67,6 +67,9 @@ def run_worker(
         imports: Files that define the user's algorithms, models and data.  The worker imports them before it
             parses the cells.
         checkpoints: Stored checkpoints of the cells, by name.
+
+    Raises:
+        FedprivError: The files, the cells or the engine have this error.
     """
     yield RemoteCall("began", (socket.gethostname(), os.getpid(), installed_versions()))
     import_files([Path(file) for file in imports])
@@ -127,7 +130,7 @@ class _EventSender(RunObserver, Checkpoints):
         self._send(RemoteCall("drop", (name,)))
 
 
-_MAX_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3  # of one group, before a death of its worker ends the run
 _POLL_SECONDS = 0.5  # so that Ctrl-C takes effect
 _OBJECT_STORE_BYTES = 2**27
 
@@ -152,7 +155,7 @@ class Workers:
 
 @dataclass
 class _CellGroup:
-    """Cells that one task runs together, and the events received of them, through all attempts."""
+    """Cells that one task runs together, and a record of their events in all attempts."""
 
     indices: list[int]
     cells: list[Cell]
@@ -197,9 +200,8 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
         cell_groups = [
             _CellGroup(list(members), [cells[member] for member in members]) for members in groups(cells)
         ]
-        ordered_groups = sorted(
-            cell_groups, key=_CellGroup.estimated_cost, reverse=True
-        )  # large groups first, so that small ones fill the end
+        # Large groups first, so that small ones fill the end.
+        ordered_groups = sorted(cell_groups, key=_CellGroup.estimated_cost, reverse=True)
         with _connect_ray(workers) as ray:
             group_by_stream = {_submit_group(ray, name, group, checkpoints): group for group in ordered_groups}
             try:
@@ -237,7 +239,13 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
 def _forward_event(
     event: Event, group: _CellGroup, observer: RunObserver, checkpoints: Checkpoints
 ) -> Iterator[IndexedOutcome]:
-    """Pass a worker's event to the observer once, however often the group is run, and yield an outcome."""
+    """Pass a worker's event to the observer or the checkpoints, and yield an outcome.
+
+    Rounds, evaluations and outcomes that an earlier attempt reported are not repeated.  Notes are.
+
+    Raises:
+        RunError: The worker has other versions than this process.
+    """
     match event:
         case RemoteCall("began", (machine, process, versions)):
             group.worker = f"worker {process} on {sanitize_line(machine)}"
@@ -271,7 +279,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpoints) -> Any:
-    """Submit a group with its last checkpoint, and return the task's stream of events."""
+    """Submit a group with its last checkpoint, and return the task's stream of events.
+
+    Ray itself does not retry (max_retries=0), so that each attempt starts from the checkpoint of its time.
+    """
     group.attempts += 1
     group.attempt_rounds = 0
     task = ray.remote(run_worker).options(num_cpus=1, max_retries=0, num_returns="streaming")
@@ -285,7 +296,11 @@ def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpo
 def _connect_ray(workers: Workers) -> Iterator[Any]:
     """Connect to Ray, and yield its module.
 
-    A cluster that was started for this block is stopped at its end.
+    A cluster that was started for this block is stopped at the end of the block.
+
+    Raises:
+        InputError: Ray is not installed, or a root user would start a cluster.
+        RunError: Ray cannot be started or reached.
     """
     if importlib.util.find_spec("ray") is None:
         raise InputError("--workers, --ray: Ray is not installed here; pip install 'fedpriv[ray]'")
@@ -302,7 +317,7 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
                 "num_cpus": workers.count,
                 "include_dashboard": False,
                 "object_store_memory": _OBJECT_STORE_BYTES,
-                "_temp_dir": str(home / "r"),  # Ray makes it accessible to all users; its parent stays private
+                "_temp_dir": str(home / "r"),  # Ray opens this folder to all users, and its parent stays private
                 "_node_ip_address": "127.0.0.1",
             }
         import ray
@@ -350,7 +365,7 @@ def _ray_environment(home: Path) -> Iterator[None]:
 def _reload_ray_token() -> None:
     """Make Ray read its token settings again.
 
-    Ray reads them once per process, and may have been imported before they were set.
+    Ray reads these settings once per process, and may have been imported before they were set.
     """
     raylet = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
@@ -360,7 +375,8 @@ def _reload_ray_token() -> None:
 class StreamWithoutRay:
     """Standard output without the lines that a thread of Ray prints.
 
-    Such lines would break this program's lines of JSON.  Ray also raises them as exceptions.
+    Such lines would break this program's lines of JSON.  Nothing is lost with them, because Ray raises the errors
+    that they report.
     """
 
     def __init__(self, stream: Any) -> None:

@@ -128,6 +128,8 @@ def read_header(content: bytes) -> CheckpointHeader:
 def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> SimulationCheckpoint:
     """Unpack a checkpoint that `pack_checkpoint` packed.
 
+    Versions are not compared here, but with `CheckpointHeader.why_unusable`.
+
     Args:
         content: Packed checkpoint.
         like: State of the same types, such as the one before round 1.
@@ -180,7 +182,10 @@ def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
 
 
 def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, device: torch.device) -> Any:
-    """Restore a state of the types of `like` from its JSON tree, with tensors on `device`."""
+    """Restore a state of the types of `like` from its JSON tree, with tensors on `device`.
+
+    A sequence whose `like` is neither a dataclass nor a named tuple becomes a tuple.
+    """
     if isinstance(tree, dict):
         if "value" in tree:
             return tree["value"]

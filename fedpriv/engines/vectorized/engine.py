@@ -53,7 +53,7 @@ from fedpriv.rounds.floats import FloatSteps, FreshNoise, RunningSum, SimulatedE
 from fedpriv.rounds.round import RoundBatch
 from fedpriv.scenario.schema import Cell
 
-_MIN_CHECKPOINT_SECONDS = 2.0  # seconds
+_MIN_CHECKPOINT_SECONDS = 2.0  # shortest time between two checkpoints
 _MAX_CHECKPOINT_SHARE = 0.005  # largest share of the run time spent on writing checkpoints
 
 
@@ -67,9 +67,13 @@ class GroupCheckpoints:
         self._next_time: float | None = time.perf_counter() + _MIN_CHECKPOINT_SECONDS
 
     def latest(self, like: Any, device: torch.device) -> SimulationCheckpoint | None:
-        """Load the group's latest checkpoint, with states of the types of `like`.
+        """Load the group's latest checkpoint, or return None without a usable one.
 
-        None if there is no checkpoint, or if it is unusable; the observer is notified of the latter.
+        The observer is notified of a checkpoint that cannot be used.
+
+        Args:
+            like: State of the types of the checkpoint's, such as the one before round 1.
+            device: Device of the checkpoint's tensors.
         """
         content = self._checkpoints.latest(self._name)
         if content is None:
@@ -121,7 +125,7 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-_PROGRESS_SECONDS = 0.1  # seconds
+_PROGRESS_SECONDS = 0.1  # shortest time between two reports of progress
 
 
 def run_vectorized(
@@ -129,8 +133,12 @@ def run_vectorized(
 ) -> Iterator[IndexedOutcome]:
     """Run cells in groups that differ only in seeds and numbers.
 
-    See `Engine`.  A group resumes from its checkpoint in `checkpoints`, which is deleted after the caller has
-    taken the group's last outcome.
+    See `Engine`.  A group resumes from its checkpoint in `checkpoints`.  The checkpoint is deleted when the caller
+    asks for an outcome after the group's last one.
+
+    Raises:
+        InputError: This engine cannot compute a cell.
+        RunError: The device cannot be used, or a round failed.
     """
     plans = make_plans(cells)
     with limit_to_one_thread(), retain_freed_pages():  # other cores draw noise meanwhile
@@ -211,7 +219,7 @@ class _ReplicateGroup:
                 evaluations.append((t, self._evaluate(t, number, optimizer.output(states.optimizer_state))))
             if group_checkpoints.is_due(now) and t < rounds:
                 group_checkpoints.keep(SimulationCheckpoint(t, now - start_time, evaluations, states))
-        wall_seconds = (time.perf_counter() - start_time) / count
+        wall_seconds = (time.perf_counter() - start_time) / count  # each cell counts an equal share
         models = optimizer.output(states.optimizer_state).cpu().numpy()
         clipped_shares = (states.clipped_count.double() / states.record_count.clamp(min=1)).tolist()
         _, metrics = evaluations[-1]
@@ -256,6 +264,9 @@ class _ReplicateGroup:
         In a public order, no data moves between host and device during rounds.  The exception is a mechanism
         whose privacy rests on the distance of successive queries: one number a round is read back to check that
         distance.
+
+        Raises:
+            RunError: The query moved farther than the mechanism's sensitivity assumes.
         """
         optimizer_state, running_sum, mechanism_state, clipped_count, record_count = states
         optimizer, silos = self._plan.optimizer, self._make_silos(first_round)
@@ -360,8 +371,8 @@ class _ReplicateGroup:
     def _evaluate(self, t: int, number: int, model: Tensor) -> list[dict[str, float]]:
         """Evaluate the models, (replicates, d), after round t, and return the metrics of each cell.
 
-        `number` is the index of the evaluation, from 1.  With federated evaluation the metrics are the silos',
-        otherwise those of the test set.
+        `number` is the index of the evaluation, from 1.  With federated evaluation the metrics are those of the
+        silos' test records, otherwise those of the test set.
         """
         silo_metrics = [
             evaluation.metrics(number, replicate_model.cpu())

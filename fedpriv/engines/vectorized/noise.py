@@ -110,9 +110,8 @@ class OrderedBatches:
                     yield from itertools.repeat(empty_batches[0], len(block_spans) - skip_count)
                     continue
                 if rounds_per_block > 1 or block_spans != cached_block.batches:
-                    index = self._record_indices[
-                        torch.tensor(block_spans, device=device)
-                    ]  # (rounds, count, orders, records)
+                    # (rounds, count, orders, records)
+                    index = self._record_indices[torch.tensor(block_spans, device=device)]
                     index = index.movedim(1, 2).flatten(2)[..., silo_order]
                     round_records: Iterable[Records] = self._expand_replicates(
                         Records(features[index], labels[index])
@@ -122,6 +121,7 @@ class OrderedBatches:
                 else:
                     _, index, round_records = cached_block
                 weights = self._weights_by_round(empty_batches[count].weights, index)
+                # Not strict, because weights that are the same in all rounds repeat without end.
                 rounds = zip(round_records, weights, block_spans, strict=False)
                 for records, weight, batches in itertools.islice(rounds, skip_count, None):
                     yield RoundBatch(records, weight, empty_batches[count].silo_sizes, self._row_indices(batches))
@@ -129,7 +129,11 @@ class OrderedBatches:
     def _weights_by_round(self, weights: Tensor, index: Tensor) -> Iterable[Tensor]:
         """Return the weights of each round, with 0 for records that do not count.
 
-        `index` holds the indices of the records in `train`, (rounds, orders, records).
+        If all records count, the same weights are repeated without end.
+
+        Args:
+            weights: Weights of the records of a round, (records,).
+            index: Indices of the records in `train`, (rounds, orders, records).
         """
         if self._is_present is None:
             return itertools.repeat(weights)
@@ -190,7 +194,7 @@ class SampledRound(NamedTuple):
 class SampledBatches:
     """Participating training records and their weights in rounds 1 … T.
 
-    The decisions are those of the simulated silos: replicates with the same seeds share them.
+    The decisions are those of the simulated silos, and replicates with the same seeds share the decisions.
     """
 
     def __init__(
@@ -242,6 +246,7 @@ class SampledBatches:
                 for weight_and_size in zip(self._silo_weights, self._batch_sizes, strict=True)
             ]
             for draw, silo_selections in enumerate(selections):
+                # Not strict, because `starts` ends with the end of the last columns.
                 for start, silo_group in zip(starts, self._pieces, strict=False):
                     for silo in silo_group:
                         stop = start + len(silo_selections[silo])
@@ -268,9 +273,8 @@ _AGGREGATE_PARTY = 0xFFFF_FFFE  # a reserved party number, so that no silo's or 
 _MAX_BLOCK_VALUES = 2**21
 _MAX_BLOCK_ROUNDS = 256
 _MAX_DEVICE_VALUES = 2**22  # normal values in a device's memory at a time, besides their sum
-_PREFETCHED_BLOCKS = (
-    2  # blocks; one thread draws them, since a second one would fight the first for the interpreter
-)
+# One thread draws these blocks, since a second one would fight the first for the interpreter.
+_PREFETCHED_BLOCKS = 2
 
 _CPU = torch.device("cpu")
 
@@ -319,6 +323,22 @@ class NoiseFeed:
         *,
         unscaled: bool = False,
     ) -> None:
+        """Set up the noise of replicates.
+
+        Args:
+            noises: Noise sources of each replicate, with their weights in the mean.
+            seeds: Seed of each replicate's noise.
+            rounds: Number of rounds T.
+            size: Length d of a vector.
+            dtype: Type of the vectors.
+            draws: Function of t that returns the number of vectors of round t, or None in every round for a single
+                vector without the axis of draws.
+            device: Device of the vectors.
+            unscaled: Whether the caller multiplies by `amplitude`.
+
+        Raises:
+            ValueError: A replicate has no noise source.
+        """
         if not all(noise.sources for noise in noises):
             raise ValueError("every replicate of a feed must have a noise source")
         replicate_sums = [_make_noise_sum(noise, seed) for noise, seed in zip(noises, seeds, strict=True)]
@@ -386,7 +406,10 @@ class NoiseFeed:
         return [self._scale_vectors(torch.stack(round_vectors)) for round_vectors in vectors_by_round.values()]
 
     def _scale_vectors(self, vectors: Tensor) -> Tensor:
-        """Scale vectors (…, streams, d) to each replicate's noise, (…, replicates, d), except for `amplitude`."""
+        """Scale vectors (…, streams, d) to each replicate's noise, (…, replicates, d).
+
+        Vectors that the caller multiplies by `amplitude` stay as they are.
+        """
         if self._unscaled:
             return vectors
         if self._sum_indices == list(range(len(self._noise_sums))):

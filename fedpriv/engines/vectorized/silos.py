@@ -74,7 +74,21 @@ class Silos(Protocol):
         batch: RoundBatch,
         running_sum: RunningSum,
         mechanism_state: MechanismState,
-    ) -> MeanRelease: ...
+    ) -> MeanRelease:
+        """Return the mean of the silos' releases of round t, and the state of the next round.
+
+        Args:
+            t: Round, one more than in the previous call.
+            round_plan: Plan of the round.
+            query: Query of each replicate, (replicates, d).
+            batch: Records and weights of the round.  A record's weight contains its silo's weight in the mean.
+            running_sum: Running sum before the round.
+            mechanism_state: State of the noise mechanism before the round.
+
+        Raises:
+            RunError: The query moved farther than the mechanism's sensitivity assumes.
+        """
+        ...
 
 
 class AveragedSilos:
@@ -148,6 +162,7 @@ class LocalSilos:
                 RoundState(accumulator=(torch.zeros_like(query),)), round_plan, point, silo_batch
             )
             assert increment_sum.clipped_count is not None
+            # The weights of records contain the silo's weight in the mean, and its own release does not.
             release = (
                 increment_sum.values / weight if fresh is None else increment_sum.values / weight + fresh[silo]
             )
@@ -211,6 +226,7 @@ class ReplicateAbsences:
         self._absences, self._silo_count, self._device = absences, silos, device
 
     def __bool__(self) -> bool:
+        """Whether a silo is absent in some round of some replicate."""
         return any(self._absences)
 
     def presence_mask(self, t: int) -> Tensor:
@@ -270,6 +286,9 @@ def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
     """Group cells that run together, by index.
 
     A group that runs alone computes the same bits as in a list with other cells.
+
+    Raises:
+        InputError: This engine cannot compute a cell.
     """
     return list(group_by_plan(cells, make_plans(cells)))
 
@@ -292,7 +311,7 @@ def make_plans(cells: Sequence[Cell]) -> list[Plan]:
 
 
 def group_by_plan(cells: Sequence[Cell], plans: Sequence[Plan]) -> Iterator[list[int]]:
-    """Group cells that run together, by index, given their plans."""
+    """Group cells that run together, by index, given the plan of each cell."""
     groups: dict[object, list[int]] = {}
     for index, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
         groups.setdefault(_group_key(cell, plan), []).append(index)
