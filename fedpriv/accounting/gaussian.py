@@ -261,7 +261,6 @@ def mu_of(epsilon: float, delta: float) -> float:
 def compose(mus: ArrayLike) -> float:
     """Return the exact GDP parameter √(Σ μ_i²) of releases that are μ_i-GDP each.
 
-
     Source: Dong, Roth & Su 2022, Corollary 3.3.
 
     Args:

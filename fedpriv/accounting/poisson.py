@@ -366,7 +366,7 @@ class SampledGroupRound:
 
     @property
     def _log_probabilities(self) -> Floats:
-        """ln P[Bin(size, rate) = j] for j = 0 … size, (size + 1,)."""
+        """Logarithms of P[Bin(size, rate) = j] for j = 0 … size, (size + 1,)."""
         participant_counts, size = self._participant_counts, float(self.size)
         with np.errstate(divide="ignore"):
             log_rate, log_absence = np.log(self.rate), np.log1p(-self.rate)

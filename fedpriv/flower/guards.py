@@ -442,15 +442,22 @@ class SiloGuard:
         """Evaluate parameters on the silo's own test records, with noise.
 
         The scenario's `run.evaluations` are spread evenly over the server's rounds, the last one among them.
-        InputError and RunError as for `train`.
+
+        Guarantee: all evaluations of a run together are a release of μ = [evaluation].mu for each test record, and
+        the evaluations of all runs and apps together one of the policy's [evaluation].budget.  The guard answers
+        each evaluation once, for one model.
+
+        Args:
+            arrays: Parameters of the app's model.
+            server_round: Round of the server, from 1, as strategies put it into every message.
 
         Returns:
             "eval_loss", and "eval_acc" of a classifier, as the template names them, or {} in a round without an
             evaluation.
 
-        Guarantee: all evaluations of a run together are a release of μ = [evaluation].mu for each test record, and
-        the evaluations of all runs and apps together one of the policy's [evaluation].budget.  The guard answers
-        each evaluation once, for one model.
+        Raises:
+            InputError: The app's model is not the guard's, or the scenario has no such round.
+            RunError: The guard refuses, with its reason.
         """
         return self.scores(arrays.to_numpy_ndarrays(), server_round, list(arrays))
 

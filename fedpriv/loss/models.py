@@ -123,6 +123,8 @@ class LinearSettings(SoftmaxSettings):
 
 
 class RidgeSettings(SoftmaxSettings):
+    """Settings of least squares with a penalty."""
+
     penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         description="of ‖x‖²/2 in every record's loss, the constant's weight included; clipped with it"
     )
@@ -265,6 +267,8 @@ def least_squares_of_scores(
 
 
 class RidgeStatisticsSettings(SoftmaxSettings):
+    """Settings of ridge regression from released second moments."""
+
     penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         description="λ of the second moments + λ I, in the unit of features squared: about the noise's largest "
         "eigenvalue, 2 √features of its deviation"
@@ -294,6 +298,8 @@ def ridge_statistics(
 
 
 class PerceptronSettings(ModuleSettings):
+    """Settings of a network with one hidden layer."""
+
     hidden: Annotated[int, Field(ge=1, le=10_000_000)] = Field(64, description="width of the hidden layer")
 
 
@@ -380,6 +386,8 @@ def keep_numbers(features: NDArray[Any], dtype: torch.dtype, _settings: ModelSet
 
 
 class PhaseSettings(ModelSettings):
+    """Settings of phase retrieval."""
+
     start: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1.0, description="norm of the first model; close to 0 there is a saddle"
     )
@@ -398,6 +406,8 @@ def phase_retrieval(power: Literal[1, 2]) -> Model:
 
 
 class LeastSquaresSettings(ModelSettings):
+    """Settings of least squares for the data set linear-regression."""
+
     ball: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1.0, description="radius the model stays in: excess risk is counted from the best point there"
     )

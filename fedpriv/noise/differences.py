@@ -239,7 +239,7 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
 
 
 def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
-    """Set the node standard deviations of Algorithm 2, with L put back: 2h σ √V_{≤2N}, …
+    """Set the node standard deviations 2h σ √V_{≤2N}, … of Algorithm 2, with L put back.
 
     Args:
         trees: Trees with a bound of the queries' movement.

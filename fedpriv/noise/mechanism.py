@@ -1,4 +1,5 @@
 """Mechanisms: correlated Gaussian noise on a stream of running sums, in floats and on integers.
+
 One algebra serves all mechanisms.  The running sums are A s, where row t of the lower-triangular workload A holds
 the decays, and s the increments.  A mechanism is a factorization A = B C.  It releases A s + B z with independent
 Gaussian z_t, which is post-processing of C s + z.  In a stream each round takes one fresh vector z_t and adds row

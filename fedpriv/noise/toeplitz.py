@@ -1,4 +1,5 @@
 """Toeplitz strategies: banded square roots of the sums, banded inverses, and one that restarts.
+
 | mechanism | C | with `bands` |
 |---|---|---|
 | banded | first coefficients of (1 - decay·x)^(-1/2) | T: the square-root factorization A = C C; 1: C = I |

@@ -122,7 +122,6 @@ def accelerated_bound(
 ) -> Bound:
     """Bound the excess risk by (β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T.
 
-
     Proof: docs/proofs/excess-risk.md.
 
     Args:

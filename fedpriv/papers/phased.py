@@ -171,7 +171,6 @@ def phased_bound(
 ) -> Bound:
     """Bound the excess risk of phases i = 1 … k.
 
-
     Proof: docs/proofs/excess-risk.md.
 
     Args:

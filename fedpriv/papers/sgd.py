@@ -96,7 +96,6 @@ def projected_bound(
 
     The bound is R²/(2ηT) + 2R mean(s_t), or R²/(2ηT) + mean(s_t²)/(2(1/η - M)) with fresh errors.
 
-
     Proof: docs/proofs/excess-risk.md.
 
     Args:

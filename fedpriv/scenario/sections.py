@@ -340,7 +340,10 @@ class PrivacySection(Section):
         return self._mu_of_share(1.0)
 
     def silo_target_mu(self, silo: int) -> float | None:
-        """Return μ of one silo's records: the whole target, or the silo's share of it."""
+        """Return μ of one silo's records, or None for a run that is not private.
+
+        With `shares` it is the silo's share of the target, and otherwise the whole target.
+        """
         return self._mu_of_share(self.shares[silo] if self.shares else 1.0)
 
     def _mu_of_share(self, share: float) -> float | None:
@@ -446,7 +449,7 @@ class EvaluationSection(Section):
         return 0.5 * math.sqrt(2.0) if self.curves is None else self.curves.increment_norm
 
     def records_per_silo(self, silos: int) -> tuple[int, ...]:
-        """Return the numbers of test records of silo 0, 1, …"""
+        """Return the number of test records of each silo, in the order of silos."""
         return (self.records,) * silos if isinstance(self.records, int) else self.records
 
     def check_federation(self, silos: int, trust: Trust, privacy: PrivacySection) -> None:
@@ -460,7 +463,7 @@ class EvaluationSection(Section):
             privacy: Section [privacy].
 
         Raises:
-            ValueError: They cannot.
+            ValueError: The section does not fit the federation, or noise is missing where it is needed.
         """
         refuse(
             {

@@ -156,6 +156,9 @@ def _score_world(
     That noise is y minus the strategy's outputs for the sums of the world.
 
     Args:
+        cell: Cell of the run.
+        plan: Plan of the run.
+        exact: Integers and noise of the plan.
         noisy: y, (T, d).
         sums: Integer sums of silo i in round t at [i][t - 1], (d,).
     """
