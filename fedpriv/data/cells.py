@@ -161,7 +161,11 @@ def _missing_mask(values: Any) -> NDArray[np.bool_]:
 
 
 def _cast_numbers(values: Any) -> NDArray[np.float64] | None:
-    """Cast values to finite numbers, NaN for missing ones, or return None if Arrow cannot read them all."""
+    """Cast values to finite numbers, NaN for missing ones.
+
+    Returns:
+        The numbers, (n,), or None unless Arrow reads a finite number in every other cell.
+    """
     pa, compute = _import_arrow()
     arrow_type, is_missing = values.type, _missing_mask(values)
     if not (pa.types.is_string(arrow_type) or pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type)):
@@ -400,7 +404,11 @@ def _read_csv(path: Path) -> RawTable:
 
 
 def _iterate_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line at which each record ends, and its cells, by Python's reader.  The header comes first."""
+    """Yield the line at which each record ends, and its cells, by Python's reader.  The header comes first.
+
+    Raises:
+        InputError: A record is no CSV.
+    """
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
@@ -418,7 +426,11 @@ def _read_header(path: Path) -> list[str]:
 
 
 def _check_rows(path: Path) -> None:
-    """Raise InputError at the first record that is no CSV or has another number of values than the header."""
+    """Check that every record is CSV with as many values as the header.
+
+    Raises:
+        InputError: A record is not.  The message names the line of the first one.
+    """
     column_count = None
     for line, row in _iterate_records(path):
         column_count = len(row) if column_count is None else column_count
@@ -449,7 +461,11 @@ def _has_quotes(path: Path) -> bool:
 
 
 def _read_parquet(path: Path) -> RawTable:
-    """Read a .parquet file, column by column."""
+    """Read a .parquet file, column by column.
+
+    Raises:
+        InputError: The file is no table of numbers, words and booleans.
+    """
     pa, _ = _import_arrow()
     from pyarrow import parquet
 
@@ -489,7 +505,11 @@ def table_from_arrow(arrow_table: Any, source: str) -> RawTable:
 
 
 def _column_from_arrow(column: Any, location: str) -> CellColumn:
-    """Convert a column of an Arrow table."""
+    """Convert a column of an Arrow table.
+
+    Raises:
+        InputError: The column is nested or binary.  The message begins with `location`.
+    """
     pa, compute = _import_arrow()
     value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_nested(value_type) or pa.types.is_binary(value_type):
@@ -511,7 +531,12 @@ def _as_text(value: Any) -> str:
 
 
 def _check_header(header: Sequence[str], source: str) -> None:
-    """Refuse a header that is empty, separated by other characters, or repeats a name."""
+    """Check the names of the columns.
+
+    Raises:
+        InputError: The header is empty, is separated by other characters, or has a name twice or a column without
+            a name.
+    """
     if not header:
         raise InputError(f"{source}: is empty; expected a line with the names of the columns")
     for separator, name in _SEPARATORS.items():

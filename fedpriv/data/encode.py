@@ -170,7 +170,8 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
 
     Raises:
         InputError: A value is missing for which the schema has no remedy, a row has no person, a column of numbers
-            holds a text, or a word is in no vocabulary.  The message names line and column.
+            holds a text, or a word is in no vocabulary.  The message names line and column.  Or every record has a
+            missing value.
     """
     is_incomplete = np.zeros(len(table), np.bool_)
     for name, column in schema.sorted_columns:
@@ -289,7 +290,11 @@ def _scale_numbers(numbers: NDArray[np.float64], bounds: tuple[float, float]) ->
 
 
 def _read_numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return a column's numbers, with 0 for a missing value, and the mask of the missing values."""
+    """Return a column's numbers, with 0 for a missing value, and the mask of the missing values.
+
+    Raises:
+        InputError: A cell is no finite number.
+    """
     cells = table.column(name)
     numbers, is_missing = cells.to_numbers(), cells.is_missing
     if (bad := np.isnan(numbers) & ~is_missing).any():
@@ -307,7 +312,18 @@ def _read_codes(
     *,
     allow_missing: bool = False,
 ) -> NDArray[np.int64]:
-    """Return each record's index in the vocabulary, or `_MISSING_CODE` for an allowed missing value."""
+    """Return each record's index in the vocabulary, or `_MISSING_CODE` for an allowed missing value.
+
+    Args:
+        table: Table with the column.
+        name: Name of the column.
+        vocabulary: Words of the column, with `OTHER_WORD` for all words that are not listed.
+        key: Key of the schema that lists the words, for the message.
+        allow_missing: Whether a missing value is allowed.
+
+    Raises:
+        InputError: A word is not in the vocabulary.
+    """
     cells = table.column(name)
     codes = cells.vocabulary_indices(vocabulary)
     is_unknown = codes < 0
@@ -329,9 +345,10 @@ def _read_codes(
 
 
 def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
-    """Return the name of each row's person, and refuse a row without one.
+    """Return the name of each row's person.
 
-    A row without a name might be that of a person of its own, or of any other person.
+    Raises:
+        InputError: A row has no name.  It might be that of a person of its own, or of any other person.
     """
     cells = table.column(name)
     if cells.is_missing.any():
@@ -341,6 +358,7 @@ def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
 
 
 def _refuse_missing(table: RawTable, schema: TableSchema, row: int) -> None:
+    """Raise InputError for the first missing value of a row, with the column's name and the remedies."""
     required_columns = [
         (name, column.values or ()) for name, column in schema.sorted_columns if column.missing is None
     ]
@@ -352,6 +370,5 @@ def _refuse_missing(table: RawTable, schema: TableSchema, row: int) -> None:
     )
     raise InputError(
         f"{table.describe_cell(row, name)} is a missing value; give the column `missing`, what stands in for it, "
-        "or the "
-        'table missing = "drop"'
+        'or the table missing = "drop"'
     )

@@ -98,6 +98,9 @@ def _find_data_archive(package: bytes) -> bytes:
     """Return the member data.tar.* of an ar archive.
 
     A header of 60 bytes precedes each member, whose content is padded to an even length.
+
+    Raises:
+        ValueError: The bytes are no ar archive, or have no such member.
     """
     if not package.startswith(_MAGIC):
         raise ValueError("no ar archive")
@@ -112,6 +115,11 @@ def _find_data_archive(package: bytes) -> bytes:
 
 
 def _apt_download(folder: Path) -> Path:
+    """Download Debian's package to a folder.
+
+    Raises:
+        InputError: There is no apt-get, or the download fails.
+    """
     if shutil.which("apt-get") is None:
         raise InputError("apt-get is not here")
     return run_download(
@@ -172,9 +180,8 @@ _PATIENCE_SECONDS = 4.0
 def torchvision_download(dataset: str, **options: str) -> Source:
     """Return a source that downloads `torchvision.datasets.<dataset>`, without output.
 
-    It gives up soon if the hosts do not answer.
-    torchvision is imported when the source is used.  It tries its mirrors one after another and checks the MD5
-    hash of each file.
+    The source gives up soon if the hosts do not answer.  torchvision is imported when the source is used.  It
+    tries its mirrors one after another and checks the MD5 hash of each file.
 
     Args:
         dataset: Name of a class in `torchvision.datasets`.
@@ -250,7 +257,8 @@ ORIGINS = {
         _FASHION_MNIST,
         (torchvision_download("FashionMNIST"), fashion_mnist_package("FashionMNIST/raw", tuple(_FASHION_MNIST))),
     ),
-    "emnist": Origin(  # the archive itself is stored, because a hash is published for nothing else
+    # The archive itself is stored, because a hash is published for nothing else.
+    "emnist": Origin(
         "EMNIST/raw",
         {EMNIST_ARCHIVE: "md5:58c8d27c78d21e728a6bc7b3cc06412e"},
         (torchvision_download("EMNIST", split="balanced"),),
@@ -296,7 +304,7 @@ def check_data_name(name: str) -> None:
     """Check that there is a data set of this name.
 
     Raises:
-        InputError: There is none.  The message suggests a name.
+        InputError: There is no such data set.  The message suggests a name.
     """
     names = [*ORIGINS, *COMPUTED_DATA_SETS]
     if name not in names:

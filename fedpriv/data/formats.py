@@ -305,6 +305,12 @@ def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], Non
 
 
 def _move_files(origin: Origin, draft: Path, target: Path) -> None:
+    """Verify the files in a draft folder, and move them to their place.
+
+    Raises:
+        InputError: A file does not verify.
+        OSError: A file cannot be moved.
+    """
     if (reason := _why_unusable(draft, origin.files)) is not None:
         raise InputError(f"what came is not the data set ({reason})")
     target.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ def to_record_arrays(
         source: Name of the argument in messages.
 
     Raises:
-        InputError: `data` are no pairs of records and labels, or inputs differ in length.
+        InputError: `data` are no pairs of records and labels, inputs differ in length, or a DataLoader is empty.
     """
     if isinstance(data, DataLoader):
         batches = [tuple(batch.values()) if isinstance(batch, Mapping) else batch for batch in data]

@@ -267,7 +267,11 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
 
 
 def _read_emnist(folder: Path, split: str) -> _Images:
-    """Read images and labels out of the published archive, the only file that a hash is published for."""
+    """Read images and labels out of the published archive, the only file that a hash is published for.
+
+    Raises:
+        InputError: The archive cannot be read.
+    """
     path = folder / EMNIST_ARCHIVE
 
     def member(array_name: str) -> NDArray[np.uint8]:

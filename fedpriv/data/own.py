@@ -121,8 +121,8 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
         source: Name of the data in error messages.
 
     Raises:
-        InputError: A shape or type is another, a value is not finite, an integer is beyond 2^24, or a label is no
-            class.
+        InputError: A shape or type cannot be used, a value is not finite, an integer is beyond 2^24, or a label is
+            none of the classes.
     """
     inputs, has_inputs = split_inputs(images), images.dtype.names is not None
     for column in inputs.values():
@@ -177,7 +177,7 @@ def check_same_shapes(
         source: Name of the data in messages.
 
     Raises:
-        InputError: They differ.  The message names `source`.
+        InputError: A shape or type differs.  The message names `source`.
     """
     for subject, first, second in zip(("records", "labels"), train, test, strict=True):
         signatures = [
@@ -228,7 +228,11 @@ def _read_class_count(arrays: dict[str, NDArray[Any]], name: str) -> int:
 def _read_split(
     arrays: dict[str, NDArray[Any]], split: str, classes: int, name: str
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the checked records and labels of the split "train" or "test"."""
+    """Return the checked records and labels of the split "train" or "test".
+
+    Raises:
+        InputError: An array is missing or cannot be used.
+    """
     arrays = combine_named_inputs(arrays, f"{split}_features", f"data.name = {name!r}")
     records_key = f"{split}_features" if f"{split}_features" in arrays else f"{split}_images"
     for key in (records_key, f"{split}_labels"):

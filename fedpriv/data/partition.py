@@ -81,7 +81,7 @@ def draw_split(data: Dataset, number: int) -> Dataset:
     is_drawn = _draw_records(
         dataclasses.replace(data, sites=all_sites), labels, is_counted, was_test & is_counted, "split", number
     )
-    is_test = is_drawn | (was_test & ~is_counted)
+    is_test = is_drawn | (was_test & ~is_counted)  # a row that does not count stays in its part
     test_rows, train_rows = np.flatnonzero(is_test), np.flatnonzero(~is_test)
     train_rows = train_rows[
         public_generator(_RESPLIT_SEED, "order of split", str(number)).permutation(len(train_rows))
@@ -161,6 +161,7 @@ def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Gene
         return order[:count]
     quotas = counts * (count / len(labels))
     amounts = np.floor(quotas).astype(np.int64)
+    # The largest remainders are rounded up, and ties are broken at random.
     amounts[
         np.argsort(-(quotas - amounts + 1e-9 * generator.random(len(amounts))))[: count - int(amounts.sum())]
     ] += 1
@@ -358,6 +359,7 @@ def secret_permutation(key: bytes, units: int) -> NDArray[np.int64]:
         units: Number of units.
     """
     randomness = SamplingRandomness(derive_key(key, "order of persons"))
+    # Two numbers of 32 bits for each unit, since single ones would often be equal.
     high, low = (randomness.numbers(units, 2**32, 0, t) for t in (0, 1))
     return np.lexsort((low, high)).astype(np.int64)
 
@@ -429,9 +431,8 @@ def partition_dirichlet(
 ) -> SiloRows:
     """Partition with label skew, by a mixture of labels from a Dirichlet distribution for each silo.
 
-    The method is that of Hsu, Qi & Brown 2019, a symmetric distribution, with fixed sizes of silos.  Alternating
-    scaling of rows and columns balances the mixtures against the frequencies of the labels, before they are
-    rounded.
+    The method is that of Hsu, Qi & Brown 2019, a symmetric distribution, with fixed sizes of silos.  Before counts
+    are rounded, alternating scaling of rows and columns balances mixtures against the frequencies of the labels.
 
     Guarantee: no record is given twice.
 
@@ -440,6 +441,9 @@ def partition_dirichlet(
         sizes: Number of records of each silo.
         seed: Public seed.
         concentration: Concentration of the distribution.  A small one gives a silo few labels.
+
+    Returns:
+        Row indices of each silo.
 
     Raises:
         InputError: There are too few records.
@@ -470,6 +474,9 @@ def partition_alike(
         seed: Public seed.
         like: Labels of the training records of each silo.
 
+    Returns:
+        Row indices of each silo.
+
     Raises:
         InputError: There are too few records.
     """
@@ -493,7 +500,10 @@ def _deal_records(
     counts: NDArray[np.int64],
     generator: np.random.Generator,
 ) -> SiloRows:
-    """Draw each silo's records from one pool for each label, by balanced mixtures (silos, labels)."""
+    """Draw each silo's records from one pool for each label, by balanced mixtures (silos, labels).
+
+    Mixtures are above 0, so that rows and columns can be scaled.
+    """
     expected_counts = _balance_margins(
         mixtures, np.array(sizes, np.float64), np.float64(sum(sizes) / counts.sum()) * counts
     )
@@ -562,6 +572,9 @@ def partition_by_site(sites: NDArray[np.int64], sizes: Sequence[int], seed: int)
         sites: Number of each record's site, (n,), which is its silo's number.
         sizes: Number of records of each silo.
         seed: Public seed.
+
+    Returns:
+        Row indices of each silo.
 
     Raises:
         InputError: A site has too few records.

@@ -141,7 +141,11 @@ def read_survival(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
 
 
 def read_patients(frame: bytes) -> list[dict[str, str]]:
-    """Return the patients of a pickled frame whose first year is known (`read_dialysis`)."""
+    """Return the patients of a pickled frame whose first year is known (`read_dialysis`).
+
+    Raises:
+        InputError: The frame has another layout.
+    """
     event, time, age, begin, centre, disease = _read_columns(frame)
     died = (event == 1) & (time <= HORIZON_MONTHS)
     return [
@@ -320,6 +324,9 @@ def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: in
         labels: Class of each record, (n,), integers from 0 on.
         train_share: Share of the training records.
         seed: Seed of `numpy.random.RandomState`.
+
+    Returns:
+        Row indices of the test records, class by class.
     """
     generator = np.random.RandomState(seed)
     counts = np.bincount(labels)

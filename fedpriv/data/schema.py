@@ -99,8 +99,7 @@ class Survival(TableSection):
         """Compute the labels m + (K + 1) δ of records, each from its own time and event.
 
         m of the K bins were survived, and δ is 1 if the event was seen in the next bin.  A time before the first
-        edge
-        says nothing of any bin: no bin survived, no event.
+        edge says nothing of any bin: no bin survived, no event.
 
         Args:
             times: Time of the event, or of the last sight of the record, (n,).
@@ -264,7 +263,7 @@ def check_range(bounds: tuple[float, float]) -> None:
     """Check that a range is finite and increasing.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The range is not finite, or does not increase.
     """
     low, high = bounds
     if not low < high or not math.isfinite(high - low):
@@ -275,7 +274,7 @@ def check_vocabulary(vocabulary: tuple[str, ...]) -> None:
     """Check that a vocabulary has at least two different words, without spaces around them.
 
     Raises:
-        ValueError: It does not.
+        ValueError: There are fewer words, one occurs twice, or one has spaces around it.
     """
     if len(vocabulary) < 2 or len(set(vocabulary)) != len(vocabulary):
         raise ValueError(f"{list(vocabulary)}: expected at least two words, each once")

@@ -38,10 +38,10 @@ def make_blobs(
 def make_phase_retrieval(
     train: int, test: int, dimension: int, outliers: float, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return training and test pairs of measurements and sizes, for a secret vector x*.
+    """Return training and test pairs of measurements and sizes, for a random vector x*.
 
-    The vector x* has norm √dimension.  A measurement z is uniform on the unit sphere of R^dimension, and its size
-    is |⟨x*, z⟩|.  A share of the sizes is replaced by uniform numbers between 0 and 5.
+    The vector x* follows from the seed and has norm √dimension.  A measurement z is uniform on the unit sphere of
+    R^dimension, and its size is |⟨x*, z⟩|.  A share of the sizes is replaced by uniform numbers between 0 and 5.
 
     Args:
         train: Number of training records.

@@ -204,7 +204,7 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
     table = read_table(path)
     if schema.site is not None and schema.site not in table.columns:
         encoded = encode_table(table, schema, single_site=True)
-        encoded.raw_cells[:, -1] = silo
+        encoded.raw_cells[:, -1] = silo  # the last raw cell is the site
         return encoded
     encoded = encode_table(table, schema)
     if encoded.sites is not None:
@@ -219,6 +219,7 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
 
 @lru_cache(maxsize=4)
 def _read_cached(path: Path, size: int, changed: int) -> RawTable:
+    """Read a table, and read it again when the file's size or time of change is another."""
     return read_table(path)
 
 

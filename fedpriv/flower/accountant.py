@@ -65,7 +65,8 @@ class ExactAccountant:
             count: Number of releases like `event`.
 
         Raises:
-            InputError: The event has another population, or Poisson-sampled events are not all equal.
+            InputError: The event has another population, Poisson-sampled events are not all equal, or `count` is
+                below 1.
         """
         self._counts = self._add_events(event, count)
 

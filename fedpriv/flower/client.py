@@ -138,7 +138,12 @@ class PrivateClient:
     def _answer_by_guard(
         self, socket: Path, content: RecordDict, terms: Terms, cell: Cell, number: int
     ) -> RecordDict:
-        """Pass the message to the guard, which checks the query and has budget and records."""
+        """Pass the message to the guard, which checks the query and has budget and records.
+
+        Raises:
+            RunError: The guard refuses, or the strategy has a seed.
+            InputError: The arrays are not those of the guard's model.
+        """
         refuse({"a guard draws noise of its own: leave `seed` out of the strategy": terms.seeded}, RunError)
         run, record = str(self._context.run_id), content.array_records[ARRAYS]
         layout = ModelLayout.from_arrays(record)
@@ -191,7 +196,8 @@ class PrivateClient:
         the key is forgotten.
 
         Raises:
-            RunError: The message is of another run.
+            RunError: The message does not continue the run that this node remembers, records or scenario have
+                changed, or round 0 comes after a release.
         """
         memory: dict[str, Any] = dict(self._context.state.config_records.get(_STATE_RECORD, {}))
         key = bytes(memory.get("key", b"")) or system_key()
@@ -243,7 +249,7 @@ def normalize_loss(loss: Any) -> LossArgument:
     """Return torch's cross-entropy by fedpriv's name, and any other loss unchanged.
 
     Raises:
-        InputError: The loss is a cross-entropy that torch weights by batch.
+        InputError: The loss is a cross-entropy that torch weights by batch, or that leaves out a class.
     """
     layer = nn.CrossEntropyLoss() if loss is nn.functional.cross_entropy else loss
     if not isinstance(layer, nn.CrossEntropyLoss):
@@ -263,7 +269,8 @@ def _read_records(records: AppRecords, count: int) -> Arrays:
     """Read the first `count` records.
 
     Raises:
-        RunError: The records cannot be read; the message discloses nothing about them.
+        RunError: The records are shuffled, cannot be read or are fewer than `count`.  The message discloses
+            nothing else about them.
     """
     refuse(
         {
@@ -294,7 +301,8 @@ def _objective_and_records(
     """Make the module's loss, and the records in the form that the loss reads.
 
     Raises:
-        RunError: The records cannot be used; the message discloses nothing about them.
+        RunError: The records cannot be used.  The message discloses nothing about them.
+        InputError: Module, loss and shape of the records do not fit each other.
     """
     real, record_shape = labels.dtype.kind == "f", features.shape[1:]
     choice = make_loss_choice(loss, real=real)
@@ -316,7 +324,10 @@ def _objective_and_records(
 
 
 def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
-    """Return the number of classes, from the module's outputs for a record of zeros."""
+    """Return the number of classes, from the module's outputs for a record of zeros.
+
+    The number is 2 for a loss of a single logit, and for a module that fails, which is reported later.
+    """
     single = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].has_single_output
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)
     network = wrap_module(module, describe_inputs(features), features.shape[1:])

@@ -15,8 +15,7 @@ is public, fixed before round 1, and the same at every silo.
 Each step is one round of a run at the guard.  With K local steps, round r of the server takes rounds (r-1)K + 1
 … rK of this run.
 
-`ModelLayout` relates a model's named arrays to the flat vector of the same numbers, in the order of a
-state_dict.
+`ModelLayout` relates a model's named arrays, in the order of a state_dict, to the flat vector of their numbers.
 
 `Terms` are the terms of an app's run: its scenario, from a file or from keywords, as a message carries them.
 Every message of a strategy of `fedpriv.flower` has the terms in `config`, beside the app's own `train_config`.
@@ -85,8 +84,7 @@ class ModelLayout:
                 "initial_arrays: there are none; give ArrayRecord(net.state_dict())": not arrays,
                 **{
                     f"array {sanitize_line(name)!r} is {array.dtype}, and parameters are float32 or float64: "
-                    "buffers, "
-                    "as BatchNorm keeps them, would leave a silo without noise; GroupNorm has none": (
+                    "buffers, as BatchNorm keeps them, would leave a silo without noise; GroupNorm has none": (
                         array.dtype not in DTYPES
                     )
                     for name, array in arrays.items()
@@ -169,9 +167,9 @@ class ModelLayout:
                     else "it is none that is trained here"
                 )
                 raise InputError(
-                    f"array {sanitize_line(name)!r} {shape} of the server: {reason}; server and clients need the "
-                    "same "
-                    "module, and the server sends its trained parameters and nothing else"
+                    f"array {sanitize_line(name)!r} {shape} of the server: {reason}; "
+                    "server and clients need the same module, "
+                    "and the server sends its trained parameters and nothing else"
                 )
 
 
@@ -219,7 +217,11 @@ def make_terms_config(cell: Cell, *, seeded: bool) -> ConfigRecord:
 
 
 def _load_single_run(path: Path, overrides: Sequence[str], requirement: str) -> Cell:
-    """Load the one run of a scenario file.  InputError with `requirement` for a sweep."""
+    """Load the one run of a scenario file.
+
+    Raises:
+        InputError: The scenario is a sweep, with `requirement` in the message, or cannot be used.
+    """
     points = load_scenario(path, overrides).points
     refuse({f"{path}: sweep: {requirement}, and this stands for {len(points)}": len(points) != 1})
     return points[0].cell
@@ -295,7 +297,11 @@ def with_dtype(cell: Cell, dtype: str) -> Cell:
 
 
 def _require_app_cell(cell: Cell, source: str) -> Cell:
-    """Return `cell`, or refuse a run that an app's own module and records cannot do."""
+    """Return `cell`.
+
+    Raises:
+        InputError: An app's own module and records cannot do this run.
+    """
     refused = {
         f"algorithm.name = {cell.algorithm.name!r}: asks silos for more than gradients of a module": (
             cell.algorithm.row.model is not None
@@ -519,7 +525,9 @@ class SiloGuard:
     ) -> tuple[ModelLayout, NDArray[Any]]:
         """Return the layout of the guard's model, and the arrays as one vector in this layout.
 
-        InputError if the arrays do not fit.
+        Raises:
+            InputError: The arrays do not fit.
+            RunError: The guard refuses.
         """
         shapes = unwrap_answer(ask_shapes(self.socket, self.cell_json))
         layout = ModelLayout.from_guard_shapes(

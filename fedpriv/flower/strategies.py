@@ -199,7 +199,11 @@ class PrivateStrategy(FedAvg):
 
     @property
     def claim(self) -> str:
-        """Guarantee of the rounds so far, as a sentence."""
+        """Guarantee of the rounds so far, as a sentence.
+
+        Raises:
+            InputError: The strategy has not been started.
+        """
         if not (rounds := self._started_releases.rounds_done):
             return "nothing was released"
         if (claim := compute_claim(make_release_streams(self.plan, rounds))) is None:
@@ -246,7 +250,8 @@ class PrivateStrategy(FedAvg):
             Flower's result, with the model and the metrics.
 
         Raises:
-            InputError: The run cannot be private.  Nothing was sent yet.
+            InputError: The strategy had its run already, or the arrays, the number of rounds or the terms cannot
+                be used.  Nothing was sent yet.
             RunError: A silo refuses, fails, or does not answer.
         """
         refuse(
@@ -275,7 +280,11 @@ class PrivateStrategy(FedAvg):
         return result
 
     def _count_affordable_rounds(self, planned_rounds: int) -> int:
-        """Return the number of rounds whose ε is at most `max_epsilon`.  InputError if round 1 exceeds it."""
+        """Return the number of rounds whose ε is at most `max_epsilon`, or all rounds without a limit.
+
+        Raises:
+            InputError: Round 1 alone exceeds the limit, or the run adds no noise.
+        """
         if (limit := self._max_epsilon) is None:
             return planned_rounds
         rounds = bisect_right(range(1, planned_rounds + 1), limit, key=lambda t: self.epsilon(t) or 0.0)

@@ -458,8 +458,8 @@ def compute_per_block(records: Records, name: Hashable, compute: Callable[[Recor
     Args:
         records: Records of one round.
         name: Name of the computation, unique among those of a block.
-        compute: Function from records to one number or vector for each record.  It gets the records of one round,
-            or those of all rounds of a block, (rounds, B, …).
+        compute: Function from records to one number or vector for each record.  The records are those of one
+            round, or of all rounds of a block, (rounds, B, …).
     """
     return (
         compute(records)

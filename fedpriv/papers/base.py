@@ -117,7 +117,7 @@ def project_to_ball(point: Tensor, radius: Scalar) -> Tensor:
         radius: Radius of the ball, positive.
 
     Returns:
-        The projected vectors (..., d), and `point` itself if all lie in the ball.
+        The projected vectors (..., d), in the memory of `point`.
 
     Example:
         >>> project_to_ball(torch.tensor([0.0, 2.0]), 1.0).tolist()
@@ -146,6 +146,9 @@ class Settings(BaseModel):
         Args:
             mechanism: Mechanism of the row.
             workload: Running sums.
+
+        Raises:
+            InputError: The scenario asks for factors, and none are known for these sums.
         """
         return None
 
@@ -176,7 +179,7 @@ class Problem:
     convex_within: float = 0.0
     """Radius of the ball around the start in which these constants hold and losses are convex.
 
-    It is 0 if no such radius is known.
+    The radius is 0 if none is known.
     """
     relation: Relation = "replace-one"
     """Relation of neighbouring data sets.
@@ -231,7 +234,11 @@ def catch_refusal(
 ) -> Callable[Concatenate[str, Arguments], Prescription]:
     """Turn an InputError of `formula(theorem, …)` into a prescription without numbers.
 
-    Its `refusal` is the text of the error.
+    Args:
+        formula: Function of a theorem's name and of other arguments that prescribes numbers.
+
+    Returns:
+        The function, with the text of an InputError as the `refusal` of the prescription.
     """
 
     @functools.wraps(formula)
@@ -297,7 +304,7 @@ class Algorithm:
     model: Callable[[Any, Objective], Objective] | None = None
     """Model whose point holds more than the scenario's parameters, or None for the scenario's own model.
 
-    It is the one that silos are queried about, and that is evaluated and published.
+    Silos are queried about this model, and this model is evaluated and published.
     """
     schedule: Callable[[Any, FixedOrder], Participation] = lambda _settings, declared: declared
     """Participation of the row from the declared schedule, by default the declared schedule itself."""
@@ -311,7 +318,7 @@ class Algorithm:
     excess_risk: Callable[[Any, Problem, ReleaseNumbers], Bound | None] = lambda *_: None
     """Bound on the mean excess risk of a run, or None if nothing is proved for these settings.
 
-    It holds for convex losses of known smoothness whose records are read once in a public order.
+    The bound holds for convex losses of known smoothness whose records are read once in a public order.
     """
     published: Literal["points", "rows"] | None = None
     """Target for which noise is fitted, or None if nothing can be fitted.
@@ -403,7 +410,7 @@ def independent(_settings: Settings, _problem: Problem, _workload: Workload) -> 
 class SteppingOptimizer(Optimizer, Protocol):
     """Optimizer, a frozen dataclass, whose moves are proportional to `step`.
 
-    Its state does not depend on the step otherwise.
+    The state of the optimizer depends on the step only through these moves.
     """
 
     @property

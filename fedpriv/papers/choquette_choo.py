@@ -204,8 +204,10 @@ class AcceleratedParameters:
     def excess_risk(self) -> float:
         """Bound the mean excess risk with `sigma`, whole rounds and whole batches, infinite if unknown.
 
-        The paper's Theorems 3 and 15 state the risk up to constants and logarithms.  The bound here is
-        `accelerated_bound`.
+        The bound is `accelerated_bound`.  The paper's Theorems 3 and 15 leave out constants and logarithms.
+
+        Raises:
+            InputError: The formula cannot be run.
         """
         rounds = self.whole_rounds
         stds = self.sigma * np.sqrt(np.array([t.bit_count() for t in range(1, rounds + 1)]))
@@ -299,7 +301,11 @@ def non_realizable_parameters(problem: Problem, radius: float) -> AcceleratedPar
 
 
 def _check_epsilon(theorem: str, problem: Problem, radius: float) -> float:
-    """Return ε, after refusing numbers for which the theorem cannot be evaluated."""
+    """Return ε, after a check of all numbers of the problem.
+
+    Raises:
+        InputError: The theorem cannot be evaluated for a number.
+    """
     epsilon, n = problem.epsilon, problem.records
     if epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
         raise InputError(

@@ -146,6 +146,11 @@ def add_optional_local_steps(settings: OptionalLocalSteps, problem: Problem, obj
 def _with_local_steps(
     objective: Objective, problem: Problem, step: float, steps: int, batch: int | None
 ) -> Objective:
+    """Return the objective of a client's displacement.
+
+    Raises:
+        InputError: A unit has one record, with which there is nothing to train on.
+    """
     if problem.unit.max_records == 1:
         raise InputError(
             "algorithm.local_steps: what trains and is clipped is a client with its records, and privacy.unit is "
@@ -196,6 +201,11 @@ class LocalSettings(Settings):
 
 
 def _check_whole_averages(settings: LocalSettings, declared: FixedOrder) -> FixedOrder:
+    """Return the declared order.
+
+    Raises:
+        InputError: The rounds are no multiple of the local steps.
+    """
     if declared.rounds % settings.local_steps:
         raise InputError(
             f"algorithm.local_steps = {settings.local_steps}: {declared.rounds} rounds, which are silos' steps, "
@@ -227,6 +237,11 @@ class AveragingSettings(Settings):
 
 
 def _make_displacement(problem: Problem) -> PlainGradient:
+    """Return the estimator of unclipped displacements.
+
+    Raises:
+        InputError: The run is to be private, and nothing bounds a record's effect on a displacement.
+    """
     if problem.epsilon is not None:
         raise InputError(
             "algorithm.name = 'fedavg': what a silo's own training moves has no bound for one record, so that no "

@@ -101,7 +101,7 @@ class PublicChoices:
     def publishes(self, window: int, like: Tensor) -> Tensor:
         """Return a mask of the replicates whose output becomes window number `window`, from 1 on.
 
-        Its shape is (replicates, 1), or () for one replicate.
+        The mask is (replicates, 1), or () for one replicate and for a last window that is always published.
 
         Args:
             window: Number of the window, from 1.
@@ -320,6 +320,11 @@ def _make_estimator(settings: GoldsteinSettings, _problem: Problem) -> VarianceR
 
 
 def _make_one_pass_schedule(settings: SinglePassSettings, declared: FixedOrder) -> FixedOrder:
+    """Return the order in which anchor rounds read `anchor_batches` batches.
+
+    Raises:
+        InputError: The scenario has several passes.
+    """
     if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
             "federation.epochs: goldstein-single-pass reads every record in one round, its differences would be "
@@ -331,6 +336,11 @@ def _make_one_pass_schedule(settings: SinglePassSettings, declared: FixedOrder) 
 
 
 def _check_full_batches(_settings: GoldsteinSettings, declared: FixedOrder) -> FixedOrder:
+    """Return the declared order.
+
+    Raises:
+        InputError: A round does not read all records.
+    """
     if declared.rounds_per_epoch != 1:
         raise InputError(
             "federation.epochs: goldstein-erm reads all of a silo's records in every round, nothing is proved for "
@@ -373,7 +383,11 @@ def _anchor_noise_ratio(settings: GoldsteinSettings, problem: Problem) -> float:
 
 
 def _make_optimizer(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
-    """Return the optimizer, with a step that follows from the oracle's error unless a number is given."""
+    """Return the optimizer, with a step that follows from the oracle's error unless a number is given.
+
+    Raises:
+        InputError: A window has more rounds than the run.
+    """
     window, step = settings.window_rounds, settings.step
     if window > problem.rounds:
         raise InputError(f"algorithm.window: {window} rounds are averaged, and the run has {problem.rounds}")
@@ -387,6 +401,11 @@ def _make_optimizer(settings: GoldsteinSettings, problem: Problem, error: float)
 
 
 def _smooth_objective(settings: GoldsteinSettings, problem: Problem, objective: Objective) -> RandomSmoothing:
+    """Return the smoothed objective.
+
+    Raises:
+        InputError: A zeroth-order oracle is to run in float32, whose digits its differences would lose.
+    """
     if not settings.first_order and objective.initial().dtype == torch.float32:
         raise InputError(
             'run.dtype = "float32": a zeroth-order difference cancels four values of the loss; it needs "float64"'

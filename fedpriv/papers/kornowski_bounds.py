@@ -1,9 +1,8 @@
 """Theorems and bounds of Kornowski, Liu & Talwar for the algorithms in `kornowski`.
 
 The module computes constants of the smoothing, windows, errors of the oracle and the explicit bound.  It also
-chooses
-all parameters of a run, and the bound that holds for them: Theorems 3.1 and 6.1 (single pass) and Theorem 4.1
-(multi pass), corrected as docs/goldstein.md explains.  Logarithms of the printed O~ are left out, and the
+chooses all parameters of a run, with the bound that holds for them: Theorems 3.1 and 6.1 (single pass) and Theorem
+4.1 (multi pass), corrected as docs/goldstein.md explains.  Logarithms of the printed O~ are left out, and the
 Gaussian-DP parameter μ stands for the paper's ε.
 
 | here | paper | unit |
@@ -125,8 +124,8 @@ class NonsmoothProblem:
     def direction_energy_of_differences(self, radius: float) -> float:
         """Share of the random directions in `difference_energy`.
 
-        Shared directions of first order have the bound (2L)², which holds surely: both gradients may turn at every
-        direction.
+        Shared directions of first order have the bound (2L)², which always holds, since both gradients may turn at
+        every direction.
         """
         if self.order == "exact":
             return 0.0
@@ -310,8 +309,8 @@ def printed_directions(problem: NonsmoothProblem, parameters: "GoldsteinParamete
 def needed_directions(problem: NonsmoothProblem, radius: float, failure: float) -> float:
     """Return the number J of directions that a theorem's sensitivity requires.
 
-    With J directions a replaced record's estimates are near enough to their means.
-    Neighbouring data sets see the other records along the same directions.  So J depends on no batch size, and has
+    With J directions a replaced record's estimates are near enough to their means.  Neighbouring data sets see the
+    other records along the same directions.  So J depends on no batch size, and has
     no factor ln d.
 
     Args:
@@ -391,8 +390,8 @@ def plan_multi_pass(
 def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) -> dict[str, float]:
     """Return the numbers of records in Table 1, without the constants and logarithms of its Ω~.
 
-    They are for a Goldstein measure of at most `target` at radius 2 · `smoothing`.  The multi-pass result is about
-    the given records.  The last line adds the number that Section 5 requires for the population.
+    The numbers are for a Goldstein measure of at most `target` at radius 2 · `smoothing`.  The multi-pass result
+    is about the given records.  The last line adds the number that Section 5 requires for the population.
 
     Args:
         problem: Numbers of the problem.
@@ -419,8 +418,8 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
 def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
     """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
 
-    All constants are included.  Multi pass takes the best of 12 values of its own β, since the bound at β exceeds
-    β.
+    All constants are included.  The bound of a multi-pass run at β exceeds β, so the best of 12 values of β
+    counts.
 
     Args:
         problem: Numbers of the problem.
@@ -440,7 +439,10 @@ def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> di
 
 
 def _find_min_records(bound: Callable[[int], float], target: float) -> float:
-    """Return the smallest n from which on the bound is at most the target, to about a hundredth."""
+    """Return the smallest n from which on the bound is at most the target, to about a hundredth.
+
+    It is infinity beyond 10^18.
+    """
     high = 4
     while bound(high) > target:
         high *= 2

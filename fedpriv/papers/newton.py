@@ -221,9 +221,8 @@ class GradientAndHessian(View):
         gradient, curvature = (std / counted_share) ** 2, (std / counted_share / self.kappa) ** 2
         moment, later_sum = np.outer(weights, weights), np.zeros((size, size))
         for t in range(1, rounds + 1):
-            hessian_variance = (
-                curvature * (2.0 * (2.0 * t + 1.0)) / (3.0 * t * (t + 1.0))
-            )  # Σ s² / (Σ s)², s = 1 … t
+            # The mean with weights s = 1 … t has Σ s² / (Σ s)² of one Hessian's variance.
+            hessian_variance = curvature * (2.0 * (2.0 * t + 1.0)) / (3.0 * t * (t + 1.0))
             step = (
                 inverse @ (gradient * eye + hessian_variance / 2.0 * (np.trace(moment) * eye + moment)) @ inverse
             )
@@ -255,6 +254,7 @@ class NoisyNewton:
         values, vectors = torch.linalg.eigh(symmetric_matrix(new_mean, size))
         gradient = mean[..., :size].double() + self.penalty * x
         eigen_step = (vectors.mT @ gradient.unsqueeze(-1)).squeeze(-1) / (values.clamp(min=0.0) + self.penalty)
+        # u_1 and u_2 replace x.  From t = 3 on, a step of 1 / (t - 1) gives the mean of u_2 … u_t.
         return torch.cat(
             [(x - (vectors @ eigen_step.unsqueeze(-1)).squeeze(-1) / max(1, t - 1)).to(state.dtype), new_mean], -1
         )

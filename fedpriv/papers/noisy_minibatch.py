@@ -89,7 +89,7 @@ def parameters_by_advanced_composition(
         Noise and batch, with the condition on ε.
 
     Raises:
-        InputError: δ is too large for advanced composition.
+        InputError: A number is out of its range, or δ is too large for advanced composition.
     """
     _check(examples, rounds, epsilon, delta, lipschitz)
     log_term = math.log(2.0 / delta)
@@ -104,6 +104,7 @@ def parameters_by_advanced_composition(
 
 
 def _check(examples: int, rounds: int, epsilon: float, delta: float, lipschitz: float) -> None:
+    """Raise InputError for a number that is out of its range."""
     if min(examples, rounds) < 1:
         raise InputError(f"examples = {examples}, rounds = {rounds}: 1 or more of both")
     check_positive("epsilon", epsilon)

@@ -161,7 +161,7 @@ def step_conditions(step: float, smoothness: float) -> tuple[Condition, ...]:
 
     Args:
         step: η of the scenario.
-        smoothness: Smoothness of every record's loss.
+        smoothness: Smoothness of every record's loss, above 0.
     """
     return (Condition("η/4 ≤ 2/smoothness", step * phase_step_factor(1), 2.0 / smoothness),)
 
@@ -199,6 +199,11 @@ class PhasedSettings(Settings):
 
 
 def _make_schedule(declared: FixedOrder) -> Phases:
+    """Make the phases of one pass.
+
+    Raises:
+        InputError: The scenario has several passes, or too few records for a phase.
+    """
     if declared.rounds_per_epoch != declared.rounds:
         raise InputError(
             "federation.epochs: phased-sgd reads every record once, in phases; leave epochs out, or run dp-sgd"
@@ -219,7 +224,11 @@ def _make_mechanism(settings: PhasedSettings, problem: Problem, _workload: Workl
 
 
 def _find_clip(settings: PhasedSettings, problem: Problem) -> float:
-    """Return the clip, after refusing a loss for which the contraction argument does not hold."""
+    """Return the clip of the gradients.
+
+    Raises:
+        InputError: The loss is not known to be convex, so that the contraction argument does not hold.
+    """
     if not problem.convex:
         raise InputError(
             "algorithm.name = 'phased-sgd': its privacy rests on a convex loss whose Lipschitz constant and "

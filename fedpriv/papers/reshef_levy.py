@@ -67,7 +67,7 @@ class AnytimeState(NamedTuple):
 class AnytimeSGD:
     """Projected SGD whose query points are the average of its iterates, with the estimator's weights.
 
-    (t-1) ‖x_t - x_{t-1}‖ ≤ 2D follows from the averaging weights.  DP-μ²-FL's bound S = G + 2LD rests on it.
+    (t-1) ‖x_t - x_{t-1}‖ ≤ 2D follows from the averaging weights, and DP-μ²-FL's S = G + 2LD from this bound.
     """
 
     step: Scalar
@@ -115,15 +115,18 @@ def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) 
 
         E f(x_T) - f(x*) ≤ 4D ((G* + 2LD)/T + 2S√d/(ρ T √M) + σ~/√(TM)),  σ~ = σ_g + 2σ_L D
 
-    with M for the first √M if the server is trusted.  This term is σ_mean √d / T^{3/2}.  G* ≤ G, σ_g ≤ G and σ_L ≤
-    L hold for any records.  So G* + 2LD and σ~ are at most the clip G + 2LD, which stands for both.  T is the
-    number of records of one silo.
+    with M for the first √M if the server is trusted.  The second of the three terms is σ_mean √d / T^{3/2}.  G* ≤
+    G, σ_g ≤ G and σ_L ≤ L hold for any records.  So G* + 2LD and σ~ are at most the clip G + 2LD, which stands for
+    both.  T is the number of records of one silo.
 
     Args:
         problem: Numbers of the problem.
         mu: ρ.
         diameter: D.
         trusted: Whether the server is trusted.
+
+    Raises:
+        InputError: A number is not finite or not above 0.
     """
     silos, rounds = problem.silos, problem.records // problem.silos
     for name, value in (("rounds", rounds), ("diameter", diameter), ("mu", mu)):
@@ -194,6 +197,9 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
     mean square over the rounds.
 
     `noise_std` is the standard deviation of a fresh noise vector.
+
+    Raises:
+        InputError: The step is to follow from L, and no L is known.
     """
     if settings.step != "paper":
         return settings.step

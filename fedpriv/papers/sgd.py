@@ -53,7 +53,7 @@ class SgdState(NamedTuple):
 
     iterate: Tensor
     velocity: Tensor
-    """Velocity, without momentum zeros that share one element of memory."""
+    """Velocity v_{t-1}, or without momentum zeros that share one element of memory."""
     average: Tensor
     """Average or random iterate, or the iterate itself if neither is the output."""
 

@@ -136,8 +136,7 @@ def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False)
     Guarantee: noise of this multiplier on the theorem's node sensitivities is (ε, δ)-DP under replace-one.
 
     The paper prints the condition ε ≤ ln(1/δ) the other way round.  Under the printed condition the formula gives
-    too
-    little noise: at ε = 20 and δ = 0.1 the true δ is 0.54.
+    too little noise: at ε = 20 and δ = 0.1 the true δ is 0.54.
 
     Args:
         epsilon: ε.
@@ -145,7 +144,7 @@ def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False)
         reduced: Whether the multiplier is that of Theorem 8.
 
     Raises:
-        InputError: ε > ln(1/δ).
+        InputError: ε > ln(1/δ), or a number is out of its range.
 
     Example:
         >>> round(simple_noise_multiplier(epsilon=1.0, delta=1e-5), 4)
@@ -172,7 +171,7 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
         delta: δ.
 
     Raises:
-        InputError: There is no such T.
+        InputError: There is no such T, or ε or δ is out of its range.
 
     Example:
         >>> tree_parameters(records=1000, dimension=10, epsilon=1.0, delta=1e-5).rounds
@@ -341,7 +340,11 @@ class MomentumTreeSettings(MomentumSettings, NoiseSettings):
 
 
 def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
-    """Return the chosen mechanism, or the paper's tree with its own noise."""
+    """Return the chosen mechanism, or a tree with the paper's noise.
+
+    Raises:
+        InputError: The paper's noise is asked for with α below 1/N.
+    """
     decay, rounds_per_epoch = workload.decay, problem.schedule.rounds_per_epoch
     if settings.calibration == "exact":
         return choose_mechanism(settings, problem, workload)
@@ -423,7 +426,8 @@ class ReducedSettings(MomentumSettings):
     def difference_clips_for(self, problem: Problem) -> tuple[float, float]:
         """Return bounds on the change of α g_t: from anchor to anchor, and in one round.
 
-        They are min(α L η N, 2αG) and α L η, with η enlarged by rounding (`movement_bound`).
+        The bounds are min(α L η N, 2αG) and α L η, with η enlarged by rounding (`movement_bound`).  Both are
+        infinite if L is not known.
         """
         alpha = self.alpha_for(problem)
         displacement = movement_bound(self.step_for(problem)) * alpha * problem.smoothness
@@ -434,6 +438,7 @@ class ReducedSettings(MomentumSettings):
         ), displacement
 
     def movement_bound_for(self, problem: Problem) -> float | None:
+        """Return the bound on a query's move that the noise rests on, or None if differences are clipped."""
         return movement_bound(self.step_for(problem))
 
     def gamma_for(self, problem: Problem) -> float:
@@ -448,7 +453,11 @@ class ReducedSettings(MomentumSettings):
 
 
 def _make_trees(tree_class: type[Trees], settings: ReducedSettings, problem: Problem, workload: Workload) -> Trees:
-    """Return trees for T rounds, calibrated by exact counting or by the formula of Algorithm 2."""
+    """Return trees for T rounds, calibrated by exact counting or by the formula of Algorithm 2.
+
+    Raises:
+        InputError: Participation is secret, or the trees do not fit the run.
+    """
     schedule = problem.schedule
     if schedule.secret:
         raise InputError('the reduced variant rests on a fixed order of records: federation.sampling = "fixed"')
