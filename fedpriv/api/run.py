@@ -48,9 +48,9 @@ def insert_own_data(
 ) -> dict[str, Any]:
     """Replace the [data] and [model] of a scenario by these records and this module.
 
-    Both get names that are digests of their content, so that a run can be resumed only with the same ones.  If
-    the scenario sets none of `federation.samples`, `batch` and `clients`, all training records are read once an
-    epoch.
+    Records and module get names that are digests of their content, so that a run can be resumed only with the same
+    records and module.  If the scenario sets none of `federation.samples`, `batch` and `clients`, all training
+    records are read once an epoch.
 
     Args:
         tree: Scenario as nested dictionaries.

@@ -101,10 +101,10 @@ class PrivacyClaim(Generic[Promise]):
 
 
 def describe_cells(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the claim of cells of results.json that differ in its figures only.
+    """Describe the claim of cells of results.json whose claims differ in their figures only.
 
     The text names the unit, the trust setting, the figures or their ranges over the cells, and the source of the
-    noise.
+    noise.  For cells without noise it says that there is no privacy.
     """
     first = cells[0]
     server = find_trust(first["trust"]).title
@@ -152,7 +152,10 @@ def describe_silo_budgets(streams: Sequence["ReleaseStream"], delta: float) -> s
 
 
 def describe_silo_budgets_of_cells(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the ε of each silo's messages in the cell of results.json that protects least."""
+    """Describe the ε of each silo's messages in the cell of results.json that protects least.
+
+    The result is "" where that of `describe_silo_budgets` is "".
+    """
     from fedpriv.claims.ledger import stream_from_data
 
     worst_cell = max(cells, key=lambda cell: cell["epsilon"] or 0.0)
@@ -263,7 +266,11 @@ def compute_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee]
 
 
 def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> PrivacyClaim[Guarantee] | None:
-    """Compose the claims of all steps of a run, or return None if a step has no claim."""
+    """Compose the claims of all steps of a run, or return None if a step has no claim.
+
+    Raises:
+        InputError: If the steps have different relations or units, or a step has no μ.
+    """
     step_claims = [claim for claim in claims if claim is not None]
     if len(step_claims) < len(claims):
         return None
@@ -284,7 +291,11 @@ def _compose_claims(claims: Sequence[PrivacyClaim[Guarantee] | None]) -> Privacy
 
 
 def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guarantee] | None:
-    """Compute the claim of the streams of one step, or None if one of them has no noise."""
+    """Compute the claim of the streams of one step, or None without streams or if one has no noise.
+
+    Raises:
+        InputError: If streams have different relations or units, or a unit in several silos has no μ.
+    """
     relations, units = {stream.relation for stream in streams}, {stream.unit for stream in streams}
     if len(relations) > 1:
         raise InputError(f"a run has one neighbouring relation, this ledger has {', '.join(sorted(relations))}")
@@ -316,7 +327,11 @@ def _compute_step_claim(streams: Sequence["ReleaseStream"]) -> PrivacyClaim[Guar
 def _compose_silos(
     streams: Sequence["ReleaseStream"], guarantees: Sequence[Guarantee], max_silos: int
 ) -> Guarantee:
-    """Return the guarantee of a unit in up to `max_silos` silos: the composition of the largest μ."""
+    """Return the guarantee of a unit in up to `max_silos` silos: the composition of the largest μ.
+
+    Raises:
+        InputError: If a guarantee has no μ.
+    """
     if (mus := mus_of(guarantees)) is None:
         raise InputError(f"shared = {max_silos}: persons in several silos are accounted for in public orders only")
     silo_mus = [mu for stream, mu in zip(streams, mus, strict=True) for _ in stream.silos[:max_silos] or (0,)]
@@ -324,7 +339,10 @@ def _compose_silos(
 
 
 def compute_claim_from_data(releases: Sequence[Mapping[str, Any]]) -> PrivacyClaim[Guarantee] | None:
-    """Compute the claim of releases in the form of results.json, cached by their text."""
+    """Compute the claim of releases in the form of results.json, or None as `compute_claim` does.
+
+    Results are cached by the text of the releases.
+    """
     return _compute_claim_from_text(json.dumps(releases))
 
 

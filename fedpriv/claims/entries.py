@@ -101,7 +101,7 @@ class LedgerEntry:
 
     @property
     def claimed_test_mu(self) -> float | None:
-        """μ that the record claims for all evaluations together."""
+        """μ that the record claims for all evaluations together, or None without noise or evaluations."""
         claimed: float | None = (self.record.get("evaluation") or {}).get("mu")
         return claimed
 
@@ -123,13 +123,8 @@ class LedgerEntry:
         """
         try:
             return next(itertools.chain(self._differences_from_scenario(), self._differences_from_streams()), None)
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-            ValueError,
-            InputError,
-        ) as error:  # The file can come from anybody.
+        # The file can come from anybody, so that any field may be missing or of another type.
+        except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
             return f"is none of a run ({type(error).__name__}: {sanitize_line(str(error), 100)})"
 
     @cached_property
@@ -269,7 +264,10 @@ class LedgerEntry:
             yield f"evaluation.releases give mu = {mu!r:.20}, and the scenario asks for {target!r:.20}"
 
     def _figures_match_claim(self) -> bool:
-        """Whether relation, unit, zCDP and the paper's ε in the record are those of the claim."""
+        """Whether relation, unit, zCDP and the paper's ε in the record are those of the claim.
+
+        Only figures that the claim has are compared.
+        """
         record, figures = self.record, self._figures
         return all(record[name] == figures[name] for name in ("relation", "unit") if name in figures) and all(
             _is_close(record[name], figures[name])
@@ -372,6 +370,7 @@ def make_entry(cell: Mapping[str, Any]) -> LedgerEntry:
 
     Raises:
         KeyError, TypeError or ValueError: If the data are no cell of results.json.
+        InputError: If a release cannot be accounted for.
     """
     return LedgerEntry(
         cell["cell"],
@@ -395,7 +394,8 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     """Read results.json in a run's folder, and cells.jsonl beside it.
 
     Raises:
-        InputError: If one of the files cannot be read.
+        InputError: If one of the files is missing or is no ledger, if a release cannot be accounted for, or if
+            `check_copies` refuses a cell.
     """
     path, newer_path = folder / "results.json", folder / "cells.jsonl"
     try:
@@ -414,8 +414,13 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
 def check_copies(source: Path | str, versions: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> None:
     """Refuse cells of fedpriv 0.3.0 with copies of records in a secret order.
 
-    Such cells released more than their claim says.  An editable installation keeps the version number with which
-    it was made.  Therefore that number of the running program is no evidence.
+    Such cells released more than their claim says.  Nothing is refused by a program whose own version number is
+    0.3.0, because an editable installation of a later program keeps the number with which it was made.
+
+    Args:
+        source: Folder or name of the run, for errors.
+        versions: Versions of the programs that computed the cells, as in results.json.
+        cells: Cells of results.json.
 
     Raises:
         InputError: If there is such a cell.
@@ -470,8 +475,8 @@ def make_event_data(entry: LedgerEntry) -> dict[str, Any]:
 def _event_by_rounds(guarantee: Guarantee, streams: Sequence[ReleaseStream]) -> Event | None:
     """Return the event of a guarantee round by round, or None if no stream allows it.
 
-    A stream allows it if no two rounds of a record move the same part of C s, and its worst record has the
-    guarantee's μ.
+    A stream allows an event by rounds if no two rounds of a record move the same part of C s, and if the stream's
+    worst record has the guarantee's μ.
 
     Guarantee: in each of its forms, one Gaussian event or several, the event composes to the guarantee's μ, up to
     a relative 1e-9 in which two sums of the same squares round.

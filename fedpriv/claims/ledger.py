@@ -200,6 +200,7 @@ def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
 
     Raises:
         InputError: If the stream cannot be accounted for.
+        KeyError, TypeError or ValueError: If the data are no stream.
     """
     if not 0.0 <= data["std"] < math.inf:
         raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")
@@ -250,8 +251,9 @@ def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
     """Return the streams that the parties of a plan have released after its first `rounds` rounds.
 
     Clips, weights and noise come from the parts of the plan that compute them, not from the target of their
-    calibration.  Silos with equal weights and noise are one stream.  A plan without noise has one stream, with
-    standard deviation 0.  Masked messages are one stream: their sums, with the noise of all sources together.
+    calibration.  Consecutive silos with equal weights and noise are one stream.  A plan without noise has one
+    stream, with standard deviation 0.  Masked messages are one stream: their sums, with the noise of all sources
+    together.
 
     Args:
         plan: Plan of the run.
@@ -285,7 +287,17 @@ def make_silo_stream(plan: Plan, silo: int, rounds: int) -> ReleaseStream:
 def _make_stream(
     plan: Plan, title: str, party: int, record_weight: float, std: float, rounds: int, party_count: int = 1
 ) -> ReleaseStream:
-    """Make a stream of `party`, one of `party_count` parties that added its noise."""
+    """Make the stream that one party releases, or that is a sum of several parties' messages.
+
+    Args:
+        plan: Plan of the run.
+        title: Name of the party or parties.
+        party: Party whose exact noise is recorded, alike for all parties of a sum.
+        record_weight: Weight of one record's increment in the release.
+        std: Standard deviation of the noise in the release.
+        rounds: Number of rounds that were released.
+        party_count: Number of parties whose noise is in the release.
+    """
     participation, exact = plan.schedule.truncate(rounds), plan.exact_plan
     return ReleaseStream(
         title,

@@ -243,7 +243,9 @@ class RunObserver:
 class ObserverGroup(RunObserver):
     """Group of observers that receives the events of an engine as one observer.
 
-    The events `started` and `ended`, which no engine sends, are not passed on.  An engine numbers cells by their index in `places`, and the observers get the numbers that are in `places`.
+    The events `started` and `ended`, which no engine sends, are not passed on.
+
+    An engine numbers cells by their index in `places`, and the observers get the numbers that are in `places`.
     """
 
     def __init__(self, places: Sequence[int], observers: Sequence[RunObserver]) -> None:

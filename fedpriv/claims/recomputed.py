@@ -66,7 +66,7 @@ class RunPlans:
         noise than planned, which would be on the safe side, does not pass either.
 
         Raises:
-            InputError: If a figure differs.  The message names the first one.
+            InputError: If a figure differs.  The message names the first figure that does.
         """
         if (size := self.plans[ROUNDS_PART].objective.dimension) != record["dimension"]:
             raise InputError(f"record.dimension is {record['dimension']!r:.40}, and its scenario gives {size}")
@@ -133,6 +133,7 @@ def describe_difference(
     Returns:
         A clause for an error message, or None if all fields are equal.
     """
+    # Tuples become lists, as in the record's file.
     plan_streams = json.loads(json.dumps(plan_streams))
     owners = [
         [record_stream.get("owner") for record_stream in streams] for streams in (record_streams, plan_streams)
@@ -215,6 +216,7 @@ def recompute_clips(cell: Cell) -> tuple[float, ...] | None:
     Returns:
         A clip for each round, or None if the clips depend on shapes of records or on code outside fedpriv.
     """
+    # No clip depends on the seed, so that all seeds share a cached value.
     return _cached_clips(json.dumps({**cell.canonical_data(), "seed": 0}, sort_keys=True))
 
 
@@ -230,7 +232,7 @@ def _cached_clips(canonical: str) -> tuple[float, ...] | None:
         )
     except (InputError, ValueError, RuntimeError):  # The model takes no records of one or two numbers.
         return None
-    return narrow if narrow == wide else None
+    return narrow if narrow == wide else None  # Clips of two widths differ if they depend on shapes.
 
 
 def recompute_diameter(cell: Cell) -> float:
@@ -252,7 +254,7 @@ def _narrow_objective(cell: Cell, width: int) -> Objective:
 def strip_paths(tree: Any, name: str = "") -> Any:
     """Return a scenario for publication, in which a data file has its name and no folder.
 
-    `name` is the dotted key of `tree` in the scenario, "" for the whole one.
+    `name` is the dotted key of `tree` in the scenario, or "" for the whole scenario.
     """
     if isinstance(tree, Mapping):
         return {key: strip_paths(value, f"{name}.{key}") for key, value in tree.items()}

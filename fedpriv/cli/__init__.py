@@ -65,7 +65,7 @@ def _translate_torch_errors() -> Iterator[None]:
 
 
 def _describe_missing_name(error: ImportError) -> str:
-    """Describe the name of Flower's that is missing."""
+    """Describe the name that is missing in Flower, or repeat the error if no check finds one."""
     try:
         for check_names in load_add_on_parts("Flower").values():
             check_names()

@@ -106,7 +106,11 @@ NamedLines = list[tuple[str, str]]
 
 
 def list_kinds(kind_name: str | None) -> None:
-    """Print the scenarios, algorithms, mechanisms, data sets and models, or one kind of them."""
+    """Print the scenarios, algorithms, mechanisms, data sets and models, or one kind of them.
+
+    Raises:
+        InputError: The kind is unknown, or an extension cannot be imported.
+    """
     if kind_name is not None and kind_name not in KINDS:
         raise InputError(f"fedpriv list {kind_name}: known are {', '.join(KINDS)}{suggestion(kind_name, KINDS)}")
     if kind_name != "scenarios":
@@ -116,7 +120,12 @@ def list_kinds(kind_name: str | None) -> None:
 
 
 def show_run(folder: Path) -> None:
-    """Print a run's results, measurement, guarantees and warnings."""
+    """Print a run's results, measurement, guarantees and warnings.
+
+    Raises:
+        InputError: The folder has no results.
+        RunError: A claim differs from the releases, after everything was printed.
+    """
     from fedpriv.show.summary import describe_measurement, list_warnings, privacy_lines
     from fedpriv.show.table import make_tables
     from fedpriv.study.results import check_claims, read_claims
@@ -133,7 +142,11 @@ def show_run(folder: Path) -> None:
 
 
 def compare_runs(first: Path, second: Path) -> None:
-    """Print the differences of two runs' settings, and of their metrics seed by seed."""
+    """Print the differences of two runs' settings, and of their metrics seed by seed.
+
+    Raises:
+        InputError: A folder has no results, or the runs have no finished sweep point and seed in common.
+    """
     from fedpriv.show.verdict import compare_folders
 
     comparison = compare_folders(first, second)
@@ -216,6 +229,7 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
 
     Raises:
         InputError: The run has another model.
+        RunError: A claim differs from the releases, after a table was printed.
     """
     from fedpriv.show.summary import format_value
     from fedpriv.study.results import check_claims, read_claims

@@ -44,6 +44,7 @@ def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     def run_command(**values: Any) -> None:
         command(**{parameter.name: _collect_value(parameter, values) for parameter in parameters})
 
+    # Typer reads the options from the signature and the annotations.
     run_command.__dict__["__signature__"] = Signature(flat_parameters)
     run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in flat_parameters}
     return run_command

@@ -179,7 +179,11 @@ def _print_amplified(
 def _find_response(
     algorithm: str | None, settings: list[str], setting: "AccountingSetting"
 ) -> tuple["NoiseResponse", "Workload"]:
-    """Find the response in which noise is compared, and the running sums that are released."""
+    """Find the response in which noise is compared, and the running sums that are released.
+
+    Raises:
+        InputError: The algorithm is unknown, noise cannot be fitted to it, or a setting is refused.
+    """
     from fedpriv.noise.fitting.cost import rows_response
 
     if algorithm is None:

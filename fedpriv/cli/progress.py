@@ -143,9 +143,8 @@ class Progress(RunObserver):
         self._current.add_evaluation(t, metrics)
 
     def finished(self, place: int, finished: CellOutcome) -> None:
-        missed_rounds = (
-            finished.missed if finished.noise == "release" else {}
-        )  # absences of a simulation are in its scenario
+        # Absences of a simulation are in its scenario.
+        missed_rounds = finished.missed if finished.noise == "release" else {}
         for silo, rounds in missed_rounds.items():  # reported even with --quiet
             sys.stderr.write(
                 f"fedpriv: silo {silo} did not answer in round {', '.join(map(str, rounds))}; it counted with "
@@ -194,7 +193,11 @@ class Progress(RunObserver):
 
 
 class JsonLines(RunObserver):
-    """JSON objects, one a line: started, evaluated, finished, and at the end complete or stopped."""
+    """JSON objects of a run's events, one a line.
+
+    The key `event` is "fitted", "started", "evaluated", "finished", "lost", "noted", and last "complete" or
+    "stopped".
+    """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -272,8 +275,8 @@ class TensorBoard(RunObserver):
 class MLflow(RunObserver):
     """MLflow runs, one for each cell, at a tracking URI.
 
-    They belong to an experiment that is named after the scenario.  An error of MLflow is raised as a RunError of
-    one line; results are stored in any case.
+    The runs belong to an experiment that is named after the scenario.  An error of MLflow is raised as a RunError
+    of one line, and results are stored in any case.
     """
 
     def __init__(self, uri: str) -> None:

@@ -56,7 +56,10 @@ class LivePage(RunObserver):
         self._event_count += 1
 
     def page(self) -> tuple[bytes, str]:
-        """Return the page and its version."""
+        """Return the page and its version.
+
+        Before there are results, the page is a sentence that says so, and the version is "".
+        """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
         with self._lock:
@@ -83,9 +86,8 @@ def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
     class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             names = [f"{host}:{self.connection.getsockname()[1]}" for host in ("127.0.0.1", "localhost")]
-            if (
-                self.headers.get("Host") not in names
-            ):  # DNS rebinding: a foreign page whose host name resolves to this address
+            # Against DNS rebinding: a foreign page whose host name resolves to this address.
+            if self.headers.get("Host") not in names:
                 self.send_error(403)
                 return
             page, version = live_page.page()
@@ -146,8 +148,12 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
 def run_scenario(path: Path, options: RunOptions, display_options: DisplayOptions) -> None:
     """Run a scenario's missing cells, and show the results.
 
-    An interrupt ends the process with exit code 130; finished cells stay stored.  If the engine can resume a
-    failed cell, an error also prints the command that resumes it.
+    An interrupt or SIGTERM ends the process with exit code 130; finished cells stay stored.  If the engine can
+    resume a failed cell, a RunError also prints the command that resumes the run.
+
+    Raises:
+        InputError: An option, the scenario or the folder cannot be used.
+        RunError: A cell could not be finished, or a claim differs from the releases.
     """
     if display_options.quiet and display_options.as_json:
         raise InputError("--quiet and --json: give only one of them")

@@ -2,7 +2,8 @@
 
 A Python file is named by `--import` or in `FEDPRIV_IMPORT` (several files with the system's path separator between
 them).  A package names a module as an entry point of the group `fedpriv.extensions`.  When file or module is
-imported, it calls `fedpriv.add_algorithm`, `add_model` or `add_data`.  Both are read when a name is not known.
+imported, it calls `fedpriv.add_algorithm`, `add_model` or `add_data`.  Files of `--import` are imported at once, the
+others and the modules when a name is not known.
 
 An add-on is a folder of `fedpriv/addons`, which the core does not import.  `ADD_ON_PARTS` lists all parts of
 add-ons that the core uses, and each is imported by name on first use.  Without an add-on's folder the core works,
@@ -80,7 +81,11 @@ def find_register(add_on: str) -> Any:
 
 
 def _import_attribute(path: str, part: str) -> Any:
-    """Import "module:attribute" of the add-ons' package, or name `part` and its add-on in an InputError."""
+    """Import "module:attribute" of the add-ons' package.
+
+    Raises:
+        InputError: The add-on is not installed.  The message names `part` and the add-on.
+    """
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(_ADD_ON_PACKAGE + module), attribute)
@@ -106,7 +111,10 @@ def note_table_change() -> None:
 
 
 def table_revision() -> int:
-    """Return the number of such changes, so that values cached from a table are valid for one revision."""
+    """Return the number of changes that `note_table_change` recorded.
+
+    Values that are cached from a table are valid for one revision.
+    """
     return len(_table_changes)
 
 
@@ -156,7 +164,11 @@ def import_module(name: str, key: str) -> None:
 
 
 def _import_file(path: Path) -> None:
-    """Import a file under a name from its digest, unless this content at this path is imported already."""
+    """Import a file under a name from its digest, unless this content at this path is imported already.
+
+    Raises:
+        InputError: The file cannot be read or imported.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:

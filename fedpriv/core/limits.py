@@ -128,7 +128,7 @@ def memory_usage() -> dict[str, int]:
 def _read_limit(path: Path) -> int | None:
     """Return the limit in a file of a control group, or None.
 
-    It is None for "max", for a number that means no limit, and if there is no file.
+    The result is None for "max", for a number that means no limit, and if there is no file.
     """
     try:
         text = path.read_text().strip()

@@ -101,7 +101,7 @@ _MAX_WORKSPACES = 4
 def derive_key(secret: bytes, *purpose: str) -> bytes:
     """Derive a 256-bit key for one purpose from a secret of any length.
 
-    It is the SHA-256 digest of the length-prefixed parts.
+    The key is the SHA-256 digest of the length-prefixed parts.
     """
     digest = hashlib.sha256()
     for part in (b"fedpriv", secret, *(text.encode() for text in purpose)):
@@ -110,7 +110,11 @@ def derive_key(secret: bytes, *purpose: str) -> bytes:
 
 
 def seed_key(seed: int, *purpose: str) -> bytes:
-    """Derive a simulation's key from its seed, any non-negative integer.  The key is public and reproducible."""
+    """Derive a simulation's key from its seed, any non-negative integer.  The key is public and reproducible.
+
+    Raises:
+        ValueError: The seed is negative.
+    """
     if seed < 0:
         raise ValueError(f"seed = {seed}: a seed is a non-negative integer")
     return derive_key(str(seed).encode(), "seed", *purpose)
@@ -277,8 +281,15 @@ class KeyedNormal:
     ) -> None:
         """Fill `cosines` and `sines` with pairs of normals, one row for each stream.
 
-        `position` is (first pair, number of pairs in a vector).  `node` is that of all streams, or has an entry
-        for each.
+        Args:
+            cosines: First normal of each pair, (streams, pairs), written.
+            sines: Second normal of each pair, (streams, at most pairs), written.
+            streams: Upper half of each stream's counters, (streams,).
+            node: Node of all streams, or one for each, (streams,).
+            position: First pair that is drawn, and number of pairs in a vector.
+
+        Raises:
+            ValueError: A stream cannot number this node, or vectors of this length.
         """
         (start, half), per_block = position, BLOCK_BYTES // self.dtype.itemsize
         max_node, nodes = (node, None) if isinstance(node, int) else (int(node.max()), node)
@@ -315,7 +326,11 @@ class SamplingRandomness:
         self._encrypt, self._encrypt_numbers = _block_cipher(key), _block_cipher(derive_key(key, "numbers"))
 
     def bernoulli(self, count: int, probability: float, party: int, t: int) -> NDArray[np.bool_]:
-        """Draw True with this probability, 0 to 1, for each of the rows 0 … count-1, (count,)."""
+        """Draw True with this probability, 0 to 1, for each of the rows 0 … count-1, (count,).
+
+        Raises:
+            ValueError: The probability is none.
+        """
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"probability = {probability}: it lies between 0 and 1")
         bits = _random_bits(self._encrypt, count, party, t, 0)
@@ -333,6 +348,9 @@ class SamplingRandomness:
             choices: Numbers to choose from, 1 to 2^32.
             party: Silo of the rows.
             t: Round, or another number of the draw.
+
+        Raises:
+            ValueError: `choices` is below 1 or above 2^32.
         """
         if not 1 <= choices <= _UINT32_RANGE:
             raise ValueError(f"choices = {choices}: a number is drawn among 1 to {_UINT32_RANGE}")
@@ -387,8 +405,7 @@ class RowRandomIntegers:
     ) -> NDArray[np.int64]:
         """Draw one number of 0 … choices[k]-1 for each row and every k: (*rows.shape, len(choices)).
 
-        They are 64-bit numbers modulo `choices`, and their probabilities differ from uniform by less than choices
-        / 2^64.
+        The numbers are 64 bits modulo `choices`.  Their probabilities differ from uniform by less than choices / 2^64.
 
         Args:
             rows: Row indices, (..., B).
@@ -421,6 +438,6 @@ def _random_bits(encrypt: "CipherContext", count: int, party: int, t: int, attem
 def simulation_noise(seed: int, dtype: DTypeLike) -> KeyedNormal:
     """Return the noise source of a simulation: streams of all parties from the scenario's seed.
 
-    They are reproducible and public.
+    The streams are reproducible and public.
     """
     return KeyedNormal(seed_key(seed, "noise"), dtype)

@@ -44,8 +44,9 @@ _GPU_BYTES_PER_VALUE = 64
 def max_values_at_once(values: int, device: "torch.device") -> int:
     """Return the number of values to hold at a time on a device.
 
-    On a CPU it is `values`, which fit into its caches.  On a GPU it follows from its memory, since the time to
-    launch a small piece is as long as that of a large one.
+    On a CPU the result is `values`, the caller's number that fits into the caches.  On other devices it is larger,
+    since a small piece takes as long to launch as a large one: for CUDA it follows from the GPU's memory, and
+    elsewhere it is at least `_MIN_DEVICE_VALUES`.
     """
     if device.type == "cpu":
         return values
@@ -78,7 +79,7 @@ Stackable = TypeVar("Stackable")
 def stack_signature(component: Any) -> Any:
     """Return the data of a component that must be equal in all components that are stacked.
 
-    It leaves out the values of floats that are not `SHARED`, and fields with an entry for each replicate.
+    The result leaves out the values of floats that are not `SHARED`, and fields with an entry for each replicate.
     """
     if isinstance(component, float):
         return float

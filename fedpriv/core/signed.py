@@ -144,7 +144,7 @@ def read_signers(path: Path) -> dict[str, Ed25519PublicKey]:
     Guarantee: no two names have one key, so that no key signs for two names.
 
     Raises:
-        InputError: A line is malformed, or repeats a name or a key.
+        InputError: The file cannot be read, has no signer, or a line is malformed or repeats a name or a key.
     """
     keys, lines = dict[str, Ed25519PublicKey](), read_file_bytes(path).splitlines()
     for line_number, line in enumerate(lines, start=1):
@@ -184,7 +184,10 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 def load_or_create_key(path: Path) -> Ed25519PrivateKey:
     """Read the private key at `path`, after creating one if there is no file.
 
-    Only its user can read the new file (mode 0600).
+    Only the user of this process can read the new file (mode 0600).
+
+    Raises:
+        InputError: The key cannot be used, or cannot be created.
     """
     if path.exists():
         return read_private_key(path)

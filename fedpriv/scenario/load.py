@@ -108,7 +108,7 @@ def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> l
 def drop_superseded_keys(tree: dict[str, Any], overrides: Overrides) -> None:
     """Drop keys from a cell's tree that an override excludes.
 
-    These are the other privacy targets, and the settings of other partitions.
+    The other privacy targets are dropped, and the settings of other partitions.
     """
     for key in find_excluded_targets(overrides.overridden_keys, overrides.fixed_values.get("privacy.mode")):
         tree.get("privacy", {}).pop(key.removeprefix("privacy."), None)
@@ -347,7 +347,11 @@ def _resolve_point(
 
 
 def _parse_seeds(seeds: Any, single: Any, source: str) -> list[int]:
-    """Return the seeds 0 … 4 for `sweep.seeds = 5`, those of a list, or else the one `seed` of the file."""
+    """Return the seeds 0 … 4 for `sweep.seeds = 5`, those of a list, or else the one `seed` of the file.
+
+    Raises:
+        InputError: The seeds are malformed.
+    """
     if seeds is None:
         if type(single) is int and single >= 0:
             return [single]

@@ -125,7 +125,7 @@ class Growth(BaseModel):
 class PublishedValues:
     """Published tables with the axis values that they were printed for.
 
-    A narrowed sweep finds its values by them.
+    A narrowed sweep finds the published values by the axis values.
     """
 
     tables: PublishedTables
@@ -235,7 +235,10 @@ def find_changed_keys(file_tree: Mapping[str, Any], fixed_values: Mapping[str, A
 def find_changed_axes(
     file_axes: Mapping[str, list[Any]], axes: Mapping[str, list[Any]], published: PublishedValues
 ) -> list[str]:
-    """Return the swept keys, without rows and columns, with a value that the file's sweep does not have."""
+    """Return the file's swept keys whose values changed, without rows and columns of the tables.
+
+    A key has changed if it is not swept any more, or has a value that the file's sweep does not have.
+    """
     table_axes = (published.tables.rows, published.tables.columns)
     return [
         key

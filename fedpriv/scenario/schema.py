@@ -361,9 +361,9 @@ class Cell(Section):
 
     @property
     def noise_seed(self) -> int:
-        """Seed of a simulation's noise, which a first step and its rounds do not share.
+        """Seed of a simulation's noise, another one in a first step than in its rounds.
 
-        Their records are the same.
+        Both read the same records, so that equal noise would cancel in a difference of their releases.
         """
         if self.model.row.evaluated:
             return self.seed

@@ -220,7 +220,7 @@ def privacy_key(results: Results) -> str:
 def _privacy_chart(results: Results) -> Chart | None:
     """Chart test accuracy against μ or ε, one series for each combination of the other settings.
 
-    Runs without test accuracy show their first metric.  None if all cells share one privacy level.
+    Runs without test accuracy show their first metric.  The result is None if all cells share one privacy level.
     """
     levels = privacy_levels(results)
     if len(levels) < 2:
@@ -291,8 +291,9 @@ def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric
 def _clipping_chart(results: Results) -> Chart | None:
     """Chart the percentage of clipped increments, one row for each setting.
 
-    A larger clip norm biases the increments less and adds more noise, so this chart helps to choose it.  None
-    for a single setting, and if no increment or every increment was clipped.
+    A larger clip norm biases the increments less and adds more noise, so this chart helps to choose the clip norm.
+    The result is None for a single setting, and if no increment was clipped, every one was, or silos do not
+    report it.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:
@@ -367,9 +368,8 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
 def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
     """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it."""
     stream = stream_from_data(cell["releases"][0])
-    if (
-        not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0
-    ):  # without running sums, all mechanisms add the same noise
+    # Without running sums, all mechanisms add the same noise.
+    if not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0:
         return None
     single_pass = stream.period is not None or stream.schedule.single_pass
     rounds = stream.period or stream.schedule.rounds
@@ -470,13 +470,15 @@ def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
 def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None:
     """Chart missed records against false alarms for the best membership test on one record.
 
-    There is one curve for each μ of the cells and, with an audit, the point of its attack.
+    There is a curve for each μ whose curve can be told from the axes, at most six of them.  With an audit there is
+    the point of the audit's attack.  The result is None without a curve and without an audit.
     """
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})
     visible_mus = [mu for mu in mus if _NORMAL.cdf(-mu / 2) >= _MIN_VISIBLE_ERROR]
     if not visible_mus and audit is None:
         return None
+    # `level_look` tells six levels apart.
     drawn_mus = visible_mus if len(visible_mus) <= 6 else [*visible_mus[:3], *visible_mus[-3:]]
     diagonal = [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)]
     series = [Series("blind guessing", replace(shade(5), dash=1), diagonal, dots=False)]

@@ -14,7 +14,10 @@ from fedpriv.show.summary import axis_points, format_point
 from fedpriv.study.results import Results
 
 MAX_SERIES = 28
-"""Largest number of series in a panel, as looks repeat from the 31st on."""
+"""Largest number of series in a panel.
+
+From the 31st on, a look has the hue and the dashes of an earlier one.
+"""
 _MAX_LINES = 12  # lines of a panel, above which a chart is split into panels
 _TRUST_KEY, _ALGORITHM_KEY = "algorithm.trust", "algorithm.name"
 _ROUNDS_KEY = "federation.rounds"  # runs of unequal length get panels first
@@ -31,6 +34,7 @@ _HUES = (
 DASHES = ((), (7, 4), (2, 3), (9, 3, 2, 3), (9, 3, 2, 3, 2, 3))
 """Lengths of strokes and gaps, empty for a solid line."""
 _LOOK_COUNTS = (len(_HUES), len(DASHES), 7)
+"""Numbers of hues, dashes and markers, pairwise coprime."""
 
 
 @dataclass(frozen=True)

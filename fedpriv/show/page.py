@@ -86,8 +86,8 @@ def _colour_style(look: Look) -> str:
 def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
     """Return charts in the order of the page, each with a flag that it spans a row of two.
 
-    Charts of several panels span a row.  If an odd number is left, so does the one with most series, because no
-    half row may stay empty.
+    Charts of several panels span a row.  If an odd number of charts is left, the chart with most series spans a
+    row, too, because no half row may stay empty.
     """
     full_width = [chart for chart in charts if len(chart.panels) > 1]
     half_width = [chart for chart in charts if len(chart.panels) == 1]
@@ -110,7 +110,8 @@ def _draw_panel(chart: Chart, panel: Panel) -> Markup:
     parts = [
         *_draw_axes(chart, horizontal, vertical),
         *([_draw_text("panel", left_margin, 20, escape(panel.name), "start")] if panel.name else []),
-        *(  # the page's script finds a series by its place in the legend, and its rank shifts its markers
+        # The page's script finds a series by its place in the legend, and the rank shifts the series' markers.
+        *(
             _draw_series(chart, names.index(series.name) if names else rank, rank, series, horizontal, vertical)
             for rank, series in enumerate(panel.series)
         ),
@@ -407,10 +408,17 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
 def render_page(folder: Path, results: Results, version: str = "", *, live: bool = False) -> str:
     """Render the report as HTML, equal for equal results.
 
-    A `live` page asks its server whether the results are newer than its `version`.
-
     Guarantee: every text that comes from a scenario is escaped; only our own drawings, style sheet and scripts
     enter as markup.
+
+    Args:
+        folder: Folder of the run, which has the history and the audit.
+        results: Results of the run.
+        version: Version of the results, for a live page.
+        live: Whether the page asks its server if the results are newer than `version`.
+
+    Raises:
+        InputError: If the folder has no history, or its audit is damaged.
     """
     statements = make_statements(results)
     audit = load_audit(folder)

@@ -48,8 +48,8 @@ def plot_run(folder: Path) -> list[Path]:
     | curves, or one for each metric | always |
     | privacy | μ, or ε where a cell has no μ, varies |
     | clipped | several settings clip something, and not everything |
-    | noise | there is a guarantee |
-    | tradeoff | there is a μ, and its curve can be told from the axes |
+    | noise | a cell has a μ, and noise of a mechanism for running sums |
+    | tradeoff | there is a μ whose curve can be told from the axes, or an audit |
 
     Raises:
         InputError: If the folder holds no run, or a run without a finished cell.

@@ -164,7 +164,8 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
     claims = [compute_claim_from_data(cell["releases"]) for cell in cells]
     stated_claims = [claim for claim in claims if claim is not None]
     weakest_claim = max(stated_claims, key=lambda claim: claim.guarantee.epsilon_of(delta), default=None)
-    counting_sentences = {  # with the μ by which they are sorted
+    # Each sentence is paired with the μ by which the sentences are sorted.
+    counting_sentences = {
         (claim.guarantee.mu, claim.format_sentence("counted", delta))
         for claim in stated_claims
         if claim.mu_by_counting

@@ -1,7 +1,7 @@
 """Summaries of a run's cells: statistics over seeds at each sweep point, and the lines below them.
 
 Tables, charts, pages and the terminal take their metrics, sweep points and names from this module.  They also take
-its lines of text: missing cells, the measurement, the privacy claims, and the choice of settings.
+their lines of text from here: missing cells, the measurement, the privacy claims, and the choice of settings.
 """
 
 import itertools
@@ -202,7 +202,7 @@ def summarize(cells: Sequence[Mapping[str, Any]], metric: Metric) -> Summary | N
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and the sample standard deviation (ddof = 1), None for a single value.
 
-    If a value is not finite, the mean is their sum over their count, so not finite, and the deviation is NaN.
+    If one of several values is not finite, the mean is not finite either, and the deviation is NaN.
     """
     has_spread = len(values) > 1
     if all(map(math.isfinite, values)):
@@ -382,13 +382,16 @@ def _class_count(data: Mapping[str, Any]) -> int:
 
 
 def _withheld_note(results: Results) -> str:
-    """Return a note on published values that are not shown because they belong to other settings."""
+    """Return a note on published values that are hidden since they belong to other settings, or ""."""
     withheld = results.published.withheld_keys if results.published else ()
     return f"Published values are for other settings and not shown: {', '.join(withheld)}." if withheld else ""
 
 
 def _pairing_note(results: Results) -> str:
-    """Return a note that rows share random numbers, so that their differences spread less than they do."""
+    """Return a note that rows share random numbers, so that differences of rows spread less than rows.
+
+    The note is empty for a single row, without cells, and for a run with secret noise.
+    """
     simulated = all(cell["noise"] != "release" for cell in results.cells)
     return (
         "Cells of one seed share the order of records and, scaled, their noise: compare rows "
@@ -399,7 +402,7 @@ def _pairing_note(results: Results) -> str:
 
 
 def _unread_note(results: Results) -> str:
-    """Return a note on requested samples that no round reads."""
+    """Return a note on requested samples that no round reads, or "" if all of them are read."""
     unread_counts = [cell["unread"] for cell in results.cells if cell.get("unread")]
     return (
         f"Of the samples asked for {format_count_range(unread_counts)} are never read: they do not fill a "
@@ -436,7 +439,10 @@ def privacy_lines(results: Results) -> list[str]:
 
 
 def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return caveats on the figures of cells with one δ, from their largest ε and their smallest silo."""
+    """Return caveats on the figures of cells with one δ, from their largest ε.
+
+    Caveats on δ are those of the cell whose smallest silo is largest, for which δ protects least.
+    """
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:
         return []

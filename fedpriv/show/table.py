@@ -79,7 +79,7 @@ def render_tables(results: Results, style: Style) -> str:
 
 
 def write_table(folder: Path) -> str:
-    """Write a complete run's tables to RUN_DIR/table.md, and return their Markdown."""
+    """Write a run's tables to RUN_DIR/table.md, and return their Markdown."""
     text = render_tables(read_claims(folder), "markdown")
     write_text(folder / "table.md", text)
     return text
@@ -321,7 +321,7 @@ class Requirement:
     """Target of an algorithm at one n, with the smallest effort that reached it, None if none did."""
 
     target: float
-    """Excess risk."""
+    """Excess risk, or NaN if no cell at this n is finished."""
     rounds: float | None
     gradients: float | None
     """Gradient evaluations at the smallest number of rounds."""

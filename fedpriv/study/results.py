@@ -158,7 +158,7 @@ class RunFolder(RunObserver):
         append_line(self.path / "history.jsonl", line)
 
     def finished(self, place: int, finished: CellOutcome) -> None:
-        """Store the outcome of a cell durably, so that a run which is killed afterwards keeps it."""
+        """Store the outcome of a cell, so that a run which is killed afterwards keeps it."""
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
         record = {**make_cell_record(place, self.scenario.points[place], finished, self._engine), "model": model}
@@ -197,7 +197,13 @@ class RunFolder(RunObserver):
         self._write_time = time.monotonic()
 
     def _load_finished(self, group_cells: CellGrouping | None) -> dict[int, dict[str, Any]]:
-        """Load the finished cells of a stored run, without those of groups that have to be computed again."""
+        """Load the finished cells of a stored run, without those of groups that have to be computed again.
+
+        A group is computed again if one of its cells is missing.
+
+        Raises:
+            InputError: The stored run is another one, or cannot be read.
+        """
         stored_results, path = read_results(self.path), self.path
         check_copies(path, stored_results.versions, stored_results.cells)
         self._continue_run(stored_results)
@@ -379,7 +385,10 @@ def read_claims(folder: Path) -> Results:
     """Read results for display, with every privacy figure computed from the stored releases.
 
     Guarantee: a privacy figure that somebody wrote into results.json is not shown, and its cell is in `differs`.
-    InputError also for releases that cannot be accounted for, and for a claim that fedpriv 0.3.0 made falsely.
+
+    Raises:
+        InputError: The folder has no results, a release cannot be accounted for, or fedpriv 0.3.0 made a false
+            claim for a cell.
     """
     stored = read_results(folder)
     check_copies(folder, stored.versions, stored.cells)

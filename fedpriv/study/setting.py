@@ -193,7 +193,10 @@ class AccountingSetting:
     def cost_at_mu(self, mechanism: Mechanism, mu: float, delta: float = DEFAULT_DELTA) -> MechanismCost:
         """Compute the cost of `mechanism` at μ > 0.
 
-        For secret participation the target is the (ε, δ) that μ-GDP gives.
+        For secret participation the target is the ε that μ-GDP gives at `delta`.
+
+        Raises:
+            InputError: `mu` is not above 0, or the participation cannot be accounted for.
         """
         check_positive("mu", mu)
         if not isinstance(order := self.participation, MinSeparation):
@@ -247,9 +250,10 @@ class AccountingSetting:
             yield f"{mechanism.label}, {groups} groups", replace(self, groups=groups), mechanism
 
     def _noise_multiplier(self, mechanism: Mechanism, std: float) -> float:
-        """Return `std` as a multiple of the noise that the distance needs for μ = 1.
+        """Return `std` as a multiple of the noise that the mechanism needs for μ = 1.
 
-        Noise is proportional to the multiplier.
+        Raises:
+            InputError: `std` is not above 0, or is next to nothing beside the clip.
         """
         multiplier = check_positive("std", std) / float(
             self._calibrate_noise(self._distance(mechanism), 1.0).sources[0].std
@@ -379,8 +383,15 @@ _MAX_TIMED_VECTORS = 128
 def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
     """Measure the seconds of a round of float32 noise in one thread, after the state is full.
 
-    The fresh vector is drawn before the measurement.  None for a state of more than 128 vectors, and for a run
-    of one round.
+    The fresh vector is drawn before the measurement.
+
+    Args:
+        mechanism: Mechanism of the noise.
+        workload: Running sums that are released, whose number of rounds is the run's.
+        dimension: Length of a vector.
+
+    Returns:
+        Mean seconds of a round, or None for a state of more than 128 vectors and for a run of one round.
     """
     vectors, rounds = mechanism.memory_vectors(workload), workload.rounds
     if vectors > _MAX_TIMED_VECTORS or rounds < 2:

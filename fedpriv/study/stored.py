@@ -195,7 +195,7 @@ class CheckpointFolder(Checkpoints):
         """Delete unusable checkpoints, and check that the others belong to the scenario.
 
         Raises:
-            InputError: A checkpoint is of cells that the scenario does not have; it is kept.
+            InputError: A checkpoint is of cells that the scenario does not have.  That checkpoint is kept.
         """
         checkpoint_paths = find_checkpoints(self._folder.parent)
         cell_digests = {cell_digest(point.cell) for point in scenario.points} if checkpoint_paths else set()
@@ -262,6 +262,8 @@ def extend_seed_batches(
     folder: Path, stored_batches: Sequence[Sequence[int]], requested_seeds: Sequence[int]
 ) -> list[list[int]]:
     """Group the seeds of a resumed run by the invocation that added them.
+
+    New seeds form a further group.
 
     Args:
         folder: Folder of the run, for errors.

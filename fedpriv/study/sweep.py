@@ -49,7 +49,9 @@ class FirstSteps:
     results_by_cell: Mapping[str, CellOutcome]
 
     def prepend_releases(self, cell: Cell, outcome: CellOutcome) -> CellOutcome:
-        """Prepend the releases of a cell's first step to those of the cell.
+        """Prepend the releases of a cell's first step to those of the cell, and add its bytes and time.
+
+        A cell without a first step keeps its outcome.
 
         Guarantee: the claim that follows from the ledger is on both steps together.
         """
@@ -66,12 +68,18 @@ class FirstSteps:
 def scale_scenario(
     scenario: Scenario, run_first_step: Callable[[Cell], CellOutcome], *, for_release: bool = False
 ) -> tuple[Scenario, FirstSteps]:
-    """Run the first steps of a scenario, and return it with their numbers in every cell.
+    """Run the first steps of a scenario, and write their numbers into every cell.
 
-    `run_first_step` is called once for all cells with the same first step.  `for_release` is as for `make_plan`.
+    Args:
+        scenario: Scenario of the run.
+        run_first_step: Function that runs a first step, called once for all cells with the same first step.
+        for_release: Whether the noise protects somebody, as for `make_plan`.
+
+    Returns:
+        The scenario with its scaling known in every cell, and the outcomes of the first steps.
 
     Raises:
-        InputError: The rounds cannot be planned; raised before any first step is run.
+        InputError: The rounds of a cell cannot be planned.  No first step has been run then.
     """
     for point in scenario.points:
         if point.cell.data.needs_first_step and (schema := point.cell.data.table_schema) is not None:
@@ -106,7 +114,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     names the process for error messages and means nothing without the lock.
 
     Raises:
-        InputError: Another run has the lock; the message names its process.
+        InputError: Another run has the lock.  The message names the run's process.
     """
     new, path = not folder.exists(), folder / ".lock"
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,6 +124,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
+        # Removed while it is locked: `_open_locked` opens a new file if it locks one that was removed.
         path.unlink(missing_ok=True)
         fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the descriptor too
         os.close(file)
@@ -125,7 +134,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _open_locked(path: Path) -> int:
-    """Open and lock the file at `path`, and return its descriptor."""
+    """Open and lock the file at `path`, and return its descriptor.
+
+    Raises:
+        InputError: Another process has the lock.
+    """
     while True:
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
@@ -194,7 +207,7 @@ def run_sweep(
     Args:
         scenario: Scenario of the run.
         options: Options of the run.
-        observers: Observers of its progress.
+        observers: Observers of the run's events.
         rerun: Command that would run the same again.
 
     Raises:
@@ -233,7 +246,7 @@ def run_sweep(
         scenario, missing_indices, observers_of_run = folder.scenario, folder.missing_indices, [folder, *observers]
         checkpoints.check_scenario(scenario)
         for observer in observers_of_run:
-            stack.callback(observer.ended)
+            stack.callback(observer.ended)  # Called even if the `started` of an observer raises.
             observer.started(scenario, missing_indices, path)
         try:
             for cell_indices in folder.missing_by_batch:
@@ -255,6 +268,8 @@ def run_sweep(
 def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed | None:
     """Estimate the memory of a run, after checking its records and fitting its noise.
 
+    The result is None for an engine whose processes are not this program's.
+
     Raises:
         InputError: The run would be refused.
     """
@@ -275,9 +290,9 @@ def _run_single_cell(engine: Engine, cell: Cell) -> CellOutcome:
 
 
 def find_free_folder(name: str, *, resume: bool = False) -> Path:
-    """Find the first free folder of runs/NAME, runs/NAME-2, …
+    """Find the first of runs/NAME, runs/NAME-2, … that has no results.
 
-    With `resume`, find the last folder with results, if there is one.
+    With `resume`, find the last of these folders that has results, if there is one.
     """
     paths = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 1002)]
     used_paths = [path for path in paths[:-1] if (path / "results.json").exists()]
