@@ -162,11 +162,19 @@ def test_runs_that_are_too_long_to_be_measured_and_secret_ones_are_refused(tmp_p
 # A guard
 
 
-def test_a_permitted_row_brings_no_mechanism_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("privacy", "place"), [({"mu": 2.0}, "run on integers"), ({"mode": "none"}, "add noise in a guard")]
+)
+def test_a_permitted_row_brings_no_mechanism_along(tmp_path: Path, privacy: dict[str, Any], place: str) -> None:
+    """A run without noise has no integers to refuse it, and would run the class all the same."""
     fedpriv.add_algorithm(
         dataclasses.replace(ALGORITHMS["dp-sgd"], name="echo-sgd", mechanism=lambda *_: Echo(decay=0.0))
     )
-    tree = scenario(algorithm={"name": "dp-sgd", "clip": 1.0, "step": 0.1}).replace('"dp-sgd"', '"echo-sgd"')
-    guard = guard_for(tmp_path, *random_records(), extensions=EXTENSION, algorithms=["echo-sgd"])
-    with pytest.raises(RunError, match=r"'echo'.* is none of fedpriv's, and those alone"):
+    algorithm = {"name": "dp-sgd", "clip": 1.0, "step": 0.1}
+    tree = scenario(algorithm=algorithm, privacy={"relation": "replace-one", **privacy})
+    tree = tree.replace('"dp-sgd"', '"echo-sgd"')
+    guard = guard_for(
+        tmp_path, *random_records(), extensions=EXTENSION, algorithms=["echo-sgd"], noise_free="mode" in privacy
+    )
+    with pytest.raises(RunError, match=rf"'echo'.* is none of fedpriv's, and those alone {place}"):
         guard.answer("run", tree, 1, torch.zeros(7850, dtype=torch.float64))

@@ -230,6 +230,25 @@ def test_directions_taken_a_few_at_a_time_give_the_contribution_of_all(
     torch.testing.assert_close(at_once.sum(0), whole)
 
 
+def test_a_record_has_few_directions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of a guard does not grow with the number of directions in a scenario."""
+    drawn: list[torch.Tensor] = []
+    sphere = SeededDirections.sphere
+
+    def counted(*given: Any) -> torch.Tensor:
+        drawn.append(sphere(*given))
+        return drawn[-1]
+
+    monkeypatch.setattr(SeededDirections, "sphere", counted)
+    monkeypatch.setattr("fedpriv.loss.goldstein._CHUNK_VALUES", 2 * DIMENSION)
+    objective = smoothed("zeroth", 6, shared=True).for_batch(first_rows(3, ((1, 4),)))
+    query = Query([torch.zeros(DIMENSION, dtype=DTYPE), torch.ones(DIMENSION, dtype=DTYPE)], [1.0, -1.0])
+    own = Batch(record(0.1), torch.ones(1, dtype=DTYPE))
+    objective.per_record(query, own, torch.tensor([2]), 0.7)
+    assert drawn
+    assert {part.numel() for part in drawn} == {2 * DIMENSION}
+
+
 @pytest.mark.parametrize("order", ["first", "zeroth"])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("points", [1, 2])

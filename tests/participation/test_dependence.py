@@ -45,6 +45,7 @@ def test_guarantee_views_add_to_what_their_base_declares() -> None:
         assert declared_dependence(kind(Silent(BASE))) == UNDECLARED
     smoothed = RandomSmoothing(BASE, 0.1, "first", 1, 1, True, SeededDirections((1,)))
     assert declared_dependence(smoothed) == OWN_FACTS
+    assert declared_dependence(PerUnit(smoothed, 3)) == OWN_FACTS
     steps = QuantileClip(LocalSteps(BASE, 0.1, 2), 0.1, 1.0)
     assert Dependence.BATCH in declared_dependence(steps)
     assert declared_dependence(PerUnit(steps, 3)) == Dependence.RECORD

@@ -125,8 +125,8 @@ guard = open_guards(policy).training
 before = size("VmRSS")
 for t in range(1, rounds + 1):
     guard.answer("run", cell, t, torch.full((dimension,), 0.01 * t, dtype=torch.float64))
-(admitted,) = guard._admitted.values()
-print(json.dumps([size("VmHWM") - before, admitted.taken]))
+(admitted,) = guard._admitted_runs.values()
+print(json.dumps([size("VmHWM") - before, admitted.memory_bytes]))
 """
 
 
@@ -193,9 +193,9 @@ from fedpriv.core import limits
 from fedpriv.silo import memory
 
 def tell(taken, limit):
-    limits.limit_of = lambda: limit
+    limits.control_group_limit = lambda: limit
     try:
-        memory.hold_to(256 * 2**20)
+        memory.limit_memory(256 * 2**20)
         kept = bytearray(taken)
     except Exception as error:
         print(type(error).__name__, str(error).count(chr(10)), str(error)[:18], flush=True)
