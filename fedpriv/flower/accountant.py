@@ -31,6 +31,14 @@ class ExactAccountant:
 
     Guarantee: ε and δ are those of all composed events together, rounded up, for neighbours that differ in one
     client.  ε and δ of Poisson-sampled events hold as long as it stays secret which clients took part.
+
+    Example:
+        >>> from flwr.serverapp import NeighboringRelation
+        >>> relation, sampling = NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION
+        >>> accountant = ExactAccountant(PrivacyConfig(1e-5, 100, relation, sampling))
+        >>> accountant.compose(GaussianPrivacyEvent(2.0, sample_size=100, population_size=100), count=4)
+        >>> round(accountant.get_epsilon(1e-5), 4)
+        4.3772
     """
 
     def __init__(self, config: PrivacyConfig) -> None:

@@ -298,6 +298,12 @@ class LambdaCgd(BufferedToeplitz):
     """λ-CGD: one buffer with φ = 0, so that each round's noise takes back λ of the round before.
 
     Guarantee: that of `BufferedToeplitz`.
+
+    Example:
+        >>> from fedpriv.participation.orders import FixedOrder
+        >>> workload = Workload(FixedOrder(rounds=8, rounds_per_epoch=8), decay=1.0, clips=np.ones(8))
+        >>> round(LambdaCgd(1.0, (0.5,), (0.0,)).certified(workload).value, 4)
+        1.1547
     """
 
     name: ClassVar[str] = "lambda-cgd"

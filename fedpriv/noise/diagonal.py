@@ -72,6 +72,12 @@ class IndependentGaussian(Mechanism):
     Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … of its period by decay^(t-τ)
     times its increment.  All increments of the record are added up, and the worst record is charged.  For a single
     pass with clip S and decay 1 this is S√T: σ = 2S√T/ρ under replace-one, the paper's σ² = 4S²T/ρ².
+
+    Example:
+        >>> from fedpriv.participation.orders import FixedOrder
+        >>> workload = Workload(FixedOrder(rounds=8, rounds_per_epoch=8), decay=1.0, clips=np.ones(8))
+        >>> round(IndependentGaussian().certified(workload).value, 4)
+        2.8284
     """
 
     name: ClassVar[str] = "independent"

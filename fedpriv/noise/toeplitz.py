@@ -168,6 +168,13 @@ class BandedSquareRoot(_Banded):
 
     Guarantee: C ≥ 0 with nonincreasing coefficients, so the worst record of a fixed order, and of separated
     participations with equal clips or a separation of at least `bands`, is charged exactly.
+
+    Example:
+        >>> from fedpriv.participation.orders import FixedOrder
+        >>> workload = Workload(FixedOrder(rounds=8, rounds_per_epoch=8), decay=1.0, clips=np.ones(8))
+        >>> mechanism = BandedSquareRoot.of(workload, BandedOptions(bands=3))
+        >>> round(mechanism.certified(workload).value, 4), mechanism.memory_vectors(workload)
+        (1.1792, 3)
     """
 
     name: ClassVar[str] = "banded"

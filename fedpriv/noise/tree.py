@@ -351,6 +351,13 @@ class BinaryTree(Mechanism):
 
     Guarantee: a record moves exactly the released nodes that hold one of its rounds.  B is square and invertible,
     so counting those nodes with their decays is the exact price of everything released.
+
+    Example:
+        >>> from fedpriv.participation.orders import FixedOrder
+        >>> workload = Workload(FixedOrder(rounds=8, rounds_per_epoch=8), decay=1.0, clips=np.ones(8))
+        >>> tree = BinaryTree.of(workload, options=None)
+        >>> tree.certified(workload).value, tree.variance(workload).tolist()
+        (2.0, [1.0, 1.0, 2.0, 1.0, 2.0, 2.0, 3.0, 1.0])
     """
 
     name: ClassVar[str] = "tree"
