@@ -240,8 +240,8 @@ def format_comment(text: str) -> str:
 def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: str = "advised") -> Advice:
     """Advise on settings for these facts.
 
-    Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose files are not
-    opened.
+    Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose
+    files are not opened.
 
     Args:
         facts: Public facts of the federation.
@@ -398,8 +398,7 @@ def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     alternatives.append("A secret order: nothing, since every record is read in every round.")
     if facts.delta * max(facts.sizes) >= 1.0:
         alternatives.append(
-            f"delta = {format_upper_delta(facts.delta)} is not below 1 over the {max(facts.sizes):,} records of "
-            "a silo: "
+            f"delta = {format_upper_delta(facts.delta)} is not below 1 over the {max(facts.sizes):,} records of a silo: "
             "take one that is far below."
         )
     return tuple(alternatives)
@@ -426,8 +425,8 @@ def advise(
         classes: Number of classes, 0 for a regression.
         data: The scenario's [data], by default an .npz file that is still to be named.  It is not opened.
         name: Name of the scenario.
-        further_facts: Further fields of `Facts`: delta, trust, feature_norm, rounds, relation, unit,
-            records_of_person.
+        further_facts: Further fields of `Facts`, which are delta, trust, feature_norm, rounds, relation,
+            unit and records_of_person.
 
     Returns:
         The scenario with reasons, the forecast of its noise, and alternatives.

@@ -90,8 +90,8 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
         typer.echo(f"  {sanitize_line(column.name)}: {column.describe()}")
     if copies := table.duplicate_count():
         typer.echo(
-            f"warning: {format_count(copies, 'record')} equal an earlier one in every column; is each another "
-            "unit?"
+            f"warning: {format_count(copies, 'record')} equal an earlier one in every column; "
+            "is each another unit?"
         )
     if roles.target is None:
         return
@@ -162,9 +162,9 @@ def _describe_persons(persons: PersonCounts) -> str:
         else ""
     )
     return (
-        f"{persons.count} persons, {persons.repeated_count} of them with several records, {persons.max_records} "
-        "at most: a run has to "
-        f'protect persons, unit = "user"{limit_note}'
+        f"{persons.count} persons, {persons.repeated_count} of them with several records, "
+        f"{persons.max_records} at most: "
+        f'a run has to protect persons, unit = "user"{limit_note}'
     )
 
 
@@ -281,7 +281,11 @@ def print_advice(
 
 
 def _parse_counts(text: str) -> int | tuple[int, ...]:
-    """Parse a number, or a number for each silo, separated by commas."""
+    """Parse a number, or a number for each silo, separated by commas.
+
+    Raises:
+        InputError: A part is no whole number.
+    """
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:

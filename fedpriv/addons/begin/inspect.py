@@ -180,8 +180,8 @@ def describe_table(
     target_column = columns_by_name[target]
     if target_column.odd_cells and regression is not False:
         raise InputError(
-            f"{table.source}, column {target!r}: {target_column.describe_odd_cells()}; mend it: a target holds "
-            "one or the other"
+            f"{table.source}, column {target!r}: {target_column.describe_odd_cells()}; "
+            "mend it: a target holds one or the other"
         )
     is_real = (
         regression

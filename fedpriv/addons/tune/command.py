@@ -73,7 +73,8 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
         The request, with the scenario that the tuning file names, and the grids.
 
     Raises:
-        InputError: A tuning file has an unknown key, or a grid varies keys that do not train.
+        InputError: A tuning file has an unknown key, a grid varies keys that do not train, or options and file
+            contradict each other.
     """
     line_grid, fixed = parse_grid(request.grid or []), request.fixed or []
     check_grid(line_grid, "--grid")
@@ -122,12 +123,12 @@ def tune_scenario(request: TuneRequest) -> None:
     run_count = _make_run_count(completed) if completed.private else None
     if run_count is None and (completed.poisson or completed.eta):
         raise InputError("--poisson and --eta say how many runs a private choice makes: give --private with them")
+    # A private choice needs secret randomness, and an open one is to be the same again.
     generator = np.random.default_rng(completed.seed if completed.seed is not None or completed.private else 0)
     rows = _choose_row_settings(scenario, completed, grids, generator)
     cells = [point.cell for point in scenario.points]
-    held_out = hold_out(cells[0], completed.held_out).count_in_runs(
-        cells
-    )  # refuses a run that is impossible before any trial starts
+    # Counting refuses a run that is impossible before any trial starts.
+    held_out = hold_out(cells[0], completed.held_out).count_in_runs(cells)
     for row, settings in rows:
         check_settings(row, settings)
     folder, fixed = completed.out or Path("runs") / f"{scenario.name}-tuned", completed.fixed or []
@@ -202,7 +203,11 @@ def _write_and_show(
 def _choose_row_settings(
     scenario: Scenario, request: TuneRequest, grids: Grids, generator: np.random.Generator
 ) -> list[tuple[TuningRow, list[Setting]]]:
-    """Return the rows of the tuning with the settings to try."""
+    """Return the rows of the tuning with the settings to try.
+
+    Raises:
+        InputError: No point has a grid, a grid varies a swept key, or the number of trials does not fit the grids.
+    """
     points = pair_grids(scenario, grids.by_value, grids.axis)
     if not points:
         axis_values = ", ".join(map(str, grids.by_value or {}))

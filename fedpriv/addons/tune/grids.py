@@ -129,8 +129,8 @@ def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
     }
     if not numbers:
         raise InputError(
-            f"algorithm.name = {cell.algorithm.name!r}: the scenario gives it no number to vary; give --grid "
-            "KEY=[VALUE, …]"
+            f"algorithm.name = {cell.algorithm.name!r}: the scenario gives it no number to vary; "
+            "give --grid KEY=[VALUE, …]"
         )
     factors = np.geomspace(
         1.0 / _MAX_FACTOR, _MAX_FACTOR, _SINGLE_NUMBER_FACTOR_COUNT if len(numbers) == 1 else _FACTOR_COUNT
@@ -167,8 +167,8 @@ def choose_settings(
     sizes = sorted(set(map(len, settings_of_grids)))
     if trials is None and len(sizes) > 1:
         raise InputError(
-            f"grids of {sizes[0]} and {sizes[-1]} settings: every row gets as many, so give --trials {sizes[0]} "
-            "or grids of one size"
+            f"grids of {sizes[0]} and {sizes[-1]} settings: every row gets as many, "
+            f"so give --trials {sizes[0]} or grids of one size"
         )
     if trials is not None and trials > sizes[0]:
         raise InputError(f"--trials {trials}: the smallest grid has {sizes[0]} settings; widen it, or give fewer")
@@ -262,9 +262,8 @@ class HeldOut:
         )
         silos = format_count_range(map(len, self.silo_counts_by_run))
         return (
-            f"the last {self.count:,} of {self.total_count:,} training records are held out while tuning; in a "
-            "run of the "
-            f"tuned scenario {run_total} of them belong to its silos, {silo_range} to each of {silos}"
+            f"the last {self.count:,} of {self.total_count:,} training records are held out while tuning; "
+            f"in a run of the tuned scenario {run_total} of them belong to its silos, {silo_range} to each of {silos}"
         )
 
     def count_in_runs(self, cells: Sequence[Cell]) -> "HeldOut":
@@ -285,9 +284,8 @@ class HeldOut:
 def _count_by_silo(cell: Cell, held_out: HeldOut) -> tuple[int, ...]:
     """Count the held-out records that each silo of a run reads."""
     units = load_task(cell).unit_indices
-    row_indices = (
-        np.arange(held_out.total_count)[:, None] if units is None else np.asarray(units)
-    )  # a person can have several rows
+    # A unit has a row of row indices, since a person can have several records.
+    row_indices = np.arange(held_out.total_count)[:, None] if units is None else np.asarray(units)
     are_held_out = row_indices >= held_out.total_count - held_out.count
     return tuple(int(are_held_out[order.numpy()].sum()) for order in partition_records(cell))
 
@@ -330,7 +328,11 @@ def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[
 
 
 def check_settings(row: TuningRow, settings: Sequence[Setting]) -> None:
-    """Refuse a setting for which a run on all records needs more records than there are."""
+    """Check that a run on all records has enough records with each setting.
+
+    Raises:
+        InputError: A setting needs more records than there are.  The message names the setting.
+    """
     for setting in settings if any(key.startswith("federation.") for key in row.grid) else ():
         try:
             check_record_count(_with_reading_keys(row.cell, setting))
@@ -351,7 +353,11 @@ def _with_reading_keys(cell: Cell, setting: Setting) -> Cell:
 
 
 def _resolve_trial(tree: dict[str, Any], setting: Setting) -> Cell:
-    """Resolve a trial's cell, and name the setting once in an InputError."""
+    """Resolve a trial's cell.
+
+    Raises:
+        InputError: The trial cannot run.  The message names the setting once.
+    """
     try:
         return resolve_cell(tree, "while tuning")
     except InputError as error:
@@ -397,7 +403,7 @@ def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) 
 def is_better(metric: str, one: float, other: float) -> bool:
     """Return whether `one` is the better value of a metric.
 
-    Smaller is better for a loss or error, larger for other metrics.
+    Smaller is better for a metric with "loss" or "error" in its name, larger for others.
     """
     lower = any(word in metric for word in LOWER_IS_BETTER)
     return one < other if lower else one > other

@@ -75,7 +75,7 @@ def tune_openly(
 ) -> list[TuningChoice]:
     """Run each setting of each row on each seed, and choose the setting with the best mean score.
 
-    The trials are one run with all its results.  These are functions of the records without noise.
+    The trials are one run.  Its results are functions of the records without noise.
 
     Args:
         scenario: Scenario that is tuned.
@@ -88,7 +88,7 @@ def tune_openly(
         observers: Observers of the run.
 
     Raises:
-        InputError: The runs do not have the metric.  It is raised before they start.
+        InputError: The runs do not have the metric, which is found before they start, or a score is not finite.
     """
     points = [
         SweepPoint({**row.when, SETTING_AXIS: number}, make_trial(row.cell, setting, held_out, fixed, seed))
@@ -193,9 +193,12 @@ def tune_privately(
 
 
 def _check_partition(cell: Cell) -> None:
-    """Refuse a partition or table in which the contents of records decide which records count or where.
+    """Check that the contents of records do not decide which records count or where.
 
     One record would otherwise change the position of others, or the score.
+
+    Raises:
+        InputError: The partition or the table looks at contents.
     """
     if cell.data.partition in PARTITION_KEYS:
         raise InputError(
@@ -212,10 +215,13 @@ def _check_partition(cell: Cell) -> None:
 
 
 def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
-    """Refuse a trial with another promise than the charged one, or with other held-out records.
+    """Check that a trial has the promise that is charged, and the same held-out records.
 
     Guarantee: relation, unit, target and the party that adds the noise are the scenario's, so that a price for the
     scenario's promise is one for every trial; a record moves a score by 1/`held_out.count` at most.
+
+    Raises:
+        InputError: A key of the promise, or the number of held-out records, is another one.
     """
     values_by_key: dict[str, tuple[object, object]] = {
         "federation.sampling": (cell.federation.sampling, trial.federation.sampling),
@@ -235,7 +241,15 @@ def _check_same_promise(cell: Cell, trial: Cell, held_out: HeldOut) -> None:
 
 
 def check_promise(finished: CellOutcome, mu: float) -> None:
-    """Raise InputError unless the release of a run is `mu`-GDP."""
+    """Check that the release of a run is `mu`-GDP.
+
+    Args:
+        finished: Outcome of the run.
+        mu: Privacy parameter μ.
+
+    Raises:
+        InputError: The run adds no noise, its claim is no μ, or its μ is larger.
+    """
     claim = compute_claim(finished.releases)
     if claim is None or claim.guarantee.mu is None or claim.guarantee.mu > mu:
         raise InputError(
@@ -265,7 +279,11 @@ def noisy_score(finished: CellOutcome, held_out: int, mu: float, generator: np.r
 
 
 def _find_target(row: TuningRow) -> float:
-    """Return the μ to which all runs of a row are calibrated, whatever their setting."""
+    """Return the μ to which all runs of a row are calibrated, whatever their setting.
+
+    Raises:
+        InputError: The runs add no noise, or silos have shares of the budget.
+    """
     target = row.cell.privacy.target_mu
     if row.cell.privacy.shares:
         raise InputError("--private: a score is of all silos' records, and privacy.shares gives each its own")
@@ -275,9 +293,12 @@ def _find_target(row: TuningRow) -> float:
 
 
 def _check_metric(cells: Sequence[Cell], metric: str) -> None:
-    """Refuse a metric that evaluations of the cells lack.
+    """Check that evaluations of the cells have a metric.
 
     Cells with the same data, model and run are evaluated once, with the initial model.
+
+    Raises:
+        InputError: An evaluation lacks the metric.
     """
     measured = {repr((cell.data, cell.model, cell.run)): cell for cell in cells}
     for cell in measured.values():

@@ -88,7 +88,11 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
 
 
 def _print_run_folder(folder: Path, overrides: Sequence[str], request: WorthRequest) -> None:
-    """Print the gains of a run's models, or fill the cache with its local models."""
+    """Print the gains of a run's models, or fill the cache with the run's local models.
+
+    Raises:
+        InputError: Options are for a scenario, or the run cannot be compared.
+    """
     if overrides:
         raise InputError("--set: a run is compared as it ran; give the scenario for another one")
     if request.grid is not None:

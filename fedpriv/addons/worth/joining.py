@@ -6,8 +6,8 @@ each split, on a fifth of the training records, which the candidates do not read
 settings at each smaller ε of the grid, with their noise, since a guarantee for a smaller ε holds for a larger one,
 too.  With one setting nothing is chosen.
 
-The result of a split is kept in the user's cache, readable for its owner only, so that an interrupted study can be
-resumed.
+The result of a split is stored in the user's cache, readable for its owner only.  An interrupted study can thus be
+continued.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ class SplitGains:
     """Gains of the personal models, (ε, seeds), by trust, or empty if they were not requested."""
     judged: str
     noiseless: NDArray[np.float64]
-    """Gains of the same rounds without noise, with the settings of the largest ε, (seeds,)."""
+    """Gains of the same rounds without noise, with the settings of the first trust and the largest ε, (seeds,)."""
     pooled: float
     """Gain of the model that is fitted to the records of all silos without noise."""
     own_intercept: float
@@ -193,7 +193,11 @@ def study_joining(request: JoiningRequest, report_progress: ProgressCallback = l
 
 
 def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
-    """Return the requested trust settings, or all that the scenario can be run with, except curators."""
+    """Return the requested trust settings, or all that the scenario can be run with, except curators.
+
+    Raises:
+        InputError: The scenario can be run with none.
+    """
     if request.trusts:
         return request.trusts
     row = load_scenario(request.scenario, request.overrides).points[0].cell.algorithm.row
@@ -220,6 +224,9 @@ def _load_grid(request: JoiningRequest, trust: str, split: int | None, spared: f
         trust: Trust setting.
         split: Number of the split, or None for the scenario's own.
         spared: Fraction of the training records that runs do not read, or None for the scenario's own.
+
+    Raises:
+        InputError: The scenario cannot be run with the grid, or sweeps another target of privacy.
     """
     loaded = load_scenario(request.scenario, request.overrides)
     seeds = loaded.seeds[: request.seeds]
@@ -245,7 +252,18 @@ def _run_split(
     has_choice: bool,
     report_progress: ProgressCallback,
 ) -> SplitGains:
-    """Run the grid of one split on all trust settings, or read its result from the cache."""
+    """Run the grid of one split on all trust settings, or read the result from the cache.
+
+    Args:
+        request: Scenario and grid.
+        trusts: Trust settings.
+        number: Number of the split, or None for the published one.
+        has_choice: Whether a setting is chosen for each trust and ε.
+        report_progress: Receives lines of text.
+
+    Raises:
+        InputError: A run fails, or seeds leave different numbers of silos with records.
+    """
     grids = {trust: _load_grid(request, trust, number, None) for trust in trusts}
     first = grids[trusts[0]].points[0].cell
     seeds = grids[trusts[0]].seeds
@@ -453,7 +471,11 @@ def _cell_text(cell: Cell) -> str:
 
 
 def _train_models(cells: Sequence[Cell]) -> dict[str, Floats]:
-    """Return the published model of each cell by its canonical text, where equal cells are run once."""
+    """Return the published model of each cell by its canonical text, where equal cells are run once.
+
+    Raises:
+        InputError: A run fails.
+    """
     distinct_cells = list({_cell_text(cell): cell for cell in cells}.values())
     try:
         outcomes = list(make_engine("vectorized")(distinct_cells, RunObserver()))
@@ -478,7 +500,18 @@ def _split_data(split: SplitGains) -> dict[str, Any]:
 def _restore_split(
     tree: Mapping[str, Any], trusts: Sequence[str], shape: tuple[int, int], has_personal: bool
 ) -> SplitGains:
-    """Restore a cached split, or raise ValueError for impossible figures."""
+    """Restore a cached split.
+
+    Args:
+        tree: Content of the cache.
+        trusts: Trust settings that it has to have.
+        shape: Numbers of ε and of seeds.
+        has_personal: Whether it has to have gains of personal models.
+
+    Raises:
+        ValueError: A figure is impossible, or an array has another shape.
+        KeyError, TypeError, AttributeError, OverflowError: The tree has another form.
+    """
     fields = {name: tree[name] for name in SplitGains.__dataclass_fields__}
     names, texts = tuple(tree["names"]), [fields["judged"]]
     silos, trust_shapes = (len(names),), dict.fromkeys(trusts, shape)

@@ -163,16 +163,14 @@ def _notes(result: JoiningResult) -> list[str]:
     """Return the notes below the table, which say how its figures were computed."""
     splits, seeds = len(result.splits), result.request.seeds
     notes = [
-        f"{format_count(splits, 'split')} of the records and {format_count(seeds, 'noise seed')} in each; s.e. "
-        "with "
-        "Nadeau & Bengio's correction for what splits share (test over training records: "
-        f"{result.test_train_ratio:.2f}), "
-        "noise apart. The interval is the 5th to 95th percentile over splits drawn again. The published split is "
-        "apart."
+        f"{format_count(splits, 'split')} of the records and {format_count(seeds, 'noise seed')} in each; "
+        "s.e. with Nadeau & Bengio's correction for what splits share "
+        f"(test over training records: {result.test_train_ratio:.2f}), noise apart. "
+        "The interval is the 5th to 95th percentile over splits drawn again. "
+        "The published split is apart."
         if splits
-        else f"The published split alone, {format_count(seeds, 'noise seed')}: no standard error. --splits n "
-        "draws "
-        "others."
+        else f"The published split alone, {format_count(seeds, 'noise seed')}: no standard error. "
+        "--splits n draws others."
     ]
     if splits == 1:
         notes.append("One split tells no standard error and no interval: --splits n draws more.")
@@ -199,8 +197,8 @@ def _notes(result: JoiningResult) -> list[str]:
     if any(find_trust(trust).masked for trust in result.trusts):
         factor = (result.silos / (result.silos - 1)) ** 0.5 if result.silos > 1 else 1.0
         notes.append(
-            f"With masks ε is against the server; a silo knows its own share, and against it μ is {factor:.3g} "
-            "times as large."
+            "With masks ε is against the server; "
+            f"a silo knows its own share, and against it μ is {factor:.3g} times as large."
         )
     by_accuracy = f"if models differ on {_DISAGREEMENT_RATE:.0%} of the test records"
     by_loss = "one silo in two, since losses are never alike"
@@ -209,8 +207,8 @@ def _notes(result: JoiningResult) -> list[str]:
     )
     return [
         *notes,
-        "ε of different trust settings is against different adversaries. A silo that joins has spent its "
-        "records' ε.",
+        "ε of different trust settings is against different adversaries. "
+        "A silo that joins has spent its records' ε.",
     ]
 
 

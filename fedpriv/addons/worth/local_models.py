@@ -172,8 +172,8 @@ def _find_basis(records: Records, penalty: Floats) -> Floats | None:
 def find_intercepts(objective: Objective, records: Records) -> NDArray[np.bool_]:
     """Return a mask of the intercepts, (d,).
 
-    The intercept of each output is the weight of its last feature, if this feature is 1 in all records.  Otherwise
-    the mask is empty.
+    The intercept of each output is the weight of the last feature, if this feature is 1 in all records.  Otherwise
+    there is none.
     """
     width = records.features.shape[-1]
     mask = np.zeros((objective.dimension // width, width), np.bool_)
@@ -266,9 +266,12 @@ def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Fl
     """Fit the intercepts of x̂ and one scale of its other weights to the silo's training records.
 
     Without the scale, intercepts would dominate a model with small weights, such as one in a ball of radius .1.
-    Both have the public penalty of 1e-3, which keeps them finite for a silo with one class.
+    The public penalty of 1e-3 keeps intercepts and scale finite for a silo with one class.
 
     Source: Platt 1999.
+
+    Returns:
+        Parameters of the model, (d,), those of x̂ if the features have no constant or all other weights are 0.
     """
     mask = find_intercepts(objective, silo.train)
     weights = torch.full((len(silo.train.labels),), 1.0 / len(silo.train.labels), dtype=torch.float64)
@@ -340,9 +343,8 @@ def fit_personal_model(
     losses = np.concatenate(
         [_held_out_losses(objective, silo, released, kappa, mask) for mask in held_out_masks], axis=1
     )
-    losses = np.where(
-        losses < _MAX_LOSS, losses, _MAX_LOSS
-    )  # includes NaN, so that a released model that diverged is never the best
+    # NaN is replaced as well, so that a released model that diverged is never the best.
+    losses = np.where(losses < _MAX_LOSS, losses, _MAX_LOSS)
     best = int(np.argmin(losses.mean(axis=1)))
     excess = losses - losses[best]
     standard_errors = excess.std(axis=1, ddof=1 if losses.shape[1] > 1 else 0) / math.sqrt(losses.shape[1])
@@ -373,7 +375,8 @@ def _held_out_losses(
 def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local: Floats) -> tuple[float, str]:
     """Return the test score and the name of the learner that is best by folds.
 
-    The learners are the model itself, kernel ridge and boosted trees.
+    The learners are the model itself, kernel ridge and boosted trees.  With records of one class, or fewer than 10
+    records, the model itself is taken.
 
     Args:
         objective: Loss of linear scores.
@@ -402,6 +405,7 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
         (fold_records.features.numpy(), fold_records.labels.numpy()) for fold_records in (silo.train, silo.test)
     )
     classes = np.unique(labels)
+    # Widths of the kernel are relative to the median distance of at most 500 records.
     sample = np.random.default_rng(0).permutation(len(features))[:500]
     squared_distances = ((features[sample][:, None] - features[sample][None]) ** 2).sum(-1)
     gamma = 1.0 / max(

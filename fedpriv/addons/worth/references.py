@@ -90,7 +90,7 @@ def deviation_over_silos(values: Any) -> float:
 def cache_key(cell: Cell) -> str | None:
     """Return the key of a cell's references, or None if the records have no source that identifies them.
 
-    No record of a named data set is read.  A user's own file is hashed.
+    No record of a data set of fedpriv is read.  A user's own file or arrays are hashed.
     """
     if (source := _data_source(cell.data.name)) is None:
         return None
@@ -133,6 +133,9 @@ def _digest_file(name: str, facts: tuple[int, ...]) -> str | None:
     """Return SHA-256 of a regular file, or None for another kind of file.
 
     The file is read once as long as `facts`, which change with the file, are the same.
+
+    Raises:
+        OSError: The file cannot be read, or has other facts by now.
     """
     with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
@@ -187,7 +190,11 @@ def read_references(key: str, records: str | None = None) -> References | None:
 
 
 def _parse_references(tree: Mapping[str, Any]) -> References:
-    """Parse cached references, or raise an error for values that no references have."""
+    """Parse cached references.
+
+    Raises:
+        KeyError, TypeError, ValueError: A field is missing or has a value that no references have.
+    """
     references = References(tree["metric"], tree["of"], tuple(LocalModelScores(**silo) for silo in tree["silos"]))
     if references.metric not in ("accuracy", "-loss") or not 0 < len(references.silos) <= _check_count(
         references.of

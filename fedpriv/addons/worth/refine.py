@@ -227,6 +227,9 @@ def print_refined(
     """Print the scores on the silo's own test records, and write the personal model into `out`.
 
     Without a released model the learning curve is printed.  Nothing is written if `out` is None.
+
+    Raises:
+        InputError: Options do not fit together, a file cannot be used, or others can read `out`.
     """
     if (model is None) != only_curve:
         raise InputError(
@@ -268,9 +271,8 @@ def print_refined(
         judged = "folds, all of which the release has read: that favours it"
         judged += ", and --held-out has fewer than 10 records" * (held_out is not None)
     sys.stdout.write(
-        f"personal: pulled with lambda = {refined.personal_model.pull_weight:g} (0 is alone, inf the released "
-        "model), chosen on "
-        f"{judged}, one standard error towards alone.\n"
+        f"personal: pulled with lambda = {refined.personal_model.pull_weight:g} "
+        f"(0 is alone, inf the released model), chosen on {judged}, one standard error towards alone.\n"
         f"{tests:,} test records: differences below {noise} tell nothing.\n"
         "All of this is of this silo's records without noise, lambda and scores too: keep it to yourself.  "
         "Leaving or staying after a look tells others a little of it.\n"

@@ -153,7 +153,7 @@ def budget_shares(cell: Cell) -> Mapping[str, float]:
 def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """Return the row indices of each silo's test records among the task's test records.
 
-    They are the rows of its site, rows with its label shares, or all rows, by the kind of partition.
+    By the kind of partition, a silo has the rows of its site, rows with its label shares, or all rows.
     """
     labels = task.test_with_missing.labels.numpy()
     counts = np.flatnonzero(counted_mask(labels))
@@ -221,7 +221,8 @@ def compute_references(
         report_progress: Receives a line of text for each silo.
 
     Raises:
-        InputError: The model is not one of linear scores, units are clients, or no silo has test records.
+        InputError: The model is not one of linear scores, units are clients, no silo has test records, or learners
+            of scikit-learn cannot be tried.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
@@ -389,7 +390,7 @@ def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.
 
 @limit_to_one_thread()
 def fit_pooled_model(cell: Cell) -> Floats:
-    """Fit the model to the training records of all silos without noise.
+    """Fit the model to the training records of all silos that also have test records, without noise.
 
     κ is chosen by one fold or five.  For more than 20,000 records κ is the smallest one, and the fit ends at a
     relative gradient of 1e-4, because neither matters at that size.
@@ -400,6 +401,7 @@ def fit_pooled_model(cell: Cell) -> Floats:
     columns = (torch.cat([getattr(silo.train, name) for silo in silos]) for name in Records._fields)
     starts = np.cumsum([0, *(int(silo.units.max(initial=-1)) + 1 for silo in silos)])[:-1]
     units = np.concatenate([silo.units + start for silo, start in zip(silos, starts, strict=True)])
+    # No test record is read by the fit.
     pooled = SiloRecords(-1, "pooled", Records(*columns), units, silos[0].test)
     if len(pooled.train.labels) > _MAX_FOLDED_RECORDS:
         return fitted(objective, pooled.train, PENALTIES[-1], ROUGH_TOLERANCE)
@@ -426,8 +428,8 @@ class PointGains:
     def standard_error(self) -> float | None:
         """Standard error of `gain` over seeds, or None for one seed.
 
-        Seeds draw noise and partition anew, but use the same records.  It is also None if all seeds have the same
-        gain, which is not an error of 0.
+        Seeds draw noise and partition anew, but use the same records.  Equal gains of all seeds give None as well,
+        since they do not show an error of 0.
         """
         if len({gains.gain for gains in self.gains}) < 2:
             return None
@@ -464,6 +466,13 @@ def compare_run(
     with_personal: bool = False,
 ) -> list[PointGains]:
     """Compute the gains at every point of a run.
+
+    Args:
+        folder: Folder of the run, with its models.
+        results: Results of the run.
+        report_progress: Receives lines of text.
+        with_any_learner: Also try learners of scikit-learn on each silo's records.
+        with_personal: Also fit and judge the silos' personal models.
 
     Raises:
         InputError: The run has no finished cells, or references cannot be computed, as for `compute_references`.

@@ -21,7 +21,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class AveragedSteps:
-    """Optimizer x_{t+1} = x_t - η g~_t that publishes the mean of x_1 … x_t.
+    """Optimizer x_{t+1} = x_t - η g~_t that publishes the mean of x_1 … x_{t+1}.
 
     An optimizer sees released vectors only.
     """
