@@ -398,8 +398,8 @@ def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
     alternatives.append("A secret order: nothing, since every record is read in every round.")
     if facts.delta * max(facts.sizes) >= 1.0:
         alternatives.append(
-            f"delta = {format_upper_delta(facts.delta)} is not below 1 over the {max(facts.sizes):,} records of a silo: "
-            "take one that is far below."
+            f"delta = {format_upper_delta(facts.delta)} is not below 1 "
+            f"over the {max(facts.sizes):,} records of a silo: take one that is far below."
         )
     return tuple(alternatives)
 

@@ -263,7 +263,8 @@ class HeldOut:
         silos = format_count_range(map(len, self.silo_counts_by_run))
         return (
             f"the last {self.count:,} of {self.total_count:,} training records are held out while tuning; "
-            f"in a run of the tuned scenario {run_total} of them belong to its silos, {silo_range} to each of {silos}"
+            f"in a run of the tuned scenario {run_total} of them belong to its silos, "
+            f"{silo_range} to each of {silos}"
         )
 
     def count_in_runs(self, cells: Sequence[Cell]) -> "HeldOut":
