@@ -3,8 +3,8 @@
 A number without its neighbouring relation and its unit says nothing.  A `PrivacyClaim` holds all three. The claim
 is computed when a run is written and again whenever it is shown.  Tables, pages, charts and the terminal take its
 numbers from `claim_figures`, and its sentences from `PrivacyClaim.format_sentence` for one claim, from
-`describe_cells` for several cells that differ in their figures only, and from `format_figures` for a cell of
-results.json.
+`describe_cells` for several cells that differ in their figures only, and from `format_figures`
+for a cell of results.json.
 
 Three cases need sentences of their own: several records of one person (`describe_group_privacy`), the test records
 on which silos evaluate (`describe_evaluation`), and a first step that a run uses and is charged for without having
@@ -356,8 +356,8 @@ def _compute_claim_from_text(text: str) -> PrivacyClaim[Guarantee] | None:
 def claim_figures(claim: PrivacyClaim[Guarantee] | None, delta: float) -> dict[str, Any]:
     """Return all figures of a claim at δ by their names in results.json, with None for missing ones.
 
-    Guarantee: the figures depend on the claim alone, so that a table cannot show the figure of a release that was
-    not made.
+    Guarantee: the figures depend on the claim alone, so that a table cannot show the figure of a
+    release that was not made.
     """
     if claim is not None:
         return claim.figures(delta)
@@ -379,8 +379,8 @@ def group_epsilons(guarantee: Guarantee, delta: float) -> Mapping[int, float]:
 def group_bounds(guarantee: Guarantee, delta: float) -> dict[str, dict[str, float | None]]:
     """Return the bounds for k units together as data, by k: ε at δ, and μ or None.
 
-    Guarantee: k records of one person are protected at least as these bounds say, whichever rounds they take part
-    in.
+    Guarantee: k records of one person are protected at least as these bounds say, whichever
+    rounds they take part in.
     """
     mu = guarantee.mu
     return {
@@ -407,12 +407,11 @@ _EXACT_EVALUATION = (
     "guaranteed."
 )
 _NOISY_EVALUATION = (
-    "The silos evaluated {times} on their own test records, and {who}: all evaluations together are "
-    "{mu}-GDP for each test record ({epsilon}, {relation}). Metrics are "
-    "noisy: accuracies by a standard deviation of {spread} where noise was added, losses by that times "
-    "evaluation.loss_bound, and they can leave their range. Test records are other records than those that "
-    "trained the model, with a figure of their own; a person who has records of both kinds is protected by both "
-    "together only."
+    "The silos evaluated {times} on their own test records, and {who}: all evaluations together are {mu}-GDP "
+    "for each test record ({epsilon}, {relation}). Metrics are noisy: accuracies by a standard deviation of "
+    "{spread} where noise was added, losses by that times evaluation.loss_bound, and they can leave their "
+    "range. Test records are other records than those that trained the model, with a figure of their own; "
+    "a person who has records of both kinds is protected by both together only."
 )
 
 

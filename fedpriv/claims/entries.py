@@ -166,8 +166,7 @@ class LedgerEntry:
         elif closer := [stream for stream in self.streams if stream.increment_diameter < APART]:
             yield (
                 f"apart of {closer[0].party_name} is {closer[0].increment_diameter:.6g}, and the scenario names "
-                "code that was not "
-                "imported"
+                "code that was not imported"
             )
         yield from self._differences_from_target(privacy)
 

@@ -141,8 +141,8 @@ class ReleaseStream:
     def attained(self) -> bool:
         """Whether the guarantee is an exact μ: no smaller one holds for increments up to their clips.
 
-        An increment diameter below two clips includes an allowance for rounding, a relative 2^-20, and is not
-        attained.
+        An increment diameter below two clips includes an allowance for rounding, a relative
+        2^-20, and is not attained.
         """
         return (
             self.integer_release is None
@@ -231,8 +231,8 @@ def _read_increment_diameter(data: Mapping[str, Any], schedule: Participation) -
     zero leaks, too, and this distance is a whole clip however close two increments are.
 
     Raises:
-        InputError: If no two increments can have the diameter, or it is below 2 clips with several rounds or
-            secret ones.
+        InputError: If no two increments can have the diameter, or it is below 2 clips with
+            several rounds or secret ones.
     """
     bound = data.get("apart", APART)
     if isinstance(bound, bool) or not isinstance(bound, int | float):
@@ -252,8 +252,8 @@ def make_release_streams(plan: Plan, rounds: int) -> tuple[ReleaseStream, ...]:
 
     Clips, weights and noise come from the parts of the plan that compute them, not from the target of their
     calibration.  Consecutive silos with equal weights and noise are one stream.  A plan without noise has one
-    stream, with standard deviation 0.  Masked messages are one stream: their sums, with the noise of all sources
-    together.
+    stream, with standard deviation 0.  Masked messages are one stream: their sums, with the noise
+    of all sources together.
 
     Args:
         plan: Plan of the run.

@@ -1,7 +1,7 @@
 """ServerApp of `flwr run .`, which writes the results folder itself.
 
-Engines submit `fedpriv.server.app:app` instead, with the same rounds.  This app is a separate module because it
-imports Flower.
+Engines submit `fedpriv.server.app:app` instead, with the same rounds.  This app is a separate module
+because it imports Flower.
 """
 
 import json

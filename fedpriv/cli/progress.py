@@ -195,8 +195,8 @@ class Progress(RunObserver):
 class JsonLines(RunObserver):
     """JSON objects of a run's events, one a line.
 
-    The key `event` is "fitted", "started", "evaluated", "finished", "lost", "noted", and last "complete" or
-    "stopped".
+    The key `event` is "fitted", "started", "evaluated", "finished", "lost", "noted", and last
+    "complete" or "stopped".
     """
 
     def __init__(self, stream: IO[str]) -> None:

@@ -178,8 +178,8 @@ def _print_conditions(section: dict[str, Any]) -> None:
 def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str:
     """Format a value in six digits.
 
-    `is_prescribed` noise is prescribed by a theorem, and rounded up.  Other noise is that of a run, and rounded
-    down.
+    `is_prescribed` noise is prescribed by a theorem, and rounded up.  Other noise is that of
+    a run, and rounded down.
     """
     if not isinstance(value, float):
         return "-" if value is None else str(value)

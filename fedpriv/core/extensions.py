@@ -2,8 +2,8 @@
 
 A Python file is named by `--import` or in `FEDPRIV_IMPORT` (several files with the system's path separator between
 them).  A package names a module as an entry point of the group `fedpriv.extensions`.  When file or module is
-imported, it calls `fedpriv.add_algorithm`, `add_model` or `add_data`.  Files of `--import` are imported at once, the
-others and the modules when a name is not known.
+imported, it calls `fedpriv.add_algorithm`, `add_model` or `add_data`.  Files of `--import` are imported at once,
+the others and the modules when a name is not known.
 
 An add-on is a folder of `fedpriv/addons`, which the core does not import.  `ADD_ON_PARTS` lists all parts of
 add-ons that the core uses, and each is imported by name on first use.  Without an add-on's folder the core works,

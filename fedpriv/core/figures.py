@@ -129,20 +129,17 @@ def privacy_caveats(
     if units is not None and delta * units >= 1.0:
         caveats.append(
             f"δ = {format_upper_delta(delta)} is not below 1/n for the n = {units:,} {unit}s of the smallest "
-            "silo: "
-            f"publishing one {unit} picked at random would be allowed by it."
+            f"silo: publishing one {unit} picked at random would be allowed by it."
         )
     if units is None and delta >= _LARGE_DELTA:
         caveats.append(
             f"δ = {format_upper_delta(delta)} is not below 1/n for silos of {math.ceil(1.0 / delta):,} {unit}s "
-            "or more: "
-            f"publishing one {unit} picked at random would be allowed by it."
+            f"or more: publishing one {unit} picked at random would be allowed by it."
         )
     if epsilon > MAX_USEFUL_EPSILON:
         caveats.append(
             f"ε = {format_upper(epsilon)} is above {MAX_USEFUL_EPSILON:g}: it lets the odds about a {unit} grow "
-            "more than "
-            "10^8-fold, which is next to no protection."
+            "more than 10^8-fold, which is next to no protection."
         )
     added_delta = slack_in_delta(epsilon)
     if slack and added_delta > _VISIBLE_SHARE * delta:

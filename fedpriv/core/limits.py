@@ -60,10 +60,8 @@ def check_memory_limits(policy: Path) -> None:
         if limit < needed:
             raise InputError(
                 f"{policy}: a guard takes {format_mebibytes(needed)} of {name}, then its records and "
-                "allow.memory, "
-                f"and this process may take {format_mebibytes(limit)}: raise the limit ({LIMIT_REMEDIES[name]}); "
-                "nothing was "
-                "charged"
+                f"allow.memory, and this process may take {format_mebibytes(limit)}: raise the limit "
+                f"({LIMIT_REMEDIES[name]}); nothing was charged"
             )
 
 

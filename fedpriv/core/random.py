@@ -34,8 +34,8 @@ class Workspace:
     """Reused memory for `pairs` pairs of normals of each of `count` streams.
 
     New pages would cost more than the draws.  A stream has bits for radii first, and for angles after them, so
-    that the counters are those of two ranges of blocks.  The first `skipped` numbers of the angles' blocks are
-    left out.
+    that the counters are those of two ranges of blocks.  The first `skipped` numbers of the
+    angles' blocks are left out.
     """
 
     def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
@@ -340,8 +340,8 @@ class SamplingRandomness:
     def numbers(self, count: int, choices: int, party: int, t: int) -> NDArray[np.int64]:
         """Draw a uniform number of 0 … choices-1 for each of the rows 0 … count-1, (count,).
 
-        64-bit numbers at the end of their range, which would make some results likelier, are rejected and drawn
-        again.
+        64-bit numbers at the end of their range, which would make some results likelier, are
+        rejected and drawn again.
 
         Args:
             count: Number of rows.
@@ -393,8 +393,8 @@ def integer_noise_key(seed: int) -> bytes:
 class RowRandomIntegers:
     """Public numbers for rows of a silo, each a pure function of (key, silo, round, row).
 
-    Guarantee: the numbers of a row do not depend on which other rows are requested, and every row takes the same
-    calls.
+    Guarantee: the numbers of a row do not depend on which other rows are requested, and every
+    row takes the same calls.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -405,7 +405,7 @@ class RowRandomIntegers:
     ) -> NDArray[np.int64]:
         """Draw one number of 0 … choices[k]-1 for each row and every k: (*rows.shape, len(choices)).
 
-        The numbers are 64 bits modulo `choices`.  Their probabilities differ from uniform by less than choices / 2^64.
+        The numbers are 64 bits modulo `choices`, with probabilities within choices / 2^64 of uniform.
 
         Args:
             rows: Row indices, (..., B).

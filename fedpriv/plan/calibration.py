@@ -70,8 +70,8 @@ def compute_response(
 ) -> NoiseResponse:
     """Compute the weights of released sums in the points that an optimizer publishes.
 
-    The points are the output after `rounds` rounds, and some that are evenly spaced among x_2, …, x_T and the
-    output.
+    The points are the output after `rounds` rounds, and some that are evenly spaced among
+    x_2, …, x_T and the output.
 
     Args:
         optimizer: Optimizer of the row.

@@ -44,8 +44,8 @@ def first_step_cell(cell: Cell) -> Cell | None:
 
     Every silo's records of the rounds take part, once, in the only round of the first step.
 
-    Guarantee: the first step is √share · μ-GDP for each record under the cell's relation, where the run's target
-    is μ.
+    Guarantee: the first step is √share · μ-GDP for each record under the cell's relation,
+    where the run's target is μ.
 
     Raises:
         InputError: The algorithm's trust setting has no first step.

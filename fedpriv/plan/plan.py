@@ -2,8 +2,8 @@
 
 Silo, server, accountant and every engine build the same plan from the same scenario cell (`make_plan`), so that no
 number has to be sent.  A plan contains the calibrated parts of the run, the types and lengths of its messages, and
-a table of its rounds (`PlannedRound`).  `allows_absences` and `excess_risk_bound` state two properties of a run in
-advance.
+a table of its rounds (`PlannedRound`).  `allows_absences` and `excess_risk_bound` state two
+properties of a run in advance.
 """
 
 import math

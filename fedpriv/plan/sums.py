@@ -64,8 +64,8 @@ class RunningSums:
             groups: Least distance of two rounds of one record.
 
         Raises:
-            InputError: The columns are not known to have few bands, or have more than `groups`.  The message names
-                the reason.
+            InputError: The columns are not known to have few bands, or have more than `groups`.  The
+                message names the reason.
         """
         decay, blocks = self.workload.decay, self.mechanism.blocks(self.workload)
         refusal = "secret participation (federation.sampling) cannot be accounted for"

@@ -164,8 +164,8 @@ def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> 
 class ModelInputs:
     """Inputs of a cell's model: the data set, and the map of its records.
 
-    Apart from the number of validation records, a task depends on nothing else, so that equal inputs have equal
-    tasks.
+    Apart from the number of validation records, a task depends on nothing else, so that equal
+    inputs have equal tasks.
     """
 
     data_name: str

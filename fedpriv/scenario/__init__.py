@@ -1,7 +1,7 @@
 """Scenario files: typed, validated and swept.
 
-`load_scenario` reads a scenario file, `resolve_cell` makes one cell of plain data, and `Cell` is a run with every
-key resolved.
+`load_scenario` reads a scenario file, `resolve_cell` makes one cell of plain data, and `Cell` is a run
+with every key resolved.
 
 Imports: rooms from `papers` down.
 """

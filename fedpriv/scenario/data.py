@@ -66,8 +66,7 @@ class ScaleSection(Section):
         if len(self.means) != len(schema.number_features):
             raise ValueError(
                 f"data.scale has {len(self.means)} means, and the table has {len(schema.number_features)} "
-                "columns of "
-                "numbers"
+                "columns of numbers"
             )
         return Scaling(schema.number_features, self.means, self.deviations)
 

@@ -94,9 +94,8 @@ def check_units(unit: Unit, data: DataSection, federation: FederationSection, se
             f"privacy.shared = {unit.max_silos}: there are {federation.silos} silos": (
                 unit.max_silos > federation.silos
             ),
-            f"privacy.shared = {unit.max_silos}: persons in several silos are accounted for in public orders "
-            "only; "
-            'use federation.sampling = "fixed"': (unit.max_silos > 1 and secret),
+            f"privacy.shared = {unit.max_silos}: persons in several silos are accounted for "
+            'in public orders only; use federation.sampling = "fixed"': (unit.max_silos > 1 and secret),
         },
         ValueError,
     )
@@ -382,9 +381,8 @@ class Cell(Section):
         refuse(
             {
                 f"federation.samples: {self.algorithm.name} reads {order.batches_per_silo} batches of every "
-                "silo "
-                f"in {declared.batches_per_silo} rounds, so samples does not say how many rounds there are: give "
-                "rounds and batch": (
+                f"silo in {declared.batches_per_silo} rounds, so samples does not say how many rounds there "
+                "are: give rounds and batch": (
                     federation.samples is not None and order.batches_per_silo > declared.batches_per_silo
                 ),
                 f'federation.sampling = "{federation.sampling}": {self.algorithm.name} reads records in an order '

@@ -223,8 +223,8 @@ _ROUND_DOWN = 1.0 - 2.0**-48
 class RunBudget:
     """Budget of a promise for the same records: for the rounds of a cell, and for the run's other step.
 
-    A cell gets its budget where a run is composed, and keeps it through all copies.  No code computes it from
-    other keys.
+    A cell gets its budget where a run is composed, and keeps it through all copies.  No code
+    computes it from other keys.
 
     Guarantee: rounds_mu² + other_mu² is at most the square of the promise.
     """

@@ -176,8 +176,8 @@ def _make_metric_chart(
 ) -> Chart:
     """Make a chart with one series for each point of `axes`, grouped in panels.
 
-    At most 12 panels and `MAX_SERIES` series for each panel are drawn.  The note counts the points that are
-    omitted.
+    At most 12 panels and `MAX_SERIES` series for each panel are drawn.  The note counts the
+    points that are omitted.
     """
     layout = make_layout(axes)
     series_by_panel: dict[str, list[Series]] = {}
@@ -292,8 +292,8 @@ def _clipping_chart(results: Results) -> Chart | None:
     """Chart the percentage of clipped increments, one row for each setting.
 
     A larger clip norm biases the increments less and adds more noise, so this chart helps to choose the clip norm.
-    The result is None for a single setting, and if no increment was clipped, every one was, or silos do not
-    report it.
+    The result is None for a single setting, and if no increment was clipped, every one was,
+    or silos do not report it.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
     if not any(shares) or shares == {1} or len(sweep_points(results)) == 1:

@@ -1,8 +1,8 @@
 """Looks of a chart: axes and ticks, colours, dashes and markers of series, and panels for many series.
 
 Any two series of a panel differ in at least two of colour, dashes and marker, so that a grey print and a
-colour-blind reader can tell them apart.  Hues are those of Okabe & Ito.  Values with an order take shades of one
-hue.
+colour-blind reader can tell them apart.  Hues are those of Okabe & Ito.  Values with an
+order take shades of one hue.
 """
 
 import math

@@ -72,8 +72,8 @@ _SILO_LABELS = {MEAN_SUFFIX: "mean of silos", WORST_SUFFIX: "worst silo"}
 def find_metric(key: str) -> Metric | None:
     """Return the metric with this key, or None if the key names no metric.
 
-    A metric on silos' own test records, such as `test_loss_at_NAME`, takes unit and digits from the metric on all
-    test records.
+    A metric on silos' own test records, such as `test_loss_at_NAME`, takes unit and digits from the
+    metric on all test records.
     """
     for metric in METRICS:
         if key == metric.key:

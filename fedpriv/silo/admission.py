@@ -425,16 +425,15 @@ class Admission:
         """Return the memory of a round in bytes, if policy and ledger allow it.
 
         Raises:
-            RunError: If the round takes more than `allow.memory`, or the state more than a row of the ledger
-                holds.
+            RunError: If the round takes more than `allow.memory`, or the state more than a
+                row of the ledger holds.
         """
         units, max_bytes = self.shard.rows_by_unit(cell.privacy.protected_unit), self.policy.allow.memory
         rows = len(self.shard.labels) if units is None else units.size
         if (needed_bytes := round_memory(plan, self.policy.silo, rows, features)) > max_bytes:
             raise self.refusal_error(
                 f"the run takes {format_mebibytes(needed_bytes)} of memory, allow.memory is "
-                f"{format_mebibytes(max_bytes)}: a smaller "
-                "model, smaller batches or fewer directions take less"
+                f"{format_mebibytes(max_bytes)}: a smaller model, smaller batches or fewer directions take less"
             )
         if (state := state_memory(plan, self.policy.silo)) > MAX_STATE_BYTES:
             raise self.refusal_error(

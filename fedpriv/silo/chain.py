@@ -10,8 +10,8 @@ neither a server nor a thief of the disk, after the run, can test whether a gues
 
 The rollback mark of a ledger is a separate file with the ledger's name and two commits, each by its number and
 head: the last commit that is certainly on the disk, and the commit in progress.  While no run is under way, it
-also has a digest of the ledger's whole file.  The mark is written before and after each commit, and a reply leaves
-after that.
+also has a digest of the ledger's whole file.  The mark is written before and after each commit, and a
+reply leaves after that.
 """
 
 import hashlib

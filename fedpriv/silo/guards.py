@@ -2,8 +2,8 @@
 
 A silo has test records here if its policy allows evaluations.  An evaluation is a run of its own, with its own
 ledger and budget, and the guards of both kinds are instances of the same class.  The functions for administrators
-read the ledgers here: they format the budget and the runs (`format_status`, `format_price_check`) and end a run
-(`end_run`).
+read the ledgers here: they format the budget and the runs (`format_status`, `format_price_check`)
+and end a run (`end_run`).
 """
 
 import json
@@ -155,8 +155,8 @@ def held_out_shard(policy: Policy, shard: Shard) -> Shard:
 def format_status(path: Path) -> list[str]:
     """Format budget, charges and remaining budget of a policy's ledgers, and a line for each run.
 
-    Runs are in the order in which they were opened.  Their names come from servers, and control characters in them
-    are escaped.
+    Runs are in the order in which they were opened.  Their names come from servers, and control
+    characters in them are escaped.
 
     Args:
         path: File of the policy.

@@ -187,8 +187,8 @@ class SiloLedger:
 
         The call is the first one of a `transaction`.
 
-        Guarantee: nothing of the former fingerprint, and of values that were computed from it, is left in the file
-        (`bind_rows`).
+        Guarantee: nothing of the former fingerprint, and of values that were computed from it, is left
+        in the file (`bind_rows`).
 
         Args:
             fingerprint: Fingerprint of the records under `key`.
@@ -359,8 +359,8 @@ class SiloLedger:
         Checkpoints of other ledgers are ignored.
 
         Guarantee: a claim of the server is compared and changes nothing: no row, no mark, no other request.  Of
-        commits from before the ledger's conversion only the numbers are compared, since their heads cannot be
-        computed again.
+        commits from before the ledger's conversion only the numbers are compared, since their heads
+        cannot be computed again.
 
         Raises:
             RunError: If a checkpoint of this ledger names a commit that the ledger has not made.
@@ -529,9 +529,8 @@ class SiloLedger:
         if header.commit not in (mark.last_commit, mark.pending_commit):
             raise InputError(
                 f"{self._path}: has had {header.commit.number} commits, and its mark has seen "
-                f"{mark.last_commit.number}: "
-                "one of them is an older copy that was put back.  What was released since is not on file, so "
-                "nothing more is released: put the newest ledger back, or move this one away for `fedpriv silo "
-                "restore`"
+                f"{mark.last_commit.number}: one of them is an older copy that was put back.  "
+                "What was released since is not on file, so nothing more is released: put the newest ledger "
+                "back, or move this one away for `fedpriv silo restore`"
             )
         return header.commit

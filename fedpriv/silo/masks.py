@@ -6,8 +6,8 @@ Each pair of silos shares a key stream, which one adds and the other subtracts. 
     x_i + Σ_{j > i} PRG(s_ij, t, c_t) - Σ_{j < i} PRG(s_ij, t, c_t)   (mod 2^64),
 
 so that the masks cancel in the sum of all M messages, and in no sum of fewer.  c_t is the query chain up to round
-t. A mask is used for one message: a silo that is put back to an earlier state and gets another query derives
-another mask.
+t. A mask is used for one message: a silo that is put back to an earlier state and gets another
+query derives another mask.
 
 | symbol | here |
 |---|---|

@@ -62,8 +62,8 @@ MemorySize = Annotated[int, BeforeValidator(_parse_bytes), AfterValidator(_check
 def round_memory(plan: Plan, silo: int, rows: int, features: int) -> int:
     """Return the largest memory in bytes of answering one round of a plan, with all cached values for it.
 
-    Guarantee: the result is a function of public numbers: no record's values are read, and the rows are those of
-    the unit.
+    Guarantee: the result is a function of public numbers: no record's values are read, and the
+    rows are those of the unit.
 
     Args:
         plan: Plan of the run.
@@ -121,10 +121,8 @@ def limit_memory(max_bytes: int) -> None:
             base = format_mebibytes(usage[name] + _REQUEST_BYTES)
             raise InputError(
                 f'allow.memory = "{format_mebibytes(max_bytes)}": the guard itself and its records take {base} of '
-                f"{name}, "
-                f"and this process may take {format_mebibytes(limit)} for all; lower allow.memory, or raise the "
-                "limit "
-                f"({LIMIT_REMEDIES[name]})"
+                f"{name}, and this process may take {format_mebibytes(limit)} for all; "
+                f"lower allow.memory, or raise the limit ({LIMIT_REMEDIES[name]})"
             )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft_limit = usage["data"] + max_bytes + _REQUEST_BYTES

@@ -70,8 +70,8 @@ class PriceCurve:
         if not (rest := (slack - self.overflow_slack) * (1.0 - 1e-12)) >= MIN_DELTA:
             raise InputError(
                 f"allow.slack_per_run = {slack:g}: a run of this length needs "
-                f"{format_upper(self.overflow_slack, 2)} of "
-                f"it for rounds that draw very many records, and {MIN_DELTA:g} on top"
+                f"{format_upper(self.overflow_slack, 2)} of it for rounds that draw very many records, "
+                f"and {MIN_DELTA:g} on top"
             )
         return ApproximateGDP(_mu_at_slack(self.guarantee, rest), slack)
 
@@ -160,8 +160,8 @@ def check_writers(files: Iterable[Path]) -> None:
 def _folders_on_path(file: Path) -> Iterator[tuple[Path, bool]]:
     """Iterate over a file and the folders that lead to it, with whether a folder is only further up.
 
-    The folder of the file is not "further up", nor is the folder of any link on the way, because the link can be
-    replaced there.
+    The folder of the file is not "further up", nor is the folder of any link on the way, because the
+    link can be replaced there.
     """
     folder, parts, link_count = Path("/"), list(reversed(file.absolute().parts[1:])), 0
     is_deciding: dict[Path, bool] = {}
@@ -212,8 +212,8 @@ def private_umask() -> Iterator[None]:
 def make_own_folder(path: Path, mode: int = 0o755) -> None:
     """Create a folder and its missing parents.
 
-    The folder gets `mode` and missing parents 0755, less the umask, so that by default only their owner may write
-    them.
+    The folder gets `mode` and missing parents 0755, less the umask, so that by default only
+    their owner may write them.
     """
     if not path.is_dir():
         make_own_folder(path.parent)

@@ -4,8 +4,8 @@ Names and reasons can contain text of untrusted servers.  In log lines their con
 metrics do not contain them.
 
 Guarantee: no line and no metric depends on the records except through their number, and metrics change at the end
-of a tick, like replies: the time of a change reveals no more than the time of a reply.  A time is in whole
-seconds.
+of a tick, like replies: the time of a change reveals no more than the time of a reply.  A
+time is in whole seconds.
 """
 
 import json

@@ -221,8 +221,7 @@ class Shard:
         if unit.max_records > _MAX_PADDED_RECORDS and values > _MAX_VALUES:
             raise InputError(
                 f"privacy.records = {unit.max_records}: {self.person_count} persons filled up to so many records "
-                "each are "
-                "more than a silo computes with; take a smaller bound"
+                "each are more than a silo computes with; take a smaller bound"
             )
 
 
@@ -235,8 +234,8 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
     """Read and check a silo's records in an .npz file.
 
     The file has the arrays `images` (or `features`) and `labels`.  It may have `persons`, one for each record, and
-    `counts`, which is false for rows that are dummy records.  The names of the test records' arrays have the
-    prefix `test`.
+    `counts`, which is false for rows that are dummy records.  The names of the test records'
+    arrays have the prefix `test`.
 
     Args:
         path: File of the records.

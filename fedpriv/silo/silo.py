@@ -185,8 +185,8 @@ class Silo:
         nothing but the release depends on them, except the counts of a simulation.
 
         Raises:
-            RunError: If `check_query` refuses the round or the query.  The noise was not calibrated for replies to
-                such queries.
+            RunError: If `check_query` refuses the round or the query.  The noise was not calibrated for
+                replies to such queries.
         """
         self.check_query(state, t, query)
         state, planned_round = self._skip_missed_rounds(state, t)

@@ -103,8 +103,8 @@ class RunFolder(RunObserver):
         """Open a results folder, and load its finished cells if the run is resumed.
 
         Seeds that a resumed run did not have form a batch of their own; earlier batches stay unchanged.  If some
-        cells of a group are missing, the whole group is computed again, because a smaller group may round
-        otherwise.
+        cells of a group are missing, the whole group is computed again, because a smaller
+        group may round otherwise.
 
         Guarantee: statements on all cells of the folder together count the cells of every invocation, since a
         resumed run keeps its seeds and its [tuned]: a scenario without one of them is refused.
@@ -207,9 +207,8 @@ class RunFolder(RunObserver):
         stored_results, path = read_results(self.path), self.path
         check_copies(path, stored_results.versions, stored_results.cells)
         self._continue_run(stored_results)
-        records = {  # a cell whose model file is missing is run again
-            cell["cell"]: dict(cell) for cell in stored_results.cells if (path / cell["model"]).exists()
-        }
+        # A cell whose model file is missing is run again.
+        records = {cell["cell"]: dict(cell) for cell in stored_results.cells if (path / cell["model"]).exists()}
         for cell_index, record in records.items():
             check_cell(path, cell_index, resolve_cell(record["scenario"], str(path)), self.scenario)
         if group_cells is None:
