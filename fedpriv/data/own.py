@@ -132,8 +132,8 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
             )
     if images.ndim < (1 if has_inputs else 2) or not labels.ndim or len(images) != len(labels) or not labels.size:
         raise InputError(
-            f"{source}: expected records (n, ...) and as many labels (n,), or (n, ...), found {images.shape} and "
-            f"{labels.shape}"
+            f"{source}: expected records (n, ...) and as many labels (n,), or (n, ...), "
+            f"found {images.shape} and {labels.shape}"
         )
     are_integers = labels.dtype.kind in "iub"
     if not are_integers and labels.dtype.kind != "f":
@@ -192,6 +192,11 @@ def check_same_shapes(
 
 
 def _read_arrays(name: str) -> dict[str, NDArray[Any]]:
+    """Read all arrays of an .npz file by name.
+
+    Raises:
+        InputError: The file is missing, or is no .npz file without objects.
+    """
     try:
         with np.load(name, allow_pickle=False) as arrays:
             return dict(arrays)

@@ -606,6 +606,11 @@ def _round_amounts(amounts: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _check_sizes(records: int, sizes: Sequence[int]) -> None:
+    """Check that each silo has a record, and that there are enough records for all.
+
+    Raises:
+        InputError: A silo has none, or there are too few.
+    """
     if not sizes or min(sizes) < 1:
         raise InputError(f"silos of {list(sizes)} records: at least one silo, and one record in each")
     if sum(sizes) > records:

@@ -46,6 +46,11 @@ class FeatureColumn(TableSection):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
+        """Check that the column is of one kind, with a value of this kind for missing ones.
+
+        Raises:
+            ValueError: A key is missing, or does not fit the kind.
+        """
         if (self.range is None) == (self.values is None):
             raise ValueError("a column has either range, for numbers, or values, for words")
         if self.range is not None:
@@ -157,6 +162,11 @@ class TableSchema(TableSection):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
+        """Check that the keys fit each other, and that each column has one role.
+
+        Raises:
+            ValueError: A key is missing, or contradicts another.
+        """
         if (self.classes is None) == (self.range is None):
             raise ValueError("a target has either classes, or range if it is a real number")
         if self.classes is not None:

@@ -53,7 +53,7 @@ class Clipping(NamedTuple):
     representable: Tensor | None
     """Mask of representable increments, (..., B), or None if all are known to be representable.
 
-    In any honest run all are.
+    In a run of honest parties all increments are representable.
     """
     clipped_count: Tensor
     """Number of records of weight above 0 that were clipped or not representable, (...)."""

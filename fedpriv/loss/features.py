@@ -204,7 +204,11 @@ def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path:
 
 @lru_cache(maxsize=2)
 def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
-    """Build the frozen module at `path`, with arguments as JSON and the weights of a digest."""
+    """Build the frozen module at `path`, with arguments as JSON and the weights of a digest.
+
+    Raises:
+        InputError: The module cannot be built, or the weights are missing or do not fit.
+    """
     state = read_state_dict(weights, "model.backbone_weights", path)
     with torch.device("cpu"):
         module = build_module(path, "model.backbone", (), json.loads(arguments))

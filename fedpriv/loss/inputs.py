@@ -215,8 +215,8 @@ def _describe_needed_outputs(layout: FeatureLayout, classes: int) -> str:
             "begin with 1 are labels - 1 here)"
         )
     return (
-        f": one output{suffix}, since labels are floats and so real numbers (classes are whole numbers: "
-        "labels.astype(int))"
+        f": one output{suffix}, since labels are floats and so real numbers "
+        "(classes are whole numbers: labels.astype(int))"
     )
 
 

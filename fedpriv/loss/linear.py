@@ -550,6 +550,7 @@ class SoftmaxRegression(LinearObjective):
     def _compute_clipping(
         self, output_gradients: Tensor, records: Records, weights: Tensor, clip: Scalar
     ) -> tuple[Tensor, Clipping]:
+        """Features and clipping as in the base class, without all norms if a cheap bound decides."""
         dtype = output_gradients.dtype
         clipped = clipping_if_certain(output_gradients, lambda: _max_feature_norm(records, dtype), weights, clip)
         if clipped is None:

@@ -98,6 +98,11 @@ class SoftmaxSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Self:
+        """Check that the keys fit each other.
+
+        Raises:
+            ValueError: A key is missing, or is for other features.
+        """
         if self.backbone is not None:
             if not is_import_path(self.backbone):
                 raise ValueError(f"backbone = {self.backbone!r}: expected an import path, package.module:Name")
@@ -160,6 +165,7 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
 
 
 def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
+    """Compute the features that the settings name, scaled, without the constant 1, (n, features)."""
     oriented = settings.features == "orientations"
     values = (
         orientation_histograms(images, dtype) if oriented else pixel_features(images, dtype).sub(settings.centre)
@@ -250,6 +256,7 @@ def sigmoid_regression(
 
 
 def _check_two_classes(name: str, classes: int) -> None:
+    """Raise InputError for a model of two classes if there are more or fewer."""
     if classes != 2:
         raise InputError(f'model.name = "{name}" is for two classes, not {classes}; use "softmax-regression"')
 

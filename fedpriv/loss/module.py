@@ -214,7 +214,11 @@ class ModuleObjective(BaseModuleObjective):
         return gradients
 
     def _gradient_of_one(self, parameters: dict[str, Tensor], records: Records) -> dict[str, Tensor]:
-        """Gradient of one record, (1, *shape) by parameter, in a fifth of the time of vmap(grad)."""
+        """Gradient of one record, (1, *shape) by parameter, in a fifth of the time of vmap(grad).
+
+        Raises:
+            InputError: The module draws random numbers.  Any error of the module is passed on.
+        """
         rng_state = torch.get_rng_state()
         with torch.inference_mode(False), torch.enable_grad():
             leaves = {name: aligned_copy(value).requires_grad_() for name, value in parameters.items()}

@@ -201,6 +201,7 @@ class ScoreView(EvaluationView):
     """Target's own unit of a label of 1, by which mae is multiplied."""
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
+        """Evaluate on all records, and with `silos` on the records of each silo as well."""
         evaluation = self._evaluate_part(point, records)
         if not self.silos:
             return evaluation
@@ -222,6 +223,7 @@ class ScoreView(EvaluationView):
         return evaluation._replace(metrics=metrics)
 
     def _evaluate_part(self, point: Tensor, records: Records) -> ModelEvaluation:
+        """Evaluate `base` on some records, with the scores as further metrics."""
         evaluation = self.base.evaluate(point, records)
         if not self.scores:
             return evaluation
@@ -380,8 +382,8 @@ def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> 
     name = "outputs" if classes else "losses"
     if getattr(type(base), name, None) is getattr(Deterministic, name):
         raise InputError(
-            f"evaluation: {type(base).__name__} gives no {name} record by record; take another model, or "
-            "leave the section out"
+            f"evaluation: {type(base).__name__} gives no {name} record by record; "
+            "take another model, or leave the section out"
         )
     if classes and (labelled_view := find_labelled_view(base)) is not None and not labelled_view.has_accuracy:
         raise InputError("evaluation: a loss of your own does not say what is right; leave the section out")

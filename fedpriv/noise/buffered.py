@@ -369,6 +369,11 @@ class IntegerBuffered(IntegerStrategy):
     digits: int = 0
 
     def __post_init__(self) -> None:
+        """Check that C ≥ 0 has coefficients that never increase.
+
+        Raises:
+            InputError: A number is out of its range, or weights add up to more than 1.
+        """
         if len(self.theta) != len(self.omega) or not 0 <= self.digits <= _MAX_DIGITS:
             raise InputError(
                 f"{len(self.theta)} decays, {len(self.omega)} weights, {self.digits} digits: as many decays "

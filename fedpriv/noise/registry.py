@@ -71,8 +71,8 @@ def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
         raise InputError(f"{name}: a mechanism of one's own promises its privacy for any queries and any loss")
     if workload.rounds > MAX_ROUNDS:
         raise InputError(
-            f"{name}: what a mechanism of one's own costs is measured, for at most {MAX_ROUNDS} rounds; here are "
-            f"{workload.rounds}"
+            f"{name}: what a mechanism of one's own costs is measured, "
+            f"for at most {MAX_ROUNDS} rounds; here are {workload.rounds}"
         )
     rows, state_length = _noise_matrix(cast(Any, mechanism), workload.rounds)
     diagonal = np.diag(rows)

@@ -64,6 +64,11 @@ class Workload:
     period: int | None = None
 
     def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            InputError: A number is out of its range, or clips are not one for each round.
+        """
         if self.rounds < 1:
             raise InputError(f"rounds = {self.rounds}: a workload has at least one round")
         if not 0.0 <= self.decay <= 1.0:

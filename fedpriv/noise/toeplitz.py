@@ -397,6 +397,11 @@ class AnchoredSquareRoot(Mechanism):
         return dataclasses.replace(unsized, anchor=anchor_clip / (clip * float(norm)))
 
     def certified(self, workload: Workload) -> Sensitivity:
+        """Return the exact sensitivity of one pass.
+
+        Raises:
+            InputError: Records are read more than once, or the mechanism does not factor the workload.
+        """
         check_matches(workload, 1.0, self.period)
         if not workload.public_order.single_pass:
             raise InputError(f"mechanism = {self.name!r}: its certificate is for records that are read once")

@@ -387,6 +387,11 @@ class AcceleratedSettings(NoiseSettings):
 
     @model_validator(mode="after")
     def _one_source_of_parameters(self) -> Self:
+        """Check that clip and β come from the scenario or from a theorem, and round 1 is evened out once.
+
+        Raises:
+            ValueError: A key is missing or is given twice.
+        """
         for key in ("clip", "beta"):
             if (getattr(self, key) is None) == (self.parameters == "explicit"):
                 raise ValueError(f'{key} is needed with parameters = "explicit", and only there')

@@ -259,8 +259,8 @@ def _prescribe(
     """Prescribe a theorem's numbers with corrected constants, and the bound that then holds."""
     if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
         raise InputError(
-            f"{name} needs a guarantee, a loss with a known Lipschitz constant, and a bound on what it can "
-            "fall by (--gap)"
+            f"{name} needs a guarantee, a loss with a known Lipschitz constant, "
+            "and a bound on what it can fall by (--gap)"
         )
     nonsmooth_problem = dataclasses.replace(
         settings.make_nonsmooth_problem(problem), lipschitz=problem.lipschitz, gap=problem.gap

@@ -117,6 +117,7 @@ class GradientAndHessian(View):
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Sum clipped increments as `Objective` does, `_CHUNK_VALUES` values at a time."""
         records, weights = batch
         leading_shape = np.broadcast_shapes(query.points[0].shape[:-1], records.features.shape[:-2])
         total = torch.zeros(*leading_shape, self.dimension, dtype=weights.dtype, device=weights.device)

@@ -136,11 +136,16 @@ class Facts:
 
 
 def _check_integer(name: str, value: object, low: int, high: int, more: str = "") -> None:
+    """Raise InputError unless a fact is an integer from `low` to `high`.
+
+    `more` is added to the message.
+    """
     if type(value) is not int or not low <= value <= high:
         raise InputError(f"advise: {name} = {value!r}: expected a whole number from {low:,} to {high:,}{more}")
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
+    """Raise InputError unless a fact is a number from `low` to `high`."""
     if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
         raise InputError(f"advise: {name} = {value!r}: expected a number from {low:g} to {high:g}")
 

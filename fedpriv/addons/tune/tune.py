@@ -309,6 +309,11 @@ def _check_metric(cells: Sequence[Cell], metric: str) -> None:
 
 
 def _read_score(cell: Mapping[str, object], metric: str) -> float:
+    """Read the metric of a run's cell.
+
+    Raises:
+        InputError: The cell lacks the metric, or the metric is not finite.
+    """
     value = cell.get(metric)
     if not isinstance(value, int | float) or not math.isfinite(value):
         metric_names = [name for name in cell if name.startswith("test_")]

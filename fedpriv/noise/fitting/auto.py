@@ -259,6 +259,7 @@ def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate
 
 
 def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
+    """Yield λ-CGD, and buffered noise of more roots as far as the state allows, without scaled noise."""
     if not max_vectors:
         return
     workload, loss = cost.workload, PlainLoss(cost)

@@ -247,6 +247,10 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
 
 
 def _starting_points(workload: Workload, count: int, last_free: bool, around: float) -> Iterator[Floats]:
+    """Yield v for log-spaced distances of the roots, and for one root with pairs that nearly cancel.
+
+    `around` is that root, relative to the largest allowed one.
+    """
     root_count = 2 * count if last_free else 2 * count - 1
     schedule = workload.schedule
     spacing = schedule.min_separation if isinstance(schedule, MinSeparation) else schedule.rounds_per_epoch

@@ -441,6 +441,11 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
 
 
 def _hash_link(chain: bytes, tag: bytes, query: bytes | memoryview) -> bytes:
+    """Hash a chain with a tag and a query, each behind its length, so that no two pairs hash alike.
+
+    Raises:
+        ValueError: The chain has another length than `QUERY_CHAIN_BYTES`.
+    """
     _check_chain(chain)
     digest = hashlib.sha256(chain)
     for part in (tag, memoryview(query).cast("B")):
