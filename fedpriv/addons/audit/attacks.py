@@ -113,7 +113,10 @@ def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
 
 
 def bound_integers_attack(trials: Sequence[tuple[bool, Scores]], failure: float) -> tuple[float, str]:
-    """Return the largest lower bound on μ from the trials, and the name of the test."""
+    """Return the largest lower bound on μ from the trials, and the name of the test.
+
+    All bounds hold together with probability 1 - `failure` or more, as `failure` is divided among the tests.
+    """
     coins, scores = (np.array(column) for column in zip(*trials, strict=True))
     bounds = (
         bound_at_threshold(0.0, test_scores, coins, failure / len(INTEGER_TESTS)) for test_scores in scores.T
@@ -268,9 +271,8 @@ def _queries_of_kind(kind: str, objective: Objective, rounds: int) -> list[Tenso
     float_info = torch.finfo(pattern.dtype)
     match kind:
         case "overflowing logits":
-            return [
-                float_info.max / (2 * pattern.numel()) * pattern
-            ] * rounds  # the sum of its values does not overflow
+            # The sum of the query's values does not overflow.
+            return [float_info.max / (2 * pattern.numel()) * pattern] * rounds
         case "large weights":
             return [2.0**39 * pattern] * rounds
         case "denormal weights":

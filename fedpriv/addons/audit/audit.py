@@ -121,10 +121,11 @@ def audit(
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
         progress: Function that is called with the finished share of the work.
-        families: Names of the families to run, for rounds in a public order.
+        families: Names of the families to run, for rounds in a public order.  Secret rounds and statistics have
+            families of their own.
 
     Raises:
-        InputError: If the cell has no noise, or an option is out of range.
+        InputError: If the cell has no noise or cannot be audited by canaries, or an option is out of range.
         AuditRefutedError: If records are not read as the claim assumes.
     """
     _check_options(cell, claimed_mu, trials, confidence, seed)
@@ -244,8 +245,8 @@ def _audit_secret_rounds(
 ) -> Audit:
     """Audit secret rounds against their claimed curve, by many canaries and by a canary in known company.
 
-    Each of both families has half of the failure.  With evaluations these have a fifth, and both families two
-    fifths each.
+    Each of both families has half of the failure.  In a cell with evaluations, the evaluations have a fifth, and
+    both families two fifths each.
     """
     canary_cell, company_cell = secret.make_canary_cell(cell, mu), secret.make_company_cell(cell, mu)
     canary_plan, company_plan = (

@@ -1,8 +1,8 @@
 """Worst-case canaries, small cells that hold them, and real guards that answer queries on them.
 
-Every query is the vector 0.  Before it is clipped, a canary's increment there is far above the clip.  The canary's
-two worlds are as far apart as the neighbouring relation allows: opposite increments (replace-one), or presence and
-absence (zero-out).
+Queries are the vector 0, except for hostile queries and for those of a second run.  Before it is clipped, a
+canary's increment at 0 is far above the clip.  The canary's two worlds are as far apart as the neighbouring
+relation allows: opposite increments (replace-one), or presence and absence (zero-out).
 
 Each canary of a run has a feature that no other has, so that increments are orthogonal.  Noise is independent
 between coordinates.  So each canary of a run is an independent trial (Steinke, Nasr & Jagielski 2023, "Privacy
@@ -183,6 +183,14 @@ def make_audit_cell(cell: Cell, mu: float, rounds: int, silos: int, batch: int, 
     """Cut a cell to a small size on a linear model, recalibrated to `mu` by the code under audit.
 
     Persons and clients have a few records each.  The partition is "iid", because it does not matter for canaries.
+
+    Args:
+        cell: Cell under audit.
+        mu: μ of the claim.
+        rounds: Number of rounds, of all epochs together.
+        silos: Number of silos, without effect on a cell with clients.
+        batch: Number of records of a batch, or of clients of a cohort.
+        epochs: Number of passes over the records.
     """
     size = {"rounds": rounds, "silos": silos, "batch": batch, "epochs": epochs}
     if cell.federation.clients is not None:  # with cohorts of `batch` clients, their number determines the passes
@@ -304,7 +312,7 @@ class CanaryLayout:
 
 
 def expand_units(shard: Shard, unit: Unit) -> Shard:
-    """Return a shard whose rows are units.
+    """Return a shard with one unit for each row of `shard`, which is `shard` itself if units are records.
 
     A person of a canary has more records than count.  All of them point the same way, far beyond the clip, so that
     a clip of each record in place of each person would add them up.

@@ -78,7 +78,8 @@ class _WorldPair(NamedTuple):
 def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
     """Find the two worlds of the relation that lie furthest apart, among a few hundred random records.
 
-    Their values come from all cells of each axis.  A pair that is further apart and missed costs power only.
+    The records' values come from all cells of each axis.  Under zero-out the second world is the absence of the
+    record with the longest increment.  A pair that is further apart and missed costs power only.
     """
     settings = cell.model.settings
     assert isinstance(settings, StatisticsSettings)
@@ -150,7 +151,16 @@ class _CountingSilo(GuardedSilo):
 def audit_counts(
     cell: Cell, mu: float, trials: int, failure: float, seed: int, steps: StepCounter
 ) -> FamilyResult:
-    """Return the lower bound on μ that `trials` releases of a plan's tables show, with the claim `mu`."""
+    """Return the lower bound on μ that `trials` releases of a plan's tables show, with the claim `mu`.
+
+    Args:
+        cell: Cell of the plan of statistics.
+        mu: μ of the claim.
+        trials: Number of releases.
+        failure: Probability that the bound is wrong, at most.
+        seed: Seed of the coins and of the random records.
+        steps: Counter, which counts one step for each release.
+    """
     small_cell = make_counts_cell(cell, mu)
     plan = make_plan(small_cell, make_schema_task(small_cell, _schema(small_cell)).objective, for_release=True)
     pair, (weight, std) = find_furthest_pair(small_cell, plan, seed), canary_weight_and_std(plan, 1)

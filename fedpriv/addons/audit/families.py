@@ -104,7 +104,7 @@ CANARY_COUNT, HEAVIEST_ROUND_COUNT = 1024, 256
 
 
 class AuditRefutedError(FedprivError):
-    """Refutation of a claim, by a test whose lower bound exceeds it.  Exit code 3."""
+    """Refutation of a claim, by a lower bound above the claim or by a wrong schedule.  Exit code 3."""
 
     exit_code = 3
 
@@ -134,8 +134,16 @@ class AuditedPart(NamedTuple):
     def from_cell(cell: Cell, mu: float, runs: int, seed: int, composed_mu: float) -> "AuditedPart":
         """Cut a cell to the size of an audit.
 
+        Args:
+            cell: Cell of the part.
+            mu: μ of the part's claim.
+            runs: Number of runs of the canaries.
+            seed: Seed of the audit.
+            composed_mu: μ of all parts together that read the same records.
+
         Raises:
-            AuditRefutedError: If its schedule reads other records than the claim assumes.
+            AuditRefutedError: If the cell's schedule reads other records than the claim assumes.
+            InputError: If the cell has no fixed order with records in every round.
         """
         (rounds, passes), silos = public_run_size(cell, MAX_ROUNDS), min(cell.federation.silos, MAX_SILOS)
         small_cell = make_audit_cell(cell, mu, rounds, silos, HEAVIEST_ROUND_COUNT, passes)
@@ -212,7 +220,8 @@ def audit_canaries(
 ) -> dict[str, FamilyResult]:
     """Return the best bounds of canaries in the worst case, for each part and for all parts together.
 
-    With several parts, the rounds have half of `failure`, and the others and the whole share the other half.
+    With several parts, the rounds have half of `failure`, and the others and the whole share the other half.  The
+    rounds alone have all of `failure`, and evaluations alone half of it.
     """
     plans = {name: part.build_plan() for name, part in parts.items()}
     trials = {name: part.collect_trials(plans[name], part.run_count, None, steps) for name, part in parts.items()}
@@ -238,6 +247,7 @@ def _audit_all_parts(
     coins = [trials[name].select_round(heaviest_round(plans[name])).present for name in parts]
     assert all(np.array_equal(coins[0], part_coins) for part_coins in coins)
     evidence = np.sum([log_likelihood_ratios(plans[name], trials[name]) for name in parts], axis=0)
+    # The claim of the rounds together with the first step is `composed_mu` of both, and counts once.
     claimed_mu = compose([parts[name].composed_mu for name in parts if name != FIRST_STEP])
     bound = max(
         bound_at_threshold(0.0, evidence, coins[0], failure / 2.0),

@@ -56,7 +56,7 @@ _BATCH_SIZE, _COMPANY_BATCH_SIZE = 128, 128
 CANARY_COUNT = 512
 """Canaries of one run."""
 TRIALS_PER_COMPANY_RUN, COMPANY_RUNS_PER_STEP = 16, 32
-"""Numbers of trials for each run of the family "company", and of its runs in one step of the progress.
+"""Trials of an audit for each run of the family "company", and such runs in one step of the progress.
 
 A step takes about as long as a run of canaries.
 """
@@ -169,7 +169,14 @@ def run_canaries(small_cell: Cell, seed: int) -> CanaryTrials:
 def run_company(
     small_cell: Cell, runs: int, seed: int, steps: Callable[[float], None] = lambda _: None
 ) -> CanaryTrials:
-    """Run one silo `runs` times, with the canary in row 0 and all other records pulling the other way."""
+    """Run one silo `runs` times, with the canary in row 0 and all other records pulling the other way.
+
+    Args:
+        small_cell: Cell from `make_company_cell`.
+        runs: Number of runs, each of which is one trial.
+        seed: Seed of the coins.
+        steps: Function that is called with the finished steps of the progress.
+    """
     plan = make_plan(small_cell, make_canary_objective(small_cell, 1), for_release=True)
     rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
     coins = public_generator(seed, "audit company").random(runs) < 0.5

@@ -81,7 +81,7 @@ def mu_lower_bound(scores: Scores, present: NDArray[np.bool_], failure: float) -
 def bound_at_threshold(threshold: float, scores: Scores, present: NDArray[np.bool_], failure: float) -> float:
     """Return the bound of `mu_lower_bound` at a threshold that was fixed without a look at these trials.
 
-    It needs no trials for the choice of a threshold, so it suits few trials.
+    No trials are needed for the choice of a threshold, so that the bound suits few trials.
     """
     return max(0.0, float(_mu_bounds(count_errors(np.array([threshold]), scores, present), failure)[0]))
 
@@ -111,7 +111,7 @@ def _mu_bounds(errors: ErrorCounts, failure: float) -> Scores:
 def upper_rates(events: NDArray[np.int64], trials: int, failure: float) -> Scores:
     """Return upper bounds on rates that are wrong with a probability of at most `failure` each.
 
-    They are those of Clopper & Pearson, 1 if every trial is an event.
+    The bounds are those of Clopper & Pearson, and 1 if every trial is an event.
     """
     rates = special.betainccinv(events + 1.0, np.maximum(trials - events, 1.0), failure)
     return np.where(events >= trials, 1.0, rates)
@@ -334,7 +334,7 @@ def evaluate_on_curve(
     """Evaluate a test whose `scores` (n,) are large if the canary is `present` (n,).
 
     The threshold that exceeds the claim most is chosen on the first quarter of the trials.  The result is that of
-    the other trials at this one threshold.
+    the other trials at this one threshold, under the name `test`.
 
     Guarantee: where the claim holds, trials are independent and coins fair, `excess` is above 0 with probability
     at most `failure`.

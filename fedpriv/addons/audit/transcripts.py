@@ -7,8 +7,9 @@
 | trusted | deployed server with its journal, and guards | releases of the server |
 | trusted, with clients | the same server, and its pool of clients | releases of the server |
 
-Half-way the guard of silo 0, or the pool, is restarted, and so is the server if it adds the noise.
-`run_rollback` has the views before and after a machine is restored from its backup.
+Half-way the guard of silo 0, or the pool, is restarted, and so is the server if it adds the noise.  Only the
+replies of a single run to an untrusted server come without a restart.  `run_rollback` has the views before and
+after a machine is restored from its backup.
 
 Replies have the scenario's own `run.dtype`.  They are not recomputed in another type.
 
@@ -79,7 +80,7 @@ def check_clients(cell: Cell) -> None:
     """Check that canaries can represent the clients of a cell.
 
     Raises:
-        InputError: If they cannot, in one line.
+        InputError: If canaries cannot represent them, in one line.
     """
     if cell.federation.clients is None:
         raise InputError('privacy.unit = "client": no guard has clients, and the audit is of pools: give clients')
@@ -241,7 +242,7 @@ def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
             path.unlink()
         for path, content in backup.items():
             path.write_bytes(content)
-            path.chmod(0o600)
+            path.chmod(0o600)  # The journal refuses files that others can read.
         for silo in restores:
             silo()
         replayed = _project_on_canaries(collect_transcript(plan, folder, silos, after))
@@ -369,7 +370,7 @@ def collect_broadcasts(
     grid, initial = InProcessGrid(make_client_app(silos, "run"), len(silos), {}), queries[0]
     releases: list[Tensor] = []
     for rounds in (len(queries) // 2, len(queries)):
-        releases.clear()
+        releases.clear()  # The second server computes the releases of the first half again from the journal.
         recording_plan = dataclasses.replace(plan, optimizer=RecordingOptimizer(queries, releases))
         with quiet_flower_logs(), ServerJournal(folder / "journal", EntrySizes.from_plan(plan)) as journal:
             if rounds:

@@ -54,12 +54,18 @@ _TOLERANCE, _CURVE_TOLERANCE = 1e-9, 1e-6
 
 
 def signing_key(policy: Policy) -> Ed25519PrivateKey:
-    """Return the silo's key, the policy's identity or one beside the ledger, and make it if it is missing."""
+    """Return the silo's key, which is made if it is missing.
+
+    The key is the policy's identity, or a file beside the ledger.
+    """
     return load_or_create_key(policy.identity or policy.ledger.with_name(policy.ledger.name + ".key"))
 
 
 def key_line(path: Path) -> str:
-    """Return the public key by which certificates know a policy's silo, and make it if it is missing."""
+    """Return the line "silo-N KEY" of the public key by which certificates know a policy's silo.
+
+    The key is made if it is missing.
+    """
     policy = read_policy(path)
     return f"silo-{policy.silo} {format_public_key(signing_key(policy).public_key())}"
 
@@ -134,6 +140,8 @@ def _plan_first_step(admission: Admission, step_cell: Cell) -> Plan:
 def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPlans) -> str | None:
     """Describe the first charge of a silo that is not the price of its plan, or return None.
 
+    A part that is missing in the statement, or that the scenario has not, is described as well.
+
     A charge (μ, slack) is compared with the price of the plan's curve at that slack, and not with ε at the
     certificate's δ.  The pair lies above the curve at every δ, and meets it where the slack was chosen.
 
@@ -193,8 +201,11 @@ def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tup
     The facts are the charges of the run, before it and in total, and the remaining budget.  The run is the last
     one whose scenario has this digest, and equals `scenario` without folders.
 
+    Returns:
+        The scenario as the ledger stores it, and the facts.
+
     Raises:
-        InputError: If the ledger has no such run.
+        InputError: If the ledger has no such run, or has an old format.
     """
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger:
         if not ledger.is_keyed():

@@ -227,9 +227,8 @@ def read_certificate(path: Path) -> dict[str, Any]:
     tree = read_canonical_json(read_file_bytes(path), path)
     if str(tree.get("format")).startswith("fedpriv certificate ") and tree["format"] != FORMAT:
         raise InputError(
-            f"{path}: has the format {sanitize_line(repr(tree['format']), 40)}, which silos signed without "
-            "planning "
-            f"the run again; certify the run anew for {FORMAT!r}"
+            f"{path}: has the format {sanitize_line(repr(tree['format']), 40)}, "
+            f"which silos signed without planning the run again; certify the run anew for {FORMAT!r}"
         )
     if tree.get("format") != FORMAT or set(tree) != {"about", "format", "body", "silos", "coordinator"}:
         raise InputError(f"{path}: is no certificate of a model; expected the format {FORMAT!r}")
@@ -293,6 +292,8 @@ def verify_certificate(
 def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
     """Recompute the record of a body, with its claim.
 
+    A body of another shape raises other exceptions, such as KeyError, which callers convert.
+
     Raises:
         InputError: If a figure is not that of releases and scenario, with the first such figure.
     """
@@ -317,6 +318,9 @@ def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
     A simulation's figures are derived from the releases alone if its scenario names code that is not here.
 
     Guarantee: no figure is believed that the scenario decides: trust, silos, rounds, records, δ, participation.
+
+    Raises:
+        InputError: If a deployment's scenario cannot be planned here.
     """
     record, cell = entry.record, entry.resolved_cell
     if cell is None and record["engine"] == "deployment":
@@ -371,7 +375,11 @@ def _find_key(tree: Any, key: str) -> Any:
 
 
 def _check_sizes(record: Mapping[str, Any]) -> None:
-    """Refuse releases that would exhaust a reader's memory, before any of them is expanded."""
+    """Refuse releases that would exhaust a reader's memory, before any of them is expanded.
+
+    Raises:
+        InputError: If there are more rounds or silos than in any run.
+    """
     evaluation = record.get("evaluation") or {"releases": []}
     releases = (*record["releases"], *evaluation["releases"])
     fields = [field for release in releases for field in release["participation"].values()]
@@ -385,7 +393,8 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
 def _matches(recorded: Any, expected: Any, name: str) -> bool:
     """Whether a recorded value equals the expected one, up to rounding.
 
-    Figures may differ by 1e-8 of their value, and names with "epsilon" may be up to 1 % larger.
+    Floating-point figures may differ by 1e-8 of their value.  Those whose names begin with "epsilon" may be up to
+    1 % larger.
     """
     if isinstance(expected, dict):
         return (
@@ -415,9 +424,8 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
         if tree["silos"]:
             raise InputError(f"silo {tree['silos'][0]['silo']!r:.20} signed, and has no part in a simulation")
         return entry.resolved_cell is not None
-    from fedpriv.addons.certificate.attest import (
-        STATEMENT_NAME as SILO_SAYS,
-    )  # its imports are not needed for a simulation
+    # Imported late, because the modules that it imports are not needed for a simulation.
+    from fedpriv.addons.certificate.attest import STATEMENT_NAME as SILO_SAYS
 
     statements = dict[int, Mapping[str, Any]]()
     for statement in tree["silos"]:
@@ -456,7 +464,7 @@ def _check_plan(
 
     cell, first_silo = entry.resolved_cell, next(iter(statements))
     first_shapes = statements[first_silo]["shapes"]
-    assert cell is not None
+    assert cell is not None  # `_derived_figures` refuses a deployment whose scenario cannot be planned here
     if differing_silos := [silo_id for silo_id, facts in statements.items() if facts["shapes"] != first_shapes]:
         raise InputError(f"silo {differing_silos[0]} has records of other shapes than silo {first_silo}")
     if cell.model.import_paths:

@@ -2,7 +2,7 @@
 
 The views are a page for an information-governance board and a model card.  Both are made of the JSON document
 alone, and name its file.  They are lists of questions and answers.  A question that no program can answer has a
-person's answer, or "to be filled in by …".  Nothing in them claims compliance with a law.
+person's answer, or "to be filled in by …".  Nothing in the views claims compliance with a law.
 
 The questions follow the subjects of NIST SP 800-226 (2025), of SATRE 3.3.09 (a record of the criteria for each
 released output), and of tier 3 of the OpenDP registry of deployments.
@@ -378,9 +378,10 @@ def format_page(certificate: VerifiedCertificate) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{first_line}<h1>{title}</h1>\n"
-        f"<p>{escape(_NO_LAW_NOTE)} The facts are those of certificate.json beside it, which <code>fedpriv "
-        "certify "
-        "--verify</code> recomputes without the data.</p>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
+        f"<p>{escape(_NO_LAW_NOTE)} The facts are those of certificate.json beside it, which "
+        "<code>fedpriv certify --verify</code> recomputes without the data.</p>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
     )
 
 
@@ -397,9 +398,8 @@ def format_model_card(certificate: VerifiedCertificate) -> str:
     ]
     if certificate.claim is not None:
         lines += [
-            f"ε = {format_upper_epsilon(record['epsilon'])} at δ = {format_upper_delta(record['delta'])} for "
-            f"{record['unit']} "
-            f"({record['relation']}).",
+            f"ε = {format_upper_epsilon(record['epsilon'])} at δ = {format_upper_delta(record['delta'])} "
+            f"for {record['unit']} ({record['relation']}).",
             "",
         ]
     facts = [
@@ -443,7 +443,20 @@ def verify(path: Path, keys: Path | None, model: Path | None) -> None:
 def certify(
     folder: Path, key: Path, cell: int | None, people: Path | None, answers: Sequence[str], silos: Sequence[Path]
 ) -> None:
-    """Write a run's certificate into its folder, with its views unless it is an unsigned draft."""
+    """Write a run's certificate into its folder, with its views unless it is an unsigned draft.
+
+    Args:
+        folder: Folder of the run.
+        key: File of the coordinator's key, which is made if it is missing.
+        cell: Number of the certified cell, or None if the run has a single one.
+        people: TOML file with people's answers, or None.
+        answers: Further answers as "KEY=TEXT".
+        silos: Files that silos have signed.
+
+    Raises:
+        InputError: If the run, an answer or a silo's file cannot be certified.
+        RunError: If the run's claim, or the certificate, is not what releases and scenario give.
+    """
     results, audit = read_claims(folder), load_audit(folder)
     further_keys = {
         "audit": None if audit is None else dataclasses.asdict(audit),
@@ -479,7 +492,17 @@ def certify(
 
 
 def sign(policy: Path, path: Path, out: Path | None) -> None:
-    """Write a silo's signed statement, after recomputing the certificate from ledger and scenario."""
+    """Write a silo's signed statement, after recomputing the certificate from ledger and scenario.
+
+    Args:
+        policy: The silo's policy.
+        path: The certificate.
+        out: File of the statement, or None for silo-N.json beside the certificate.
+
+    Raises:
+        InputError: If the file is no certificate, a fact cannot be compared, or a figure or a release differs.
+        RunError: If a charge or the number of answers differs.
+    """
     from fedpriv.addons.certificate.attest import attest
 
     body: Mapping[str, Any] = read_certificate(path)["body"]
@@ -499,7 +522,11 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
 
 
 def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
-    """Read people's answers from a TOML file, overridden by KEY=TEXT answers."""
+    """Read people's answers from a TOML file, overridden by KEY=TEXT answers.
+
+    Raises:
+        InputError: If the file is no TOML, or an answer is no text.
+    """
     people: dict[str, Any] = {}
     if path is not None:
         try:
@@ -520,7 +547,10 @@ def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
 def _claimed_keys(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the silos' keys as their statements name them.
 
-    The coordinator checks its new certificate with them.  They are no evidence of whom to trust.
+    The coordinator checks the new certificate with these keys.  They are no evidence of whom to trust.
+
+    Raises:
+        InputError: If a statement has no key.
     """
     try:
         return {

@@ -2,8 +2,8 @@
 
 This module makes, reads and checks certificates, warns before they end, and renews them with the authority's key.
 A SuperNode's public key is registered as long as the file keys/nodes/silo-N.pub holds it.  Revocation removes that
-file.  A SuperLink notices renewals and revocations without a restart.  Its sites trust the authority, so that a
-renewal needs no action of theirs.
+file.  A SuperLink notices renewals and revocations without a restart.  Silos' sites trust the authority, so that a
+renewal needs no action there.
 """
 
 import datetime
@@ -118,7 +118,11 @@ def tls_options(keys: Path) -> list[str]:
 
 
 def prepare_isolation(folder: Path) -> list[str]:
-    """Make keys in `folder` for a server that runs tasks in separate processes, and return its options."""
+    """Make keys in `folder` for a server that runs tasks in separate processes.
+
+    Returns:
+        Options of Flower's programs that use these keys.
+    """
     make_server_keys(folder)
     write_bytes(folder / SECRET_FILE, secrets.token_bytes(32), PRIVATE_MODE)
     return ["--isolation=process", f"--superexec-auth-secret-file={folder / SECRET_FILE}"]
@@ -169,7 +173,7 @@ def find_certificates(paths: Sequence[Path]) -> Iterator[Certificate]:
     """Yield the certificates of files, and of all .crt and .pem files below folders.
 
     Raises:
-        InputError: If a path has no such file, or a file no certificate.
+        InputError: If a path does not exist, a folder has no such file, or a file has no certificate.
     """
     for path in paths:
         files = [path] if not path.is_dir() else sorted([*path.rglob("*.crt"), *path.rglob("*.pem")])
@@ -182,7 +186,7 @@ def check_certificates(*paths: Path) -> None:
     """Check that all certificates in files (PEM) are valid now.
 
     Raises:
-        InputError: If a certificate is not valid yet or has expired, with file and date.
+        InputError: If a certificate is not valid yet or has expired, with file and date, or a file has none.
     """
     for certificate in (opened_certificate for path in paths for opened_certificate in read_certificates(path)):
         start, end = certificate.content.not_valid_before_utc, certificate.content.not_valid_after_utc
@@ -218,7 +222,7 @@ class ExpiryMonitor:
                 _log.warning("%s", error)
 
     def metrics(self) -> list[ServiceMetric]:
-        """Return the ends for Prometheus, 0 for a file without a certificate."""
+        """Return the end of each file's certificates for Prometheus, or 0 for a file without a certificate."""
         return [
             ServiceMetric(
                 "fedpriv_certificate_end_seconds", "When it ends, since 1970.", _end_of(path), {"file": path.name}
@@ -241,7 +245,8 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     The authority's ca.key and ca.crt are in `authority_folder`.
 
     Raises:
-        InputError: If another authority signed the certificate, or the authority's own certificate ends soon.
+        InputError: If another authority signed the certificate, the authority's own certificate ends soon, or a
+            file is missing or holds something else.
     """
     old_certificate, authority = (
         read_certificates(key_folder / CERTIFICATE_FILE)[0],
@@ -280,7 +285,10 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
 
 
 def file_stamps(*paths: Path) -> list[tuple[int, int]]:
-    """Return inodes and modification times of files, to detect that a file was changed or removed."""
+    """Return inodes and modification times of files, to detect that a file was changed or removed.
+
+    A file that is missing is left out.
+    """
     stamps = []
     for path in paths:
         with suppress(OSError):
@@ -325,7 +333,8 @@ def revoke_key(key_folder: Path, silo: int) -> str:
     """Remove the key of a silo from keys/nodes durably, and return its fingerprint.
 
     Raises:
-        InputError: If the silo has no key there, or its file has none, and then nothing is removed.
+        InputError: If the silo has no file there, the file holds no key, or it cannot be removed.  Then nothing is
+            removed.
     """
     path = key_folder / "nodes" / f"silo-{silo}.pub"
     if not path.exists():
@@ -358,7 +367,7 @@ class RevocationMonitor:
     def poll(self) -> list[str]:
         """Return the silos whose keys were revoked since the last call, each of them once.
 
-        Files are read only if one of them has changed.
+        Files are read by the first call, and later only if one of them has changed.
         """
         last_stamps, self._stamps = self._stamps, file_stamps(*self._valid_keys)
         if self._stamps == last_stamps:

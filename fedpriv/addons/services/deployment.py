@@ -85,11 +85,11 @@ _START_SECONDS = 60.0
 class SuperLink:
     """Running SuperLink.
 
-    Its folder and process are None if other people run it.
+    The fields `home` and `process` are None if other people run the SuperLink.
     """
 
     control: ControlClient
-    """Client that can start runs on it."""
+    """Client that can start runs on the SuperLink."""
     home: Path | None = None
     address: str | None = None
     """Address for SuperNodes, or None without any."""
@@ -97,11 +97,21 @@ class SuperLink:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its process was started here and has ended."""
+        """Whether the SuperLink's process was started here and has ended."""
         return self.process is not None and self.process.poll() is not None
 
     def submit(self, run_config: Mapping[str, str | int], simulation: Mapping[str, int] | None = None) -> int:
-        """Submit fedpriv's app, as installed where it runs, with a run configuration, and return the run's id."""
+        """Submit fedpriv's app with a run configuration, and return the run's id.
+
+        The app is fedpriv as installed at the SuperLink and at the silos.
+
+        Args:
+            run_config: Run configuration, from `make_run_config`.
+            simulation: Settings of Flower's simulation, or None for a deployment.
+
+        Raises:
+            RunError: The SuperLink does not answer, or does not start the run.
+        """
         return self.control.start_run(_APP_TOML + format_toml(run_config), str(run_config["out"]), simulation)
 
     def log_tail(self) -> str:
@@ -113,7 +123,7 @@ class SuperLink:
 def simulation_superlink(home: Path) -> Iterator[SuperLink]:
     """Start a SuperLink for Flower's own simulation engine.
 
-    It ends with the block, and so do all processes that it started.
+    The SuperLink ends with the block, and so do all processes that it started.
 
     Guarantee: Ray, which listens on every address of the machine and runs the code that it is sent, asks for a
     token that only our processes have, and keeps its sockets and files in `home`.
@@ -133,7 +143,10 @@ def simulation_superlink(home: Path) -> Iterator[SuperLink]:
 def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
     """Start a SuperLink that admits the SuperNodes of `silos` silos only, whose keys are in home/node-N.
 
-    It ends with the block, and so do all processes that were started with a home in `home`.
+    The SuperLink ends with the block, and so do all processes that were started with a home in `home`.
+
+    Raises:
+        RunError: The SuperLink does not start.
     """
     keys = home / "keys"
     (keys / "nodes").mkdir(mode=0o700, parents=True)
@@ -158,13 +171,13 @@ def start_superlink(home: Path, options: Sequence[str], port: int | None = None,
     Guarantee: a user who cannot enter `home`, which has to be of mode 0700, cannot start a run on the SuperLink.
 
     Args:
-        home: Folder of its socket and log.
+        home: Folder of the SuperLink's socket and log.
         options: Options of the command.
         port: Port of 127.0.0.1 for SuperNodes, or None for a simulation.
         variables: Environment variables of the process.
 
     Raises:
-        RunError: If it ends, or does not answer within a minute.
+        RunError: If the SuperLink ends, or does not answer within a minute.
     """
     socket = home / "control.sock"
     command = [script_path("fedpriv"), "superlink", "--control", str(socket), *options]
@@ -240,7 +253,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
 class LocalSilo:
     """Processes of a silo on this machine.
 
-    The temporary folder of its policy has the socket and logs.
+    The temporary folder of the silo's policy has the socket and the logs of the processes.
     """
 
     number: int
@@ -256,7 +269,7 @@ class LocalSilo:
         return self.policy.parent
 
     def start(self, *names: str) -> None:
-        """Start "guard" and "supernode", or those of `names`, and append to their logs."""
+        """Start the processes "guard" and "supernode", or those of `names` only, and append to their logs."""
         commands = {
             "guard": [script_path("fedpriv"), "silo", "run", str(self.policy)],
             "supernode": supernode_process.supernode_command(
@@ -325,7 +338,10 @@ def follow_run(
         progress: Progress of the cell.
 
     Raises:
-        RunError: If the run ends without an outcome.
+        InputError: If the server refuses the run as it was written.
+        RunError: If the run fails or ends without an outcome, or a necessary process has ended.
+        LostRunError: If a restart of the SuperLink ended the run, which can be submitted again.
+        UnreachableError: If the SuperLink does not answer for two minutes.
     """
     last_query_time, last_answer_time, start_time = time.monotonic(), time.monotonic(), time.time()
     while True:
@@ -374,8 +390,11 @@ def run_deployment(
 ) -> Iterator[IndexedOutcome]:
     """Run cells one after another as an `Engine`.
 
-    `folder` is the RUN_DIR.  The server writes below it, so that the same folder must exist where the SuperLink
-    runs.
+    `folder` is the RUN_DIR.  The server writes below this folder, so that it must exist where the SuperLink runs.
+
+    Raises:
+        InputError: A cell has settings that a deployment does not have, or a silo's policy cannot allow the run.
+        RunError: A run failed.
     """
     is_local = connection.superlink is None
     if is_local:
@@ -415,6 +434,7 @@ def run_deployment(
                                 link.control.stop_run(run)
                         raise
         yield IndexedOutcome(index, outcome)
+        # The caller has taken the outcome, so that nothing resumes from the silos' shards and ledgers any more.
         if is_local and (state_root() / token).exists():
             shutil.rmtree(state_root() / token)
 
@@ -457,7 +477,12 @@ def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator
 
 
 def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-    """Run cells one after another on one SuperLink in simulation mode, as an `Engine`."""
+    """Run cells one after another on one SuperLink in simulation mode, as an `Engine`.
+
+    Raises:
+        InputError: Ray is not installed, the user is root, or a cell has settings of the vectorized engine.
+        RunError: A run failed.
+    """
     refuse({"--engine ray: Ray is not installed here; pip install 'fedpriv[ray]'": find_spec("ray") is None})
     refuse_root("--engine ray")
     with (

@@ -183,9 +183,8 @@ def certificates(
         if renew is not None or len(places) != 1:
             raise InputError("--revoke: expected one FOLDER, the SuperLink's --keys, and no --renew")
         typer.echo(
-            f"silo {revoke}: the key {certified.revoke_key(places[0], revoke)} is revoked; a SuperLink that runs "
-            "with "
-            f"{places[0]} turns it away within seconds, without a restart"
+            f"silo {revoke}: the key {certified.revoke_key(places[0], revoke)} is revoked; "
+            f"a SuperLink that runs with {places[0]} turns it away within seconds, without a restart"
         )
         return
     if renew is not None:

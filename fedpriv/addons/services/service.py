@@ -1,8 +1,8 @@
 """Life of a service: one process that owns the processes it starts, which are its parts.
 
-A part that dies ends the service, with an exit code that is not 0 and a line that names the part and the cause.  A
-part that only lost the other side of the network is started again, without limit.  A service exits with 0 only on
-request.
+A part that ends also ends the service, with an exit code that is not 0 and a line that names the part and the
+cause.  There is one exception: a SuperNode that lost the other side of the network, or was killed, is started
+again, without limit.  A service exits with 0 only on request.
 
 Each part that works in turns writes a heartbeat to a file after each turn.  The service's health follows from
 these heartbeats, and describes this service only.
@@ -35,7 +35,7 @@ EXECUTOR, SUPERNODE = "executor", "SuperNode"
 LOST_EXIT_CODE = 75
 """Exit code of a part that lost the other side of the network, and of nothing else."""
 _STALL_SECONDS = 60.0
-"""Seconds without a heartbeat after which a service is unhealthy.  A turn takes 5 seconds."""
+"""Seconds without a heartbeat after which a service is unhealthy.  Parts at work write one every few seconds."""
 
 
 class Heartbeat(NamedTuple):
@@ -57,6 +57,7 @@ def write_heartbeat(part: str, error: str = "") -> None:
         return
     path, now = Path(folder, part), time.monotonic()
     last_success = last_beat(path.parent, part, now).last_success if error else now
+    # Several threads of a part write heartbeats, each to a file of its own that then replaces the last heartbeat.
     temporary_file = path.with_suffix(f".{threading.get_native_id()}")
     with suppress(OSError):  # the folder is deleted with the service
         temporary_file.write_text(f"{last_success} {now}\n{error}", encoding="utf-8")
@@ -64,7 +65,10 @@ def write_heartbeat(part: str, error: str = "") -> None:
 
 
 def read_heartbeat(folder: Path, part: str) -> Heartbeat | None:
-    """Return the last heartbeat of `part`, or None before the first one."""
+    """Return the last heartbeat of `part`, or None before the first one.
+
+    The error is sanitized to one line of at most 200 characters.
+    """
     try:
         times, _, error = (folder / part).read_text(encoding="utf-8").partition("\n")
         last_success, last_attempt = times.split()
@@ -74,7 +78,7 @@ def read_heartbeat(folder: Path, part: str) -> Heartbeat | None:
 
 
 def last_beat(folder: Path, part: str, began: float) -> Heartbeat:
-    """Return the last heartbeat of `part`, or one at time `began` before the first one."""
+    """Return the last heartbeat of `part`, or before the first one a heartbeat at time `began`."""
     return read_heartbeat(folder, part) or Heartbeat(began, began, "")
 
 
@@ -85,7 +89,10 @@ def why_stalled(folder: Path, part: str, began: float) -> str | None:
 
 
 def describe_exit(code: int) -> str:
-    """Describe how a process ended."""
+    """Describe how a process ended, from its exit code.
+
+    A negative code is minus the number of the signal that ended the process.
+    """
     if code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
@@ -142,7 +149,9 @@ HealthCheck = Callable[[], str | None]
 
 @contextmanager
 def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
-    """Answer {"healthy": true} on a Unix socket of mode 0600, as a guard does.
+    """Answer {"healthy": true} or {"healthy": false, "why": fault} on a Unix socket of mode 0600.
+
+    A guard answers health checks in the same way.
 
     Raises:
         InputError: The socket cannot be made.
@@ -179,7 +188,11 @@ _FLOWER_SETTINGS = {
 
 
 def script_path(name: str) -> str:
-    """Return the path of a console script of this Python environment, or raise RunError if it is missing."""
+    """Return the path of a console script of this Python environment.
+
+    Raises:
+        RunError: The script is missing.
+    """
     path = Path(sys.executable).with_name(name)
     refuse(
         {f"{path} is missing: install fedpriv with its dependencies into this environment": not path.exists()},
@@ -199,7 +212,10 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 def start_logged(command: Sequence[str], home: Path, name: str, **variables: str) -> "subprocess.Popen[bytes]":
-    """Start a process in a new session, which appends its output to NAME.log in the folder `home`."""
+    """Start a process in a new session, which appends its output to NAME.log in the folder `home`.
+
+    The environment is that of `flower_environment`, with `variables` added.
+    """
     (home / "empty").mkdir(exist_ok=True)  # a working directory precedes an app on Flower's import path
     with (home / f"{name}.log").open("ab") as log:
         return subprocess.Popen(
@@ -213,7 +229,10 @@ def start_logged(command: Sequence[str], home: Path, name: str, **variables: str
 
 
 def log_tail(home: Path, name: str, lines: int) -> str:
-    """Return the last lines of a log, to be appended to a message."""
+    """Return the last lines of NAME.log, to be appended to a message, or "" for an empty log.
+
+    The text begins with a colon and a line break.
+    """
     text = (home / f"{name}.log").read_text(encoding="utf-8", errors="replace")
     return "\n".join([":", *map(sanitize_line, text.splitlines()[-lines:])]) if text else ""
 

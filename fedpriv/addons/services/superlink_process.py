@@ -4,10 +4,11 @@
 |---|---|---|
 | Control: start and stop runs | the SuperLink's owner | a Unix socket of mode 0600 |
 | Fleet: a SuperNode's messages | SuperNodes whose keys are registered | host:port, TLS |
-| Runtime: a task's messages | tasks that it started | a port of 127.0.0.1, TLS, tokens on no command line |
+| Runtime: a task's messages | tasks of its executor | a port of 127.0.0.1, TLS, tokens on no command line |
 
-Its parts are these servers, which are one process, and an executor.  /health of each API describes the service:
-200 while the executor asks for tasks and gets answers, 503 with a reason otherwise.  A renewed certificate is
+The parts of the service are the servers of these APIs, which are one process, and an executor.  /health of each
+API describes the service: 200 while the executor asks for tasks and gets answers, and 503 with a reason after a
+minute without.  A renewed certificate is
 served from the next connection on, and a SuperNode whose key is revoked is refused, both without a restart.
 """
 
@@ -45,7 +46,7 @@ from fedpriv.addons.services.certificates import (
     tls_options,
 )
 from fedpriv.addons.services.flower_private import STATUS_PATH
-from fedpriv.addons.services.flower_private.executor import SERVERAPP, SIMULATION, executor_command
+from fedpriv.addons.services.flower_private.executor import SERVERAPP, SIMULATION, executor_command, find_tasks
 from fedpriv.addons.services.flower_private.front import make_superlink_app
 from fedpriv.addons.services.flower_private.names import CONTROL_PREFIX, FLEET_PREFIX, RUNTIME_PREFIX
 from fedpriv.addons.services.flower_private.presence import Presence, RunHistory
@@ -113,7 +114,8 @@ def serve_superlink(
 
     Args:
         control: Path of the control socket, which is made.
-        keys: Folder with ca.crt, server.pem, server.key and nodes/silo-N.pub.
+        keys: Folder with ca.crt, server.pem, server.key and nodes/silo-N.pub, or None with `simulation` or
+            `insecure`.
         host: Address for SuperNodes.
         port: Port for SuperNodes.
         simulation: Whether there are no SuperNodes.
@@ -151,7 +153,7 @@ def serve_superlink(
         app = Presence(superlink_app.app, nodes, folder / "refused.json")
         # Threads give way soon, since Flower answers in threads for which the event loop waits.
         sys.setswitchinterval(0.0005)
-        gc.freeze()
+        gc.freeze()  # No later garbage collection searches the modules that are loaded by now.
 
         async def status() -> object:
             runs.update(await superlink_app.list_runs())
@@ -159,6 +161,7 @@ def serve_superlink(
 
         health = partial(why_stalled, folder, EXECUTOR, time.monotonic())
         make_filter = partial(PathFilter, app, health=health)
+        # The three servers serve one app, whose lifespan the first of them runs.
         servers = [
             _Server(_make_server_config(make_filter(prefix=CONTROL_PREFIX, status=status), None, lifespan="on")),
             _Server(_make_server_config(make_filter(prefix=RUNTIME_PREFIX), folder)),
@@ -189,12 +192,14 @@ def serve_superlink(
             executor_command(f"127.0.0.1:{sockets[1].getsockname()[1]}", folder, SERVERAPP, SIMULATION),
             env={**os.environ, **variables},
         )
-        stack.callback(end_processes, [executor])
+        # A task that a killed executor left would go on with the run, whose next server then finds it at work.
+        stack.callback(lambda: end_processes([executor, *find_tasks(os.getpid())]))
         stack.enter_context(
             serve_metrics(
                 metrics_address, lambda: [*_superlink_metrics(app.snapshot(), health), *expiry_monitor.metrics()]
             )
         )
+        # A simulation has no socket for SuperNodes, and then the last server is left out.
         runner.run(_serve_until_signal(list(zip(servers, sockets, strict=False)), executor, poll))
 
 
@@ -247,7 +252,11 @@ async def _serve_until_signal(
     executor: "subprocess.Popen[bytes]",
     poll: AsyncCallback,
 ) -> None:
-    """Serve until a signal, or raise RunError if a server or the executor ends before."""
+    """Serve until a signal, and call `poll` twice a second.
+
+    Raises:
+        RunError: A server or the executor ended before a signal.
+    """
     stop_event = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop_event.set)

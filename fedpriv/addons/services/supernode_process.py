@@ -96,8 +96,8 @@ def run_supernode(
         apps: Whether to run the apps that the SuperLink sends.
 
     Raises:
-        InputError: Keys cannot be used.
-        RunError: A part ended, but neither was killed nor lost its SuperLink.
+        InputError: Keys, a socket or an address, or the installed Flower, cannot be used.
+        RunError: A part ended, and is no SuperNode that was killed or lost its SuperLink.
     """
     configure_service_logging(silo=silo)
     exit_on_signals()
@@ -151,7 +151,10 @@ class SupernodeMonitor:
         self._start_time = time.monotonic()
 
     def why_unhealthy(self) -> str | None:
-        """Return the fault of the service itself, or None.  A SuperLink that is away is no fault."""
+        """Return the fault of the service itself, or None.
+
+        A SuperLink that is away is no fault.
+        """
         return why_stalled(self._heartbeat_folder, self._part, self._start_time)
 
     def metrics(self, silo: int) -> list[ServiceMetric]:
@@ -191,6 +194,11 @@ class SupernodeMonitor:
 
 def keep_running(run_once: Callable[[], tuple[str, int]], monitor: SupernodeMonitor) -> NoReturn:
     """Run a node, and start it again without limit if it lost its SuperLink or was killed.
+
+    Args:
+        run_once: Function that runs the parts of the node, and returns the name and the exit code of the part that
+            ended.
+        monitor: Monitor of the parts.
 
     Raises:
         RunError: A part ended in another way.

@@ -41,7 +41,10 @@ _HEIGHT, _BOTTOM = 260, 30
 
 
 def format_number(value: float) -> str:
-    """Format a figure with at most as many digits as are worth reading."""
+    """Format a figure with at most as many digits as are worth reading.
+
+    Infinity, as of a quantile beyond the last edge, is "above".  NaN and minus infinity are "-".
+    """
     if not math.isfinite(value):
         return "above" if value > 0 else "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -73,7 +76,10 @@ def table_rows(table: TableResult) -> list[dict[str, Any]]:
 
 
 def statistics_data(stats: Statistics, tables: Sequence[TableResult], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables and their claim as plain data, with null for infinities."""
+    """Return the tables and their claim as plain data, with None for infinities and NaN.
+
+    The claim is taken from `record`, the cell of the run's results.
+    """
     claim = {name: record[name] for name in ("mu", "epsilon", "delta", "relation", "trust", "engine")}
     tree = {"name": stats.plan.name, "unit": stats.plan.privacy.unit, "places": stats.unit_count, **claim}
     return {**tree, "tables": [_replace_infinities(dataclasses.asdict(table)) for table in tables]}
@@ -279,7 +285,18 @@ class ReleasedTables:
 def release_tables(
     stats: Statistics, engine: str, out: Path | None = None, connection: Connection = LOCAL
 ) -> ReleasedTables:
-    """Run the plan's scenario, and write its tables beside the run's own results."""
+    """Run the plan's scenario, and write its tables beside the run's own results.
+
+    Args:
+        stats: Plan with its scenario.
+        engine: Name of the engine.
+        out: Folder of the results, or None for runs/NAME.
+        connection: SuperLink of a deployment.
+
+    Raises:
+        InputError: The scenario or the engine cannot be used.
+        RunError: The run could not be finished.
+    """
     folder = run_sweep(stats.scenario, RunOptions(engine=engine, out=out, connection=connection))
     write_table(folder)
     (record,) = read_claims(folder).cells
@@ -303,6 +320,7 @@ def run_statistics(
 
     Raises:
         InputError: The plan or a setting cannot be used, as for a run.
+        RunError: The run could not be finished.
     """
     row, stats = find_engine_row(engine), Statistics.from_plan(read_plan(path, overrides))
     if dry_run:
@@ -362,9 +380,8 @@ def _print_dry_run(stats: Statistics, *, for_release: bool, as_json: bool) -> No
     sys.stdout.write(
         f"\n± is half of an interval of 95 % about one released number, in {unit}s; the plan asks for trust = "
         f'"{stats.plan.trust}"\n'
-        f"price, of all tables together: μ = {format_upper(mu)}, {format_epsilon_delta(epsilon, privacy.delta)} "
-        "for "
-        f"every {unit} ({privacy.relation})\n"
+        f"price, of all tables together: μ = {format_upper(mu)}, "
+        f"{format_epsilon_delta(epsilon, privacy.delta)} for every {unit} ({privacy.relation})\n"
         f"{stats.unit_count} places of {unit}s in {stats.cell.federation.silos} silos; nothing was asked of them\n"
     )
 

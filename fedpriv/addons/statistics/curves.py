@@ -376,7 +376,14 @@ class CurveScores(SummedScores):
         return [part.reshape(shape) * (records / self.scale) for part, shape in zip(parts, shapes, strict=True)]
 
     def extra_figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
-        """Return the figures and their intervals, under the keys of the module's table."""
+        """Return the figures and their intervals, under the keys of the module's table.
+
+        Args:
+            mean: Mean of the increments, (`dimension`,).
+            std: Standard deviation of the noise in each coordinate of the mean.
+            places: Number of records in the mean.
+            groups: Whether to add the figures of groups, and the shares of class 1 by score.
+        """
         tables, noise = self.tables(mean, places), float(std) * places / self.scale
         (negative, positive), std_of_all = combine_groups(tables, [noise] * len(tables))
         logits, threshold_bin = self.settings.edge_logits, self.settings.threshold_bin
@@ -420,7 +427,8 @@ LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 def intervals_of(results: Results) -> list[LabelledTable]:
     """Return a table of figures and one of reliability curves, without those that are empty.
 
-    Both are empty without [evaluation.curves].  Figures are means over seeds.
+    Both are empty without [evaluation.curves].  Figures are means over seeds, and a reliability curve is of one
+    seed.
     """
     figures, observed = list[list[str]](), list[list[str]]()
     for point in sweep_points(results):

@@ -145,9 +145,8 @@ class Cells(_PublicModel):
         """Check the number of cells, and that the axes fit the form."""
         if len({axis.column for axis in self.axes}) < len(self.axes):
             raise ValueError("a table has a column twice")
-        if (
-            cells := math.prod(axis.cell_count for axis in self.axes)
-        ) > 2 * MAX_CELLS:  # before a list of them is made
+        # Checked before a list of the cells is made.
+        if (cells := math.prod(axis.cell_count for axis in self.axes)) > 2 * MAX_CELLS:
             raise ValueError(f"{cells} cells of one table, at most {MAX_CELLS} are released together")
         if self.form == "moments" and (len(self.axes) > 1 or len(self.axes[0].edges or ()) != 2):
             raise ValueError('form = "moments" is of one number, and its two edges are its range')

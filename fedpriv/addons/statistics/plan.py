@@ -38,7 +38,7 @@ class StatisticsGuard:
 
     @staticmethod
     def allowance(cell: Cell) -> dict[str, Any]:
-        """Return the columns that the statistics read.
+        """Return the policy key with the columns that the statistics read, or nothing for another model.
 
         Raises:
             InputError: The test rows of the plan's table are chosen by their position, which is another in a

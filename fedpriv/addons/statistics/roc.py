@@ -202,7 +202,7 @@ def combine_groups(tables: Sequence[Floats], stds: Sequence[float]) -> tuple[Flo
         The combined table (2, bins), and the standard deviation of its noise.
     """
     variances = np.array([len(table) * std**2 for table, std in zip(tables, stds, strict=True)])
-    if not variances.all():
+    if not variances.all():  # without noise, every grouping of the records has the same sums
         return tables[0].sum(axis=0), 0.0
     shares = 1.0 / variances
     sums = sum(share * table.sum(axis=0) for share, table in zip(shares, tables, strict=True))

@@ -104,7 +104,7 @@ class Statistics:
         """Plan the run from public facts alone.
 
         Args:
-            trust: Trust model in place of the plan's own.
+            trust: Trust setting in place of the plan's own, or None for that of the plan.
             for_release: Whether the engine makes a release.
         """
         cell = self.cell
@@ -136,7 +136,11 @@ class Statistics:
 
 
 def _count_units(plan: StatisticsPlan, schema: TableSchema) -> tuple[int, ...]:
-    """Count the rows or persons of each silo of a simulation, a number that the relation makes public."""
+    """Count the rows or persons of each silo of a simulation, a number that the relation makes public.
+
+    Raises:
+        InputError: There are more silos than records.
+    """
     data = load(plan.data.name, table=plan.data.table)
     sites = None if data.sites is None else data.sites.train
     count = len(data.train_labels)
@@ -201,6 +205,7 @@ class TableEstimate:
     """One number of a table, with an interval of 95 % that includes the noise."""
 
     of: tuple[str, ...]
+    """Labels of the cell, or labels of the group and the name of the figure."""
     value: float
     standard_error: float
     low: float
@@ -224,10 +229,11 @@ class TableResult:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve over public edges, of one group."""
+    """A curve over public edges, of one group, with the band of 95 % from `low` to `high`."""
 
     group: tuple[str, ...]
     at: tuple[float, ...]
+    """Edges at which the curve has values."""
     values: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -237,6 +243,8 @@ def read_table(
     request: TableRequest, table: Cells, schema: TableSchema, released: Floats, std: float
 ) -> TableResult:
     """Compute the estimates and curves of one table from its released coordinates.
+
+    Curves with fewer than two values are left out.
 
     Args:
         request: The table in the plan.
@@ -311,9 +319,9 @@ def _estimate_quantiles(
 ) -> tuple[list[TableEstimate], Curve]:
     """Estimate quantiles of the values that are not missing, and the share of records below each edge.
 
-    A quantile is the upper edge of its bin.  The interval for the records is where a band of ± 1.96 standard
-    deviations of the noise of N_k - q n contains 0.  The interval for the population adds the variance n q (1 - q)
-    to that noise.
+    A quantile is the upper edge of its bin, infinite beyond the last edge.  The interval for the records is where
+    a band of ± 1.96 standard deviations of the noise of N_k - q n contains 0.  The interval for the population
+    adds the variance n q (1 - q) to that noise.
     """
     from scipy.optimize import isotonic_regression  # slow to import, and only released quantiles need it
 
@@ -366,5 +374,9 @@ def _estimate_survival(
 
 
 def cell_of_plan(path: Path, overrides: Sequence[str]) -> Cell | None:
-    """Return the cell of a plan's file, or None for another file."""
+    """Return the cell of a plan's file, or None for another file.
+
+    Raises:
+        InputError: The plan is malformed, or no run can have its settings.
+    """
     return Statistics.from_plan(read_plan(path, overrides)).cell if is_plan(path) else None

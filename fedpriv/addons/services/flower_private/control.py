@@ -24,17 +24,22 @@ MEDIA_TYPE = "application/protobuf"
 
 @dataclass
 class ApiClient:
-    """Client of one of a SuperLink's APIs, over `client`, whose base URL is that of the SuperLink."""
+    """Client of one of a SuperLink's APIs, over an HTTP client whose base URL is that of the SuperLink."""
 
     client: httpx.Client
     headers: Callable[[Route, Any], Mapping[str, str]] = lambda _route, _request: {}
     """Function that returns headers about the sender of a request."""
 
     def ask(self, route: Route, request: Any, timeout: float | None = None) -> Any:
-        """Return the SuperLink's answer.
+        """Return the SuperLink's answer, of the route's answer type.
+
+        Args:
+            route: Route of the request.
+            request: Request, of the route's request type.
+            timeout: Longest wait in seconds, or None for that of the HTTP client.
 
         Raises:
-            httpx.HTTPError: If there is no answer, or it is a refusal.
+            httpx.HTTPError: If there is no answer, or the answer is a refusal or cannot be read.
         """
         headers = {"content-type": MEDIA_TYPE, "accept": MEDIA_TYPE, **self.headers(route, request)}
         answer = self.client.post(
@@ -68,7 +73,7 @@ def open_client(address: str, authority: Path | None, *, connect_seconds: float 
 
 
 def parse_refusal(response: httpx.Response) -> tuple[int, str]:
-    """Return Flower's code of a refusal, 0 if it has none, and the reason in one line."""
+    """Return the code that Flower gives to a refusal, or 0 without one, and the reason in one line."""
     try:
         error = json.loads(response.text)
         code, text = error.get("code", 0), f"{error['detail']} {error.get('extra', '')}".strip()
@@ -114,7 +119,8 @@ class RunStatus:
 class ControlClient:
     """Client of the Control API at `unix:SOCKET` or host:port, over TLS if there are root certificates.
 
-    Every method raises RunError, within seconds, if no server answers there or the answer is a refusal.
+    Every method raises RunError if the answer is a refusal, and UnreachableError if nothing listens there within 5
+    seconds, or no answer comes within 30.
     """
 
     address: str
@@ -162,7 +168,9 @@ class ControlClient:
         """Call `ask` with a client of the SuperLink.
 
         Raises:
-            RunError: If there is no answer, or a refusal.
+            LostRunError: If the SuperLink does not know the run.
+            UnreachableError: If there is no answer.
+            RunError: If the answer is a refusal.
         """
         try:
             with open_client(self.address, self.root_certificates, connect_seconds=_CONNECT_SECONDS) as client:

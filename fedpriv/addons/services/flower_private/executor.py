@@ -1,9 +1,10 @@
-"""Executor of a SuperLink's tasks: it starts a process for each, and reports the failure of a process.
+"""Executor of a SuperLink's tasks, which starts a process for each task and reports failures.
 
     python -P -m fedpriv.addons.services.flower_private.executor ADDRESS FOLDER PARENT TYPE...
 
-ADDRESS is that of a Runtime API.  FOLDER has its certificate and the executor's secret.  PARENT is the id of the
-process whose end also ends the executor.  TYPE is a type of task, which is the name of the program that runs it.
+ADDRESS is that of a Runtime API.  FOLDER has the API's certificate and the executor's secret.  PARENT is the id of
+the process whose end also ends the executor.  TYPE is a type of task, which is the name of the program that runs
+such tasks.
 """
 
 import logging
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import httpx
+import psutil
 from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
@@ -36,10 +38,8 @@ SERVERAPP, SIMULATION, CLIENTAPP = "flwr-serverapp", "flwr-simulation", "flwr-cl
 """Types of tasks, which are the names of Flower's programs for them."""
 _SIGNED_METHOD = "/flwr.proto.Runtime/AcquireTask"  # name of the request in the signature by the secret
 _POLL_SECONDS = 0.5
-_START_SECONDS, _HEARTBEAT_SECONDS = (
-    300.0,
-    10.0,
-)  # seconds, since Flower takes a task back if its process needs 30 s to start
+# Heartbeats during the start of a task, since Flower takes a task back if its process needs 30 s to start.
+_START_SECONDS, _HEARTBEAT_SECONDS = 300.0, 10.0
 _END_SECONDS = 2.0  # seconds, since Flower kills a process after 5
 _TASK_TITLES = {SERVERAPP: "a run's server", SIMULATION: "a run's simulation", CLIENTAPP: "an app"}
 
@@ -61,7 +61,10 @@ class TaskProcess:
     last_heartbeat: float = 0.0
 
     def send_heartbeat(self) -> None:
-        """Send a heartbeat for a task that takes long to start.  Later its own process sends them."""
+        """Send a heartbeat for a task that takes long to start.
+
+        Later the task's own process sends heartbeats.
+        """
         now = time.monotonic()
         if now - self.start_time < _START_SECONDS and now - self.last_heartbeat > _HEARTBEAT_SECONDS:
             self.last_heartbeat = now
@@ -69,16 +72,15 @@ class TaskProcess:
                 self.client.ask(TASK_HEARTBEAT, TASK_HEARTBEAT.request_type(), timeout=2.0)
 
     def report_failure(self) -> None:
-        """Report to the log and to Flower how a failed process ended."""
+        """Report to the log and to Flower how a failed process ended, and nothing of one that succeeded."""
         if self.process.returncode == 0:
             return
         details = f"{_TASK_TITLES.get(self.task_type, 'a task')} {describe_exit(self.process.returncode)}"
         _log.error(
             "run %d: %s%s", self.run_id, details, "; it can be resumed" if self.task_type == SERVERAPP else ""
         )
-        with suppress(
-            httpx.HTTPError
-        ):  # Flower's process has mostly reported the reason itself, and its token is void
+        # Flower's process has mostly reported the reason itself, and then its token is void.
+        with suppress(httpx.HTTPError):
             self.client.ask(
                 TASK_OUTPUT, TASK_OUTPUT.request_type(sub_status="failed", details=details), timeout=2.0
             )
@@ -89,6 +91,15 @@ def task_command(type_: str, address: str, certificate: Path, parent: int) -> li
     return [
         *(script_path(type_), "--runtime-api-address", address),
         *("--root-certificates", str(certificate), "--parent-pid", str(parent)),
+    ]
+
+
+def find_tasks(parent: int) -> list[psutil.Process]:
+    """Find the processes of tasks whose executor belongs to `parent`, also of an executor that was killed."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if f"--parent-pid {parent} " in " ".join(process.info["cmdline"] or ())
     ]
 
 
@@ -129,19 +140,23 @@ class Executor:
             answer = self._task_client.ask(
                 ACQUIRE_TASK, ACQUIRE_TASK.request_type(supported_task_types=self._types)
             )
-        except (
-            httpx.HTTPError
-        ) as error:  # no heartbeat, because a service whose executor gets no answers is unhealthy
+        except httpx.HTTPError as error:
+            # No heartbeat is written, because a service whose executor gets no answers is unhealthy.
             _log.debug("no answer: %s", sanitize_line(str(error)))
         else:
             write_heartbeat(EXECUTOR)
             if (token := answer.token) and answer.task.type in self._types:
-                command = task_command(answer.task.type, self._address, self._certificate, self._parent)
-                client = ApiClient(
-                    open_client(self._address, self._certificate), lambda *_: {TASK_TOKEN_HEADER: token}
-                )
                 self.tasks.append(
-                    TaskProcess(answer.task.type, answer.task.run_id, start_task(command, token), client)
+                    TaskProcess(
+                        answer.task.type,
+                        answer.task.run_id,
+                        start_task(
+                            task_command(answer.task.type, self._address, self._certificate, self._parent), token
+                        ),
+                        ApiClient(
+                            open_client(self._address, self._certificate), lambda *_: {TASK_TOKEN_HEADER: token}
+                        ),
+                    )
                 )
         for task in list(self.tasks):
             if task.process.poll() is None:

@@ -204,7 +204,7 @@ class Front:
         (reply,) = replies
         sessions = {(session.sender, session.reply_id): session for session in self._unfinished_queries()}
         if (previous := sessions.get((node, reply.message_id))) is not None:
-            # Is the sender this node, in a run that has not ended?
+            # Flower's answer tells whether the sender is this node, in a run that has not ended.
             run_request = GET_RUN.request_type(run_id=reply.run_id, node={"node_id": node}).SerializeToString()
             answer = await exchange.forward(run_request, GET_RUN)
             if answer.status_code != 200:
@@ -303,8 +303,8 @@ class SuperLinkApp:
     async def unregister_node(self, name: str) -> None:
         """Revoke the key of the SuperNode with this name.
 
-        For a node that never connected, Flower's first answer is an error, although it has forgotten the node.
-        Its second answer is that it knows no such node.
+        For a node that never connected, Flower's first answer is an error, although Flower has forgotten the node.
+        Flower's second answer is that it knows no such node.
 
         Guarantee: once this function returns, the SuperLink treats a holder of the key as unknown, and its node is
         offline for every run.
@@ -320,10 +320,15 @@ class SuperLinkApp:
         raise RunError(f"SuperLink: the key of {name} cannot be revoked ({reason}), and the service ends")
 
     async def list_runs(self) -> list[Any]:
-        """Return the last hundred runs, the oldest first."""
+        """Return the last hundred runs, the oldest first.
+
+        Raises:
+            httpx.HTTPStatusError: Flower refuses the request.
+        """
         answer = (await self.post(LIST_RUNS, LIST_RUNS.request_type(limit=100))).raise_for_status()
-        runs = LIST_RUNS.answer_type.FromString(answer.content).run_dict
-        return sorted(runs.values(), key=lambda run: str(run.pending_at))
+        return sorted(
+            LIST_RUNS.answer_type.FromString(answer.content).run_dict.values(), key=lambda run: str(run.pending_at)
+        )
 
     async def check_access(self, *, has_registered_keys: bool, has_fleet: bool) -> None:
         """Check before anyone can connect that routes exist, and that protected ones refuse strangers.
@@ -369,6 +374,7 @@ def make_superlink_app(options: Sequence[str]) -> SuperLinkApp:
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app
 
+    # Flower's parser has no arguments: it reads the command line of the process.
     arguments, sys.argv = sys.argv, ["flower-superlink", *options]
     try:
         config = _parse_superlink_lifespan_config()

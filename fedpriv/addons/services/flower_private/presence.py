@@ -72,16 +72,18 @@ class Presence:
 
         async def record_silo(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] in (200, 401):
-                with suppress(
-                    ValueError, KeyError, TypeError, InvalidSignature
-                ):  # requests of unknown keys belong to no silo
+                # Requests of unknown keys belong to no silo.
+                with suppress(ValueError, KeyError, TypeError, InvalidSignature):
                     self._note_silo(headers, arrival_time, is_admitted=message["status"] == 200)
             await send(message)
 
         await self.app(scope, receive, record_silo)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return silos by name and runs by id, with the times of their last requests in seconds of the epoch."""
+        """Return the facts on silos by name, and the last request of each run's follower by the run's id.
+
+        Times are in seconds of the epoch, and "since" is the start of this record.
+        """
         return {"since": self._start_time, "silos": self._silos, "followed": self._followed_runs}
 
     def _note_follower(self, run: str) -> None:
@@ -90,7 +92,10 @@ class Presence:
             self._followed_runs = dict([*other_runs, (run, time.time())][-_MAX_RUNS:])
 
     def _note_silo(self, headers: Headers, came: float, *, is_admitted: bool) -> None:
-        """Record a silo's admitted request, or the refusal of one that its key signed with a wrong clock."""
+        """Record a silo's admitted request, or the refusal of a signed request with a wrong clock.
+
+        Flower has verified the signature of an admitted request.  That of a refused request is verified here.
+        """
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         silo = self._silos[self._name_by_key[key.strip()]]
         timestamp = headers[TIMESTAMP_HEADER]
@@ -129,7 +134,7 @@ def format_clock_refusal(ahead: float) -> str:
 
 
 class RunHistory:
-    """Last thousand runs, in a file of mode 0600 if there is one."""
+    """Last thousand runs, stored in a file of mode 0600 if a path is given."""
 
     def __init__(self, path: Path | None) -> None:
         """Read the file of runs, where unfinished runs are marked as failed by the restart.
@@ -166,7 +171,10 @@ class RunHistory:
             raise InputError(f"--state {path}: cannot be used ({error}); move it away to begin another") from None
 
     def is_due(self) -> bool:
-        """Whether the runs are to be polled again."""
+        """Whether the runs are to be polled again, at most every two seconds and only for a file.
+
+        An answer True starts the next two seconds.
+        """
         if self._path is None or time.monotonic() < self._next_poll:
             return False
         self._next_poll = time.monotonic() + _POLL_SECONDS
@@ -214,7 +222,7 @@ class FederationSilo:
     """Time of the last admitted request."""
     fedpriv: str | None
     clock_ahead: float | None
-    """Seconds by which its clock was ahead of the coordinator's, minus the time that the request took."""
+    """Seconds by which the silo's clock was ahead of the coordinator's, minus the request's travel time."""
     refused: str | None
     """Reason for which the silo is not admitted, or None."""
 
@@ -243,12 +251,12 @@ class FederationRun:
     started: str
     finished: str
     rounds: int
-    """Number of rounds that its server has reported."""
+    """Number of rounds that the run's server has reported."""
     folder: str
     orphan: bool
-    """Whether it is not over, and no `fedpriv run` has asked for it for a minute."""
+    """Whether the run is not over, and no `fedpriv run` has asked for it for a minute."""
     details: str = ""
-    """Details that Flower gives of its end, or "" if there are none."""
+    """Details that Flower gives of the run's end, or "" if there are none."""
 
     def format_line(self) -> str:
         """Format one line for a person."""

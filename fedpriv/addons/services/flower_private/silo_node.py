@@ -2,8 +2,9 @@
 
     python -P -m fedpriv.addons.services.flower_private.silo_node SUPERLINK SILO GUARD KEYS|-
 
-It runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  It exits with
-LOST_EXIT_CODE if the SuperLink is away or does not know its key, and its supervisor starts it again.
+The node runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  The node
+exits with LOST_EXIT_CODE if the SuperLink is away or does not know the node's key, and is then started again by
+its supervisor.
 """
 
 import email.utils
@@ -82,7 +83,15 @@ class FleetClient:
     """Client of the SuperLink's Fleet API, which signs requests with the silo's key."""
 
     def __init__(self, superlink: str, keys: Path | None) -> None:
-        """Take the folder with ca.crt and node.key, or None for no TLS and a new key."""
+        """Make a client of the SuperLink at `superlink`.
+
+        Args:
+            superlink: Address of the SuperLink.
+            keys: Folder with ca.crt and node.key, or None for no TLS and a new key.
+
+        Raises:
+            InputError: The private key cannot be read.
+        """
         self._key = (
             ec.generate_private_key(ec.SECP384R1()) if keys is None else _read_private_key(keys / NODE_KEY_FILE)
         )
@@ -113,7 +122,8 @@ class FleetClient:
             **fields: Fields of the request.
 
         Raises:
-            httpx.HTTPStatusError: A refusal that concerns this request only.
+            httpx.HTTPStatusError: The SuperLink refused this request, or answered with status 502 or above until
+                the end of `patience`.
             LostError: No answer came within `patience` seconds, or the SuperLink does not know the key.
         """
         request = route.request_type(**fields)
@@ -147,7 +157,8 @@ class FleetClient:
             registers_itself: Whether the node registers its own key first, as a node without --keys does.
 
         Raises:
-            LostError: The SuperLink does not admit the node.
+            LostError: The SuperLink does not answer, or does not admit the node.
+            httpx.HTTPStatusError: The SuperLink refuses the key that the node registers itself.
         """
         if registers_itself:
             self.ask(SELF_REGISTER_NODE, public_key=self.public_key)
@@ -208,7 +219,12 @@ class SiloNode:
             os._exit(LOST_EXIT_CODE)
 
     def serve(self) -> NoReturn:
-        """Answer queries, one after another."""
+        """Answer queries, one after another.
+
+        Raises:
+            LostError: The SuperLink does not answer, or does not know the node any more.
+            httpx.HTTPStatusError: The SuperLink refuses a request for queries.
+        """
         wait = 0.05
         while True:
             start = time.monotonic()
@@ -226,7 +242,11 @@ class SiloNode:
                 _log.warning("a query is left unanswered, which is none: %s", sanitize_line(str(error)))
 
     def _answer(self, run: int, tree: Any) -> None:
-        """Fetch a query by its tree of object ids, answer it, and confirm it."""
+        """Fetch a query by its tree of object ids, send the reply, and confirm the query.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: The objects do not come, or are no query.
+        """
         start_time = time.monotonic()
         contents = {name: self._fetch_object(run, name) for name in dict.fromkeys(_object_ids(tree))}
         query = inflate_object_from_contents(tree.object_id, contents)
@@ -237,7 +257,11 @@ class SiloNode:
         self._fleet.ask(CONFIRM_MESSAGE, node=self._node_field, run_id=run, message_object_id=tree.object_id)
 
     def _fetch_object(self, run: int, name: str) -> bytes:
-        """Return an object of a query, after waiting for one that has not arrived at the SuperLink."""
+        """Return an object of a query, after waiting for its arrival at the SuperLink.
+
+        Raises:
+            ValueError: The SuperLink does not know the object, or it does not arrive in three minutes.
+        """
         deadline, pause = time.monotonic() + _OBJECT_SECONDS, 0.02
         while True:
             answer = self._fleet.ask(PULL_OBJECT, node=self._node_field, run_id=run, object_id=name)
@@ -261,9 +285,8 @@ class SiloNode:
             try:
                 return app(query, Context(run, self.node_id, node_config, RecordDict(), dict(configuration)))
             except Exception as error:
-                _log.exception(
-                    "the reply to a query failed"
-                )  # the reason stays in this log, because it may reveal records
+                # The reason stays in this log, because it may reveal records.
+                _log.exception("the reply to a query failed")
                 reason = f"the SuperNode of silo {self._silo} failed ({type(error).__name__}); its log says why"
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=query)
 
