@@ -1,8 +1,8 @@
 """Public tables by name: four hospitals, dialysis centres, a census, and made-up visits to clinics.
 
 The tables of hospitals, dialysis centres and the census come out of Python packages.  Their ranges and
-vocabularies follow from the questionnaires and from the meaning of each quantity, and none was taken from the
-records.
+vocabularies follow from the questionnaires and from the meaning of each quantity, and none was
+taken from the records.
 
 The visits are computed, always with the same result, and describe no real person.  Only this table has several
 records of a person: patients come 1 to 16 times, half of them once or twice.  Measurements vary between patients

@@ -458,8 +458,8 @@ class SiloGuard:
             server_round: Round of the server, from 1, as strategies put it into every message.
 
         Returns:
-            "eval_loss", and "eval_acc" of a classifier, as the template names them, or {} in a round without an
-            evaluation.
+            "eval_loss", and "eval_acc" of a classifier, as the template names them, or {} in a
+            round without an evaluation.
 
         Raises:
             InputError: The app's model is not the guard's, or the scenario has no such round.

@@ -7,8 +7,8 @@ norms".  Gradients of all other parameters are materialized record by record, in
 Each record passes through the module alone, under vmap, so that no code of the module can look at another record.
 `TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is called with
 a parameter, it is computed for all records at once, as vmap would do, and stored as a `TracedCall`.  One backward
-pass of autograd then gives the gradients at the outputs of every call.  No gradient by a traced parameter is
-formed.
+pass of autograd then gives the gradients at the outputs of every call.  No gradient by a
+traced parameter is formed.
 
 Guarantee: a parameter's way into a loss is through the traced calls, or autograd finds it:
 `Trace.compute_output_gradients` names the parameters that have another way, and those of calls that autograd did
@@ -516,8 +516,8 @@ def _make_uses(
     """Uses of a call at several points, written as differences to the first point.
 
     Terms of differences are as small as their sum.  Bounds on rounding, which are relative to the terms, are then
-    small too.  Inputs that are the same tensor at every point, such as those of the record itself, have no
-    difference.
+    small too.  Inputs that are the same tensor at every point, such as those of the record
+    itself, have no difference.
     """
     if not inputs[0].is_floating_point():
         return (

@@ -16,8 +16,8 @@ has the term penalty · ‖x‖²/2, inside of the clip; increments are then mat
 
 Robust phase retrieval with power 2 is from Duchi & Ruan 2019; with power 1 it is the Lipschitz amplitude form.
 
-A `Population` is a distribution of records whose risk is known.  Evaluations report the risk, to compare it with
-theory.
+A `Population` is a distribution of records whose risk is known.  Evaluations report the risk, to
+compare it with theory.
 
 A `RecordBlock` gathers the records of several rounds, for replicates that read the same ones.  Values that depend
 on the records only are computed once for all rounds of a block: an objective calls `compute_per_block`, which
@@ -335,8 +335,8 @@ class SigmoidRegression(LinearScore):
     is lower than the initial one by 1/2 or more (`--gap 0.5`).
 
     Guarantee: for records with ‖z‖ ≤ `feature_norm`, no gradient's norm exceeds `lipschitz`, and no two gradients
-    of one record are farther apart than `smoothness` times the distance of their points, at every point, in exact
-    arithmetic.
+    of one record are farther apart than `smoothness` times the distance of their points, at every
+    point, in exact arithmetic.
     """
 
     loss = SigmoidLoss()

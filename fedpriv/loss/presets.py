@@ -136,8 +136,8 @@ def merged(module: nn.Module) -> nn.Module:
 class Transformer(nn.Module):
     """Classifier of token sequences.
 
-    It has embeddings with sinusoidal positions, `blocks` layers of attention, and a linear layer on the mean over
-    positions.
+    It has embeddings with sinusoidal positions, `blocks` layers of attention, and a linear layer on
+    the mean over positions.
     """
 
     places: Tensor

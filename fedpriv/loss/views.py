@@ -52,8 +52,8 @@ _CHUNK_VALUES = 2**21  # of the vectors of a chunk's units, which are clipped fa
 class PerUnit(View):
     """`base` over rows that are units of up to m = `max_records` records.
 
-    Features are (..., B, m, …) and labels (..., B, m).  A unit with fewer records is padded with absent labels
-    (`absent_label`).
+    Features are (..., B, m, …) and labels (..., B, m).  A unit with fewer records is padded
+    with absent labels (`absent_label`).
 
     Guarantee: one unit moves the sum by at most its weight times the clip, whatever its records are, how many it
     has, and what the loss is: its mean is clipped as a whole.  A unit's contribution does not depend on other

@@ -91,8 +91,8 @@ class DifferenceTrees(Mechanism):
 
     Guarantee: for queries that move by at most `movement` a round, one record moves a node by no more than its
     group's bound, whatever was released before.  The squares of these moves over `std_*`², summed over every
-    released node that holds the record, are the square of the sensitivity (adaptive composition of Gaussian
-    mechanisms).
+    released node that holds the record, are the square of the sensitivity (adaptive
+    composition of Gaussian mechanisms).
     """
 
     rounds_per_epoch: int

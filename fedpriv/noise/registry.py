@@ -305,8 +305,8 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
         algorithm: Name of the algorithm, for messages.
 
     Raises:
-        InputError: `mechanism_from_data` would not return an equal mechanism, or a claim of a user's mechanism is
-            wrong.
+        InputError: `mechanism_from_data` would not return an equal mechanism, or a claim of a
+            user's mechanism is wrong.
     """
     if type(mechanism) in _BUILT_IN:
         return

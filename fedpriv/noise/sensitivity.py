@@ -229,8 +229,8 @@ def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
 
     In an order of N positions this takes T²/N inner products of columns.
 
-    Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a bound for separated
-    participations.
+    Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a
+    bound for separated participations.
 
     Args:
         columns: Columns of C.

@@ -184,8 +184,8 @@ _SETTLED_CHANGE = 16.0 * np.finfo(np.float64).eps
 def square_root(decay: float, count: int) -> Floats:
     """Compute the first `count` ≥ 1 coefficients of (1 - decay·x)^(-1/2).
 
-    They are those of the square root of prefix sums for decay 1.  Source: Fichtenberger, Henzinger & Upadhyay
-    2023.
+    They are those of the square root of prefix sums for decay 1.  Source: Fichtenberger,
+    Henzinger & Upadhyay 2023.
 
     Args:
         decay: Decay in [0, 1].

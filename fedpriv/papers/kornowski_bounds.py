@@ -418,13 +418,13 @@ def printed_samples(problem: NonsmoothProblem, target: float, epsilon: float) ->
 def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> dict[str, float]:
     """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
 
-    All constants are included.  The bound of a multi-pass run at β exceeds β, so the best of 12 values of β
-    counts.
+    All constants are included.  The bound of a multi-pass run at β exceeds β, so the best of 12
+    values of β counts.
 
     Args:
         problem: Numbers of the problem.
         target: Goldstein measure to reach.
-        mu: μ, or infinity for runs without privacy.
+        mu: μ.
 
     Returns:
         Number of records by the name of the bound.

@@ -19,8 +19,8 @@ The paper does not project w_i.  Projecting a private point costs no privacy, an
 | `radius` | K is the ball of this radius around 0 | scalar |
 
 This file was written from the paper's abstract and from its known statement, and not checked against its text.
-Therefore the noise follows from the sensitivity proved in `fedpriv.noise.diagonal`, and `suggested_step` is
-experimental.
+Therefore the noise follows from the sensitivity proved in `fedpriv.noise.diagonal`,
+and `suggested_step` is experimental.
 
 The bound on the excess risk (`phased_bound`): with ξ_0 = w_0 - x* and ξ_i the noise after phase i,
 

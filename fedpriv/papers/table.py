@@ -79,8 +79,8 @@ def add_algorithm(row: Algorithm) -> None:
         row: Row of the table.
 
     Raises:
-        InputError: `row` is no `Algorithm`, or has the name of a shipped row, since a scenario must mean the same
-            everywhere.
+        InputError: `row` is no `Algorithm`, or has the name of a shipped row, since a scenario must
+            mean the same everywhere.
     """
     if not isinstance(row, Algorithm):
         raise InputError(

@@ -6,8 +6,8 @@ each split, on a fifth of the training records, which the candidates do not read
 settings at each smaller ε of the grid, with their noise, since a guarantee for a smaller ε holds for a larger one,
 too.  With one setting nothing is chosen.
 
-The result of a split is stored in the user's cache, readable for its owner only.  An interrupted study can thus be
-continued.
+The result of a split is stored in the user's cache, readable for its owner only.  An interrupted study
+can thus be continued.
 """
 
 import hashlib

@@ -7,8 +7,8 @@ and no redraw.  The bias is at most √d / K of the clip.  Proof: docs/proofs/tr
 The gradient of a loss of linear scores is residual ⊗ features, and its d values a record are never formed.  With
 features that are integers x (bytes of an image and a 1, say) and a residual truncated to integers r, the increment
 r ⊗ x is an integer vector of norm ‖r‖ ‖x‖.  A sum over records is one matrix product, exact in float64 while no
-partial sum reaches 2^53.  Residuals follow from scores in integers, so that the sum has the same bits on every
-processor.
+partial sum reaches 2^53.  Residuals follow from scores in integers, so that the sum has the same
+bits on every processor.
 
 `sum_integer_increments` is the only path from a query and a silo's records to the exact sum of their integers.  A
 guard, a silo of an integer simulation and an audit all use it, and compute the same bits.

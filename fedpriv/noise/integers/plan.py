@@ -185,8 +185,8 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
         run: Inputs of the run.
 
     Raises:
-        InputError: A clip keeps too few bits, the noise has no place between 2^16 and 2^48 units, or an input is
-            invalid.
+        InputError: A clip keeps too few bits, the noise has no place between 2^16 and 2^48 units, or
+            an input is invalid.
     """
     rounds = run.factorization.workload.rounds
     if run.word_bits not in MIN_CLIP_BITS:

@@ -121,8 +121,8 @@ class IntegerStrategy(Protocol):
     t counts from 1, rounds come in order, and a missed round's sums are zeros.
 
     Guarantee: for neighbouring streams of sums, with rows of C as exact multiples of 2^-31, the difference of the
-    output of `step` is C times the difference of the sums, ± at most `NoiseGroup.rounding_difference` in every
-    coordinate.
+    output of `step` is C times the difference of the sums, ± at most
+    `NoiseGroup.rounding_difference` in every coordinate.
     """
 
     def draws(self, t: int) -> int | None:
