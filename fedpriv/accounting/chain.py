@@ -399,7 +399,7 @@ class ExponentGrid:
 
         Args:
             ratio: r_t, the factor of the exponent before.
-            std: τ_t, the standard deviation of the step, at least the spacing h.
+            std: τ_t, the standard deviation of the step, at least the step h of the grid.
         """
         if (ratio, std) not in self._cached_transitions:
             if len(self._cached_transitions) == _MAX_CACHED:

@@ -89,9 +89,6 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
         start: First value > 0 to try.
         factor: Factor > 1 of the steps away from `start`, until the condition changes.
         tolerance: Largest relative distance of the result from a value at which `safe` fails.
-
-    Returns:
-        The value, and not 0 even if `safe` holds there.
     """
     low = high = start
     while not safe(high):
