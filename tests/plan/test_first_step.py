@@ -31,7 +31,7 @@ from fedpriv.plan.evaluation import (
     make_evaluation_plan,
     train_indices_of_silos,
 )
-from fedpriv.plan.plan import make_plan
+from fedpriv.plan.plan import make_plan, silo_weights
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
@@ -430,28 +430,50 @@ def test_means_without_their_step_are_charged_whole_in_every_view(
     assert "elsewhere, first step" in capsys.readouterr().out
 
 
-def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(tmp_path: Path) -> None:
-    """A row that somebody wrote: less noise is charged to the step elsewhere, and the claim says so, too."""
+@pytest.mark.parametrize("less", [3.0, 1.005])
+def test_a_step_elsewhere_is_charged_with_its_whole_share_or_the_ledger_differs(
+    tmp_path: Path, less: float
+) -> None:
+    """A row that somebody wrote: less noise is charged to the step elsewhere, and the claim says so, too.
+
+    A little less is near enough to the scenario's target, and only the step's own share tells it.
+    """
     folder = fedpriv.run(tree(tmp_path, GIVEN), out=tmp_path / "run").folder
     told = json.loads((folder / "results.json").read_text())
     (cell,) = told["cells"]
-    other = next(release for release in cell["releases"] if release["owner"] == "elsewhere")
-    other["std"] *= 3.0
     (entry,) = read_ledger(folder)
     assert entry.agrees
+    other = next(release for release in cell["releases"] if release["owner"] == "elsewhere")
+    other["std"] *= less
+    assert not agrees_with_figures_of_its_own(folder, told, cell)
+
+
+def test_nobody_releases_rounds_elsewhere(tmp_path: Path) -> None:
+    """The step elsewhere is charged with the whole budget, and the rounds with nothing: their parties tell it."""
+    folder = fedpriv.run(tree(tmp_path, GIVEN), out=tmp_path / "run").folder
+    told = json.loads((folder / "results.json").read_text())
+    (cell,) = told["cells"]
+    (entry,) = read_ledger(folder)
+    assert entry.resolved_cell is not None
+    assert entry.claimed_mu is not None
+    unit, sizes = entry.resolved_cell.privacy.protected_unit, entry.resolved_cell.batch_sizes
+    other = next(release for release in cell["releases"] if release["owner"] == "elsewhere")
+    weight = unit.weight_in_mean(silo_weights(entry.resolved_cell), sizes)
+    other["std"] *= stream_from_data(other).mu / entry.claimed_mu
+    hidden = dict(cell["releases"][-1], owner="elsewhere", std=1e6, per_record=weight)
+    assert not agrees_with_figures_of_its_own(folder, told, {**cell, "releases": [other, hidden]})
+    (entry,) = read_ledger(folder)
+    assert entry.disagreement == "releases are not those of all rounds, silos and steps of its scenario"
+
+
+def agrees_with_figures_of_its_own(folder: Path, told: dict[str, Any], cell: dict[str, Any]) -> bool:
+    """Whether the ledger agrees with a row whose figures are those of its releases."""
     claim = compute_claim(list(map(stream_from_data, cell["releases"])))
     assert claim is not None
-    cell |= claim.guarantee.figures(cell["delta"])
-    (folder / "results.json").write_text(json.dumps({**told, "cells": [cell]}))
-    assert not read_ledger(folder)[0].agrees
-    hidden = dict(cell["releases"][-1], owner="elsewhere", std=1e6)
-    few = {**cell, "releases": [other, hidden]}
-    (folder / "results.json").write_text(json.dumps({**told, "cells": [few]}))
+    figures = claim.guarantee.figures(cell["delta"])
+    (folder / "results.json").write_text(json.dumps({**told, "cells": [{**cell, **figures}]}))
     (entry,) = read_ledger(folder)
-    assert entry.claim is not None
-    few |= entry.claim.guarantee.figures(cell["delta"])
-    (folder / "results.json").write_text(json.dumps({**told, "cells": [few]}))
-    assert not read_ledger(folder)[0].agrees  # nobody releases rounds elsewhere
+    return entry.agrees
 
 
 @pytest.mark.parametrize("key", ["budget", "_budget"])
