@@ -418,8 +418,9 @@ def test_a_file_has_the_cells_that_a_strict_reader_sees(tmp_path: Path, rows_of:
             assert table.locate_rows([row]) == [reader.line_num]
 
 
-def test_an_end_of_line_inside_of_a_cell_ends_no_record(tmp_path: Path) -> None:
-    """Also where Arrow cuts the file into blocks, of 1 MiB."""
+def test_an_end_of_line_inside_of_a_cell_ends_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Arrow cuts the file into blocks."""
+    monkeypatch.setattr(cells_of_files, "_BLOCK_BYTES", 1 << 20)
     long = [("x\n" * 3000 + str(number), str(number)) for number in range(300)]
     with (tmp_path / "t.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("a", "b"), *long])
