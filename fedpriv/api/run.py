@@ -101,7 +101,11 @@ def insert_own_data(
 
 
 def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: object) -> dict[str, Any]:
-    """Replace the scenario's data file by a DataFrame."""
+    """Replace the scenario's data file by a DataFrame.
+
+    Raises:
+        InputError: Test records or a module are given, too, or the scenario does not describe a table.
+    """
     if test is not None or model is not None:
         raise InputError(
             "train: a DataFrame has its test records by data.table, and a model by name; give a module and test "
@@ -227,7 +231,11 @@ def load(folder: str | Path) -> RunResults:
 
 
 def _format_assignment(key: str, value: Any) -> str:
-    """Format KEY=VALUE for `--set`: JSON of numbers, texts, truth values and lists is TOML."""
+    """Format KEY=VALUE for `--set`: JSON of numbers, texts, truth values and lists is TOML.
+
+    Raises:
+        InputError: The value is none of these.
+    """
     try:
         if isinstance(value, Mapping):
             raise TypeError("a table of keys is no single value")

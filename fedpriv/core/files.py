@@ -98,6 +98,15 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
     """Write a draft beside the file and rename it, so that the file has its old or its new content.
 
     With `durable` the content is on the disk before the rename.
+
+    Args:
+        path: File to be replaced or created, whose folder is created if it is missing.
+        write: Function that writes the content to a binary file.
+        mode: Mode of the new file, less the umask.
+        durable: Whether to wait for the disk.
+
+    Raises:
+        OSError: The file cannot be written.  Its `filename` is `path`, not the draft.
     """
     if path.is_dir():  # checked before a draft is written
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

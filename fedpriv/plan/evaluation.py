@@ -3,8 +3,8 @@
 Both are planned and accounted for as runs of DP-SGD, so that silos, guards, noise, integers and ledger treat them
 like every other run.
 
-An evaluation reads all test records of every silo.  It is a round of DP-SGD whose releases are bounded vectors of
-one or two numbers (loss/scores.py) in place of gradients.
+An evaluation reads all test records of every silo, as a round of DP-SGD whose releases are bounded vectors of one
+or two numbers (loss/scores.py) in place of gradients.
 
 The first step is a run of one round, whose model is moments of columns:
 

@@ -200,6 +200,7 @@ class Plan:
         object.__setattr__(self, "rounds", tuple(self._planned_rounds()))
 
     def _planned_rounds(self) -> Iterator[PlannedRound]:
+        """Iterate over the public numbers of all rounds, in order."""
         schedule, exact, length = self.schedule, self.exact_plan, self.objective.dimension
         steps = make_rounds(self.estimator, schedule.rounds)
         for step, next_decay in zip(steps, [*(step.decay for step in steps[1:]), 0.0], strict=True):

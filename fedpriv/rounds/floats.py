@@ -122,7 +122,11 @@ class FloatSteps:
         return noisy, state
 
     def encode_masked(self, release: Tensor, t: int, party: int, mask: NDArray[np.uint64]) -> Tensor:
-        """Return p_i · release on the plan's grid, plus the mask, as uint64 (d,)."""
+        """Return p_i · release on the plan's grid, plus the mask, as uint64 (d,).
+
+        Raises:
+            RunError: A value is not finite, or is too large to be added.
+        """
         assert self.plan.grid is not None  # every plan with masks has a grid
         try:
             encoded = self.plan.grid.encode(self.plan.weights[party] * release.numpy())
@@ -329,7 +333,7 @@ class PrefetchedNoise:
 def evaluation_noise(cell: Cell) -> KeyedNormal:
     """Return the noise source of a simulation's evaluations, a public stream that the seed decides.
 
-    It is separate from the stream of training.
+    The stream of training is another one.
     """
     return KeyedNormal(seed_key(cell.seed, "evaluation"), cell.run.dtype)
 

@@ -141,7 +141,11 @@ class IntegerSteps:
         return torch.frombuffer(bytearray(masked), dtype=torch.uint8)
 
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
-        """Add masked messages, or exact sums at a server that is trusted with them."""
+        """Add masked messages, or exact sums at a server that is trusted with them.
+
+        Raises:
+            RunError: A message is malformed, or an exact sum is out of its bound.
+        """
         integer_round = self._integer_round(t)
         if self.plan.masked:
             encoded_messages = [message.numpy().tobytes() for message in messages]

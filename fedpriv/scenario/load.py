@@ -1,6 +1,6 @@
 """Load a TOML file as the cells of a scenario: overrides, sweep, seeds and validation.
 
-An option `--set` gives a key a value.  It narrows a swept key, and drops the keys that the new value excludes.
+An option `--set` gives a key a value, narrows a swept key, and drops the keys that the new value excludes.
 
 A rule [[where]] sets keys at the sweep points where other keys have certain values.  A sweep over algorithms, for
 instance, needs different settings for each algorithm:

@@ -247,7 +247,11 @@ class Cell(Section):
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
-        """Check the requirements that sections have of each other, and report the first failure."""
+        """Check the requirements that sections have of each other.
+
+        Raises:
+            ValueError: A requirement is not met.  The message is of the first one that is not.
+        """
         federation, privacy, unit = self.federation, self.privacy, self.privacy.protected_unit
         trust, private = find_trust(self.algorithm.trust), self.privacy.mode != "none"
         check_absences(federation, self.absence_key, trust)

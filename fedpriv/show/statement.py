@@ -132,7 +132,8 @@ def make_statements(results: Results) -> list[Statement]:
 def _describe_composition(cells: Sequence[Mapping[str, Any]], relation: str) -> str:
     """Describe the composed μ of all runs with real noise under one relation.
 
-    That μ holds for a record that takes part in each of them.  The text is empty for fewer than two such runs.
+    The composed μ holds for a record that takes part in each of these runs.  The text is empty for fewer than two
+    such runs.
     """
     claims = [
         compute_claim_from_data(cell["releases"])

@@ -415,7 +415,7 @@ def _unread_note(results: Results) -> str:
 def privacy_lines(results: Results) -> list[str]:
     """Return the lines on privacy.
 
-    They state claims with their caveats, external first steps, evaluations, and the choice of settings.
+    The lines state claims with their caveats, external first steps, evaluations, and the choice of settings.
     Cells whose claims differ only in their figures share a line.
     """
     groups = group_by(

@@ -7,7 +7,7 @@ A price is (μ, δ₀), the part of the silo's lifetime budget that a run costs 
 μ holds except with probability δ₀, the slack, and an exact μ has slack 0.  A run whose records take part in secret
 has a curve of (ε, δ), from which its μ and slack are computed.  The policy bounds the slack of a run.
 
-A guard admits and prices a scenario when it opens the run (fedpriv/silo/guard.py).  It checks names, missed rounds
+A guard admits and prices a scenario when it opens the run (fedpriv/silo/guard.py), and checks names, missed rounds
 and queries at every answer.
 """
 

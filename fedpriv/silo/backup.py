@@ -51,7 +51,12 @@ def back_up_ledgers(policy_path: Path, folder: Path) -> list[Path]:
 
 
 def _copy_ledger(policy: Policy, copy: Path) -> Path:
-    """Write a copy of a ledger without keys, states and replies."""
+    """Write a copy of a ledger without keys, states and replies.
+
+    Raises:
+        InputError: If the ledger cannot be used, or the copy cannot be written.
+        LedgerError: If another process holds the ledger's lock.
+    """
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger, ledger.lock():
         content = ledger.copy_without_secrets()
     try:
@@ -90,6 +95,9 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
     """Restore one ledger from its copy, and return a line for the administrator.
 
     The copy is checked and changed as a draft beside the ledger's place, and then renamed.
+
+    Raises:
+        InputError: If the copy is damaged, or the disk refuses.
     """
     draft, mark = policy.ledger.with_name(policy.ledger.name + ".restored"), RollbackMark(policy.mark_path)
     try:

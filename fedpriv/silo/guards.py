@@ -42,6 +42,9 @@ class EvaluationAdmission(Admission):
         """Check the number of evaluations.
 
         All test records take part in each evaluation, whatever participation training has.
+
+        Raises:
+            RunError: If the scenario has no evaluation, or more of them than the policy allows.
         """
         if cell.evaluation is None:
             raise self.refusal_error("the scenario has no [evaluation]")

@@ -9,7 +9,7 @@ and in SQLite's journal.  The journal stays one file for good: if it were unlink
 sums on the disk.
 
 Guarantee: nothing is charged or answered on rows that differ from those that were written.  All rows reproduce the
-chain of commits, whose head is in the mark.  This is checked when a ledger is opened and before a run is opened.
+chain of commits, whose head is in the mark.  The chain is checked when a ledger or a run is opened.
 Each row that an answer depends on is checked when it is read.  While no run is under way, the file has the bytes
 whose digest is in the mark.  An older copy of the file, or another file, is refused by the mark.  If the mark is
 put back too, the copy is refused with the help of a server that remembers a later commit (`check_checkpoints`).

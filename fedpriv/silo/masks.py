@@ -110,7 +110,7 @@ class Masker:
         return total
 
     def _derive_shared_keys(self, public_keys: bytes, silos: int) -> list[bytes | None]:
-        """Derive the keys shared with all silos, as `agree_keys` returns them."""
+        """Derive the keys shared with all silos, and raise RunError, as `agree_keys` does."""
         key_list = [public_keys[start : start + KEY_BYTES] for start in range(0, len(public_keys), KEY_BYTES)]
         if len(public_keys) != silos * KEY_BYTES or len(set(key_list)) != silos:
             raise RunError(f"silo {self._number}: expected {silos} different public keys of {KEY_BYTES} bytes")

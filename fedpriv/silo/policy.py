@@ -1,6 +1,6 @@
 """Policy of a silo: file that bounds every run, which no server and no scenario can widen.
 
-`write_template` writes a policy file to start from.  It has every key with its description, made from the fields
+`write_template` writes a policy file to start from, which has every key with its description, made from the fields
 of the models here.  Files that a guard relies on (policy, records, keys and ledger) are refused if users other
 than the guard's own may write them.
 

@@ -10,7 +10,7 @@ An answer without a reply is a round whose records may have been read, and which
 only.  For a run that is over, all digests are kept.  For the `MAX_RUNS_WITH_REPLY` runs that ended last, the
 replies to round 0 and to the last round are kept, too, since a server that was killed may ask for them again.
 
-`seal`, `entry`, `replied` and `after` are digests of the chain (fedpriv/silo/chain.py).  They are digests of the
+`seal`, `entry`, `replied` and `after` are digests of the chain (fedpriv/silo/chain.py): digests of the
 key, of the charge, of the reply under `blind`, and of the state after the reply.  `head` is the head of the chain
 with this answer.
 """
