@@ -439,7 +439,7 @@ class InitializedView(RecordView):
     seeded_names: frozenset[str] = frozenset()
     """Parameters that keep the values that `base` draws for them."""
 
-    convex_within = 0.0
+    convex_within = 0.0  # the module's values are not the center of a known ball
 
     def initial(self) -> Tensor:
         seeded_point = self.base.initial()

@@ -307,8 +307,8 @@ class LocalTraining(View):
     """`base` whose increment is Σ_i p_i (query - w_i), for models w_i of the silos after local SGD.
 
     Each silo starts from the query and runs `epochs` passes over its records of the round, in batches of `batch`
-    records in their order, with steps of length `step`.  p_i is the sum of the weights of its records.  Records of
-    weight 0 are absent.
+    records in their order, with steps of length `step`.  p_i is the sum of the weights of silo i's records.
+    Records of weight 0 are absent.
 
     Guarantee: none.  One record moves a silo's whole trajectory, so there is no bound to calibrate noise to.
     """

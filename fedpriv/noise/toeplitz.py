@@ -105,9 +105,9 @@ def _noise_step(
 ) -> tuple["Tensor", MechanismState]:
     """Return row t of B z and the next state, for a banded C or C^-1.
 
-    The state holds the last noise and `len(weights)` vectors, latest first.  These are the last rows of C^-1 z
-    with `keep_rows` (C is banded), or the last fresh vectors without (C^-1 is banded).  `weights` are their
-    weights in this round's row of C^-1 z.
+    The state holds the last noise and at most `len(weights)` vectors, latest first.  The vectors are the last rows
+    of C^-1 z with `keep_rows` (C is banded), or the last fresh vectors without (C^-1 is banded).  `weights` are
+    the weights of these vectors in this round's row of C^-1 z.
     """
     if not state:
         return fresh, (fresh, fresh)[: 1 + len(weights)]

@@ -440,7 +440,7 @@ def _prescribe(name: str, problem: Problem, radius: float) -> Prescription:
 
 
 def _make_estimator(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
-    """Return the estimator of prefix sums, with a smaller clip for round 1 if clips are balanced.
+    """Return the estimator of prefix sums, with a smaller clip for round 1 if a tree's clips are balanced.
 
     Round 1 is in ⌊log2 T⌋ + 1 released nodes, and every other round in at most ⌊log2 T⌋.
     """

@@ -389,7 +389,10 @@ class CohortSettings(LocalStepsSettings, ScheduledSettings):
         return self
 
     def bit_weight(self, problem: Problem) -> float:
-        """Return ρ, with which the noise on the share of fitting clients is z κ / 20 of a cohort."""
+        """Return ρ, by default the number with which the noise on the share of fitting clients is z κ / 20.
+
+        z is the noise multiplier of the vector, whose norm is at most κ.
+        """
         return _BIT_NOISE_DIVISOR / problem.batch if self.clip_weight is None else self.clip_weight
 
 

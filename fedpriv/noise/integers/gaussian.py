@@ -289,6 +289,7 @@ class KeyedDiscreteGaussian:
         Raises:
             InputError: σ is not in this range.
             ValueError: A stream does not have this node, or so many values.
+            RunError: The key stream is broken, so that a value is refused 255 times.
         """
         if not (0 <= node < _MAX_NODES and 0 <= size <= _MAX_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
@@ -314,7 +315,7 @@ class KeyedDiscreteGaussian:
                 self._attempt(workspace, table, retries[start : start + _CHUNK], (node, attempt), out)
                 for start in range(0, len(retries), _CHUNK)
             ]
-            retries = retries[:0]
+            retries = retries[:0]  # those that are still refused are in `retries_by_chunk`
         return out
 
     def _attempt(
