@@ -175,6 +175,7 @@ def _find_silo(context: Context) -> Silo:
 
 
 def _refuse_unguarded() -> None:
+    """Refuse to simulate a silo in a SuperNode, by a RunError."""
     if runs_in_supernode():
         raise RunError(
             "this SuperNode has no guard, and a simulation's seeded noise protects nobody: start `fedpriv silo "

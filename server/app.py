@@ -178,6 +178,7 @@ class SiloEvaluation:
         return release.vector
 
     def _read_sums(self, content: RecordDict, silo: int, number: int) -> Tensor:
+        """Return a silo's sums of evaluation `number`, or raise RunError for a reply that cannot be used."""
         plan, source = self._evaluation_plan.plan, f"silo {silo}, evaluation {number}"
         release, _ = read_release(
             content,

@@ -290,5 +290,6 @@ def _checksum(t: int, body: bytes) -> bytes:
 
 
 def _refuse_shared(path: Path) -> None:
+    """Refuse a file on which other users have permissions, by a RunError."""
     if path.exists() and path.stat().st_mode & 0o077:
         raise RunError(f"{path}: others can read it, and with it remove the noise; start a new run")

@@ -226,6 +226,11 @@ class ServerAggregator:
 
 
 def _make_float_steps(plan: Plan, dtype: torch.dtype, simulated_noise: KeyedNormal | None) -> FloatSteps:
+    """Make the server's round steps in floating point, with the noise of a simulation or without noise.
+
+    Raises:
+        ValueError: The server has noise, and `simulated_noise` is None.
+    """
     if simulated_noise is not None:
         return FloatSteps(plan, SeededNoise(plan, simulated_noise, dtype))
     if float(plan.noise.std_of(SERVER)):
@@ -530,6 +535,7 @@ class ReleaseStrategy:
         # Free the long vectors of this round before new ones are allocated.
         self._pending_messages, self._encoded_vector = {}, None
         del answers, releases, replies, query
+        # A round's exact sums are replaced by zeros for an absent silo, whatever the silo sent before.
         keeps_releases = self._substitutes_messages and not self.plan.sends_round_sums
         if keeps_releases:
             self._last_releases = torch.stack(messages)

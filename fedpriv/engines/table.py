@@ -197,7 +197,7 @@ def _inprocess_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str
 
 
 def _count_optimizer_vectors(plan: Plan) -> int:
-    """Count the vectors of an optimizer's state."""
+    """Count the vectors of an optimizer's state, in the state of a model of one number."""
     return max(1, _count_tensors(plan.optimizer.start(plan.objective.initial()[:1])))
 
 
@@ -220,8 +220,8 @@ def _count_accumulator_vectors(plan: Plan) -> int:
 def _record_bytes(plan: Plan, task: Task, cells: Sequence[Cell]) -> int:
     """Estimate the bytes of a round's records and of the numbers computed for each record.
 
-    Records are gathered once for each order of records, twice in memory.  The numbers of the test records are
-    included.
+    Records are gathered once for each order of records, twice in memory.  The estimate includes the numbers of the
+    test records.
     """
     size, record_values = task.train.features.element_size(), task.train.features[0].numel()
     orders = len({cell.seed for cell in cells}) if isinstance(plan.schedule, PublicOrder) else len(cells)

@@ -196,7 +196,12 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
         raise InputError(f"--engine {name}: it has processes of its own, and takes neither --workers nor --ray")
 
     def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-        """Run groups of cells as tasks, and resubmit the group of a worker that died."""
+        """Run groups of cells as tasks, and resubmit the group of a worker that died.
+
+        Raises:
+            FedprivError: An engine raised this error in a worker.
+            RunError: Another error ended a worker's task, or the workers of a group died three times in a row.
+        """
         cell_groups = [
             _CellGroup(list(members), [cells[member] for member in members]) for members in groups(cells)
         ]

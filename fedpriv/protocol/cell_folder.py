@@ -177,6 +177,7 @@ class FolderReader:
 
 @contextmanager
 def _convert_write_errors(folder: Path) -> Iterator[None]:
+    """Convert an OSError of the block to a RunError."""
     try:
         yield
     except OSError as error:
@@ -185,6 +186,10 @@ def _convert_write_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _convert_read_errors(path: Path, place: str = "") -> Iterator[None]:
+    """Convert an error that a missing or damaged file causes in the block to a RunError.
+
+    The message names the file, and `place` behind it.
+    """
     try:
         yield
     except FileNotFoundError:

@@ -98,7 +98,13 @@ def _receive_length(connection: socket.socket, max_bytes: int, deadline: float |
 
 
 def _receive(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
-    """Receive `size` bytes.  Memory grows with the bytes received, not with the length that was announced."""
+    """Receive `size` bytes.
+
+    Memory grows with the bytes received, not with the length that was announced.
+
+    Raises:
+        OSError: The bytes do not arrive before the deadline, or the other end closed the connection.
+    """
     content = bytearray()
     while len(content) < size:
         if deadline is not None:

@@ -201,7 +201,11 @@ def _worst_result(results: Mapping[str, FamilyResult]) -> FamilyResult:
 
 
 def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
-    """Refuse cells that canaries cannot represent, and options out of range, by an InputError."""
+    """Refuse cells that canaries cannot represent, and options out of range.
+
+    Raises:
+        InputError: With the first reason.
+    """
     if cell.privacy.target_mu is None:
         raise InputError('privacy.mode = "none": a run without noise claims nothing that could be audited')
     if trials < MIN_TRIALS or not 0.5 <= confidence < 1.0 or not MIN_MU <= claimed_mu <= MAX_MU:

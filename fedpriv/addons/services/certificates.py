@@ -333,8 +333,8 @@ def revoke_key(key_folder: Path, silo: int) -> str:
     """Remove the key of a silo from keys/nodes durably, and return its fingerprint.
 
     Raises:
-        InputError: If the silo has no file there, the file holds no key, or it cannot be removed.  Then nothing is
-            removed.
+        InputError: If the silo has no file there, or the file holds no key, and then the file stays, or if it
+            cannot be removed durably.
     """
     path = key_folder / "nodes" / f"silo-{silo}.pub"
     if not path.exists():

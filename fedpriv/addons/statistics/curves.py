@@ -297,7 +297,11 @@ def _keeps_encoding(model: ModelSettings, schema: TableSchema) -> bool:
 def _make_number_grouping(
     name: str, start: int, bounds: tuple[float, float], edges: tuple[float, ...]
 ) -> Grouping:
-    """Make the groups of a number between edges, with the edges scaled like the features."""
+    """Make the groups of a number between edges, with the edges scaled like the features.
+
+    Raises:
+        InputError: An edge is not within the range of the number.
+    """
     low, high = bounds
     if not all(low < edge <= high for edge in edges):
         raise InputError(f"evaluation.curves.edges: those of {name!r} are not within its range {list(bounds)}")
@@ -427,8 +431,8 @@ LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 def intervals_of(results: Results) -> list[LabelledTable]:
     """Return a table of figures and one of reliability curves, without those that are empty.
 
-    Both are empty without [evaluation.curves].  Figures are means over seeds, and a reliability curve is of one
-    seed.
+    Both are empty without [evaluation.curves].  Figures are means over seeds.  Each reliability curve is that of
+    a single seed.
     """
     figures, observed = list[list[str]](), list[list[str]]()
     for point in sweep_points(results):

@@ -105,8 +105,8 @@ class Axis(_PublicModel):
             raw: Values (n,), with NaN for a missing one.
 
         Returns:
-            Cells (n,), each a function of its own value.  A missing value, or one that is no word, is in the last
-            cell.
+            Cells (n,), each a function of its own value.  The last cell has the missing values, and values that
+            are no words.
         """
         missing = np.isnan(raw)
         if self.edges is None:

@@ -167,7 +167,11 @@ def _make_cells(request: TableRequest, schema: TableSchema) -> Cells:
 
 
 def _axis_data(table: TableRequest, name: str, schema: TableSchema) -> dict[str, Any]:
-    """Return an axis as plain data: the column's position, and its words or the edges of its bins."""
+    """Return an axis as plain data: the column's position, and its words or the edges of its bins.
+
+    Raises:
+        InputError: The table has no such column, or a column of words is given edges.
+    """
     if name not in schema.raw_columns:
         columns = ", ".join(map(repr, schema.raw_columns))
         raise InputError(

@@ -165,6 +165,9 @@ def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
 
     A tensor that is expanded along an axis (stride 0) is stored once and expanded again on loading, because
     arithmetic on a dense copy may round differently.
+
+    Raises:
+        TypeError: The state contains an object of another type.
     """
     if isinstance(state, Tensor):
         unexpanded = state

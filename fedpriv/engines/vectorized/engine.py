@@ -91,8 +91,8 @@ class GroupCheckpoints:
     def keep(self, checkpoint: SimulationCheckpoint) -> None:
         """Store a checkpoint, and schedule the next one.
 
-        If the state cannot be packed, the observer is notified once, and the group continues without
-        checkpoints.
+        If the state cannot be packed, the observer is notified once, and the group continues without any
+        checkpoint.
         """
         start = time.perf_counter()
         try:
@@ -117,7 +117,7 @@ def find_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).tolist()
+        torch.zeros(1, device=device).tolist()  # Some errors of a device show only when a value is read.
     except (RuntimeError, AssertionError) as error:
         raise RunError(
             f'run.device = {name!r} cannot be used here: {str(error).splitlines()[0]}; try "cpu"'
@@ -292,6 +292,7 @@ class _ReplicateGroup:
         )
         step, corrections = FloatSteps(self._plan, lambda party, t: FreshNoise(next(fresh), amplitude)), None
         if self._replicate_absences and self._plan.noise.sources and not self._plan.trust.adds_noise(SERVER):
+            # A correction depends on the noise of all earlier rounds, so that those before the first are computed.
             corrections = itertools.islice(
                 absence_corrections(self._replicates, self._replicate_absences), first_round - 1, None
             )

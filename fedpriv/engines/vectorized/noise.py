@@ -307,8 +307,8 @@ class NoiseFeed:
     """Noise of rounds 1 … T: for each round the fresh vectors, (replicates, d), summed over parties.
 
     If the mechanism's `draws(t)` is a number, a round has that many vectors: (draws, replicates, d).  With
-    `unscaled`, replicates that share all vectors get them once, (1, d), and have to multiply them by
-    `amplitude`.
+    `unscaled`, replicates that share all vectors get these vectors once, (1, d), and have to multiply them by the
+    property `amplitude`.
     """
 
     def __init__(

@@ -133,6 +133,9 @@ class ControlClient:
             pyproject: Text of the file.
             out: Folder of the run, which lists of runs show.
             simulation: Settings of Flower's simulation, or None for a deployment.
+
+        Raises:
+            RunError: The SuperLink does not answer, refuses, or starts no run.
         """
         content, _ = build_fab_from_files({"pyproject.toml": pyproject.encode()})
         request = START_RUN.request_type()
@@ -157,7 +160,11 @@ class ControlClient:
         return status
 
     def stop_run(self, run_id: int) -> None:
-        """Stop a run."""
+        """Stop a run.
+
+        Raises:
+            RunError: The SuperLink does not answer, refuses, or does not know the run (LostRunError).
+        """
         self._answer(lambda client: ApiClient(client).ask(STOP_RUN, STOP_RUN.request_type(run_id=run_id)))
 
     def fetch_presence(self) -> dict[str, Any]:

@@ -189,6 +189,7 @@ def describe_clock_error(date: str | None, now: float) -> str | None:
 
 
 def _read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a SuperNode's private key, or raise InputError if the file has none."""
     with convert_key_errors(path, "private"):
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
         if isinstance(key, ec.EllipticCurvePrivateKey):
