@@ -208,7 +208,7 @@ class RequestQueue:
         Args:
             policy: Policy of the silo.
             guards: Guards that answer the requests.
-            collects_metrics: Whether metrics are collected, which reads the ledgers after every request.
+            collects_metrics: Whether metrics are collected after every request.
         """
         self._policy, self._guards = policy, guards
         self._requests: queue.SimpleQueue[PendingRequest] = queue.SimpleQueue()

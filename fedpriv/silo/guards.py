@@ -76,8 +76,8 @@ def begin_ledgers(policy: Policy) -> list[Policy]:
     A policy to which a section [evaluation] is added later has one ledger to create.
 
     Raises:
-        InputError: If no ledger is missing, if an existing ledger is for other records or another key, or if the
-            missing ledger had a rollback mark already.
+        InputError: If every ledger, or its rollback mark, exists already, or if an existing ledger is for other
+            records or another key.
     """
     pairs = policies_with_shards(policy)
     missing = [

@@ -408,7 +408,7 @@ class SiloLedger:
         """Check PRAGMA user_version, and store it in `_version`.
 
         Raises:
-            InputError: If this version reads no such ledger, or no such backup for a ledger opened as a backup.
+            InputError: If the file has another version, or is a backup that was not opened as one.
         """
         with self._convert_damage("its header"):
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
