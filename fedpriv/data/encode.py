@@ -69,8 +69,8 @@ The squared norm x² + (2x² - 1.25)² is convex in x², and equals 1.25² at x�
 def bounded_moments(values: NDArray[Any]) -> NDArray[np.float64]:
     """Map (n, k) numbers in -1 … 1 to (n, 2k) bounded moments, which a record adds to the first step.
 
-    Column j gives x and 2x² - 1.25.  Their norm over k columns is at most 1.25 √k, so that the result, divided by
-    1.25 √k, has norm 1 at most.
+    Column j gives x and 2x² - 1.25.  The norm of these numbers over k columns is at most 1.25 √k, so that the
+    result, divided by 1.25 √k, has norm 1 at most.
 
     Guarantee: two records are at most `MOMENTS_DIAMETER` / 1.25 apart, whatever they hold.  Numbers beyond -1 … 1
     count as the ends of this range, and NaN stays NaN.
@@ -348,7 +348,7 @@ def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
     """Return the name of each row's person.
 
     Raises:
-        InputError: A row has no name.  It might be that of a person of its own, or of any other person.
+        InputError: A row has no name.  The row might be that of a person of its own, or of any other person.
     """
     cells = table.column(name)
     if cells.is_missing.any():

@@ -192,7 +192,7 @@ class SplitRows:
     """Rows of a file that have a place in one part of its split, training or test."""
 
     row_indices: NDArray[np.int64]
-    """Row numbers in the file, (n,), in the order of the file until `reorder`.  They depend on no cell."""
+    """Row numbers in the file, (n,), in the order of the file until `reorder`.  The numbers depend on no cell."""
     is_counted: NDArray[np.bool_]
     """Mask of the rows that count, (n,).  The mask is as secret as the records."""
 

@@ -20,12 +20,12 @@ nothing else.  A pandas class that the file names becomes an inert object, and n
 | `time` in months, `event` | target: died within `HORIZON_MONTHS` of the first treatment, or lived longer |
 
 Censoring changes the first table, `read_dialysis`.  The study ended after `STUDY_MONTHS` months.  1,665 patients
-came in its last year and could not be followed for a year, whatever happened.  They are left out by the calendar,
-which depends on no outcome.  The centres lost sight of another 915 within a year, without a death (a transplant, a
-move).  Their target is unknown, so they are left out as well, and this choice depends on the outcome.  The share
-of deaths here, 978 of 4,225, is therefore that of patients who died or stayed a year.  It exceeds the share among
-all patients, and a model of it is no estimate of survival.  A survival model uses all 6,805 patients, which
-`read_survival` returns with their months and whether a death ended them.
+came in its last year and could not be followed for a year, whatever happened.  These patients are left out by the
+calendar, which depends on no outcome.  The centres lost sight of another 915 within a year, without a death (a
+transplant, a move).  Their target is unknown, so they are left out as well, and this choice depends on the
+outcome.  The share of deaths here, 978 of 4,225, is therefore that of patients who died or stayed a year.  It
+exceeds the share among all patients, and a model of it is no estimate of survival.  A survival model uses all
+6,805 patients, which `read_survival` returns with their months and whether a death ended them.
 """
 
 import csv

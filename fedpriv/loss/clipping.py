@@ -73,8 +73,8 @@ class Clipping(NamedTuple):
 def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
     """Bound the norm along an axis from above, in float64, and drop the axis.
 
-    The bound is inf or NaN where the norm is not known.  It is too large by about n/2 + 4 roundings of the type in
-    which the n squares are added: float32 for up to 1,024 of them.
+    The bound is inf or NaN where the norm is not known.  The bound is too large by about n/2 + 4 roundings of the
+    type in which the n squares are added: float32 for up to 1,024 of them.
     """
     size = vectors.shape[axis]
     factor, summand = _norm_correction(size, vectors.dtype)

@@ -89,7 +89,7 @@ class Round(NamedTuple):
     def max_contribution(self) -> float:
         """Upper bound on the norm of the contribution of a record with weight 1 to the running sum.
 
-        It holds for any queries.  Parts build up: every epoch so far may have added its difference.
+        The bound holds for any queries.  Parts build up: every epoch so far may have added its difference.
         """
         if self.split is None:
             return float(self.clip)

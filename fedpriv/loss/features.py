@@ -2,8 +2,8 @@
 
 A feature map of one record, with public constants, releases nothing: the record's increment is clipped, whatever
 its features are.  Statistics of the training set, such as its mean image, would have to be paid for.  Frozen
-features of a pre-trained module are such a map too.  Its weights are named by their SHA-256 (imported.py), so silo
-and server have the same map or none.
+features of a pre-trained module are such a map too.  The module's weights are named by their SHA-256
+(imported.py), so silo and server have the same map or none.
 
 `AugmentedView` computes increments on shifted and mirrored copies of each picture ("augmentation multiplicity").
 A record's loss is the mean of the losses of its copies, so its gradient is the mean of their gradients, and is
@@ -69,9 +69,9 @@ def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
 def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Compute histograms of oriented gradients in cells of 4 x 4 pixels: (n, h, w) -> (n, 8 · h/4 · w/4).
 
-    They are those of Dalal & Triggs 2005, section 6, without overlapping blocks.  Derivatives are central
-    differences.  The length of an edge is divided in proportion between the two nearest of 8 directions, and
-    averaged over the cell.  Every feature is at most 1/√2.
+    The histograms are those of Dalal & Triggs 2005, section 6, without overlapping blocks.  Derivatives are
+    central differences.  The length of an edge is divided in proportion between the two nearest of 8 directions,
+    and averaged over the cell.  Every feature is at most 1/√2.
 
     Args:
         images: Gray images of bytes.

@@ -32,8 +32,8 @@ def frozen_names(module: nn.Module) -> list[str]:
 def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     """Return a copy in which only the layers and parameters named in `except_` are trained.
 
-    A BatchNorm without trainable parameters is put into evaluation mode.  It is a constant map then, and depends
-    on one record only.
+    A BatchNorm without trainable parameters is put into evaluation mode.  This layer is then a constant map, and
+    depends on one record only.
 
     Args:
         module: Module to copy, which is not changed.

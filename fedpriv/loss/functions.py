@@ -51,7 +51,7 @@ class LayerFunction(Protocol):
     def linear_part(self, inputs: Tensor) -> Tensor:
         """Values in which the gradient by the weight is linear.
 
-        Their difference to those at another point gives the difference of the gradients.
+        The difference to the values at another point gives the difference of the gradients.
         """
         ...
 

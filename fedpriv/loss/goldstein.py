@@ -13,8 +13,9 @@ Few directions exist at a time, however many a query has: those of some records,
 
 `GoldsteinView` adds a metric to evaluations.  x is (r, β)-stationary for F if some convex combination of gradients
 of F at points within distance r of x has norm at most β (Goldstein 1977; Kornowski, Liu & Talwar, section 2).  The
-metric samples the points, so it is an upper bound on the least such norm.  It does not grow when points are added,
-and converges slowly in their number.  Models can be compared at the same number of points and the same seed only.
+metric samples the points, so it is an upper bound on the least such norm.  The metric does not grow when points
+are added, and converges slowly in their number.  Models can be compared at the same number of points and the same
+seed only.
 
 `find_min_norm_point` finds the least-norm point x of a convex hull by Wolfe's algorithm (Wolfe 1976), with a
 certificate: no convex combination of points g_i has a norm below min_i ⟨g_i, x⟩/‖x‖.
@@ -100,7 +101,7 @@ class SeededDirections:
     def ball(self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None) -> Tensor:
         """Draw directions uniformly in the unit ball of R^d.
 
-        They are the first d coordinates of a point on the unit sphere of R^(d+2).
+        A direction has the first d coordinates of a point on the unit sphere of R^(d+2).
         """
         size = like.shape[-1]
         return self._draw(slots, count, size + 2, like, window)[..., :size]
@@ -319,7 +320,7 @@ class RandomSmoothing(View):
     ) -> Tensor:
         """Estimate of each record from its gradients, unclipped, (..., B, d).
 
-        It is NaN if the sum over a window is not representable.
+        The estimate is NaN if the sum over a window is not representable.
         """
         total = unit_weight.new_zeros(())
         for directions in windows:
@@ -477,7 +478,7 @@ def compute_mean_gradients(objective: Objective, points: Tensor, records: Record
 def _sample_unit_ball(count: int, dimension: int, seed: int) -> Floats:
     """Sample points uniformly in the unit ball of R^d, (count, d).
 
-    They are the first d coordinates of points on the unit sphere of R^(d+2).
+    The points are the first d coordinates of points on the unit sphere of R^(d+2).
     """
     normals = public_generator(seed, "goldstein").standard_normal((count, dimension + 2))
     return np.asarray(normals[:, :dimension] / np.linalg.norm(normals, axis=1, keepdims=True))

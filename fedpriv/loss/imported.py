@@ -294,7 +294,7 @@ def _first_outputs_and_gradients(
 class TrainedModel:
     """A module with trained parameters.
 
-    Its inputs are features as the scenario's model makes them of records.
+    The inputs are features as the scenario's model makes them of records.
     """
 
     module: nn.Module

@@ -181,7 +181,7 @@ class Dense:
 class DenseTerms:
     """Terms of a linear layer, whose norms need no gradients.
 
-    They follow from ⟨u ⊗ v, u' ⊗ v'⟩ = ⟨u, u'⟩⟨v, v'⟩ (Goodfellow 2015; "ghost norms").
+    Norms follow from ⟨u ⊗ v, u' ⊗ v'⟩ = ⟨u, u'⟩⟨v, v'⟩ (Goodfellow 2015; "ghost norms").
     """
 
     output_gradients: Sequence[Tensor]
@@ -267,7 +267,8 @@ class DenseTerms:
 class Convolution:
     """nn.Conv2d without groups, as a product with the patches of its input.
 
-    A record's gradient is a sum over positions, and smaller than the patches.  It is therefore materialized.
+    A record's gradient is a sum over positions, and smaller than the patches.  The gradient is therefore
+    materialized.
     """
 
     input_shape: Shape

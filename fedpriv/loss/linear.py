@@ -302,7 +302,7 @@ class LogisticRegression(LinearScore):
     convex: bool = True
     """Whether the loss is convex with valid constants everywhere.
 
-    It has to be False with a penalty, since no bound on the gradients holds at every point then.
+    The value has to be False with a penalty, since no bound on the gradients holds at every point then.
     """
 
     loss = LogisticLoss()
@@ -589,6 +589,6 @@ def _one_hot(records: Records, classes: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _class_identity(classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Identity matrix, whose rows are the unit vectors of the classes.  It must not be written into."""
+    """Identity matrix, whose rows are the unit vectors of the classes.  The matrix must not be written into."""
     with torch.inference_mode(False):  # the cached matrix outlives the run that creates it
         return torch.eye(classes, dtype=dtype, device=device)

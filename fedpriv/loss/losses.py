@@ -219,7 +219,7 @@ class SquaredError(Unjudged):
 class AbsoluteError(Unjudged):
     """Absolute error |output - label| of one output and a float label.
 
-    Its derivative is the sign of output - label, and 0 where the two are equal.
+    The derivative is the sign of output - label, and 0 where the two are equal.
     """
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ class SigmoidLoss:
 class SizeError(Unjudged):
     """Error | |output|^power - label^power | of one output whose label is a size.
 
-    Its derivative is 0 at a kink.
+    The derivative is 0 at a kink.
     """
 
     power: Literal[1, 2]
@@ -309,7 +309,7 @@ def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
 class HuberLoss(Unjudged):
     """Huber loss of one output and a float label, with the residual r = output - label.
 
-    It is r² / 2 for |r| at most 1, and |r| - 1/2 beyond.
+    The loss is r² / 2 for |r| at most 1, and |r| - 1/2 beyond.
     """
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -357,7 +357,7 @@ def hazard_regression(
 def convolutional_net(classes: int) -> nn.Sequential:
     """Make the network of Papernot et al. 2021 ("Tempered sigmoid activations") with tanh.
 
-    It has 26,010 parameters.
+    The network has 26,010 parameters.
     """
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
@@ -425,7 +425,7 @@ def linear_regression(
 ) -> LeastSquares:
     """Make least squares for the data set linear-regression.
 
-    Its population is known, so evaluations have the exact excess risk.
+    The population is known, so evaluations have the exact excess risk.
     """
     (width,) = shape
     curvature, minimizer = (torch.from_numpy(values).to(dtype) for values in power_law(width))
@@ -584,7 +584,7 @@ def add_module_instance(
 ) -> None:
     """Make `model.name = name` mean one module, whose parameters are x_1.
 
-    The module is copied.  Its frozen parameters keep their values.
+    The module is copied.  Frozen parameters keep their values.
 
     Args:
         name: Name of the model in scenarios.

@@ -86,7 +86,7 @@ class Records(NamedTuple):
 class Query(NamedTuple):
     """Combination of gradients that every record is asked for.
 
-    It is Σ_k coefficients[k] ∇f(points[k]; record).
+    The combination is Σ_k coefficients[k] ∇f(points[k]; record).
     """
 
     points: Sequence[Tensor]
@@ -138,7 +138,7 @@ class OuterProduct(NamedTuple):
     residuals: Callable[[IntegerScores, NDArray[np.int64]], Floats]
     """Derivative of the loss by the scores, (B, classes), from scores and labels (B,).
 
-    It is computed in the written order (`IntegerScores`).
+    The derivative is computed in the written order (`IntegerScores`).
     """
     classes: int
     denominator: int
@@ -176,7 +176,7 @@ class Objective(Protocol):
     def convex(self) -> bool:
         """Whether every record's loss is convex, with `lipschitz` and `smoothness` valid at every point.
 
-        It is False if convexity is not known.  Guarantees by contraction depend on it.
+        The value is False if convexity is not known.  Guarantees by contraction depend on it.
         """
         ...
 
@@ -184,8 +184,8 @@ class Objective(Protocol):
     def convex_within(self) -> float:
         """Radius of a ball around 0 in which every record's loss is convex and the constants are valid.
 
-        The run has to start in its center.  It is inf if losses are convex everywhere, and 0 if convexity is not
-        known.  Bounds on the excess risk depend on it; guarantees do not.
+        The run has to start in its center.  The radius is inf if losses are convex everywhere, and 0 if convexity
+        is not known.  Bounds on the excess risk depend on it; guarantees do not.
         """
         ...
 
@@ -271,7 +271,7 @@ class Objective(Protocol):
     def outputs(self, point: Tensor, records: Records) -> Tensor:
         """Compute the model's outputs for every record, (..., B, outputs).
 
-        They are logits of classes, one logit of class 1 against 0, or a regression's prediction.
+        Outputs are logits of classes, one logit of class 1 against 0, or a regression's prediction.
 
         Args:
             point: Models, (..., d).

@@ -136,7 +136,7 @@ def merged(module: nn.Module) -> nn.Module:
 class Transformer(nn.Module):
     """Classifier of token sequences.
 
-    It has embeddings with sinusoidal positions, `blocks` layers of attention, and a linear layer on
+    The network has embeddings with sinusoidal positions, `blocks` layers of attention, and a linear layer on
     the mean over positions.
     """
 

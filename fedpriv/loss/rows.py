@@ -76,8 +76,8 @@ class Model:
     only_for: str | None = None
     """Name of the only data set for which the objective's constants hold, or None.
 
-    It is None if features satisfy the constants by themselves.  Noise may depend on the smoothness, and would be
-    too little for other records.
+    The name is None if features satisfy the constants by themselves.  Noise may depend on the smoothness, and
+    would be too little for other records.
     """
     evaluated: bool = True
     """Whether the model can be evaluated on test records.  Otherwise a server needs none."""

@@ -126,7 +126,7 @@ def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
 def calibration_error(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute the expected calibration error (Guo et al. 2017) over 15 bins of equal width.
 
-    It is the weighted mean over bins of |share of right predictions - mean confidence|.
+    The error is the weighted mean over bins of |share of right predictions - mean confidence|.
 
     Args:
         outputs: Logits, (..., n, classes) or (..., n, 1).

@@ -157,7 +157,7 @@ UNROLLED_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def make_vmap_module(module: nn.Module) -> nn.Module:
     """Return the module, or a copy with another forward pass in layers that vmap cannot batch.
 
-    The copy shares parameters and buffers with the module.  Its outputs are the module's up to rounding.
+    The copy shares parameters and buffers with the module.  Outputs are the module's up to rounding.
     """
     if not any(type(layer) in _REPLACEMENTS or isinstance(layer, _ATTENTION) for layer in module.modules()):
         return module

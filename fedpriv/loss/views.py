@@ -10,8 +10,8 @@
 In `QuantileClip`, C_t is the query's last coordinate, and both releases of the paper are one.
 
 `LocalSteps` has K steps instead of epochs.  A model with linear scores moves in the span of a client's records,
-w_k = x_t - η_l A_kᵀ Z with A_k (records, outputs).  Its scores are scores(x_t) - η_l (Z Zᵀ) A_k.  Steps are
-therefore taken on these small matrices, and the model's displacement is computed once at the end.
+w_k = x_t - η_l A_kᵀ Z with A_k (records, outputs).  The scores of this model are scores(x_t) - η_l (Z Zᵀ) A_k.
+Steps are therefore taken on these small matrices, and the model's displacement is computed once at the end.
 
 Sources:
 

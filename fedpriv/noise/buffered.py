@@ -456,7 +456,7 @@ def make_integer_buffered(theta: Sequence[float], phi: Sequence[float], digits: 
 def rounded_zeros(strategy: IntegerBuffered) -> NDArray[np.float64]:
     """Return the zeros φ_1 > φ_2 > … of C for the rounded θ and ω, (buffers,).
 
-    They are the eigenvalues of diag(θ) - √ω √ωᵀ (the matrix determinant lemma), which is symmetric.
+    The zeros are the eigenvalues of diag(θ) - √ω √ωᵀ (the matrix determinant lemma), which is symmetric.
     """
     theta, omega = (np.array(values, np.float64) / COEFFICIENT_ONE for values in (strategy.theta, strategy.omega))
     return np.asarray(np.linalg.eigvalsh(np.diag(theta) - np.sqrt(np.outer(omega, omega)))[::-1], np.float64)

@@ -1,10 +1,10 @@
 """Mechanisms: correlated Gaussian noise on a stream of running sums, in floats and on integers.
 
 One algebra serves all mechanisms.  The running sums are A s, where row t of the lower-triangular workload A holds
-the decays, and s the increments.  A mechanism is a factorization A = B C.  It releases A s + B z with independent
-Gaussian z_t, which is post-processing of C s + z.  In a stream each round takes one fresh vector z_t and adds row
-t of B z.  A mechanism is one file: its noise (B), its certificate (the distance by which one record can move C s),
-and C on integers, if it has one.
+the decays, and s the increments.  A mechanism is a factorization A = B C.  The mechanism releases A s + B z with
+independent Gaussian z_t, which is post-processing of C s + z.  In a stream each round takes one fresh vector z_t
+and adds row t of B z.  A mechanism is one file: its noise (B), its certificate (the distance by which one record
+can move C s), and C on integers, if it has one.
 
 Factors D_t lengthen short columns of C, through late clips that rise or late noise that shrinks.  C diag(D) with
 clips s is C with clips s · D, so one D serves both: clip S · D_t at the same noise (`late_clip = "column"`), or
@@ -242,8 +242,8 @@ class Mechanism(Protocol):
     def fresh_std(self) -> float:
         """Lower bound of the noise that fresh vectors add to a release, as a standard deviation.
 
-        This is the share of a round's own fresh vectors in its row of B z, for unit z.  A mechanism that states no
-        bound returns 0: then no part of a release is known to be new.
+        The bound is the share of a round's own fresh vectors in its row of B z, for unit z.  A mechanism that
+        states no bound returns 0: then no part of a release is known to be new.
         """
         return 0.0
 

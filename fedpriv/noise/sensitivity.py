@@ -43,8 +43,8 @@ def record_squared_norms(
         workload: Clips, participation and period.
         column_squares: Squared norms of the columns of C, (T,).
         compute_norms: Function (clips, rounds_per_epoch) that returns the squared norms of the first
-            min(rounds_per_epoch, len(clips)) records of one period that starts with position 0.  It is called only
-            where a record takes part more than once in a period.
+            min(rounds_per_epoch, len(clips)) records of one period that starts with position 0.  The function is
+            called only where a record takes part more than once in a period.
 
     Raises:
         TypeError: The participation is separated, without an order.
@@ -68,8 +68,8 @@ def record_squared_norms(
 def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
     """Compute the largest sum of weights ≥ 0 over the rounds of one allowed pattern.
 
-    This is dynamic programming over the last round of the pattern.  For weights that never increase the earliest
-    pattern is the heaviest.
+    The sum follows by dynamic programming over the last round of the pattern.  For weights that never increase the
+    earliest pattern is the heaviest.
 
     Args:
         weights: Weight of each round, (T,).
@@ -122,7 +122,7 @@ def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload
 def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: MinSeparation) -> Sensitivity:
     """Compute the smaller one of the bound by search and the bound by heaviest patterns.
 
-    Both are in the units of C s.
+    Both bounds are in the units of C s.
 
     Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where the result
     is exact, a pattern moves C s as far.

@@ -184,7 +184,7 @@ _SETTLED_CHANGE = 16.0 * np.finfo(np.float64).eps
 def square_root(decay: float, count: int) -> Floats:
     """Compute the first `count` ≥ 1 coefficients of (1 - decay·x)^(-1/2).
 
-    They are those of the square root of prefix sums for decay 1.  Source: Fichtenberger,
+    The coefficients are those of the square root of prefix sums for decay 1.  Source: Fichtenberger,
     Henzinger & Upadhyay 2023.
 
     Args:

@@ -360,7 +360,8 @@ _MAX_PERIOD = 1024
 class AnchoredSquareRoot(Mechanism):
     """Noise that restarts with every period, with separate noise of the period's first round, its anchor.
 
-    The anchor's noise is `anchor` times the fresh noise of other rounds.  It is in all releases of the period.
+    The anchor's noise is `anchor` times the fresh noise of other rounds.  All releases of the period contain this
+    noise.
 
     Guarantee: in one pass a record is in one round.  At an anchor it moves C s by its clip over `anchor`,
     elsewhere by its clip times the norm of its column of C', which ends with the period; the worst record is

@@ -128,7 +128,7 @@ def tree_inner_products(rounds: int, block: int, decay: float) -> Callable[[NDAr
 def row_squared_norms(rounds: int, decay: float) -> Floats:
     """Compute the squared norms of the rows of B, (T,), in O(T).
 
-    These are the noise variances of every prefix for nodes of variance 1.
+    The squared norms are the noise variances of every prefix for nodes of variance 1.
 
     Args:
         rounds: T.

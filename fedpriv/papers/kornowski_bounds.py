@@ -223,7 +223,7 @@ def explicit_bound(
 ) -> float:
     """Return (Φ + L α)/(D K W) + 2.5 G1/√W + 2 G0, or infinity without a window.
 
-    This is Proposition 2.6 with corrected constants.
+    The bound is Proposition 2.6 with corrected constants.
 
     Args:
         problem: Numbers of the problem, Φ, L and α.
@@ -247,8 +247,8 @@ def _floor(value: float) -> int:
 class GoldsteinParameters:
     """Parameters of a run, and the theory's bound on its output.
 
-    Standard deviations are in units of the mean over the records of a round.  They are for replace-one neighbours,
-    a trusted server, and increments clipped to `anchor_clip` and `clip`.
+    Standard deviations are in units of the mean over the records of a round.  All parameters are for replace-one
+    neighbours, a trusted server, and increments clipped to `anchor_clip` and `clip`.
     """
 
     rounds: int
@@ -441,7 +441,7 @@ def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> di
 def _find_min_records(bound: Callable[[int], float], target: float) -> float:
     """Return the smallest n from which on the bound is at most the target, to about a hundredth.
 
-    It is infinity beyond 10^18.
+    The result is infinity beyond 10^18.
     """
     high = 4
     while bound(high) > target:

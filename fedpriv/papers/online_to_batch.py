@@ -4,7 +4,7 @@ Source: Zhang, Tran & Cutkosky, "Differentially Private Online-to-Batch for Smoo
 increment of round t is α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z).  The x_t are the weighted averages of an online
 learner's iterates w_t in a convex set of diameter D.  Losses are G-Lipschitz and H-smooth.
 
-The paper states the bound on increments up to constants.  It is derived here:
+The paper states the bound on increments up to constants.  The bound is derived here:
 
     ‖increment‖ ≤ (α_t - α_{t-1}) G + α_{t-1} H ‖x_t - x_{t-1}‖,   x_t - x_{t-1} = (α_t/α_{1:t}) (w_t - x_{t-1})
                 ≤ t^{k-1} (k G + (k+1) H D)    as α_t - α_{t-1} ≤ k t^{k-1} and α_{1:t} ≥ t^{k+1}/(k+1)

@@ -16,8 +16,8 @@ Every step of the server has length η, whatever the noise (normalized SGD):
 | `gamma` | γ | weight of new gradients in the sums of Algorithm 2 |
 | `rounds_per_epoch`, `rounds` | N, T | rounds of one epoch, of the run |
 
-Theorems 4, 6, 8 and 9 stand here with their errata (docs/momentum.md).  They are for the replace-one relation and
-n = N records, with one record in each round of an epoch.
+Theorems 4, 6, 8 and 9 stand here with their errata (docs/momentum.md).  The theorems are for the replace-one
+relation and n = N records, with one record in each round of an epoch.
 """
 
 import math

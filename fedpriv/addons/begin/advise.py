@@ -428,7 +428,7 @@ def advise(
         epsilon: ε of the privacy budget, with δ = 1e-5 unless `delta` is given.
         silos: Number of silos, which may be omitted if `records` has a number for each silo.
         classes: Number of classes, 0 for a regression.
-        data: The scenario's [data], by default an .npz file that is still to be named.  It is not opened.
+        data: The scenario's [data], by default an .npz file that is still to be named.  The file is not opened.
         name: Name of the scenario.
         further_facts: Further fields of `Facts`, which are delta, trust, feature_norm, rounds, relation,
             unit and records_of_person.

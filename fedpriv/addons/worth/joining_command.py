@@ -32,7 +32,7 @@ from fedpriv.show.plots import save_chart
 def make_gain_chart(result: JoiningResult) -> Chart:
     """Make the chart of the gain over each local model against ε.
 
-    It has a line with standard errors for each trust setting, and a line at zero.
+    The chart has a line with standard errors for each trust setting, and a line at zero.
     """
     grid, (scale, _) = result.request.epsilons, scale_of(result.metric)
     ends = [Mark(epsilon, 0.0, "gain 0") for epsilon in (grid[0], grid[-1])]

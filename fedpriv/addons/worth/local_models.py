@@ -68,7 +68,7 @@ _MAX_FIVE_FOLD_RECORDS = 5_000
 _MIN_BASIS_RECORDS, _MAX_BASIS_FEATURES = 2_000, 4_000
 """Records above which, and features up to which, a fit uses the records' principal directions."""
 _CURVATURE = 0.01
-"""Public guess of the loss's curvature along a score of a trained softmax.  It affects only speed."""
+"""Public guess of the loss's curvature along a score of a trained softmax.  The guess affects only speed."""
 _FIT_TOLERANCE, ROUGH_TOLERANCE = 1e-6, 1e-4
 """Norms of the gradient, relative to that at 0, at which a fit and a rough fit on a fold end."""
 _INTERCEPT_PENALTY = 1e-3

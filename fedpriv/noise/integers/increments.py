@@ -83,8 +83,8 @@ def truncate_increments(increments: NDArray[np.floating], norm: int, factor: flo
 def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, counts: bool) -> None:
     """Add the truncation of one increment to a sum, or zeros if the increment does not count.
 
-    The increment is overwritten, so that no vector of memory is needed besides the two arguments.  It must lie in
-    aligned memory, as `evaluate_per_record` returns it, since sums may round by their address.
+    The increment is overwritten, so that no vector of memory is needed besides the two arguments.  The increment
+    must lie in aligned memory, as `evaluate_per_record` returns it, since sums may round by their address.
 
     Guarantee: the added integers are those of `truncate_increments`, whatever `total` is.
 
