@@ -180,8 +180,8 @@ _PATIENCE_SECONDS = 4.0
 def torchvision_download(dataset: str, **options: str) -> Source:
     """Return a source that downloads `torchvision.datasets.<dataset>`, without output.
 
-    The source gives up soon if the hosts do not answer.  torchvision is imported when the source is used.  It
-    tries its mirrors one after another and checks the MD5 hash of each file.
+    The source gives up soon if the hosts do not answer.  torchvision is imported when the source is used.  The
+    download tries its mirrors one after another and checks the MD5 hash of each file.
 
     Args:
         dataset: Name of a class in `torchvision.datasets`.

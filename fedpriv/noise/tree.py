@@ -423,7 +423,7 @@ class BinaryTree(Mechanism):
         )
 
     def _certify_separated(self, workload: Workload, pattern: MinSeparation, squared_norms: Floats) -> Sensitivity:
-        """Certify separated participations: exactly for a single one, otherwise by a bound at the largest clip."""
+        """Certify separated participations: exactly for one, otherwise by a bound at the largest clip."""
         if pattern.single_pass:
             squared_norm_max = float(np.max(workload.clips**2 * squared_norms))
             return Sensitivity(math.sqrt(squared_norm_max), True, "one participation: its nodes")

@@ -87,7 +87,10 @@ class SplitGains:
     """Gains of the personal models, (ε, seeds), by trust, or empty if they were not requested."""
     judged: str
     noiseless: NDArray[np.float64]
-    """Gains of the same rounds without noise, with the settings of the first trust and the largest ε, (seeds,)."""
+    """Gains of the same rounds without noise, (seeds,).
+
+    The settings are those of the first trust setting and the largest ε.
+    """
     pooled: float
     """Gain of the model that is fitted to the records of all silos without noise."""
     own_intercept: float
