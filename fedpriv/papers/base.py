@@ -175,8 +175,10 @@ class Problem:
     """Seed of the public random choices that an optimizer makes before round 1."""
     silos: int = 1
     gap: float = math.inf
-    """Φ: bound on F(x_1) - inf F, or inf if none is known.  This number is printed with bounds; no run depends on
-    it."""
+    """Φ: bound on F(x_1) - inf F, or inf if none is known.
+
+    The number is printed with bounds, and no run depends on the number.
+    """
     convex_within: float = 0.0
     """Radius of the ball around the start in which these constants hold and losses are convex.
 
