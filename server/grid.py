@@ -1,9 +1,9 @@
 """Grid for silos that disconnect and return, which polls often and follows a silo to its new node.
 
-Three properties of Flower 1.41 were measured.  Its own `send_and_receive` sleeps 3 s between polls.  A SuperNode
-that was killed keeps its messages until a heartbeat is missed (up to 60 s).  Such a SuperNode returns under
-another node id, unless it has a key.  The grid of this module therefore polls more often and repeats queries.
-Repeating a query is safe, because a silo's guard answers a repeated round with the same bytes.
+Three properties of Flower 1.41 were measured.  Flower's own `send_and_receive` sleeps 3 s between polls.  A
+SuperNode that was killed keeps its messages until a heartbeat is missed (up to 60 s).  Such a SuperNode returns
+under another node id, unless it has a key.  The grid of this module therefore polls more often and repeats
+queries.  Repeating a query is safe, because a silo's guard answers a repeated round with the same bytes.
 
 In a simulation all nodes exist from the start to the end, and `learn_roster` asks them once for their silo
 numbers.

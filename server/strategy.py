@@ -13,8 +13,8 @@ Here s_i are the integer sums of silo i, in multiples of the round's unit, and b
 C and B are those of the noise mechanism: noise is added to C s, and B turns y into the releases.
 
 `ReleaseStrategy` hands q~_t to the optimizer, which returns x_{t+1}.  The weights p_i of the mean are fixed.  A
-missing, failed, malformed or non-finite reply ends the run with the silo's number and the round; the mean is
-never formed over fewer silos.  A scenario may let an absent silo count with an increment of 0 instead.  Its
+missing, failed, malformed or non-finite reply ends the run with the silo's number and the round; the mean is never
+formed over fewer silos.  A scenario may let an absent silo count with an increment of 0 instead.  The silo's
 weight then stays, and the absence is recorded.
 
 `CheckpointStore` remembers the latest ledger checkpoint in each silo's replies and sends it with the next query,

@@ -156,7 +156,7 @@ def _score_world(
 ) -> Scores:
     """Score the fit of each test to the noise that a world implies, (tests,).
 
-    That noise is y minus the strategy's outputs for the sums of the world.
+    The implied noise is y minus the strategy's outputs for the sums of the world.
 
     Args:
         cell: Cell of the run.

@@ -56,10 +56,10 @@ class RestartableSilo(SiloEndpoint, Protocol):
 class PublicOrderViews(ShardViews):
     """Shard whose persons are read in the public order of their numbers.
 
-    A deployed guard derives a secret order from the key of the run.  Its releases are a mixture over orders, each
-    as likely for a file as for its neighbour.  An adversary who knows the order sees all that other adversaries
-    see, and more.  So a claim that holds for every order holds for a secret order, too.  The audit tests the
-    stronger adversary, and knows the rounds of its canaries.
+    A deployed guard derives a secret order from the key of the run.  The guard's releases are a mixture over
+    orders, each as likely for a file as for its neighbour.  An adversary who knows the order sees all that other
+    adversaries see, and more.  So a claim that holds for every order holds for a secret order, too.  The audit
+    tests the stronger adversary, and knows the rounds of its canaries.
     """
 
     def order(self, cell: Cell, key: bytes) -> None:

@@ -73,8 +73,8 @@ def detectable_noise_share(world_distance: float, claimed_mu: float, trials: int
 
     The best test has half of `failure`.  On noise of f times its size it guesses wrongly with probability
     Φ(-world_distance / 2f) in each trial, independently.  The claim is refuted if wrong guesses are so few that
-    `bound_at_threshold` exceeds `claimed_mu`.  Their number is binomial, and its probability is exact.  Other
-    tests of a family can refute more, and none of them reduces the power of this test.
+    `bound_at_threshold` exceeds `claimed_mu`.  The number of wrong guesses is binomial, and its probability is
+    exact.  Other tests of a family can refute more, and none of them reduces the power of this test.
 
     Args:
         world_distance: `separation` of both worlds at the full noise.

@@ -6,8 +6,8 @@ Two families of tests are compared with the claimed curve (`statistics.ClaimedCu
   the mean of the likelihood ratios over the rounds that are possible.  Other tests assume a broken schedule, for
   example one whose coins follow from the public seed.
 * Company: a silo has one canary, and all its other records pull the other way as far as they can.  An adversary
-  who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.  This
-  family detects equal batches, first come first served, and means over the drawn records.
+  who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.  The
+  family "company" detects equal batches, first come first served, and means over the drawn records.
 
 Releases are in units of one record's clipped weight: noise z · N(0, 1), plus 1 in rounds of the canary.
 """

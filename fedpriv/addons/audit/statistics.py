@@ -120,7 +120,7 @@ def upper_rates(events: NDArray[np.int64], trials: int, failure: float) -> Score
 BEST_TEST_SHARE = 0.5
 """Share of the failure for the best test of correct code.
 
-That test is the matched filter on the whole transcript of canaries in the heaviest round.  Its threshold lies
+The best test is the matched filter on the whole transcript of canaries in the heaviest round.  The threshold lies
 half-way between the expected scores of both worlds.
 """
 
@@ -190,7 +190,7 @@ def log_likelihood_ratios(plan: Plan, trials: Trials) -> Scores:
 def separation(plan: Plan) -> float:
     """Distance of both worlds in the best test, in standard deviations of its noise.
 
-    It equals μ if the claim is exact.
+    The distance equals μ if the claim is exact.
     """
     heaviest = heaviest_round(plan)
     weight, std = canary_weight_and_std(plan, heaviest)
@@ -271,8 +271,8 @@ def matched_filter(plan: Plan, canary_round: int) -> Scores:
 def _signal(plan: Plan, canary_round: int) -> Scores:
     """Return a canary's signal δ (T,) in each release, in units of its first increment.
 
-    δ_t is the sum of decay^(t-k) clip_k / clip_c over the rounds k ≤ t in which the canary takes part.  They are
-    c = `canary_round`, and the same round of every later pass.
+    δ_t is the sum of decay^(t-k) clip_k / clip_c over the rounds k ≤ t in which the canary takes part: round c =
+    `canary_round`, and the same round of every later pass.
     """
     rounds, first_clip = plan.schedule.rounds, float(plan.estimator.round(canary_round).clip)
     signal: Scores = np.zeros(rounds)

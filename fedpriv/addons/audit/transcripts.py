@@ -11,10 +11,10 @@ Half-way the guard of silo 0, or the pool, is restarted, and so is the server if
 replies of a single run to an untrusted server come without a restart.  `run_rollback` has the views before and
 after a machine is restored from its backup.
 
-Replies have the scenario's own `run.dtype`.  They are not recomputed in another type.
+Replies have the scenario's own `run.dtype`, and are not recomputed in another type.
 
 No guard has clients, because the trusted server has their pool and draws their cohorts.  So the pool's own code
-answers, cut to the size of an audit.  It draws with a key of the operating system, as all real releases do.
+answers, cut to the size of an audit.  The pool draws with a key of the operating system, as all real releases do.
 """
 
 import dataclasses

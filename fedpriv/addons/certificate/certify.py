@@ -10,7 +10,7 @@
 
 The record in the body has no exact score on the silos' own records, and no folder of a machine.  Every figure of
 the record that follows from its scenario is recomputed.  A certificate does not determine the keys that are to be
-trusted.  Its reader has a file of trusted keys from elsewhere (`fedpriv.core.signed.read_signers`).
+trusted.  A reader has a file of trusted keys from elsewhere (`fedpriv.core.signed.read_signers`).
 """
 
 import json
@@ -393,8 +393,8 @@ def _check_sizes(record: Mapping[str, Any]) -> None:
 def _matches(recorded: Any, expected: Any, name: str) -> bool:
     """Whether a recorded value equals the expected one, up to rounding.
 
-    Floating-point figures may differ by 1e-8 of their value.  Those whose names begin with "epsilon" may be up to
-    1 % larger.
+    Floating-point figures may differ by 1e-8 of their value.  Figures whose names begin with "epsilon" may be up
+    to 1 % larger.
     """
     if isinstance(expected, dict):
         return (

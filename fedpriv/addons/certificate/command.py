@@ -1,8 +1,8 @@
 """Commands `fedpriv certify` and `fedpriv silo sign`, and views of a certificate.
 
-The views are a page for an information-governance board and a model card.  Both are made of the JSON document
-alone, and name its file.  They are lists of questions and answers.  A question that no program can answer has a
-person's answer, or "to be filled in by …".  Nothing in the views claims compliance with a law.
+The views are a page for an information-governance board and a model card.  Both views are made of the JSON
+document alone, and name its file.  Views are lists of questions and answers.  A question that no program can
+answer has a person's answer, or "to be filled in by …".  Nothing in the views claims compliance with a law.
 
 The questions follow the subjects of NIST SP 800-226 (2025), of SATRE 3.3.09 (a record of the criteria for each
 released output), and of tier 3 of the OpenDP registry of deployments.
@@ -547,7 +547,7 @@ def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
 def _claimed_keys(signed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the silos' keys as their statements name them.
 
-    The coordinator checks the new certificate with these keys.  They are no evidence of whom to trust.
+    The coordinator checks the new certificate with these keys.  The keys are no evidence of whom to trust.
 
     Raises:
         InputError: If a statement has no key.

@@ -7,8 +7,8 @@ increment of the record is
 
     (right_b - 1/2,  loss_b / bound - 1/2,  a C e_1b,  …,  a C e_Jb),      a = √(w/J) √(1/2) / ‖C e_1‖
 
-with C the square root of prefix sums for each class of each group (indicators.py).  Its norm is at most √((1 +
-w)/2).  The distance of two increments is at most √(2 + w), less than twice the norm.
+with C the square root of prefix sums for each class of each group (indicators.py).  The increment's norm is at
+most √((1 + w)/2).  The distance of two increments is at most √(2 + w), less than twice the norm.
 
 Groups are read off the features that a model sees: the largest of a column's one-hot features, or a number between
 edges.  A missing value is in the group of the value that replaces it.
@@ -19,7 +19,7 @@ one more bin has the records that leave behind the last edge:
 
     R_b = Σ_{i ≥ b} l_i - c_b/2,   h_b = d_b/R_b,   S = Π (1 - h),   Λ = -log S
 
-The band is that of Λ, by the score test (Wilson 1927, for counts).  Its ends solve
+The band is that of Λ, by the score test (Wilson 1927, for counts).  The ends of the band solve
 
     (Λ̂ - Λ)² = 1.96² (v + u Λ)
 
@@ -431,8 +431,8 @@ LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 def intervals_of(results: Results) -> list[LabelledTable]:
     """Return a table of figures and one of reliability curves, without those that are empty.
 
-    Both are empty without [evaluation.curves].  Figures are means over seeds.  Each reliability curve is that of
-    a single seed.
+    Both tables are empty without [evaluation.curves].  Figures are means over seeds.  Each reliability curve is
+    that of a single seed.
     """
     figures, observed = list[list[str]](), list[list[str]]()
     for point in sweep_points(results):

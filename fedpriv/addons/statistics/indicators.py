@@ -1,8 +1,8 @@
 """Model that counts records in the cells of public tables.
 
-A record is in at most one cell k_j of each table j.  Its increment is (a_j C_j e_{k_j})_j, columns of public
-matrices, of norm at most 1.  C_j is the identity, or the square root of prefix or suffix sums in blocks of ordered
-cells.  With n for the counts of a block:
+A record is in at most one cell k_j of each table j.  The record's increment is (a_j C_j e_{k_j})_j, columns of
+public matrices, of norm at most 1.  C_j is the identity, or the square root of prefix or suffix sums in blocks of
+ordered cells.  With n for the counts of a block:
 
 | kind of a block | C | estimates from C n + noise |
 |---|---|---|
@@ -11,8 +11,8 @@ cells.  With n for the counts of a block:
 | "suffix" | its transpose | R_k = Σ_{i ≥ k} n_i |
 
 A table of moments of a number has (x, 2x² - 1, 1.7) in place of a column, with x the number scaled to -1 … 1.  The
-third coordinate counts the records that have a value.  It costs no sensitivity, because the largest distance of
-two records with values exceeds that of a record from zeros.
+third coordinate counts the records that have a value.  This coordinate costs no sensitivity, because the largest
+distance of two records with values exceeds that of a record from zeros.
 
 The weights a_j = √(w_j / Σ w) / max_k ‖C_j e_k‖ give each table its share of one budget, with one standard
 deviation of the noise for all coordinates.  The sensitivity is at most `Indicators.diameter`, which is tighter

@@ -282,7 +282,7 @@ def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableE
     """Estimate the number of values, their mean and their standard deviation.
 
     The last two need more than 4 standard errors of values.  Intervals for these records are by the delta method.
-    Those for the population add the sampling variance of the mean.
+    Intervals for the population add the sampling variance of the mean.
     """
     low, high = table.axes[0].edges or (0.0, 1.0)
     unit, (first, second, third) = (high - low) / 2.0, released.tolist()

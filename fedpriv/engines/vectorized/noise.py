@@ -282,7 +282,8 @@ _CPU = torch.device("cpu")
 def aggregate_noise(noise: Noise) -> Noise:
     """Replace all noise sources by one whose noise in the mean has the same distribution.
 
-    This is valid while no silo is absent and no single silo's message is read.  The variance is Σ p_i² σ_i².
+    The variance is Σ p_i² σ_i².  The replacement is valid only while no silo is absent, and no message of a single
+    silo is read.
     """
     return Noise((NoiseSource(_AGGREGATE_PARTY, noise.std_in_mean, 1.0),)) if noise.sources else noise
 

@@ -278,7 +278,7 @@ _MAX_ROUND_VALUES = 2**26
 NUMBERS_PER_EXTRA_VALUE = 8
 """Numbers in memory for each value of a direction or a copy.
 
-They are the drawn and the scaled value, the values shifted in both directions, and intermediate results.
+The numbers are the drawn and the scaled value, the values shifted in both directions, and intermediate results.
 """
 
 

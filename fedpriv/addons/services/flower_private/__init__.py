@@ -1,6 +1,6 @@
 """Parts of a deployment that use Flower beyond its public interface.
 
-They replace these properties of Flower's own services:
+These parts replace the following properties of Flower's own services:
 
 * The SuperLink serves the Control API, by which a program can run code there, the Fleet API and the Runtime API on
   one port.  The Control API needs no credentials.

@@ -1,11 +1,11 @@
 """State that a SuperLink knows about silos and runs.
 
-SuperNodes appear by their registered keys.  Their requests contain the time of the signature and fedpriv's
+SuperNodes appear by their registered keys, and their requests contain the time of the signature and fedpriv's
 version.  Commands that follow a run appear by its id, which is in their requests.  None of these facts is in a
 message of a run, and none is written to a file, except the reason for which a silo's clock keeps it out.
 
-The list of runs survives a restart.  It is in one file, without a message, a token or an array.  Messages are in
-memory only, and so is everything that a trusted server could be asked for.
+The list of runs survives a restart in one file, without a message, a token or an array.  Messages are in memory
+only, and so is everything that a trusted server could be asked for.
 """
 
 import datetime
@@ -94,7 +94,7 @@ class Presence:
     def _note_silo(self, headers: Headers, came: float, *, is_admitted: bool) -> None:
         """Record a silo's admitted request, or the refusal of a signed request with a wrong clock.
 
-        Flower has verified the signature of an admitted request.  That of a refused request is verified here.
+        Flower has verified the signature of an admitted request.  A refused request is verified here.
         """
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         silo = self._silos[self._name_by_key[key.strip()]]
