@@ -66,6 +66,7 @@ def receive_json(connection: socket.socket, max_bytes: int, seconds: float | Non
 
     Raises:
         ValueError: The frame is no JSON object, or longer than `max_bytes`.
+        RecursionError: The JSON is nested too deeply.
         OSError: The frame does not arrive in `seconds`, or the other end closed the connection.
     """
     value = json.loads(receive_frame(connection, max_bytes, seconds))
