@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedpriv.addons.statistics.curves import ONE_GROUP, make_groupings
 from fedpriv.loss.scores import to_logits
-from fedpriv.plan.evaluation import test_records_of_silos
+from fedpriv.plan.evaluation import held_out_records_by_silo
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.study.results import read_results
@@ -41,7 +41,7 @@ def rows_of(folder: Path, auc: Score) -> list[Row]:
     curves = cell.evaluation.curves
     assert curves is not None
     task, schema = load_task(cell), cell.data.table_schema
-    shares = test_records_of_silos(cell)
+    shares = held_out_records_by_silo(cell)
     features, labels = (torch.cat([each[place] for each in shares]) for place in (0, 1))
     there = labels >= 0
     features, label = features[there], labels[there].numpy().astype(np.int64)

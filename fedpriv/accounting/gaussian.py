@@ -194,8 +194,8 @@ def delta_of(mu: float, epsilon: float) -> float:
         InputError: μ or ε is out of its range.
 
     Example:
-        >>> f"{delta_of(mu=1.0, epsilon=1.0):.6f}"
-        '0.126937'
+        >>> round(delta_of(mu=1.0, epsilon=1.0), 6)
+        0.126937
     """
     if check_mu(mu) == 0.0:
         check_epsilon(epsilon)

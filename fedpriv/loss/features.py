@@ -127,7 +127,10 @@ def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     row_indices = is_scaled.nonzero()[:, 0]
     single_rows = (aligned_copy(features[row_index : row_index + 1]) for row_index in row_indices.tolist())
     lengths = torch.cat([torch.linalg.vector_norm(row_index, dim=1, keepdim=True) for row_index in single_rows])
-    factors = norm / lengths.clamp(min=torch.finfo(features.dtype).tiny)
+    # The factor of a row of zeros stays finite.
+    factors = norm / lengths.clamp(
+        min=max(torch.finfo(features.dtype).tiny, 2.0 * norm / torch.finfo(features.dtype).max)
+    )
     all_factors = features.new_ones(len(features), 1)
     all_factors[row_indices] = factors if exactly else factors.clamp(max=1.0)
     return features * all_factors

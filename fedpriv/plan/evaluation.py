@@ -188,7 +188,7 @@ def _take_first(
     return [indices[:size] for indices, size in zip(indices_by_silo, sizes, strict=True)]
 
 
-def test_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
+def held_out_indices_by_silo(cell: Cell) -> list[NDArray[np.int64]]:
     """Return the row indices, in the data set, of each silo's test records.
 
     Each silo's array is empty if silos do not evaluate.
@@ -200,7 +200,7 @@ def test_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
     )
 
 
-def test_records_of_silos(cell: Cell) -> list[Records]:
+def held_out_records_by_silo(cell: Cell) -> list[Records]:
     """Return the test records of silo 0, 1, … as inputs of the cell's model.
 
     The cell must have a section [evaluation].

@@ -32,7 +32,7 @@ from fedpriv.core.errors import RunError
 from fedpriv.core.random import MAX_VALUES_PER_DRAW, SERVER, KeyedNormal, derive_key, integer_noise_key, seed_key
 from fedpriv.loss.estimators import Round, SplitClipping
 from fedpriv.loss.objective import Batch, BatchLayout, Increment, Objective, Records
-from fedpriv.plan.evaluation import EvaluationPlan, make_evaluation_plan, test_records_of_silos
+from fedpriv.plan.evaluation import EvaluationPlan, held_out_records_by_silo, make_evaluation_plan
 from fedpriv.plan.plan import Plan, PlannedRound
 from fedpriv.plan.task import load_task, mask_absent_records
 from fedpriv.rounds.round import IncrementPart, RoundBatch, RoundState, RoundSums, increment_parts
@@ -358,7 +358,7 @@ class SimulatedEvaluation:
         return (
             None
             if evaluation_plan is None
-            else SimulatedEvaluation(evaluation_plan, test_records_of_silos(cell), evaluation_noise(cell))
+            else SimulatedEvaluation(evaluation_plan, held_out_records_by_silo(cell), evaluation_noise(cell))
         )
 
     def metrics(self, number: int, model: Tensor) -> dict[str, float]:

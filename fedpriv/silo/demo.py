@@ -26,8 +26,8 @@ from fedpriv.plan.evaluation import (
     assume_scaling,
     evaluation_count,
     first_step_cell,
+    held_out_indices_by_silo,
     make_evaluation_plan,
-    test_indices_of_silos,
     train_indices_of_silos,
 )
 from fedpriv.plan.plan import Plan, make_plan
@@ -101,7 +101,7 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
         if file.exists():
             raise InputError(f"{file} exists, and a ledger may belong to it; give another --out")
     dataset = load(first.data.name, table=first.data.table)
-    order, tests, schema = train_indices_of_silos(first), test_indices_of_silos(first), first.data.table_schema
+    order, tests, schema = train_indices_of_silos(first), held_out_indices_by_silo(first), first.data.table_schema
     evaluation_allowances = [evaluation_allowance(assume_scaling(cell), run_count) for cell in cells]
     evaluation = (
         {}

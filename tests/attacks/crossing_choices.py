@@ -13,7 +13,7 @@ from fedpriv.noise.trust import TRUSTS, USER
 from fedpriv.papers.base import NoiseSettings
 from fedpriv.papers.table import ALGORITHMS
 from fedpriv.participation.registry import SELECTABLE_PARTICIPATIONS
-from fedpriv.plan.evaluation import first_step_cell, make_evaluation_plan, test_records_of_silos
+from fedpriv.plan.evaluation import first_step_cell, held_out_records_by_silo, make_evaluation_plan
 from fedpriv.plan.plan import draw_absences, make_plan
 from fedpriv.plan.task import load_task, partition_records
 from fedpriv.scenario.load import resolve_cell
@@ -103,7 +103,7 @@ def plan_crossing(choice: Choice, files: Files, released: bool) -> Crossing:
     plan = make_plan(cell, task.objective, for_release=released)
     records = Records(*(column[shares[0]] for column in task.train))
     if (evaluation := make_evaluation_plan(cell, task.objective, for_release=released)) is not None:
-        plan, records = evaluation.plan, test_records_of_silos(cell)[0]
+        plan, records = evaluation.plan, held_out_records_by_silo(cell)[0]
     order = None
     if cell.privacy.protected_unit.name == USER.name:
         order = torch.randperm(len(records.labels), generator=torch.Generator().manual_seed(1))

@@ -239,7 +239,7 @@ def test_a_bug_of_the_guard_is_one_constant_line_and_its_own_log(
     from fedpriv.silo.silo import Silo
 
     guard = guard_for(tmp_path, *random_records())
-    monkeypatch.setattr(Silo, "message", never)
+    monkeypatch.setattr(Silo, "make_message", never)
     with pytest.raises(RunError) as refused:
         guard.answer("run", scenario(), 1, zeros())
     assert str(refused.value) == "silo 0, round 1: its guard failed, and its own log says why"

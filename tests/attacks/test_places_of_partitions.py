@@ -18,7 +18,7 @@ from fedpriv.claims.ledger import make_release_streams
 from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError
 from fedpriv.loss.objective import Records
-from fedpriv.plan.evaluation import partition_test_records, test_records_of_silos
+from fedpriv.plan.evaluation import held_out_records_by_silo, partition_test_records
 from fedpriv.plan.task import load_task, row_labels
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.silo.silo import Silo
@@ -76,7 +76,7 @@ def spread_of(
     return Spread(
         [each.tolist() for each in (*federation.silo_rows, *(partition_test_records(cell) if tests else ()))],
         torch.from_numpy(row_labels(load_task(cell))),
-        [*(silo.records for silo in silos), *(test_records_of_silos(cell) if tests else ())],
+        [*(silo.records for silo in silos), *(held_out_records_by_silo(cell) if tests else ())],
         read,
         sums,
         make_release_streams(plan, plan.schedule.rounds),

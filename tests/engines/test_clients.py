@@ -151,7 +151,7 @@ def test_the_denominator_is_the_cohort_whoever_is_drawn() -> None:
     cell = client_cell(**QUIET, algorithm__clip=1e-3)  # every client is clipped: of norm 1e-3
     silo = pool(cell)
     query = silo.plan.objective.initial()
-    drawn = {t: silo._read(silo.plan.rounds[t - 1]) for t in range(1, 13)}
+    drawn = {t: silo._read_batch(silo.plan.rounds[t - 1]) for t in range(1, 13)}
     assert len({len(read.weights) for read in drawn.values()}) > 3
     for t, read in drawn.items():
         assert read.weights.tolist() == [1.0 / 20] * len(read.weights)
@@ -161,7 +161,7 @@ def test_the_denominator_is_the_cohort_whoever_is_drawn() -> None:
             torch.arange(len(read.weights)),
             1e-3,
         )
-        released, _ = dataclasses.replace(silo, gaps=True).answer(silo.start(), t, query)
+        released, _ = dataclasses.replace(silo, may_miss_rounds=True).answer(silo.initial_state(), t, query)
         torch.testing.assert_close(released.vector, rows.sum(0) / 20, rtol=1e-6, atol=1e-12)
 
 
@@ -171,8 +171,8 @@ def test_one_client_moves_a_release_by_its_clip_over_the_cohort() -> None:
     query = torch.randn(
         silo.plan.objective.dimension, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
-    plain, _ = silo.answer(silo.start(), 1, query)
-    rows = silo.plan.schedule.rows(1, 20, 0, lambda: silo._sampling_randomness)
+    plain, _ = silo.answer(silo.initial_state(), 1, query)
+    rows = silo.plan.schedule.select_rows(1, 20, 0, lambda: silo._sampling_randomness)
     moved = []
     for client in rows.tolist():
         for kind in ("none", "far"):
@@ -181,7 +181,9 @@ def test_one_client_moves_a_release_by_its_clip_over_the_cohort() -> None:
                 labels[client] = -1
             else:
                 features[client] = 1e5 * torch.randn(features[client].shape, dtype=torch.float64)
-            other, _ = dataclasses.replace(silo, records=Records(features, labels)).answer(silo.start(), 1, query)
+            other, _ = dataclasses.replace(silo, records=Records(features, labels)).answer(
+                silo.initial_state(), 1, query
+            )
             moved.append((kind, float((plain.vector - other.vector).norm())))
     assert max(size for kind, size in moved if kind == "none") <= 0.5 / 20 * (1 + 1e-9)
     assert max(size for kind, size in moved if kind == "far") <= 2 * 0.5 / 20 * (1 + 1e-9)
@@ -193,10 +195,10 @@ def test_nothing_is_kept_of_any_client_between_rounds() -> None:
     small = client_cell(federation__clients=40, federation__cohort=20)
     for cell in (small, client_cell()):
         silo = pool(cell)
-        _, state = silo.answer(silo.start(), 1, silo.plan.objective.initial())
-        size = sum(tensor.numel() for tensor in (*state.past, *state.sums))
+        _, state = silo.answer(silo.initial_state(), 1, silo.plan.objective.initial())
+        size = sum(tensor.numel() for tensor in (*state.past_vectors, *state.accumulator))
         assert size == silo.plan.objective.dimension
-        assert state.hidden == silo.plan.mechanism.start()
+        assert state.mechanism_state == silo.plan.mechanism.start()
 
 
 def test_a_client_is_drawn_as_often_as_the_rate_says() -> None:

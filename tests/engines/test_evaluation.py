@@ -12,10 +12,10 @@ import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.plan.evaluation import (
+    held_out_indices_by_silo,
+    held_out_records_by_silo,
     make_evaluation_plan,
     partition_test_records,
-    test_indices_of_silos,
-    test_records_of_silos,
     train_indices_of_silos,
 )
 from fedpriv.plan.task import load_public_task, load_task
@@ -58,7 +58,7 @@ def test_exact_metrics_are_those_of_the_silos_own_test_records(name: str) -> Non
     cell = resolve_cell(small_tree(**SETTINGS[name]), "test")
     (outcome,), _ = run("inprocess", cell)
     model, objective = torch.from_numpy(outcome.cell_outcome.model), load_task(cell).objective
-    of_silos = [objective.evaluate(model, own) for own in test_records_of_silos(cell)]
+    of_silos = [objective.evaluate(model, own) for own in held_out_records_by_silo(cell)]
     metrics = outcome.cell_outcome.metrics
     for silo, found in enumerate(of_silos):
         assert found.accuracy is not None
@@ -81,7 +81,7 @@ def test_noise_of_evaluations_has_the_deviation_that_the_ledger_says(trust: str,
         tree["seed"], tree["run"]["arithmetic"] = seed, arithmetic
         cell = resolve_cell(tree, "test")
         (outcome,), _ = run("inprocess", cell)
-        model, own = torch.from_numpy(outcome.cell_outcome.model), test_records_of_silos(cell)
+        model, own = torch.from_numpy(outcome.cell_outcome.model), held_out_records_by_silo(cell)
         asked = make_evaluation_plan(cell, load_task(cell).objective)
         assert asked is not None
         exact = torch.stack([asked.scores.contributions(model, each).mean(0) for each in own]).mean(0)
@@ -118,7 +118,7 @@ def test_the_claim_is_of_all_evaluations_and_of_every_test_record(
 def test_no_test_record_is_a_training_record_or_at_two_silos() -> None:
     for data in ({"partition": "iid"}, {"partition": "dirichlet", "concentration": 0.3}):
         cell = resolve_cell(small_tree(evaluation=ASKED, data={"name": "synthetic", **data}), "test")
-        numbers = [number for own in test_indices_of_silos(cell) for number in own.tolist()]
+        numbers = [number for own in held_out_indices_by_silo(cell) for number in own.tolist()]
         assert len(numbers) == len(set(numbers)) == 180
         assert max(numbers) < len(load_task(cell).test.labels)
 
@@ -232,7 +232,7 @@ def test_one_records_share_is_bounded_whatever_the_model_is(bad: float) -> None:
     assert asked is not None
     model = torch.full((load_task(cell).objective.dimension,), bad, dtype=torch.float64)
     model[::7] = -bad
-    shares = asked.scores.contributions(model, test_records_of_silos(cell)[0])
+    shares = asked.scores.contributions(model, held_out_records_by_silo(cell)[0])
     assert torch.isfinite(shares).all()
     assert float(torch.linalg.vector_norm(shares, dim=-1).max()) <= asked.scores.norm
 

@@ -80,13 +80,13 @@ class Told(RunObserver):
 class Lost:
     """A SuperLink that knows no run any more."""
 
-    ended = False
+    has_ended = False
 
     @property
     def control(self) -> "Lost":
         return self
 
-    def status(self, _: int) -> str:
+    def run_status(self, _: int) -> str:
         raise LostRunError("started again")
 
 

@@ -81,3 +81,12 @@ def test_a_glance_changes_no_bit_of_scaled_features(dtype: torch.dtype, width: i
 def test_images_without_whole_cells_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="gray images whose sides are multiples of 4"):
         orientation_histograms(np.zeros(shape, dtype=np.uint8), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("norm", [1.0, 5.0, 1e6])
+def test_a_row_of_zeros_stays_zero_at_any_norm(norm: float, dtype: torch.dtype) -> None:
+    """It became NaN for norms above 4, where the norm over the smallest number is infinite."""
+    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=dtype)
+    expected = torch.tensor([[0.0, 0.0], [0.6 * norm, 0.8 * norm]], dtype=dtype)
+    torch.testing.assert_close(scale_to_norm(rows, norm, exactly=True), expected)

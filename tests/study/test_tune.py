@@ -16,6 +16,7 @@ from fedpriv.addons.tune.grids import (
     choose_settings,
     find_positions,
     hold_out,
+    is_better,
     list_settings,
     make_default_grid,
     make_trial,
@@ -375,3 +376,21 @@ def test_every_row_of_the_table_gets_the_same_number_of_settings(path: Path) -> 
     assert values is None or set(values) == set(grids.by_value) | printed
     of_theorems = [point.cell.algorithm.settings for point in scenario.points if point not in points]
     assert all(getattr(own, "step") == "paper" for own in of_theorems)  # noqa: B009 - momentum's alone
+
+
+@pytest.mark.parametrize(
+    ("metric", "smaller"),
+    [
+        ("test_loss", True),
+        ("test_mae", True),
+        ("test_integrated_brier", True),
+        ("test_calibration_error", True),
+        ("test_accuracy", False),
+        ("test_auc", False),
+        ("test_concordance", False),
+    ],
+)
+def test_a_smaller_error_is_better(metric: str, smaller: bool) -> None:
+    """The worst setting was chosen by mean absolute error, and by the Brier score."""
+    assert is_better(metric, 0.1, 0.2) == smaller
+    assert is_better(metric, 0.2, 0.1) != smaller

@@ -45,7 +45,7 @@ from fedpriv.data.named import load
 from fedpriv.engines.children import reap_processes, refuse_root
 from fedpriv.engines.inprocess import refuse_vectorized_options
 from fedpriv.engines.table import Connection, IndexedOutcome
-from fedpriv.plan.evaluation import test_indices_of_silos, train_indices_of_silos
+from fedpriv.plan.evaluation import held_out_indices_by_silo, train_indices_of_silos
 from fedpriv.plan.task import load_task
 from fedpriv.protocol.cell_folder import FolderReader, clear_reports, make_run_config
 from fedpriv.scenario.schema import Cell
@@ -220,7 +220,7 @@ def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     limits, evaluation, test_indices = (
         run_allowance(cell, load_task(cell)),
         evaluation_allowance(cell),
-        test_indices_of_silos(cell),
+        held_out_indices_by_silo(cell),
     )
     dataset, train_indices = load(cell.data.name, table=cell.data.table), train_indices_of_silos(cell)
     policies, schema = [], cell.data.table_schema if cell.model.row.of_cells else None

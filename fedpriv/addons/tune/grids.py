@@ -208,7 +208,7 @@ def find_positions(grid: Grid, setting: Setting) -> list[GridPosition]:
 
 
 _HELD_OUT_DIVISOR = 10  # by default the fraction of held-out training records is one over this number
-LOWER_IS_BETTER = ("loss", "error")
+LOWER_IS_BETTER = ("loss", "error", "mae", "brier")
 
 
 @dataclass(frozen=True)
@@ -404,7 +404,7 @@ def _reduce_site_batches(cell: Cell, held_out: HeldOut, batches: Sequence[int]) 
 def is_better(metric: str, one: float, other: float) -> bool:
     """Return whether `one` is the better value of a metric.
 
-    Smaller is better for a metric with "loss" or "error" in its name, larger for others.
+    Smaller is better for a metric with a word of `LOWER_IS_BETTER` in its name, larger for others.
     """
     lower = any(word in metric for word in LOWER_IS_BETTER)
     return one < other if lower else one > other
