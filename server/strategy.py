@@ -82,13 +82,12 @@ class CheckpointStore:
         """Store the checkpoint in a silo's reply, of a few hundred bytes at most.
 
         A reply without a checkpoint, or with a malformed one, is ignored.  A failed write is logged.
-
-        Raises:
-            ValueError: The field of the checkpoint holds no bytes.
         """
-        checkpoint = read_optional_bytes(content, REPLY_CHECKPOINT)
         try:
-            checkpoints = update_checkpoints(self._cached_checkpoints.get(silo) or self._read(silo), checkpoint)
+            checkpoints = update_checkpoints(
+                self._cached_checkpoints.get(silo) or self._read(silo),
+                read_optional_bytes(content, REPLY_CHECKPOINT),
+            )
         except ValueError:  # no checkpoint, as in a simulation, or a malformed one
             return
         self._cached_checkpoints[silo] = checkpoints

@@ -230,7 +230,7 @@ class Plan:
             ValueError: The plan is in floating point.
         """
         if self.exact_plan is None:
-            raise ValueError("floating point has no lattice of integers: plan_of(released=True)")
+            raise ValueError("floating point has no lattice of integers: make_plan(released=True)")
         return self.exact_plan
 
     @property
@@ -245,7 +245,7 @@ class Plan:
             ValueError: The noise is in floating point.
         """
         if self.noise.sources and self.exact_plan is None:
-            raise ValueError("noise that is really released needs a plan made for it: plan_of(released=True)")
+            raise ValueError("noise that is really released needs a plan made for it: make_plan(released=True)")
 
     def record_capacity(self, silo: int) -> int:
         """Number of records for which a silo's memory is made in a round.

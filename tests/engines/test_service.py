@@ -37,6 +37,7 @@ from fedpriv.claims.outcome import RunObserver
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.logs import configure_service_logging, log_fields
 from fedpriv.protocol.cell_folder import FolderReader, report_waiting
+from fedpriv.protocol.frames import send_frame
 from fedpriv.silo.metrics import open_private_socket
 
 HEALTH = Path(__file__).resolve().parents[2] / "deploy" / "health.py"
@@ -418,3 +419,15 @@ def test_a_superlink_that_stays_away_ends_the_run(tmp_path: Path, monkeypatch: p
             asked, 1, FolderReader(tmp_path), lambda: None, deployment.RunProgress(RunObserver(), 0, 6)
         )
     assert time.monotonic() - began > 0.3
+
+
+def test_nothing_that_is_sent_to_a_health_socket_ends_its_answers(tmp_path: Path) -> None:
+    """A thousand brackets did, and the service was unhealthy from then on."""
+    path = tmp_path / "health.sock"
+    with service.health_socket(path, lambda: None):
+        for content in (b"[" * 999, b"{", b"\xff", b""):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(path))
+                send_frame(connection, content)
+                assert connection.recv(1) == b""
+        assert health(f"unix:{path}").returncode == 0

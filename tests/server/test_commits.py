@@ -107,6 +107,10 @@ def test_nonsense_of_a_silo_is_not_remembered_and_a_damaged_file_is_none(tmp_pat
     content, commits = query_content(to_array_record(torch.zeros(2)), 1, ConfigRecord()), CheckpointStore(tmp_path)
     for told in (b"", b"x" * 55, b"x" * 57, b"x" * 10_000):
         commits.record_checkpoint(0, add_bytes(content, REPLY_CHECKPOINT, told))
+    worded = add_bytes(content, REPLY_CHECKPOINT, b"")
+    for record in worded.config_records.values():
+        record[REPLY_CHECKPOINT] = "no bytes: a hostile silo ended the run with it"
+    commits.record_checkpoint(0, worded)
     assert commits.add_checkpoints(0, content) is content
     commits.record_checkpoint(0, add_bytes(content, REPLY_CHECKPOINT, bytes(56)))
     assert read_optional_bytes(CheckpointStore(tmp_path).add_checkpoints(0, content), SERVER_CHECKPOINTS) == bytes(

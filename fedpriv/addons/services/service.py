@@ -167,7 +167,7 @@ def health_socket(path: Path, health: HealthCheck) -> Iterator[None]:
 def _answer_health(listener: socket.socket, health: HealthCheck) -> None:
     """Answer each connection to the socket with the health of the service."""
     while listener.fileno() >= 0:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):  # a stranger may send anything
             connection, _ = listener.accept()
             with connection:
                 connection.settimeout(2.0)

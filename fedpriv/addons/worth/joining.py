@@ -284,7 +284,7 @@ def _run_split(
             )
     if len({len(evaluator.silos) for evaluator in evaluators.values()}) > 1:
         raise InputError(
-            "worth: seeds leave different numbers of silos with records; give --seeds 1, or larger silos"
+            "worth: seeds leave different numbers of silos with records; give fewer --seeds, or larger silos"
         )
     records = hashlib.sha256("".join(digest_silos(evaluators[seed].silos) for seed in seeds).encode()).hexdigest()
     cells = {
