@@ -336,8 +336,9 @@ def test_a_silo_tells_nobody_whom_it_drew(small_cell: MakeCell) -> None:
 EPSILON_03, EPSILON_1 = 1.1318, 4.3772
 
 
-def test_more_bands_than_groups_are_refused(small_cell: MakeCell) -> None:
-    federation = {"silos": 2, "rounds": 12, "batch": 3, "sampling": "allocation", "groups": 2}
+@pytest.mark.parametrize("sampling", ["allocation", "poisson"])
+def test_more_bands_than_groups_are_refused(small_cell: MakeCell, sampling: str) -> None:
+    federation = {"silos": 2, "rounds": 12, "batch": 3, "sampling": sampling, "groups": 2}
     noise = {"clip": 5.0, "beta": 50.0, "radius": 3.0, "mechanism": "banded", "bands": 3}
     algorithm = {"name": "accelerated-dp-srgd", "trust": "trusted", **noise}
     cell = small_cell(federation=federation, algorithm=algorithm, privacy={"relation": "zero-out", "epsilon": 4.0})
