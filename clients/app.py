@@ -225,13 +225,13 @@ def _exchange_frames(
 ) -> Answer | Refusal:
     """Send a request to the guard, and return its reply or refusal.
 
-    A guard that does not answer, or not as expected, gives a refusal that is not final.
+    If the guard does not answer, or its reply cannot be read, the result is a refusal that is not final.
 
     Args:
         socket: Unix socket of the guard.
         header: First frame, as a JSON object.
         content: Second frame.
-        read: Function that makes the result of the reply's header and of the connection, for further frames.
+        read: Function from the reply's header and the connection, which may have further frames, to the result.
     """
     try:
         with sockets.socket(sockets.AF_UNIX) as connection:

@@ -7,7 +7,7 @@ The journal has the noise key and the release q~_t of every round, from which th
 | noise.key | 256 bits of the operating system, drawn once a run, wiped after its last round |
 | released.bin | an entry a round: q~_t or the noisy integers y_t behind it, the query chain, a checksum |
 | sums-T.bin | if the server adds noise: its state of the silos' sums after round T, as secret as the key |
-| last.npy | if silos may be missing: every silo's last noisy release, if it is needed |
+| last.npy | if silos may be missing: every silo's last noisy release, if a later round can need it |
 | missed.json | if silos may be missing: the rounds that each silo missed |
 
 The query chain is the digest of all queries so far.  An entry of released.bin is on the disk before a query that

@@ -18,8 +18,8 @@ formed over fewer silos.  A scenario may let an absent silo count with an increm
 weight then stays, and the absence is recorded.
 
 `CheckpointStore` remembers the latest ledger checkpoint in each silo's replies and sends it with the next query,
-in this run and in later ones.  A silo whose ledger and rollback mark were restored together so notices the
-rollback.  The files, one for each silo, hold public values.  Removing one only loses a check.
+in this run and in later ones.  The checkpoint reveals a rollback to a silo whose ledger and rollback mark were
+restored together.  The files, one for each silo, hold public values.  Removing one only loses a check.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -370,10 +370,10 @@ class Journal(Protocol):
 class ReleaseStrategy:
     """Rounds of one run: broadcast a query, aggregate the replies, hand the noisy mean to the optimizer.
 
-    Guarantee: every broadcast is post-processing of the releases that the strategy received (untrusted server),
-    or of the q~_t with the server's own noise, or of the sums of masked messages; the sequence of these q~_t or
-    sums keeps what `make_release_streams` claims for each silo's records (trusted server, secure aggregation).
-    Masked messages are added up all or none.
+    Guarantee: every broadcast is post-processing of one of three sequences: the releases that the strategy
+    received (untrusted server), the q~_t with the server's own noise (trusted server), or the sums of masked
+    messages (secure aggregation).  The sequence of these q~_t, or of these sums, keeps what `make_release_streams`
+    claims for each silo's records.  Masked messages are added up all or none.
     """
 
     def __init__(
@@ -447,7 +447,8 @@ class ReleaseStrategy:
             grid: Grid with the silos' nodes.
             num_rounds: Number of rounds, or 0 for all rounds of the plan.
             timeout: Longest wait for the silos to connect, and again for the replies of each round, in seconds.
-            evaluate: Function (t, arrays) that is called after each round t with the model, not with the query.
+            evaluate: Function (t, arrays) that is called after each round t with the arrays of the model, not with
+                those of the query.  The model is the one that the run would publish if it stopped then.
 
         Raises:
             RunError: A silo is not connected, does not reply, refuses or sends a malformed message, or the journal

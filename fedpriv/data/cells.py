@@ -286,8 +286,9 @@ class RawTable:
         """Return the different cells of a column.
 
         Returns:
-            The row of each record's cell in the second result, (n,), and a table of the column's different cells.
-            The whole table itself is the second result for a column of numbers.
+            For each record the row of its cell in a second table, (n,), and this second table, which has the
+            column's different cells.  For a column of numbers the second table is the whole table itself, row by
+            row.
         """
         cells = self.column(name)
         pa, _ = _import_arrow()

@@ -116,7 +116,7 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
 
     Args:
         images: Records, (n, ...), or a structured array (n,) of several inputs.
-        labels: Labels, (n,) or (n, ...).
+        labels: Labels, (n,) or (n, ...).  Records with several labels may have IGNORED_CLASS among them.
         classes: Number of classes, or 0 if labels are numbers.
         source: Name of the data in error messages.
 

@@ -165,7 +165,7 @@ def load_table(
 def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutData:
     """Load the test records, all that a server reads.
 
-    The file may hold no other records, and no column for their sites.
+    The file need not have other records, or a column for the records' sites.
 
     Args:
         name: Name of the data set.

@@ -116,7 +116,7 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Inde
     for index, cell in enumerate(cells):
         refuse_vectorized_options(cell, "inprocess")
         cell_observer = _SingleCellObserver([index], [observer])
-        run_config = make_run_config(cell, Path())  # No reports are written to the folder: the observer is here.
+        run_config = make_run_config(cell, Path())  # No file is written to it: the observer gets the results.
         grid = InProcessGrid(client_app, cell.federation.silos, run_config)
         with quiet_flower_logs(), _delay_garbage_collection(), retain_freed_pages():
             make_server_app(lambda _: cell_observer)(grid, grid.server_context(run_config))  # noqa: B023 - called at once

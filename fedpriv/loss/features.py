@@ -207,7 +207,12 @@ def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path:
 
 @lru_cache(maxsize=2)
 def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
-    """Build the frozen module at `path`, with arguments as JSON and the weights of a digest.
+    """Build the frozen module at `path`.
+
+    Args:
+        path: Import path of the module.
+        arguments: Arguments of the module as JSON.
+        weights: SHA-256 of the file of weights.
 
     Raises:
         InputError: The module cannot be built, or the weights are missing or do not fit.

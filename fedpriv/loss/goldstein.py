@@ -9,7 +9,8 @@ the ball for gradients; the paper exchanges the two in places.
     zeroth order:  mean_j d/(2α) (f(x + α u_j) - f(x - α u_j)) u_j           u_j on the unit sphere
 
 Both estimate ∇f_α without bias.  A record's contribution is clipped after the sum over all directions and points.
-Few directions exist at a time, however many a query has: those of some records, or some of one record's.
+Directions are drawn in chunks, which bounds the memory: a chunk has all directions of some records, or some
+directions of one record.
 
 `GoldsteinView` adds a metric to evaluations.  x is (r, β)-stationary for F if some convex combination of gradients
 of F at points within distance r of x has norm at most β (Goldstein 1977; Kornowski, Liu & Talwar, section 2).  The
@@ -66,7 +67,8 @@ class DirectionWindow(NamedTuple):
 class Directions(Protocol):
     """Random directions for every record of a batch, (B, count, d) or (replicates, B, count, d).
 
-    With a `window`, they are the window's part of the same directions, (records, last - first, d).
+    With a `window`, they are the window's part of the same directions, and (records, last - first) takes the place
+    of (B, count).
     """
 
     def sphere(
@@ -109,9 +111,10 @@ class SeededDirections:
     def _draw(
         self, slots: BatchLayout, count: int, size: int, like: Tensor, window: DirectionWindow | None
     ) -> Tensor:
-        """Draw unit vectors of `size` coordinates for every record, or the part of a window.
+        """Draw unit vectors of `size` coordinates: `count` for every record, or those in a window.
 
-        The result is (B, count, size), or (seeds, B, count, size) for several seeds.
+        The result is (B, count, size), or (records, last - first, size) with a window.  Several seeds, one for
+        each replicate, add a first dimension.
         """
         positions = slice(None) if window is None else list(window.record_positions)
         first, last = (0, count) if window is None else window[1:]

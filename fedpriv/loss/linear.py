@@ -419,7 +419,10 @@ class RecordBlock:
         self._computed: dict[Hashable, Sequence[Any]] = {}
 
     def split_rounds(self) -> Iterator[BlockRecords]:
-        """Iterate over the records of each round."""
+        """Yield the records of each round, repeated for every replicate: (replicates, B, …).
+
+        Their attribute `shared` has the same records once, (B, …).
+        """
         shared_rounds = zip(*(column.unbind() for column in self._records), strict=True)
         expanded = zip(
             *(

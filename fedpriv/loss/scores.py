@@ -201,7 +201,10 @@ class ScoreView(EvaluationView):
     """Target's own unit of a label of 1, by which mae is multiplied."""
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """Evaluate on all records, and with `silos` on the records of each silo as well."""
+        """Evaluate on all records, and with `silos` on the records of each silo as well.
+
+        The records of a silo are consecutive, and silos have the order of `silos`.
+        """
         evaluation = self._evaluate_part(point, records)
         if not self.silos:
             return evaluation

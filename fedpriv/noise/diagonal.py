@@ -6,9 +6,9 @@
 | scheduled | diag(d) | diag(1/d) A | Reshef & Levy 2024, any schedule σ_t: ρ = 2S √(Σ_t 1/σ_t²) |
 | leaf | A C^-1 | diag(1/noise) | Kornowski, Liu & Talwar, Algorithm 4 |
 
-Independent and scheduled noise have no state.  Where an output weighs early sums more than late ones, less noise
-in early sums is less noise in the output.  Leaf noise is added to every increment, and the noisy increments are
-added to the running sum, so that the noise accumulates over a period.
+Independent and scheduled noise have no state.  A schedule can add less noise to early sums than to late ones,
+which pays if the output weighs early sums more.  Leaf noise is added to every increment, and the noisy increments
+are added to the running sum, so that the noise accumulates over a period.
 
 Noise at phase ends (`PhaseEnds`) relies on contraction, since only the end of a phase is released.  Sources:
 Feldman, Koren & Talwar 2020, section 4, and for the contraction Hardt, Recht & Singer 2016, Lemma 3.7: for a
@@ -391,8 +391,8 @@ class IntegerScheduled(IntegerPrefix):
 class LeafGaussian(Mechanism):
     """Fresh noise on every increment, `first` times as large in the first round of a period.
 
-    Guarantee: a record moves the increments of its own rounds only.  Their squared clips over squared noises add
-    up, exactly, for any participation.
+    Guarantee: a record moves the increments of its own rounds only.  For any participation, a record's squared
+    norm is exactly the sum of (clip_t / noise_t)² over these rounds.
     """
 
     name: ClassVar[str] = "leaf"

@@ -1,8 +1,15 @@
 """Noise of Algorithm 2 as in the paper: sums over the last N rounds, in windows that slide.
 
-Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  The window's noise and the prefix's
-noise obey two recursions with a lag of N rounds.  The sensitivity of differences rests on how far queries move,
-which silos and simulations check (`check_movement`).
+Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  N is `rounds_per_epoch`, and G_t and
+Δ_t are the noise of the gradient tree and of the difference tree in the window of N rounds that ends at t.  Window
+noise w_t and prefix noise p_t obey recursions with a lag of N rounds:
+
+    w_t = G_t                                             before round 2N
+    w_t = (1 - mixing) (w_{t-N} + Δ_t) + mixing G_t       from round 2N on
+    p_t = w_t + decay^N p_{t-N}                           p_t = w_t in the first N rounds
+
+A release has the noise p_t and the noise of the residual tree.  The sensitivity of differences rests on how far
+queries move, which silos and simulations check (`check_movement`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -75,8 +82,10 @@ class SlidingDifferences(DifferenceTrees):
     def variance(self, workload: Workload) -> Floats:
         """Compute the variance of every release, (T,), by a recursion with three moments.
 
-        The moments are the variances of prefix noise and window noise, and the covariance of both.  In the paper's
-        notation the moments add up (1-α)^{2q'N} of the base prefix, S² of the base window and S_i² of the others.
+        The recursions of p_t and w_t give one for the variances of both and their covariance, with a lag of N,
+        since G_t and Δ_t are independent of the noise up to round t - N.  The paper has a sum in place of the
+        recursion, with the coefficients (1-α)^{2q'N} of the base prefix, S² of the base window and S_i² of the
+        other windows.
         """
         self.check_workload(workload)
         rounds, rounds_per_epoch, retention = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing
@@ -90,7 +99,7 @@ class SlidingDifferences(DifferenceTrees):
             self.std_difference,
             earliest=2 * rounds_per_epoch,
         )
-        # Two variances, and the covariance.
+        # Before round 2N window noise is G_t.  No recursion reads the windows that end before round N.
         prefix, window, covariance = gradient.copy(), gradient.copy(), gradient.copy()
         covariance[: rounds_per_epoch - 1] = window[: rounds_per_epoch - 1] = 0.0
         for t in range(rounds_per_epoch + 1, rounds + 1):

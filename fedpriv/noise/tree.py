@@ -14,8 +14,8 @@ Sums over a sliding window of N rounds are composed of nodes, too.  Node (level,
 2^level + 1, end].  `cover(a, b)` is COMPOSE of Tran & Cutkosky (NeurIPS 2022).  Only nodes in the cover of some
 window are released, and only these have a cost.
 
-On integers (C s)_t is a binary counter of decayed node sums.  `PaperTree` adds more noise than exact counting
-requires, as much as a paper's theorem.
+On integers (C s)_t is a binary counter of decayed node sums.  `PaperTree` adds as much noise as a paper's theorem
+states, which is more than exact counting requires.
 """
 
 import math
@@ -190,9 +190,16 @@ def _level_squared_norms(clips: Floats, length: int, rounds_per_epoch: int, deca
 
 
 def _equal_clip_squared_norms(rounds: int, length: int, rounds_per_epoch: int, decay: float) -> Floats:
-    """Compute `_level_squared_norms` for clips of 1.
+    """Compute each record's squared norm in a level's released nodes for clips of 1, (N,).
 
-    A record's weight in a node then depends only on its distance from the node's end, modulo an epoch.
+    The result is that of `_level_squared_norms`, in less time: a record's weight in a node depends only on the
+    number of rounds between the record's last round in the node and the node's end, which is less than an epoch.
+
+    Args:
+        rounds: T.
+        length: Rounds of a node of the level, more than an epoch.
+        rounds_per_epoch: N, rounds between two participations of a record.
+        decay: Decay per round.
     """
     # Distances from a record's last round in the node to the node's end.
     distances = np.arange(rounds_per_epoch, dtype=np.float64)
@@ -203,7 +210,7 @@ def _equal_clip_squared_norms(rounds: int, length: int, rounds_per_epoch: int, d
     ends = (np.arange(0, rounds // length, 2) + 1) * length - 1
     squared_norms = np.zeros(rounds_per_epoch)
     for end, count in zip(*np.unique(ends % rounds_per_epoch, return_counts=True), strict=True):
-        # The record at position p is last (end - p) mod rounds_per_epoch rounds before the end.
+        # The record at position p takes part for the last time (end - p) mod N rounds before the node's end.
         squared_norms += count * np.roll(squared_weights[::-1], end + 1)
     return squared_norms
 

@@ -64,12 +64,14 @@ def split_overrides(overrides: Iterable[str], sweep_axes: Mapping[str, Any]) -> 
     """Split "KEY=VALUE" overrides into axes of the sweep and fixed keys.
 
     * A swept key is narrowed to the value, or to the list of values.  A value that occurs twice counts once.
-    * A list makes an axis of another key.
-    * A privacy target replaces the other ones, swept or not, and `privacy.mode=none` removes all.
+    * A key that is not swept becomes an axis if its value is a list, and otherwise a fixed key.
+    * A privacy target removes the axes of the other targets, and `privacy.mode=none` those of all targets.
+
+    Targets with a fixed value in the file are dropped by `drop_superseded_keys`.
 
     Args:
         overrides: Texts "KEY=VALUE".
-        sweep_axes: Values of each axis in the file, and "seeds".
+        sweep_axes: Values of each axis in the file, with the seeds as the key "seeds".
 
     Raises:
         InputError: An override is malformed, or has an empty list.

@@ -4,8 +4,8 @@ The silo's ClientApp connects to the socket, whose frames are described in proto
 unpickled.  Every connection has a thread that reads and writes.  Only the main thread has the guard, and it
 answers one request at a time.
 
-Refused requests are logged, the first 100 in full and then every 1,000th.  A scenario of an unknown server can
-keep a guard busy for a limited time only.
+Refused requests are logged, the first 100 in full and then every 1,000th.  The time for which an unknown server's
+scenario can keep a guard busy is limited.
 """
 
 import json

@@ -1,9 +1,13 @@
 """Audit of statistics, by two records whose increments lie furthest apart.
 
-A release of statistics is charged for the distance of two indicators, √2 clips for plain counts, not for two
-clips.  Real guards of a table count one of two raw records whose increments differ most, selected by a fair coin.
-The matched filter on the adversary's view guesses the coin.  Every trial has another title and so is another plan,
-with a charge and noise of its own.
+The increment of a record is an indicator of the cells that count the record.  If a record can be replaced, a
+release of statistics is charged for the distance of two indicators.  For plain counts this is √2 clips and not
+two.
+
+The audit looks for the two raw records whose increments differ most: one world has the first record, the other
+world the second.  Where a record can only be absent, the second world has none.  In each trial a fair coin selects
+the world that real guards of a table count, and the matched filter on the adversary's view guesses the coin.
+Every trial has another title and so is another plan, with a charge and noise of its own.
 """
 
 import json
@@ -120,6 +124,17 @@ class _CountingSilo(GuardedSilo):
     def __init__(
         self, folder: Path, silo_id: int, cell: Cell, raw: NDArray[np.float64], *, is_present: bool
     ) -> None:
+        """Open the guard of a silo whose table has one record that counts, or none.
+
+        The other rows do not count, and so have the label -1, or NaN in a regression.
+
+        Args:
+            folder: Folder for the guard's ledger and socket.
+            silo_id: Number of the silo.
+            cell: Cell of the plan of statistics.
+            raw: Raw record of the silo's world, (columns,).
+            is_present: Whether the record is in the silo's first row.
+        """
         schema, cells = _schema(cell), np.zeros((_ROW_COUNT, len(raw)))
         labels = np.full(_ROW_COUNT, -1) if schema.class_count else np.full(_ROW_COUNT, np.nan)
         if is_present:

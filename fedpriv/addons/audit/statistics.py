@@ -8,18 +8,19 @@ scores into lower bounds on μ, with confidence:
   on Gaussian DP).
 * No test is right with a probability above Φ(μ/2).  So a lower bound on that probability gives another one.
 
-The family of tests of canaries is fixed, with the scores that it reads and the share of the failure of each test.
-A matched filter on the whole transcript is the best test of correct code.  Repeated, missing or badly stored noise
-would lower its score.  Such noise shows in single releases, in differences of releases, of silos and of runs, and
-in the sum of all releases.
+Tests of canaries are fixed before a trial: the scores that each test reads, and its share of the probability that
+the audit may be wrong (`failure`).  A matched filter on the whole transcript is the best test of correct code.
+Repeated, missing or badly stored noise would lower its score.  Such noise shows in single releases, in differences
+of releases, of silos and of runs, and in the sum of all releases.
 
 A claim may be a curve of (ε, δ) in place of a μ.  Under it a test with false alarms α and misses β is impossible,
 for both directions, unless
 
     β ≥ f(α) = max over ε of 1 - δ(ε) - e^ε α  and  e^-ε (1 - δ(ε) - α)
 
-(Wasserman & Zhou 2010; Dong, Roth & Su 2022).  A test shows μ = Φ⁻¹(1 - α) - Φ⁻¹(β) at upper bounds of both rates.
-The claim allows the same with f(α) for β, the μ of the Gaussian curve through (α, f(α)), which depends on α.
+(Wasserman & Zhou 2010; Dong, Roth & Su 2022).  A test with upper bounds α and β on both rates shows
+μ = Φ⁻¹(1 - α) - Φ⁻¹(β).  At this α the claim allows Φ⁻¹(1 - α) - Φ⁻¹(f(α)), the μ of the Gaussian curve through
+(α, f(α)).  So the allowed μ depends on α.
 """
 
 import itertools
@@ -248,7 +249,9 @@ def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str
 
 
 def noise_factor(plan: Plan) -> Scores:
-    """Return B (T, T) of a mechanism that adds row t of B, times one fresh vector a round, to release t.
+    """Return B, (T, T), of a mechanism with one fresh vector a round.
+
+    The noise of release t is row t of B times the fresh vectors of all rounds.
 
     Raises:
         InputError: If the mechanism draws several vectors a round.

@@ -307,6 +307,9 @@ def hold_out(cell: Cell, count: int | None) -> HeldOut:
 def make_trial(cell: Cell, setting: Setting, held_out: HeldOut, fixed: Sequence[str], seed: int) -> Cell:
     """Return the cell with a setting, trained on the remaining records.
 
+    If these do not suffice, the trial has fewer rounds, samples or batches.  Values in `fixed` and in the setting
+    take precedence, those in the setting over all others.
+
     Args:
         cell: Cell of the scenario.
         setting: Values by dotted key.

@@ -77,15 +77,19 @@ class SplitGains:
     """Results of one split.  Arrays are means over silos unless their shape includes silos."""
 
     alone: float
+    """Score of the local models, a mean over silos and seeds."""
     balanced: float
+    """Balanced score of the local models, a mean over silos."""
     released: Mapping[str, NDArray[np.float64]]
     """Scores of the released models, (ε, seeds), by trust."""
     recalibrated: Mapping[str, NDArray[np.float64]]
+    """The same after silos fit intercepts and scale of a model to their records."""
     gains: Mapping[str, NDArray[np.float64]]
     """Gains of the released models, (ε, seeds, silos), by trust."""
     personal: Mapping[str, NDArray[np.float64]]
     """Gains of the personal models, (ε, seeds), by trust, or empty if they were not requested."""
     judged: str
+    """Records by which λ of the personal models was chosen: "spared", "folds", or "" without models."""
     noiseless: NDArray[np.float64]
     """Gains of the same rounds without noise, (seeds,).
 
@@ -96,8 +100,11 @@ class SplitGains:
     own_intercept: float
     """Gain of the pooled model, without noise, after silos fit its intercepts and scale to their records."""
     ratio: float
+    """Test records / training records."""
     tests: NDArray[np.int64]
+    """Number of test records of each silo, (silos,)."""
     names: tuple[str, ...]
+    """Names of the silos."""
 
 
 @dataclass(frozen=True)
@@ -257,10 +264,14 @@ def _run_split(
 ) -> SplitGains:
     """Run the grid of one split on all trust settings, or read the result from the cache.
 
+    Models are trained in four groups: the chosen cells, the same rounds without noise, the personal models if they
+    are requested, and a model of all silos' records together.  An evaluator for each noise seed compares a model
+    with the silos' local models.
+
     Args:
         request: Scenario and grid.
         trusts: Trust settings.
-        number: Number of the split, or None for the published one.
+        number: Number of the split, or None for the scenario's own (`JoiningResult.published`).
         has_choice: Whether a setting is chosen for each trust and ε.
         report_progress: Receives lines of text.
 
@@ -275,7 +286,7 @@ def _run_split(
     evaluators: dict[int, GainEvaluator] = {}
     for seed in seeds:
         silo_rows = zip(partition_records(seed_cells[seed]), partition_records(seed_cells[seeds[0]]), strict=True)
-        # Only the noise depends on the seed.
+        # Seeds that give silos the same records differ in the noise only, and share an evaluator.
         if evaluators and all(torch.equal(seed_rows, first_rows) for seed_rows, first_rows in silo_rows):
             evaluators[seed] = evaluators[seeds[0]]
         else:

@@ -6,8 +6,8 @@ secret order, rows are padded to one width with records of weight 0 (`SampledBat
 Noise: `NoiseFeed` draws the mean of the silos' noise vectors.  Noise does not depend on the trajectory, so a
 thread prefetches blocks of rounds while the current block is consumed; NumPy and OpenSSL release the interpreter
 lock.  Replicates that differ only in the amount of noise share their vectors, each scaled, because a noise stream
-is keyed by the seed.  A device draws with its own generator and without copies: other numbers of the same
-distribution.
+is keyed by the seed.  A device draws with its own generator, which saves copies and gives other numbers of the
+same distribution.
 """
 
 import itertools
@@ -194,7 +194,8 @@ class SampledRound(NamedTuple):
 class SampledBatches:
     """Participating training records and their weights in rounds 1 … T.
 
-    The decisions are those of the simulated silos, and replicates with the same seeds share the decisions.
+    The records are those that the simulated silos would select.  Replicates with the same pair of seeds have the
+    same records, which are drawn once.
     """
 
     def __init__(
@@ -232,7 +233,11 @@ class SampledBatches:
         self._by_silo = by_silo
 
     def rounds_from(self, first_round: int) -> Iterator[SampledRound]:
-        """Draw the rounds from `first_round` on."""
+        """Draw the rounds from `first_round` on.
+
+        Each silo has columns of its own if `by_silo`, and otherwise all silos share the columns.  Their number is
+        that of the draw with the most records, and other draws are padded with records of weight 0.
+        """
         for t in range(first_round, self._schedule.rounds + 1):
             selections = [self._select_rows(randomness, t) for randomness in self._sampling_randomness]
             sizes = torch.tensor([[len(records) for records in silo_selections] for silo_selections in selections])

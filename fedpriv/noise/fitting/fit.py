@@ -6,8 +6,9 @@ The fit is deterministic.  The roots are functions of unbounded numbers v: with 
 
     log J = log ‖C u‖² + log ‖R B‖²    R the rows of a `NoiseCost`, u the worst record: its clips in its own rounds
 
-With x the delay, ∂c/∂θ = x/(1 - θx) c, ∂b/∂θ = -x/(1 - θx) b, and for φ the signs change.  Both norms are those of
-filtered signals, so every derivative is one more filter.
+Here B = A C^-1, and A is the matrix of running sums with decay.  The first columns of C and B are power series c
+and b in the delay x.  Their derivatives are ∂c/∂θ = x/(1 - θx) c and ∂b/∂θ = -x/(1 - θx) b, and for φ the signs
+change.  Both norms are those of filtered signals, so every derivative is one more filter.
 """
 
 import math
@@ -66,7 +67,7 @@ class RootLoss:
 
     @cached_property
     def increment_weights(self) -> Floats:
-        """Rows times A, last round first, since noise enters a row backwards in time."""
+        """R A, with the last round first, since noise enters a row backwards in time."""
         return filter_rational(self.cost.weights[:, ::-1], (), (self.workload.decay,))
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
@@ -112,24 +113,29 @@ class PlainLoss(RootLoss):
 
 @dataclass(frozen=True)
 class ScaledLoss(RootLoss):
-    """log J of noise whose increment t is divided by D_t = ‖C_1‖ / ‖C_t‖, for one pass with equal clips.
+    """log J of noise with `column_scale`, for one pass with equal clips.
 
-    Sensitivity and scale together leave the column norms n_t: log J = log ‖R A diag(n) C^-1‖², for clips of 1.
+    The noise of increment t is divided by D_t = n_1 / n_t, where n_t is the norm of column t of C.  Then every
+    column of C diag(D) has the norm n_1, which cancels in the product of sensitivity and noise:
+
+        log J = log ‖clip · R A diag(n) C^-1‖²
     """
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
         series = filter_rational(np.eye(1, self.workload.rounds)[0], phi, theta)
-        norms = np.sqrt(np.cumsum(series**2))  # of the columns, last round first like the rows
+        norms = np.sqrt(np.cumsum(series**2))  # n, with the last round first as in `increment_weights`
         weights = self.increment_weights * self.workload.clips[0]
         noise_signal = filter_rational(weights * norms, theta, phi)
         variance = sum_products(noise_signal, noise_signal)
+        # Derivative of the variance with respect to n², with C^-1 unchanged.
         norm_gradient = (
             np.sum(filter_rational(noise_signal[:, ::-1], theta, phi)[:, ::-1] * weights, axis=0) / norms
         )
         gradient = np.empty(len(roots))
         for index, root in enumerate(roots):
             sign = 1.0 if index % 2 == 0 else -1.0
+            # Derivative of n² / 2 with respect to the root, but for the sign.
             norm_changes = np.cumsum(series * filter_delayed(series, root))
             gradient[index] = (
                 2.0

@@ -97,7 +97,9 @@ def scale_bound(bound: int, multiplier: int, extra: int = 0) -> int:
 
 
 def repeated_squares(multiplier: int, count: int) -> tuple[int, ...]:
-    """Compute the coefficients of λ, λ², λ⁴, …, rounded from 192 binary digits.
+    """Compute the coefficients of λ, λ², λ⁴, … in multiples of 2^-31.
+
+    Powers are computed to 192 binary digits, and only the results are rounded to 31.
 
     Args:
         multiplier: λ in multiples of 2^-31.

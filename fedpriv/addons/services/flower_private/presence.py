@@ -183,7 +183,8 @@ class RunHistory:
     def update(self, runs: Iterable[Any]) -> None:
         """Record these runs, and write the file if they have changed.
 
-        An error such as a full disk is ignored, and the next call writes the file again.
+        An error such as a full disk is ignored.  The file is then written after the next change, or by the next
+        call if there is no file.  Details of a run are not written to the file.
         """
         before = self.runs()
         self._runs |= {str(run.run_id): _run_data(run) for run in runs}
