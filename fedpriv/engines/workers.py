@@ -78,11 +78,14 @@ def run_worker(
     sender = _EventSender(checkpoints or {}, events.put)
 
     def run() -> None:
+        """Run the cells, and put their outcomes and then None or an error into `events`."""
         try:
             for outcome in make_engine(engine, checkpoints=sender)(resolved, sender):
+                # An outcome comes after all progress of its rounds.
                 sender.flush()
                 events.put(outcome)
             events.put(None)
+        # The caller's thread raises it.
         except BaseException as error:
             events.put(error)
 

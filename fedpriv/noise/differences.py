@@ -306,10 +306,12 @@ class AlignedDifferences(DifferenceTrees):
     words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, aligned with epochs"
 
     def squared_norms(self, workload: Workload) -> NodeGroups:
+        """Add up each position's squared displacements over the trees of all epochs, (N,) a group."""
         early, late, difference = np.zeros((3, self.rounds_per_epoch))
         for start in range(0, workload.rounds, self.rounds_per_epoch):
             clips = workload.clips[start : start + self.rounds_per_epoch]
             column_norms = nodes.column_squared_norms(len(clips), self.decay)
+            # The first epoch has no earlier query, and so no differences.
             if start == 0:
                 early[: len(column_norms)] += clips**2 * column_norms
             else:
@@ -386,6 +388,7 @@ class AlignedDifferences(DifferenceTrees):
         return noise if residual is None else noise + residual, next_state
 
     def integer(self, workload: Workload) -> Factorization:
+        """Build the factorization with a decay that is a multiple of 2^-31, for clipped differences only."""
         if self.movement is not None:
             raise InputError(
                 "AlignedDifferences: bounds that rest on how far queries move are no bounds of integers; use "

@@ -150,8 +150,10 @@ def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) 
     partial_sums: dict[int, Floats] = {}
 
     def inner(columns: NDArray[np.int64]) -> Floats:
+        """Compute the inner products of some columns, (n,) -> (n, n), from one partial sum for each lag."""
         block_starts = columns // length * length
         rounds_after = np.minimum(block_starts + length, rounds) - 1 - columns  # rounds of the block that follow
+        # Two columns at a lag have the sum of c_k c_{k+lag} over the rounds after the later one.
         min_rounds_after, lags = (
             np.minimum.outer(rounds_after, rounds_after).ravel(),
             np.abs(np.subtract.outer(columns, columns)).ravel(),

@@ -110,11 +110,13 @@ def tree_inner_products(rounds: int, block: int, decay: float) -> Callable[[NDAr
     """
 
     def products(columns: NDArray[np.int64]) -> Floats:
+        """Compute the inner products of some columns, (n,) -> (n, n), level by level."""
         block_starts = columns // block * block
         positions, block_lengths = columns - block_starts, np.minimum(block, rounds - block_starts)
         inner_products = np.zeros((len(columns), len(columns)))
         for level in range(level_count(min(block, rounds))):
             nodes = positions >> level
+            # Released nodes are left halves, and end within their block.
             released = (nodes % 2 == 0) & ((nodes + 1) << level <= block_lengths)
             distances = ((nodes + 1) << level) - 1 - positions
             weights = np.where(released, float(decay) ** distances, 0.0)
@@ -378,9 +380,11 @@ class BinaryTree(Mechanism):
         return cls(workload.decay, workload.period)
 
     def certified(self, workload: Workload) -> Sensitivity:
+        """Count the released nodes that hold a record, exactly but for orders that only separate rounds."""
         check_matches(workload, self.decay, self.period)
         columns = self.columns(workload)
         if isinstance(workload.public_order, MinSeparation):
+            # Separated rounds have too many patterns to count, and the bound holds for all.
             bound = self._certify_separated(workload, workload.public_order, columns.squared_norms)
             return tighten_sensitivity(bound, columns.inner, workload)
 
@@ -496,6 +500,7 @@ class IntegerTree(IntegerStrategy):
         )
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
+        """Bound every node by merging the bounds of its parts, as `step` merges nodes."""
         node_bounds, max_bound = list[int](), 0
         for t, (increment_bound,) in enumerate(loads, start=1):
             if is_restart(t, self.period):
@@ -505,6 +510,7 @@ class IntegerTree(IntegerStrategy):
                 bound += scale_bound(node_bounds.pop(), self._decays[level])
             node_bounds.append(bound)
             max_bound = max(max_bound, bound)
+        # Every integer on the way is at most the node that it ends in.
         return IntegerBounds(max_bound, max_bound)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:

@@ -273,6 +273,7 @@ def _fit_request(cell: Cell) -> str | None:
 
 
 def _fit_noise(request: str, cell: Cell) -> FittedNoise:
+    """Fit noise to the points that the cell's algorithm publishes, and time the fit in seconds."""
     settings, start_seconds = cell.algorithm.settings, time.perf_counter()
     assert isinstance(settings, NoiseSettings)
     with torch.inference_mode(False):  # Flower's apps run in inference mode, and a response takes a backward pass

@@ -174,6 +174,7 @@ class Plan:
     """Rounds 1, 2, …"""
 
     def __post_init__(self) -> None:
+        """Derive all fields below `model_length`, and then the table of rounds."""
         is_exact, trust = self.exact_plan is not None, self.trust
         masked, integers_at_server = (
             trust.masked and bool(self.noise.sources),
@@ -195,8 +196,10 @@ class Plan:
             "message_dtype": message_dtype,
             "stored_dtype": torch.int64 if integers_at_server else self.dtype,
         }
+        # The class is frozen.
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+        # The table is computed from the other derived fields.
         object.__setattr__(self, "rounds", tuple(self._planned_rounds()))
 
     def _planned_rounds(self) -> Iterator[PlannedRound]:

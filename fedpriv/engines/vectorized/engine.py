@@ -169,6 +169,7 @@ class _ReplicateGroup:
     def __init__(
         self, indices: Sequence[int], cells: Sequence[Cell], plans: Sequence[Plan], observer: RunObserver
     ) -> None:
+        """Stack the numbers in which the plans differ, and set up noise, absences and evaluations."""
         self._indices, self._cells, self._observer = indices, cells, observer
         self._run_section, self._task = cells[0].run, load_task(cells[0])
         self._dtype, self._device = self._task.train.features.dtype, find_device(self._run_section.device)
@@ -178,6 +179,7 @@ class _ReplicateGroup:
         self._plan = plan = group.plan
         self._noise_feed = None
         if plan.noise.sources:
+            # With `aggregate` the mean of all silos' noise is drawn at once, from a single source.
             noises = [
                 aggregate_noise(replicate_plan.noise)
                 if self._run_section.noise == "aggregate"
@@ -185,6 +187,7 @@ class _ReplicateGroup:
                 for replicate_plan in plans
             ]
             size, rounds, draws = plan.objective.dimension, plan.schedule.rounds, plan.mechanism.draws
+            # Unscaled, since a round multiplies the vectors by `amplitude` when it adds them.
             self._noise_feed = NoiseFeed(
                 noises, group.noise_seeds, rounds, size, self._dtype, draws, self._device, unscaled=True
             )
@@ -192,6 +195,7 @@ class _ReplicateGroup:
         self._steps_locally = plan.rounds[0].step.local is not None
         self._silo_evaluations = [SimulatedEvaluation.from_cell(cell) for cell in cells]
         self._replicate_absences = ReplicateAbsences(self._absences, len(plan.batch_sizes), self._device)
+        # The other objectives read records and weights only.
         self._needs_row_indices = bool(
             declared_dependence(plan.objective) & ~(Dependence.RECORD | Dependence.BATCH)
         )

@@ -439,6 +439,8 @@ def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumS
     source = simulation_noise(noise_sum.seed, kind)
 
     def sums(rounds: Sequence[int], node: int) -> Tensor:
+        """Draw the weighted sum of the parties' noise of one node for each round, (rounds, size)."""
+        # A single party has the weight 1, so that all rounds are drawn in one call.
         if len(noise_sum.parties) == 1:
             return torch.from_numpy(source.vectors(size, noise_sum.parties * len(rounds), rounds, node))
         out = np.empty((len(rounds), size), kind)
@@ -465,12 +467,14 @@ class DeviceSums:
         self._dimension = size
 
     def __call__(self, rounds: Sequence[int], node: int) -> Tensor:
+        """Draw the weighted sum of the parties' noise of one node for each round, (rounds, d)."""
         sums = self._make_zeros(len(rounds), self._dimension)
         for row, t in zip(sums, rounds, strict=True):
             key = seed_key(
                 self._noise_sum.seed, "noise of a device", str(self._noise_sum.parties), str(t), str(node)
             )
             generator = self._generator.manual_seed(int.from_bytes(key[:8], "big") >> 1)
+            # Many parties are drawn in groups, to bound the memory of their vectors.
             for weights in torch.split(self._weights, max(1, _MAX_DEVICE_VALUES // self._dimension)):
                 row += weights @ self._draw_normals(len(weights), self._dimension, generator=generator)
         return sums

@@ -109,10 +109,13 @@ class AveragedSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
+        """Add the mean of the silos' noise to the mean of their sums, (replicates, d)."""
         check_query_distance(self._step.plan.mechanism, running_sum.past_vectors, t, query, f"round {t}")
         state = RoundState(t - 1, running_sum.past_vectors, (running_sum.total,), mechanism_state)
         increment_sum = self._step.sum_increments(state, round_plan, query, batch)
+        # For any party the step draws the noise of the mean, which has that of all silos.
         noisy, state = self._step.add_noise(state, t, increment_sum.values, SERVER, query)
+        # An absent silo counts with its last release, whose noise is another one.
         if self._absence_corrections is not None:
             noisy = noisy + next(self._absence_corrections)
         assert increment_sum.clipped_count is not None
@@ -145,6 +148,7 @@ class LocalSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
+        """Release at each silo's own point, and return the weighted mean, (replicates, d)."""
         mean, start = torch.zeros_like(query), 0
         clipped_count = query.new_zeros(query.shape[:-1], dtype=torch.int64)
         fresh = None if self._fresh is None else next(self._fresh)
@@ -158,6 +162,7 @@ class LocalSilos:
                 gradient_point(round_plan.step, query, past_vectors),
                 self._select_silo(batch, silo, start, row_count),
             )
+            # A silo's release is of its local steps in this round, so that its sum starts from 0.
             increment_sum = self._step.sum_increments(
                 RoundState(accumulator=(torch.zeros_like(query),)), round_plan, point, silo_batch
             )
