@@ -181,6 +181,7 @@ class GaussianDP:
         return ApproximateGDP(self.mu)
 
     def format_clause(self, texts: Mapping[str, str], attained: bool) -> str:
+        """Format μ, (ε, δ) and zCDP, as exact numbers if they are attained and as bounds otherwise."""
         mu, epsilon, delta = texts["mu"], texts["epsilon"], texts["delta"]
         clause = f"μ-GDP exactly with μ = {mu}" if attained else f"μ-GDP with μ at most {mu}"
         if "counted_mu" in texts:

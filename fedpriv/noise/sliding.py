@@ -62,6 +62,8 @@ class SlidingDifferences(DifferenceTrees):
     words: ClassVar[str] = f"{THREE_TREES_DESCRIPTION}, over sliding windows"
 
     def squared_norms(self, workload: Workload) -> NodeGroups:
+        """Add up each position's squared displacements over all used nodes, (N,) a group."""
+        # Differences are used in windows that end at round 2N or later.
         ends_by_level = [
             (
                 level,

@@ -35,6 +35,7 @@ class ScaleSection(Section):
 
     @model_validator(mode="after")
     def _check_both_given(self) -> Self:
+        """Require means in -1 … 1 and as many deviations up to 1, or neither."""
         if (self.means is None) != (self.deviations is None):
             raise ValueError("means and deviations are given together")
         if self.means is None or self.deviations is None:

@@ -110,6 +110,7 @@ class FederationSection(Section):
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
+        """Refuse keys of silos beside clients, and a cohort that does not divide the clients."""
         if (self.clients is None) != (self.cohort is None):
             raise ValueError(
                 "clients and cohort come together: how many there are, and how many answer in a round"
@@ -275,6 +276,7 @@ class PrivacySection(Section):
 
     @model_validator(mode="after")
     def _check_one_target(self) -> Self:
+        """Require exactly one target of a private run, and none of a run without noise."""
         targets = [name for name in ("mu", "rho", "zcdp", "epsilon") if getattr(self, name) is not None]
         if self.mode == "none" and targets:
             raise ValueError(f'mode = "none" means no noise, so {targets[0]} cannot be given with it')

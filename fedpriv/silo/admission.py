@@ -332,6 +332,7 @@ class Admission:
         return _RefusalContext(self.policy.silo, self.time_limit())
 
     def _check_number(self, section: str, name: str, number: float) -> None:
+        """Refuse a number that no run within the policy needs, before anything is computed from it."""
         if not abs(number) <= _MAX_NUMBER:
             raise InputError(f"{name} = {number:g}: no number of a scenario is that large")
         if section == "privacy" and not number <= _MAX_PRIVACY:
@@ -496,6 +497,7 @@ class _RefusalContext:
         self.time_limit.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """End the time limit, and turn the error into a refusal of one line."""
         self.time_limit.__exit__(kind, error, trace)
         if isinstance(error, CodeError):
             _log.warning("silo %d: %s", self.silo, error)
@@ -504,6 +506,7 @@ class _RefusalContext:
             raise RunError(str(error)) from None
         if isinstance(error, TimeoutError):
             raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned: {error}") from None
+        # Ctrl-C and other exits are no errors of a scenario, and pass.
         if isinstance(error, Exception) and not isinstance(error, FedprivError):
             _log.warning("silo %d: a scenario cannot be planned: %s", self.silo, sanitize_line(repr(error)))
             raise RunError(f"silo {self.silo} refuses: the scenario cannot be planned") from None

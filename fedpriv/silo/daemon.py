@@ -70,6 +70,8 @@ def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
     cpu_start, clock_start, is_over = time.thread_time(), time.monotonic(), False
 
     def check_time(*_: object) -> None:
+        """Raise TimeoutError at a poll after a limit, in the main thread."""
+        # A last signal can arrive after the block.
         if is_over:
             return
         if time.thread_time() - cpu_start > cpu_seconds:

@@ -132,6 +132,7 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
         timeout = _PATIENCE_SECONDS
 
         def do_GET(self) -> None:
+            """Answer /metrics with the current metrics as text, and any other path with status 404."""
             is_metrics_path = self.path.partition("?")[0] == "/metrics"
             content = format_metrics(collect_metrics()).encode() if is_metrics_path else b"only /metrics is here\n"
             self.send_response(200 if is_metrics_path else 404)

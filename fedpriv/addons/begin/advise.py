@@ -111,6 +111,7 @@ class Facts:
     records_of_person: int | None = None
 
     def __post_init__(self) -> None:
+        """Refuse facts outside of the ranges for which advice is computed."""
         _check_integer("silos", len(self.sizes), 1, 100_000)
         for silo, size in enumerate(self.sizes):
             _check_integer(f"records of silo {silo}", size, 1, 10**9)

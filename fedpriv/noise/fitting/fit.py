@@ -80,8 +80,10 @@ class PlainLoss(RootLoss):
     """log J of noise without `column_scale`."""
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
+        """Compute log ‖C u‖² + log ‖R B‖² and its gradient, (roots,)."""
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
         impulse = np.eye(1, self.workload.rounds)[0]
+        # u is one of finitely many records, and so counts as constant in the gradient.
         column_signal = filter_rational(
             worst_record(filter_rational(impulse, phi, theta), self.workload), phi, theta
         )
@@ -92,6 +94,7 @@ class PlainLoss(RootLoss):
         )
         gradient = np.empty(len(roots))
         for index, root in enumerate(roots):
+            # Roots at odd indices are φ, for which the signs change.
             sign = 1.0 if index % 2 == 0 else -1.0
             norm_derivative = sum_products(column_signal, filter_delayed(column_signal, root)) / squared_norm
             gradient[index] = (
@@ -122,6 +125,7 @@ class ScaledLoss(RootLoss):
     """
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
+        """Compute log ‖clip · R A diag(n) C^-1‖² and its gradient, (roots,)."""
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
         series = filter_rational(np.eye(1, self.workload.rounds)[0], phi, theta)
         norms = np.sqrt(np.cumsum(series**2))  # n, with the last round first as in `increment_weights`

@@ -180,6 +180,7 @@ class _ChunkWorkspace(threading.local):
     """
 
     def __init__(self) -> None:
+        """Allocate memory for `_CHUNK` values, each from two AES blocks."""
         self.counters = np.empty((2 * _CHUNK, 2), _LITTLE)
         self.bits = bytearray(self.counters.nbytes + 16)  # update_into wants one block to spare
         self.row = np.arange(_CHUNK)
