@@ -102,6 +102,7 @@ class Progress(RunObserver):
     """
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
+        """Prepare a panel for `console`, by default stderr, which is live on terminals only."""
         self._quiet = quiet
         self._console = console or Console(stderr=True, quiet=quiet)
         self._is_live = self._console.is_terminal and not quiet
@@ -122,6 +123,7 @@ class Progress(RunObserver):
         self._print(fit.summary)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
+        """Begin to count cells and rounds, and print how many samples fill no round."""
         self._scenario, self._folder = scenario, folder
         self._cell_count, self._finished_count = len(places), 0
         self._start_time = time.monotonic()
@@ -143,6 +145,7 @@ class Progress(RunObserver):
         self._current.add_evaluation(t, metrics)
 
     def finished(self, place: int, finished: CellOutcome) -> None:
+        """Count a finished cell, report missed rounds, and print a line if no panel is live."""
         # Absences of a simulation are in its scenario.
         missed_rounds = finished.missed if finished.noise == "release" else {}
         for silo, rounds in missed_rounds.items():  # reported even with --quiet
@@ -287,6 +290,7 @@ class MLflow(RunObserver):
             self._client = module.MlflowClient(tracking_uri=uri)
 
     def started(self, scenario: Scenario, places: Sequence[int], folder: Path) -> None:
+        """Begin a run for each cell in the scenario's experiment, with the cell's keys as parameters."""
         with self._translate_errors():
             stored_experiment = self._client.get_experiment_by_name(scenario.name)
             experiment = (

@@ -85,6 +85,7 @@ def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
 
     class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            """Answer / with the page and /version with its version, only under names of this machine."""
             names = [f"{host}:{self.connection.getsockname()[1]}" for host in ("127.0.0.1", "localhost")]
             # Against DNS rebinding: a foreign page whose host name resolves to this address.
             if self.headers.get("Host") not in names:
@@ -100,6 +101,7 @@ def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
                 "Content-Type", f"text/{'plain' if self.path == '/version' else 'html'}; charset=utf-8"
             )
             self.send_header("Content-Length", str(len(body)))
+            # The page changes while the run lasts.
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             self.wfile.write(body)

@@ -56,6 +56,7 @@ def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
     """
 
     def write(root: Path) -> None:
+        """Download Debian's package, and write its files unzipped."""
         target = root / folder
         target.mkdir(parents=True)
         with tempfile.TemporaryDirectory(prefix="fedpriv-debian-") as downloads:

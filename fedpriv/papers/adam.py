@@ -66,11 +66,13 @@ class CorrectedAdam:
         return state.iterate
 
     def update(self, state: AdamState, released: Tensor, current: Round) -> AdamState:
+        """Update m_t and v_t, and step to x_{t+1}, (..., d) each."""
         gradient = released / current.scale
         first = self.first_decay * state.first + (1.0 - self.first_decay) * gradient
         second = self.second_decay * state.second + (1.0 - self.second_decay) * gradient.square()
         corrected = second / (1.0 - self.second_decay**current.t) - (self.noise_std / current.scale) ** 2
         floor = torch.as_tensor(self.floor, dtype=corrected.dtype, device=corrected.device)
+        # With noise, v̂_t - φ can be negative.
         direction = (
             first / (1.0 - self.first_decay**current.t) / torch.maximum(corrected.clamp(min=0.0).sqrt(), floor)
         )

@@ -123,6 +123,7 @@ class PhasedSGD:
         return state.iterate
 
     def update(self, state: PhasedState, released: Tensor, current: Round) -> PhasedState:
+        """Step from w_{i,t} in a gradient round, and from the average to w_i in an empty one, (..., d)."""
         phase = self.phases.phase(current.t)
         displacement = self.step * phase_step_factor(phase) * released / current.scale
         if self.phases.batch_index(current.t) is not None:
@@ -131,6 +132,7 @@ class PhasedSGD:
                 project_to_ball(state.iterate - displacement, self.radius),
                 state.iterate_sum + state.iterate,
             )
+        # The release of an empty round is noise alone, and makes the average private.
         average = state.iterate_sum / self.phases.lengths[phase - 1]
         start = project_to_ball(average - displacement, self.radius)
         return PhasedState(start, start, torch.zeros_like(start))

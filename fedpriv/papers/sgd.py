@@ -76,12 +76,14 @@ class ProjectedSGD:
         return state.iterate
 
     def update(self, state: SgdState, released: Tensor, current: Round) -> SgdState:
+        """Step along the velocity, project onto the ball, and update the output, (..., d) each."""
         gradient = released if current.scale == 1.0 else released / current.scale
         has_no_momentum = isinstance(self.momentum, float) and self.momentum == 0.0
         velocity = gradient if has_no_momentum else self.momentum * state.velocity + gradient
         iterate = project_to_ball(take_step(state.iterate, self.step, velocity), self.radius)
         average = state.average.lerp(iterate, 1.0 / current.t) if self.averaged else iterate
         if self.output_round is not None:
+            # The iterate after round U - 1 is x_U, which no later round replaces.
             average = torch.where(torch.as_tensor(current.t < self.output_round), iterate, state.average)
         return SgdState(iterate, state.velocity if has_no_momentum else velocity, average)
 

@@ -274,6 +274,7 @@ def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric
     equal = all(len({cell["rounds"] for cell in cells}) == 1 for cells in by_panel.values())
 
     def make_series(point: dict[str, Any], name: str, look: Look) -> Series:
+        """Make the line of a setting, with mean and standard deviation over its cells in each round."""
         cells = cells_at_point(results, point)
         lines = (line for cell in cells for line in by_cell.get(cell["cell"], []))
         marks = []
