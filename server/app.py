@@ -220,6 +220,7 @@ def make_server_app(make_observer: Callable[[Mapping[str, Any]], RunObserver]) -
     @app.main()
     @torch.inference_mode()
     def main(grid: Grid, context: Context) -> None:
+        """Run the cell of the run configuration, deployed if there is a `run-token`."""
         torch.set_num_threads(1)  # As in the clients: the order of sums must not depend on the number of cores.
         observer = make_observer(context.run_config)
         try:
@@ -372,6 +373,7 @@ def _run_strategy(
     reported_rounds, last_report = 0, -math.inf  # A server that continues a run starts after its stored rounds.
 
     def evaluate(t: int, arrays: ArrayRecord) -> None:
+        """Report progress after round t, and evaluate the model (d,) if t is an evaluated round."""
         nonlocal reported_rounds, last_report
         if (now := time.perf_counter()) - last_report > _PROGRESS_SECONDS or t == plan.schedule.rounds:
             observer.advanced(t - reported_rounds)

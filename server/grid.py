@@ -168,6 +168,7 @@ class PatientGrid(Grid):
     def __init__(
         self, grid: Grid, *, has_registered_nodes: bool = False, on_wait: WaitCallback = lambda silos, since: None
     ) -> None:
+        """Wrap a grid, with a callback for the silos that the server waits for."""
         self._grid, self._on_wait, self._has_registered_nodes = grid, on_wait, has_registered_nodes
         self._silo_by_node: dict[int, int] = {}  # node -> silo, as reported or registered
         self._moved_nodes: dict[int, int] = {}  # first node of a silo -> its current node

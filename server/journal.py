@@ -277,10 +277,13 @@ class ServerJournal(AbstractContextManager["ServerJournal"]):
 
 
 def _wipe(path: Path) -> None:
+    """Overwrite a file with zeros on the disk, and remove it."""
     if path.exists():
+        # In place: a new file would leave the old blocks on the disk.
         with path.open("r+b") as file:
             file.write(bytes(path.stat().st_size))
             file.flush()
+            # Without a sync, zeros of a removed file need never reach the disk.
             os.fsync(file.fileno())
         path.unlink()
 

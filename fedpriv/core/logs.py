@@ -37,6 +37,7 @@ class _LineFormatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
+        """Format a record with its UTC time, its level and the fields that it has."""
         time_text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         fields = {key: getattr(record, key) for key in _LOG_FIELDS if hasattr(record, key)}
         message = super().format(record)
@@ -44,6 +45,7 @@ class _LineFormatter(logging.Formatter):
             basic_fields = {"time": time_text, "level": record.levelname.lower()}
             return json.dumps({**basic_fields, **fields, "message": message})
         field_texts = "".join(f" {key}={_quote_value(value)}" for key, value in fields.items())
+        # Only the first line begins with a time, so that a message cannot forge a record.
         lines = "\n  | ".join(sanitize_line(line, _MAX_LENGTH) for line in message.splitlines())
         return f"{time_text} {record.levelname}{field_texts} {lines}"
 

@@ -39,6 +39,7 @@ class Workspace:
     """
 
     def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
+        """Allocate counters of whole AES blocks, and views of the bits that normals are made of."""
         per_block = BLOCK_BYTES // dtype.itemsize
         self._radius_blocks, angle_blocks = -(-pairs // per_block), -(-(skipped + pairs) // per_block)
         self.counters = np.empty((count, self._radius_blocks + angle_blocks, 2), np.uint64)
@@ -141,12 +142,14 @@ class KeyedNormal:
     """
 
     def __init__(self, key: bytes, dtype: DTypeLike = np.float32) -> None:
+        """Derive the streams from a key of 32 bytes, for vectors in float32 or float64."""
         if len(key) != 32:
             raise ValueError(f"a key has 32 bytes, not {len(key)}")
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
             raise ValueError(f"noise is drawn in float32 or float64, not {self.dtype}")
         self._encrypt = _block_cipher(key)
+        # The keys depend on these names, which therefore stay as they are.
         self._sampling_key, self._secrets_key = derive_key(key, "coins"), derive_key(key, "key agreement")
         self._workspaces: OrderedDict[tuple[int, int, int], Workspace] = OrderedDict()
 

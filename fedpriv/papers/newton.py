@@ -247,13 +247,16 @@ class NoisyNewton:
         return state
 
     def update(self, state: Tensor, released: Tensor, current: Round) -> Tensor:
+        """Average the noisy Hessian into A_t, and step to x_{t+1}, (..., d + d (d + 1)/2) together."""
         size, t = self.parameters, current.t
         mean = released / current.scale
         mean_hessian = state[..., size:]
+        # Hessians have the weights 1 … t in their mean, so that later ones count more.
         new_mean = mean_hessian + 2.0 / (t + 1.0) * (mean[..., size:] / self.kappa - mean_hessian)
         x = state[..., :size].double()
         values, vectors = torch.linalg.eigh(symmetric_matrix(new_mean, size))
         gradient = mean[..., :size].double() + self.penalty * x
+        # Noise can make eigenvalues negative.
         eigen_step = (vectors.mT @ gradient.unsqueeze(-1)).squeeze(-1) / (values.clamp(min=0.0) + self.penalty)
         # u_1 and u_2 replace x.  From t = 3 on, a step of 1 / (t - 1) gives the mean of u_2 … u_t.
         return torch.cat(

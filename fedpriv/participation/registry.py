@@ -174,11 +174,13 @@ class ClientAvailability(DrawnOrder):
 
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
+        """Build the participation with `min_separation`, which is required."""
         keys.refuse_groups(cls.name)
         if keys.min_separation is None:
             raise InputError(
                 'federation.min_separation: sampling = "available" needs it, the rounds between two answers of one'
             )
+        # A client cannot answer more often in the run, whatever the scenario allows.
         round_limit = -(-order.rounds // keys.min_separation)
         max_participations = (
             round_limit if keys.max_participations is None else min(round_limit, keys.max_participations)

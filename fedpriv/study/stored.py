@@ -221,8 +221,10 @@ class CheckpointFolder(Checkpoints):
         return path.read_bytes() if path.exists() else None
 
     def keep(self, name: str, content: bytes) -> None:
+        """Write a checkpoint for its owner only, or notify the observer of the first failure."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
+            # Not durable: a checkpoint that a crash of the machine loses costs only time.
             write_bytes(self._path(name), content, PRIVATE_MODE, durable=False)
         except OSError as error:
             if not self._write_failed:
