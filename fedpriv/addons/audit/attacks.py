@@ -1,12 +1,14 @@
 """Attacks on the bits of noisy integers, and by hostile queries, beyond the distribution of the noise.
 
-The attacker on integers knows all records but one.  So for each world, in which the record is present or absent,
-the attacker computes the noise z = y - C s that the world implies.  In the true world z has the distribution of
-the noise.  Three tests tell the worlds apart if the noise is defective:
+The attacker on integers knows all records but one, and has two worlds: the record is present, or absent.  Under
+replace-one, an absent record is one with the opposite label.  A release is y = C s + z: s (T, d) are the integer
+sums of T rounds, C (T, T) is the matrix of the noise mechanism's strategy, and z (T, d) is the integer noise.  For
+each world the attacker computes the sums s, and the noise z = y - C s that the world implies.  In the true world
+z has the distribution of the noise.  Three tests tell the worlds apart if the noise is defective:
 
-* Lattice of a generator, after Mironov 2012: Box & Muller's transform takes the radius of two values from one
-  integer n of few bits, r = √(-2 ln((n + ½) 2^-w)).  So k = 2^w exp(-r²/2) - ½ is close to an integer, if k is
-  small enough for the floating-point type to show it.
+* Lattice of a generator, after Mironov 2012: Box & Muller's transform takes the radius r of two values from one
+  integer k of w bits, r = √(-2 ln((k + ½) 2^-w)).  So k = 2^w exp(-r²/2) - ½, computed from two noise values, is
+  close to an integer, if k is small enough for the floating-point type to show it.
 * Residues: a discrete Gaussian is uniform modulo numbers far below its size.  A sum that is rounded after its
   noise, or noise of few digits, is not.
 * Public seed: the noise equals that of a simulation of the scenario.
@@ -14,7 +16,8 @@ the noise.  Three tests tell the worlds apart if the noise is defective:
 Mironov attacked Laplace noise ("On significance of the least significant bits for differential privacy", CCS
 2012).
 
-A server may send any finite vector.  A hostile query drives the arithmetic out of range for some records only.
+A server may send any finite vector as a query.  A hostile query drives the arithmetic out of range for some
+records only.
 Then the reply is not finite, missing, or far too long for those records, and one round suffices whatever
 the noise.
 """
@@ -83,10 +86,17 @@ def integers_cell(cell: Cell, mu: float) -> Cell:
 
 
 def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
-    """Run a record that is present or absent by a fair coin.
+    """Run one trial of the attack on integers, with a target record present or absent by a fair coin.
+
+    Silo 0 has the target record, and all other records are zeros.  Queries are the vector 0.
+
+    Args:
+        cell: Cell of the size of `integers_cell`.
+        seed: Seed of the coin.
 
     Returns:
-        The coin, and the evidence of each test for presence, (tests,).
+        The coin, True if the record is present, and the evidence of each of `INTEGER_TESTS` for presence,
+        (tests,): the score of the present world minus that of the absent one.
     """
     plan = make_plan(cell, make_canary_objective(cell, _FEATURE_COUNT), for_release=True)
     present = bool(public_generator(seed, "audit integers").random() < 0.5)
@@ -115,7 +125,12 @@ def attack_integers(cell: Cell, seed: int) -> tuple[bool, Scores]:
 def bound_integers_attack(trials: Sequence[tuple[bool, Scores]], failure: float) -> tuple[float, str]:
     """Return the largest lower bound on μ from the trials, and the name of the test.
 
-    All bounds hold together with probability 1 - `failure` or more, as `failure` is divided among the tests.
+    Each test guesses "present" if its evidence is above 0.  All bounds hold together with probability 1 -
+    `failure` or more, as `failure` is divided equally among the tests.
+
+    Args:
+        trials: Coin and evidence (tests,) of each trial, from `attack_integers`.
+        failure: Probability that some bound is wrong, at most.
     """
     coins, scores = (np.array(column) for column in zip(*trials, strict=True))
     bounds = (
@@ -134,14 +149,18 @@ def _target_shard(cell: Cell, plan: Plan, *, is_present: bool) -> Shard:
 
 
 def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tensor]) -> NDArray[np.float64]:
-    """Compute y, (T, d), from releases B y, up to rounding in the type of the releases."""
+    """Compute y, (T, d) in integer units, from T released means (d,), up to rounding in their type.
+
+    Releases are R = B y · unit / records, with the noise factor B (T, T) and the number of records of a mean.  So
+    y = B⁻¹ R · records / unit.
+    """
     rows = np.stack([vector.double().numpy() for vector in releases])
     records = sum(plan.batch_sizes) if plan.trust.adds_noise(SERVER) else plan.batch_sizes[0]
     return np.asarray(np.linalg.inv(noise_factor(plan)) @ rows * (records / exact.lattice.unit))
 
 
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
-    """Compute a silo's integer sum of each round by its own code, as for a trusted server."""
+    """Compute a silo's integer sum of each round, (d,), by its own code, without noise at queries 0."""
     records, sending_plan = unit_records(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
     silo = Silo.for_release(silo_id, sending_plan, records, bytes(32), b"")
     state, sums = silo.initial_state(), []
@@ -154,16 +173,20 @@ def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]
 def _score_world(
     cell: Cell, plan: Plan, exact: ExactPlan, noisy: NDArray[np.float64], sums: Sequence[Sequence[Ints]]
 ) -> Scores:
-    """Score the fit of each test to the noise that a world implies, (tests,).
+    """Score the traces of each defect in the noise z = y - C s that a world implies, (tests,).
 
-    The implied noise is y minus the strategy's outputs for the sums of the world.
+    A score is large if the world is the true one and the noise has the defect.  In order of `INTEGER_TESTS`:
+
+    * for each width, Σ cos 2πk over the radii (`_radius_scores`),
+    * for each b of `MODULUS_BITS`, Σ cos(2π z / 2^b) over the first values of each round,
+    * the share of values of round 1 that equal those of a simulation.
 
     Args:
         cell: Cell of the run.
         plan: Plan of the run.
         exact: Integers and noise of the plan.
         noisy: y, (T, d).
-        sums: Integer sums of silo i in round t at [i][t - 1], (d,).
+        sums: Integer sums s of the world: [i][t - 1] is that of silo i in round t, (d,).
     """
     strategy, outputs = exact.inputs.factorization.strategy, []
     state = strategy.initial_state()
@@ -171,6 +194,7 @@ def _score_world(
         output, state = strategy.step(state, t, _sum_vectors(round_sums))
         outputs.append(output)
     residual = noisy - np.array(outputs)
+    # Standard deviation of the noise of all parties together, in integer units.
     noise_size = exact.party_claim(0).sigma * (exact.inputs.party_count**0.5)
     seeded_release = _seeded_release(cell, plan, [silo_sums[0] for silo_sums in sums])
     match_share = float((np.abs(noisy[0] - seeded_release) <= _SAME_VALUE_TOLERANCE * noise_size).mean())
@@ -182,7 +206,13 @@ def _score_world(
 
 
 def _seeded_release(cell: Cell, plan: Plan, sums: Sequence[Ints]) -> Scores:
-    """Compute y of round 1, (d,), with the noise that a simulation draws, from the sums of all silos."""
+    """Compute y of round 1, (d,), with the noise that a simulation draws by the cell's public seed.
+
+    Args:
+        cell: Cell of the run.
+        plan: Plan of the run.
+        sums: Integer sums of the silos in round 1, (d,) each.
+    """
     integer_steps, query = IntegerSteps(plan, integer_noise_key(cell.seed)), zero_queries(plan)[0]
     sums_by_party = {SERVER: _sum_vectors(sums)} if plan.trust.adds_noise(SERVER) else dict(enumerate(sums))
     noisy_sums = [
@@ -199,7 +229,14 @@ def _sum_vectors(vectors: Sequence[Ints]) -> Ints:
 
 
 def _radius_scores(residual: NDArray[np.float64]) -> list[float]:
-    """Return Σ cos 2πk of the implied noise (T, d), for each width of a radius."""
+    """Return Σ cos 2πk of the implied noise, for each width w of `RADIUS_BITS`.
+
+    Values i and i + d/2 of a round share a radius, r² = z_i² + z_{i+d/2}², and k = 2^w exp(-r²/2) - ½.  The sum is
+    over the radii whose k is less than about `_MAX_EXACT_K`.  It is large if those k are integers.
+
+    Args:
+        residual: Implied noise in units of its standard deviation, (T, d).
+    """
     half_count = residual.shape[1] // 2
     squared_radii = residual[:, :half_count] ** 2 + residual[:, half_count:] ** 2
     squares_by_width = {
@@ -226,10 +263,18 @@ def hostile_cell(cell: Cell, mu: float) -> Cell | None:
 
 
 def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool, Scores]:
-    """Run one kind of query on a silo whose first record is bright or zero by a fair coin.
+    """Send queries of one kind to silo 0, whose first record is bright or zero by a fair coin.
+
+    A bright record has features of norm `FAR_NORM`.  All other records are zeros.
+
+    Args:
+        cell: Cell of the size of `hostile_cell`.
+        kind: One of `HOSTILE_KINDS`.
+        seed: Seed of the coin.
 
     Returns:
-        The coin, and the outcome of each test, (2,), 1 if it detects a bad reply and else 0.
+        The coin, True for a bright record, and the outcome of each test, (2,): 1 if some reply is missing or not
+        finite, else 0, and 1 if some reply is too long, else 0.
     """
     objective = make_canary_objective(cell, _HOSTILE_FEATURES)
     plan = make_plan(cell, objective, for_release=True)
@@ -246,7 +291,14 @@ def attack_with_hostile_queries(cell: Cell, kind: str, seed: int) -> tuple[bool,
 
 
 def bound_hostile_attack(trials: Mapping[str, list[tuple[bool, Scores]]], failure: float) -> tuple[float, str]:
-    """Return the largest lower bound on μ from the trials of all kinds, and the name of the test."""
+    """Return the largest lower bound on μ from the trials of all kinds, and the name of the test.
+
+    Each test guesses a bright record if its outcome is 1.
+
+    Args:
+        trials: Coin and outcomes (2,) of each trial, from `attack_with_hostile_queries`, by kind.
+        failure: Probability that some bound is wrong, divided equally among the two tests of each kind.
+    """
     best_result, share = (0.0, "none"), failure / (len(trials) * len(_HOSTILE_TESTS))
     for kind, outcomes in trials.items():
         coins, scores = (np.array(column) for column in zip(*outcomes, strict=True))
@@ -265,7 +317,15 @@ def hostile_queries(plan: Plan) -> list[Tensor]:
 
 
 def _queries_of_kind(kind: str, objective: Objective, rounds: int) -> list[Tensor]:
-    """Return one query of a kind for each round."""
+    """Return one query of a kind, of the model's shape, for each round.
+
+    A query is a multiple of weights 1 for class 0 and -1 for class 1, with biases 0:
+
+    * "overflowing logits": the largest finite number, divided by twice the number of parameters,
+    * "large weights": 2^39,
+    * "denormal weights": 2^-20 times the smallest normal number,
+    * "cancelling points": (-1)^t (1 + 10^-6 t) 2^39 in round t + 1, so that queries of two rounds almost cancel.
+    """
     pattern = torch.zeros_like(objective.initial())
     pattern.view(2, -1)[0, :-1], pattern.view(2, -1)[1, :-1] = 1.0, -1.0
     float_info = torch.finfo(pattern.dtype)
@@ -289,7 +349,11 @@ def _ask_reply(silo: RestartableSilo, t: int, query: Tensor, keys: bytes) -> Ten
 
 
 def _excess_length(plan: Plan, reply: Tensor | None) -> float:
-    """Return 1 if a reply is longer than all clipped records plus six times the noise, else 0."""
+    """Return 1 if the norm of a reply (d,) is larger than any honest reply's, else 0.
+
+    The limit is the sum of the largest contributions of all T rounds, plus 6 √(d T) standard deviations of the
+    noise.  A missing reply has no length, and neither has an encoded message: both give 0.
+    """
     if reply is None or plan.masked:  # encoded messages have no length
         return 0.0
     rounds = range(1, plan.schedule.rounds + 1)

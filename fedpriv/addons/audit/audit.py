@@ -65,7 +65,9 @@ class Audit:
     claimed_mu: float
     mu: float
     epsilon: float
+    """ε that the same test shows at `delta`."""
     claimed_epsilon: float
+    """Claimed ε at `delta`."""
     delta: float
     statistic: str
     """Name of the test that shows `mu`."""
@@ -80,13 +82,19 @@ class Audit:
     """
     confidence: float
     trials: int
+    """Number of canaries, or of releases of statistics."""
     rounds: int
+    """Number of rounds of the small run that was audited."""
     silos: int
+    """Number of silos of the small run."""
     trust: str
     relation: str
     unit: str
+    """Description of the unit of protection."""
     dtype: str
+    """Floating-point type of the scenario."""
     seconds: float
+    """Duration of the audit."""
     alarms: float | None = None
     """Rate of false alarms at which `mu` was shown, or None for a claim of a μ."""
     pool: bool = False
@@ -203,6 +211,10 @@ def _worst_result(results: Mapping[str, FamilyResult]) -> FamilyResult:
 def _check_options(cell: Cell, claimed_mu: float, trials: int, confidence: float, seed: int) -> None:
     """Refuse cells that canaries cannot represent, and options out of range.
 
+    Refused cells have no noise, records that answer with more than a gradient, statistics of units that are not
+    records, clients that `check_clients` refuses, a curator, whom no deployment has, or a public order that is not
+    fixed.
+
     Raises:
         InputError: With the first reason.
     """
@@ -249,13 +261,26 @@ def _audit_secret_rounds(
 ) -> Audit:
     """Audit secret rounds against their claimed curve, by many canaries and by a canary in known company.
 
-    Each of both families has half of the failure.  In a cell with evaluations, the evaluations have a fifth, and
-    both families two fifths each.
+    The probability of failure is 1 - confidence.  Each of both families has half of the failure.  In a cell with
+    evaluations, the evaluations have a fifth, and both families two fifths each.
+
+    The outcome's bound is that of the family with the largest excess over its curve.  If both families keep their
+    claim, and evaluations exceed theirs, the bound is that of the evaluations.
+
+    Args:
+        cell: Cell of the scenario.
+        mu: μ of the claim.
+        trials: Number of canaries, rounded up to whole runs.
+        confidence: Confidence of the bounds.
+        seed: Seed of the coins.
+        progress: Function that is called with the finished share of the work.
+        start_time: Start of the audit, by `time.perf_counter`.
     """
     canary_cell, company_cell = secret.make_canary_cell(cell, mu), secret.make_company_cell(cell, mu)
     canary_plan, company_plan = (
         make_plan(item, make_canary_objective(item, 1), for_release=True) for item in (canary_cell, company_cell)
     )
+    # Many canaries in a few runs, and one canary in each of many short runs.
     runs, company_count = -(-trials // secret.CANARY_COUNT), trials // secret.TRIALS_PER_COMPANY_RUN
     steps = StepCounter(progress, runs + company_count / secret.COMPANY_RUNS_PER_STEP)
     run_trials = [
@@ -263,6 +288,7 @@ def _audit_secret_rounds(
     ]
     canary_trials = secret.CanaryTrials(*(np.concatenate(columns) for columns in zip(*run_trials, strict=True)))
     company_trials = secret.run_company(company_cell, company_count, seed, steps)
+    # Bounds of the evaluations, which have a public order, and of both families of secret rounds.
     evaluation_parts, failure = make_evaluation_parts(cell, mu, -(-trials // CANARY_COUNT), seed), 1.0 - confidence
     evaluation_results = audit_canaries(evaluation_parts, failure / 5.0, steps) if evaluation_parts else {}
     failure, curve = (
@@ -275,6 +301,7 @@ def _audit_secret_rounds(
             company_plan, company_trials, ClaimedCurve(secret.sampled_guarantee(company_plan)), failure
         ),
     }
+    # The outcome shows the worst of all families.
     best_result, delta = max(curve_results.values(), key=lambda item: item.excess), cell.privacy.delta
     bound = _Bound(
         best_result.allowed_mu,

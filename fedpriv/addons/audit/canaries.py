@@ -98,6 +98,7 @@ class GuardedSilo:
         self._ledger, self._guard = self._open()
 
         def restore() -> None:
+            """Restore the copied files, delete newer ones, and open the guard from the copies."""
             self._ledger.close()
             for path in self._files() - contents.keys():
                 path.unlink()
@@ -222,8 +223,11 @@ def make_canary_objective(cell: Cell, features: int) -> Objective:
 def rows_by_round(cell: Cell) -> list[range]:
     """Return the rows of a silo's order that rounds 1, 2, … read, by the definition of a fixed order.
 
-    Each batch is read once, one after another.  Every pass has the same order, and so have the turns of cohorts of
-    clients.
+    Each batch is read once in a pass, one after another.  Every pass has the same order, and so have the turns of
+    cohorts of clients.  A schedule with numbers of batches by round has a single pass.
+
+    Returns:
+        One range of row indices for each round.
 
     Raises:
         InputError: If the scenario has no fixed order with records in every round.
@@ -245,7 +249,12 @@ def rows_by_round(cell: Cell) -> list[range]:
 
 
 def why_misread(cell: Cell, rows: Sequence[range]) -> str | None:
-    """Return the first difference of the silos' schedule to the claimed one, or None if they agree."""
+    """Describe the first round in which the silos' schedule reads other rows, or return None if all agree.
+
+    Args:
+        cell: Cell whose schedule is checked.
+        rows: Rows that rounds 1, 2, … should read, from `rows_by_round`.
+    """
     batch_size = cell.batch_sizes[0]
     for t, expected in enumerate(rows, start=1):
         batches = cell.schedule.batches(t) if isinstance(cell.schedule, FixedOrder) else range(0)
@@ -258,10 +267,10 @@ def why_misread(cell: Cell, rows: Sequence[range]) -> str | None:
 
 @dataclass(frozen=True)
 class CanaryLayout:
-    """Round and row index of each canary in silo 0."""
+    """Round and row index of each of n canaries in silo 0."""
 
     rounds: NDArray[np.int64]
-    """(n,)."""
+    """(n,), the canary's round in the first pass, from 1."""
     row_indices: NDArray[np.int64]
     """(n,), indices in the silo's order."""
     row_count: int
@@ -271,12 +280,13 @@ class CanaryLayout:
     def from_rows(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "CanaryLayout":
         """Put up to `batch` canaries into round `heaviest`, and spread the rest over the other rounds.
 
-        Among rounds that read the same rows, the first one has the canaries.
+        The other rounds get their canaries in turn.  Among rounds that read the same rows, only the first one has
+        canaries.  The canaries of a round have its first rows.
 
         Args:
             passes: Rows of the silo's order that rounds 1, 2, … read.
             heaviest: Round in which a canary weighs most.
-            canaries: Number of canaries, fewer if the other rounds are full.
+            canaries: Number of canaries, of which fewer are made if the other rounds are full.
             batch: Largest number of canaries of a round.
         """
         other_rounds = [
@@ -299,8 +309,8 @@ class CanaryLayout:
         An absent canary is zero under zero-out.  Under replace-one it is a record with the opposite increment.
 
         Args:
-            present: (n,), the coins.
-            relation: Neighbouring relation.
+            present: (n,), whether each canary is present.
+            relation: Neighbouring relation, "zero-out" or "replace-one".
         """
         canary_count = len(self.rounds)
         images: NDArray[Any] = np.zeros((self.row_count, canary_count), np.float32)
@@ -325,9 +335,10 @@ def expand_units(shard: Shard, unit: Unit) -> Shard:
 
 
 def unit_records(shard: Shard, cell: Cell) -> Records:
-    """Convert a shard of canaries to inputs of the cell's model, grouped by unit.
+    """Convert a shard of canaries to inputs of the cell's model, grouped by the unit of protection.
 
-    A client has as many records as count, all equal.
+    Each row of the shard becomes a unit: a record, a person (`expand_units`), or a client.  A client has the
+    largest number of records that count, all equal.
     """
     unit = cell.privacy.protected_unit
     if unit.name != CLIENT.name:

@@ -1,8 +1,8 @@
 """Audit of statistics, by two records whose increments lie furthest apart.
 
-The increment of a record is an indicator of the cells that count the record.  If a record can be replaced, a
-release of statistics is charged for the distance of two indicators.  For plain counts this is √2 clips and not
-two.
+The increment of a record is an indicator of the table cells that count the record, (d,), scaled to a norm of at
+most 1 clip.  If a record can be replaced, a release of statistics is charged for the distance of two indicators.
+For plain counts this distance is √2 clips and not two.
 
 The audit looks for the two raw records whose increments differ most: one world has the first record, the other
 world the second.  Where a record can only be absent, the second world has none.  In each trial a fair coin selects
@@ -70,20 +70,27 @@ def _schema(cell: Cell) -> TableSchema:
 
 
 class _WorldPair(NamedTuple):
-    """Two worlds of a raw record."""
+    """Two worlds, each with one raw record or without a record."""
 
     raw: NDArray[np.float64]
-    """(2, columns)."""
+    """Raw record of each world, (2, columns of the table)."""
     is_present: tuple[bool, bool]
+    """Whether each world has its record."""
     increments: Tensor
-    """(2, d)."""
+    """Increment of each world in clips, (2, d), zeros without a record."""
 
 
 def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
     """Find the two worlds of the relation that lie furthest apart, among a few hundred random records.
 
-    The records' values come from all cells of each axis.  Under zero-out the second world is the absence of the
-    record with the longest increment.  A pair that is further apart and missed costs power only.
+    Distance is the l2 distance of increments.  An axis divides a column's values into cells.  The records' values
+    come from all cells of each axis, and are combined at random.  Under zero-out the second world is the absence
+    of the record with the longest increment.  A pair that is further apart and missed costs power only.
+
+    Args:
+        cell: Small cell, from `make_counts_cell`.
+        plan: Plan of the cell.
+        seed: Seed of the random records.
     """
     settings = cell.model.settings
     assert isinstance(settings, StatisticsSettings)
@@ -110,7 +117,10 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
 
 
 def _axis_values(axis: Axis) -> NDArray[np.float64]:
-    """Return a value in each cell of an axis, extreme ones first."""
+    """Return a raw value in each cell of an axis, extreme ones first, and NaN for the cell of missing values.
+
+    An axis without edges has the codes 0 … words - 1 of a vocabulary.
+    """
     if axis.edges is None:
         return np.array([0.0, *range((axis.words or 1) - 1, 0, -1), np.nan])
     edges = np.array(axis.edges)
@@ -167,6 +177,11 @@ def audit_counts(
     cell: Cell, mu: float, trials: int, failure: float, seed: int, steps: StepCounter
 ) -> FamilyResult:
     """Return the lower bound on μ that `trials` releases of a plan's tables show, with the claim `mu`.
+
+    In each trial a fair coin selects world 0 or 1 of the furthest pair, with increments x₀ and x₁.  The score of a
+    release r (d,) is ⟨r - weight · (x₀ + x₁)/2, x₀ - x₁⟩, positive in world 0 but for the noise.  The bound is the
+    larger one of those at threshold 0 and at a threshold from a quarter of the trials, with half of `failure`
+    each.
 
     Args:
         cell: Cell of the plan of statistics.

@@ -113,7 +113,9 @@ class FamilyResult(NamedTuple):
     """Result of a family: its largest lower bound on μ, the test, the claimed μ, and the power."""
 
     mu: float
+    """Largest lower bound on μ of the family's tests, 0 if they show nothing."""
     test: str
+    """Name of the test that shows `mu`."""
     claimed_mu: float
     detectable_noise_share: float | None = None
     """Largest share of the noise that is refuted with probability `POWER`, or None if it is not computed."""
@@ -124,9 +126,13 @@ class AuditedPart(NamedTuple):
 
     cell: Cell
     small_cell: Cell
+    """Cell of few rounds, silos and records, recalibrated to `mu`, on which canaries run."""
     run_count: int
+    """Number of runs, with new coins and noise in each."""
     mu: float
+    """Claimed μ of this part alone."""
     seed: int
+    """Seed of the audit."""
     composed_mu: float
     """μ of all parts together that read the same records."""
 
@@ -220,8 +226,16 @@ def audit_canaries(
 ) -> dict[str, FamilyResult]:
     """Return the best bounds of canaries in the worst case, for each part and for all parts together.
 
-    With several parts, the rounds have half of `failure`, and the others and the whole share the other half.  The
-    rounds alone have all of `failure`, and evaluations alone half of it.
+    With several parts, the rounds have half of `failure`.  The other parts, and the test of all parts together,
+    share the other half equally.  The rounds alone have all of `failure`, and evaluations alone half of it.
+
+    Args:
+        parts: Parts of the run by name.
+        failure: Probability that some bound is wrong, at most.
+        steps: Counter, which counts one step for each run.
+
+    Returns:
+        Results by family: "canaries" for the rounds, "canaries, NAME" for another part, "canaries, all parts".
     """
     plans = {name: part.build_plan() for name, part in parts.items()}
     trials = {name: part.collect_trials(plans[name], part.run_count, None, steps) for name, part in parts.items()}
@@ -243,7 +257,12 @@ def audit_canaries(
 def _audit_all_parts(
     parts: Mapping[str, AuditedPart], plans: Mapping[str, Plan], trials: Mapping[str, Trials], failure: float
 ) -> FamilyResult:
-    """Test the same canaries in the releases of all parts against the composed claim."""
+    """Test the same canaries in the releases of all parts against the composed claim.
+
+    The evidence of a canary of the heaviest round is the sum of its ln of likelihood ratios over all parts.  The
+    bound is the larger one of those at threshold 0 and at a threshold that trials choose, with half of `failure`
+    each.
+    """
     coins = [trials[name].select_round(heaviest_round(plans[name])).present for name in parts]
     assert all(np.array_equal(coins[0], part_coins) for part_coins in coins)
     evidence = np.sum([log_likelihood_ratios(plans[name], trials[name]) for name in parts], axis=0)
@@ -260,9 +279,10 @@ def _audit_all_parts(
 
 
 def _audit_driven_canaries(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
-    """Test canaries under hostile queries, with scores of either sign.
+    """Return the largest lower bound on μ from canaries under hostile queries, and the name of the test.
 
-    Increments of canaries may change their sign if a query overflows, is denormal or cancels.
+    Increments of canaries may change their sign if a query overflows, is denormal or cancels.  So all tests run on
+    the releases and on the negated releases, with half of `failure` each.  A quarter of the runs suffices.
     """
     plan = part.build_plan()
     canary_plan = part.build_plan(len(part.build_layout(plan).rounds))  # runs of few rounds have fewer canaries
@@ -281,10 +301,11 @@ def _reduce_run_count(runs: int) -> int:
 
 
 def _audit_rollback(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
-    """Test releases before and after a machine is restored to the start of the canaries' heaviest round.
+    """Return the largest lower bound on μ, and its test, from releases before and after a machine is restored.
 
-    After the restoration that round gets another query.  With several rounds the first round is not chosen,
-    because a run that is opened again draws another key.
+    The machine is restored to the start of the canaries' heaviest round t, or of round 2 if t = 1.  After the
+    restoration that round gets another query.  With several rounds the first round is not chosen, because a run
+    that is opened again draws another key.  A run of a single round is restored to its start.
     """
     t = max(heaviest_round(part.build_plan()), min(2, part.small_cell.schedule.rounds))
     layout = CanaryLayout.from_rows(rows_by_round(part.small_cell), t, HEAVIEST_ROUND_COUNT, HEAVIEST_ROUND_COUNT)
@@ -326,6 +347,7 @@ class _Family(NamedTuple):
     """Family of tests, with its share of the failure, its number of steps, and its results by name."""
 
     failure_share: float
+    """Share of the audit's probability of failure, where the shares of all families add up to 1."""
     count_steps: Callable[[Mapping[str, AuditedPart]], float]
     run: Callable[[Mapping[str, AuditedPart], float, StepCounter], dict[str, FamilyResult]]
 

@@ -9,7 +9,10 @@ Two families of tests are compared with the claimed curve (`statistics.ClaimedCu
   who knows the other records must not learn the canary's round from them, nor from the divisor of the sum.  The
   family "company" detects equal batches, first come first served, and means over the drawn records.
 
-Releases are in units of one record's clipped weight: noise z · N(0, 1), plus 1 in rounds of the canary.
+Releases are in units of one record's clipped weight: noise z · N(0, 1), plus 1 in rounds of the canary.  Rows of a
+silo's order are in public groups: row i is in group i mod `groups`, and takes part only in rounds t (from 1) with
+t - 1 ≡ i (mod `groups`).  Each group has `bins` such rounds in an epoch, of which a row's secret rounds are drawn.
+Shapes name n canaries and T rounds.
 """
 
 import math
@@ -61,10 +64,11 @@ TRIALS_PER_COMPANY_RUN, COMPANY_RUNS_PER_STEP = 16, 32
 A step takes about as long as a run of canaries.
 """
 BEST_TEST_SHARE = 0.5
+"""Share of the failure for the tests that are best against correct code."""
 
 
 def small_run_size(cell: Cell) -> tuple[int, int]:
-    """Return rounds and epochs of a small run with the same groups.
+    """Return rounds and epochs of a small run with the same groups, and with fewer bins and epochs.
 
     Raises:
         InputError: If no rounds are secret.
@@ -122,11 +126,20 @@ def _claimed_stream(plan: Plan) -> ReleaseStream:
 
 
 def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
-    """Divide releases (n, T) by the weight of one record's increment in each round.
+    """Divide releases by the weight of one record's increment in each round.
 
-    Correlated noise is whitened first.  The releases are B y with y = C s + z and independent noise z.  A record
-    of round t moves y along column t of C, whose matched filter is the best test of that round.  Filters of rounds
-    that lie `groups` apart read disjoint blocks, so that their noise is independent.
+    Correlated noise is whitened first.  The releases are r = B y with y = C s + z: increments s (T,), independent
+    noise z (T,), noise factor B and strategy C, both (T, T).  A record of round t moves y along column c_t of C,
+    whose matched filter is the best test of that round.  So the result of round t is c_tᵀ B⁻¹ r / (‖c_t‖ m), with
+    the largest product m of a round's weight and its column's norm.  Filters of rounds that lie `groups` apart
+    read disjoint blocks, so that their noise is independent.
+
+    Args:
+        plan: Plan of the run.
+        releases: Releases along each canary, (n, T).
+
+    Returns:
+        Releases in units of one record's clipped weight, (n, T).
     """
     stream = _claimed_stream(plan)
     weights: Floats = stream.record_weight * np.array(stream.clips[: releases.shape[1]])
@@ -145,7 +158,8 @@ def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
 def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats]:
     """Return B and C, both (T, T), of A = B C for a mechanism with one fresh vector a round.
 
-    Row t of B has the mechanism's factors of the vectors in round t.
+    Row t of the noise factor B has the mechanism's factors of all fresh vectors in the noise of round t.  The
+    workload A has the entries decay^(t-k) for k ≤ t, else 0, and C = B⁻¹ A.
     """
     state, noise_factor = mechanism.start(), np.empty((workload.rounds, workload.rounds))
     for t, impulse in enumerate(torch.eye(workload.rounds, dtype=torch.float64), start=1):
@@ -157,7 +171,15 @@ def _factorize(mechanism: Mechanism, workload: Workload) -> tuple[Floats, Floats
 
 
 def run_canaries(small_cell: Cell, seed: int) -> CanaryTrials:
-    """Run canaries of silo 0 once on the path of a deployment, spread over all groups."""
+    """Run canaries of silo 0 once on the path of a deployment, in the first rows, so in all groups.
+
+    Args:
+        small_cell: Cell from `make_canary_cell`.
+        seed: Seed of the coins.
+
+    Returns:
+        Trials of `CANARY_COUNT` canaries, or of one canary a row if the silo has fewer rows.
+    """
     plan = make_plan(small_cell, make_canary_objective(small_cell, CANARY_COUNT), for_release=True)
     rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
     count = min(CANARY_COUNT, rows)
@@ -175,7 +197,10 @@ def run_company(
         small_cell: Cell from `make_company_cell`.
         runs: Number of runs, each of which is one trial.
         seed: Seed of the coins.
-        steps: Function that is called with the finished steps of the progress.
+        steps: Function that is called with the finished steps of the progress, a part of a step after each run.
+
+    Returns:
+        Trials, one of the canary in each run, with releases along its direction: feature 0, class 1 minus class 0.
     """
     plan = make_plan(small_cell, make_canary_objective(small_cell, 1), for_release=True)
     rows = plan.schedule.batches_per_silo * plan.batch_sizes[0]
@@ -202,14 +227,27 @@ def run_company(
 
 @dataclass(frozen=True)
 class Evidence:
-    """Log-likelihood ratios under a secret schedule, for noise of standard deviation `multiplier` a round."""
+    """Log-likelihood ratios under a secret schedule, and the scores of tests that are made of them, (n,) each.
+
+    Scores are large if the canary is present.
+    """
 
     schedule: "AuditedSchedule"
     relation: str
+    """Neighbouring relation, "zero-out" or "replace-one"."""
     multiplier: float
+    """Standard deviation z of a round's noise, in units of one record's clipped weight."""
 
     def log_ratios(self, releases: Floats, row: NDArray[np.int64], shift: float = 1.0) -> Floats:
-        """Return ln of the likelihood ratio of a shift in the row's secret rounds to no shift, (n,)."""
+        """Return ln of the likelihood ratio of a shift in the row's secret rounds to no shift, (n,).
+
+        The likelihood is a mean over the sets of rounds that the schedule can draw for the row.
+
+        Args:
+            releases: (n, T), in units of one record's clipped weight.
+            row: (n,), the canaries' rows in the silo's order.
+            shift: Mean of a release in the canary's rounds, in the same unit.
+        """
         return self._mix_ratios(self._release_ratios(releases, shift), row)
 
     def score_secret_rounds(self, trials: CanaryTrials) -> Floats:
@@ -236,7 +274,10 @@ class Evidence:
         )
 
     def score_fixed_round(self, trials: CanaryTrials) -> Floats:
-        """Score the canary as if its row had the same round in every epoch."""
+        """Score the canary as if its row had the same secret rounds in every epoch.
+
+        The ln of ratios are added over the epochs, and then mixed over the rounds of a single epoch.
+        """
         ratios = self._release_ratios(trials.releases, 1.0)
         return self._mix_ratios(
             ratios.reshape(len(ratios), -1, self.schedule.rounds_per_epoch).sum(1), trials.row_indices
@@ -245,7 +286,15 @@ class Evidence:
     def score_known_rounds(
         self, trials: CanaryTrials, sampling_randomness: SamplingRandomness, batch: int
     ) -> Floats:
-        """Score the canary as if `sampling_randomness` drew its rounds."""
+        """Score the canary as if `sampling_randomness` drew its rounds.
+
+        The score is the sum of ln of ratios over these rounds.
+
+        Args:
+            trials: Trials of canaries in silo 0.
+            sampling_randomness: Random bits that a broken guard would draw by.
+            batch: Expected number of records of a batch.
+        """
         ratios, participation = self._release_ratios(trials.releases, 1.0), np.zeros_like(trials.releases)
         for t in range(1, self.schedule.rounds + 1):
             participation[
@@ -259,18 +308,23 @@ class Evidence:
         return (shift * releases - shift**2 / 2.0) / self.multiplier**2
 
     def _mix_ratios(self, ratios: Floats, row: NDArray[np.int64]) -> Floats:
-        # (n, T) -> (n,): a row's rounds are those of its group.
+        """Mix each row's ratios over its possible rounds, (n, T) -> (n,)."""
         scores = np.empty(len(ratios))
         for group in range(self.schedule.groups):
             members = row % self.schedule.groups == group
             if members.any():
+                # A row takes part in rounds of its group only.
                 member_ratios = ratios[members, group :: self.schedule.groups]
                 scores[members] = _MIXTURES[type(self.schedule)](self.schedule, member_ratios)
         return scores
 
 
 def _mix_per_epoch(schedule: SecretOrder, ratios: Floats) -> Floats:
-    """Mix ratios (n, epochs · bins) over one secret round of the `bins` rounds of every epoch."""
+    """Mix ln of ratios (n, epochs · bins) over one secret round of the `bins` rounds of every epoch.
+
+    Returns:
+        Σ_e ln((1/bins) Σ_b exp(ratios[e, b])), (n,), over epochs e and their rounds b.
+    """
     epoch_ratios = ratios.reshape(len(ratios), -1, schedule.bins)
     largest = epoch_ratios.max(-1, keepdims=True)
     largest[~np.isfinite(largest)] = 0.0
@@ -280,13 +334,24 @@ def _mix_per_epoch(schedule: SecretOrder, ratios: Floats) -> Floats:
 
 
 def _mix_per_round(schedule: SecretOrder, ratios: Floats) -> Floats:
-    """Mix ratios (n, rounds) over a coin of rate 1 / bins in each round."""
+    """Mix ln of ratios (n, rounds) over a coin of rate q = 1 / bins in each round.
+
+    Returns:
+        Σ_t ln(1 - q + q exp(ratios[t])), (n,).
+    """
     rate = 1.0 / schedule.bins
     return np.asarray(np.logaddexp(np.log1p(-rate) if rate < 1.0 else -np.inf, np.log(rate) + ratios).sum(-1))
 
 
 def _mix_any_rounds(schedule: SecretOrder, ratios: Floats) -> Floats:
-    """Mix ratios (n, rounds) over all sets of `passes` rounds, by elementary symmetric polynomials."""
+    """Mix ln of ratios (n, rounds) over all sets of `passes` = rounds / bins rounds.
+
+    The sum over all sets of k rounds is the elementary symmetric polynomial e_k of r_t = exp(ratios[t]).  Round t
+    updates e_k ← e_k + r_t e_(k-1) for k = passes … 1, with e_0 = 1, in logarithms.
+
+    Returns:
+        ln(e_passes / (number of sets of `passes` rounds)), (n,).
+    """
     rounds, passes = ratios.shape[1], ratios.shape[1] // schedule.bins
     log_sums = np.full((passes + 1, len(ratios)), -np.inf)
     log_sums[0] = 0.0
@@ -322,7 +387,15 @@ def make_evidence(plan: Plan) -> Evidence:
 def evaluate_canaries(
     small_cell: Cell, plan: Plan, trials: CanaryTrials, curve: ClaimedCurve, failure: float
 ) -> CurveResult:
-    """Return the result with the largest excess among the tests of many canaries."""
+    """Return the result with the largest excess over the claim among the tests of many canaries.
+
+    Args:
+        small_cell: Cell of the trials.
+        plan: Plan of the cell.
+        trials: Trials of all runs.
+        curve: Claimed trade-off curve.
+        failure: Probability that some test refutes a true claim, at most.
+    """
     evidence, batch = make_evidence(plan), plan.batch_sizes[0]
     integer_randomness = KeyedNormal(integer_noise_key(small_cell.seed), np.float64).sampling_randomness()
     other_tests = {
@@ -338,7 +411,10 @@ def evaluate_canaries(
 
 
 def evaluate_company(plan: Plan, trials: CanaryTrials, curve: ClaimedCurve, failure: float) -> CurveResult:
-    """Return the result with the largest excess among the tests of a canary in known company."""
+    """Return the result with the largest excess over the claim among the tests of a canary in known company.
+
+    Arguments are those of `evaluate_canaries`.
+    """
     best_tests = {"a round that all others leave": make_evidence(plan).score_known_company(trials)}
     return _find_largest_excess(
         curve, best_tests, {"sum of all releases": trials.releases.sum(1)}, trials.present, failure
@@ -353,6 +429,9 @@ def _find_largest_excess(
     failure: float,
 ) -> CurveResult:
     """Return the result with the largest excess over the claimed curve.
+
+    Scores are (n,), by name of the test.  All of `best_tests` together have the share `BEST_TEST_SHARE` of the
+    failure, and `other_tests` have the rest, both in equal parts.  NaN counts as a very large score.
 
     Guarantee: the failures of the tests add up to `failure` (Bonferroni), whatever the dependence between tests.
     """

@@ -49,9 +49,13 @@ class ErrorCounts(NamedTuple):
     """Wrong guesses of a test at each threshold, and the number of trials, in both worlds."""
 
     false_alarms: NDArray[np.int64]
+    """Trials without the canary in which the test guesses "present", (thresholds,)."""
     misses: NDArray[np.int64]
+    """Trials with the canary in which the test guesses "absent", (thresholds,)."""
     absent_count: int
+    """Number of trials without the canary."""
     present_count: int
+    """Number of trials with the canary."""
 
 
 def mu_lower_bound(scores: Scores, present: NDArray[np.bool_], failure: float) -> float:
@@ -99,7 +103,11 @@ def count_errors(thresholds: Scores, scores: Scores, present: NDArray[np.bool_])
 
 
 def _mu_bounds(errors: ErrorCounts, failure: float) -> Scores:
-    """Return the larger of both bounds on μ at each threshold, with half of `failure` for each bound."""
+    """Return the larger of both bounds on μ at each threshold, with half of `failure` for each bound.
+
+    The bounds are -Φ⁻¹(α) - Φ⁻¹(β) and -2 Φ⁻¹(e), with upper bounds α on the rate of false alarms, β on that of
+    misses, and e on the rate of all wrong guesses.
+    """
     highest_alarms = upper_rates(errors.false_alarms, errors.absent_count, failure / 4)
     highest_misses = upper_rates(errors.misses, errors.present_count, failure / 4)
     by_rates = -special.ndtri(highest_alarms) - special.ndtri(highest_misses)
@@ -110,9 +118,9 @@ def _mu_bounds(errors: ErrorCounts, failure: float) -> Scores:
 
 
 def upper_rates(events: NDArray[np.int64], trials: int, failure: float) -> Scores:
-    """Return upper bounds on rates that are wrong with a probability of at most `failure` each.
+    """Return upper bounds on the rates of `events`, each wrong with a probability of at most `failure`.
 
-    The bounds are those of Clopper & Pearson, and 1 if every trial is an event.
+    The bounds are those of Clopper & Pearson, and 1 if every one of the `trials` is an event.
     """
     rates = special.betainccinv(events + 1.0, np.maximum(trials - events, 1.0), failure)
     return np.where(events >= trials, 1.0, rates)
@@ -127,7 +135,11 @@ half-way between the expected scores of both worlds.
 
 
 def heaviest_round(plan: Plan) -> int:
-    """Return the round of the first pass whose canaries the whole transcript separates best."""
+    """Return the round of the first pass whose canaries the whole transcript separates best.
+
+    The round has the largest (clip_t / batches_t)² δᵀ Σ⁺ δ, with the signal δ (T,) of a canary of round t, and the
+    covariance Σ (T, T) of the noise in T releases.
+    """
     first_pass = min(plan.schedule.rounds, plan.schedule.rounds_per_epoch)
     clips = [float(plan.estimator.round(t).clip) / _batch_count(plan, t) for t in range(1, first_pass + 1)]
     squared_norms = [
@@ -138,6 +150,11 @@ def heaviest_round(plan: Plan) -> int:
 
 def find_best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, str]:
     """Return the largest lower bound on μ of the family of tests, and the name of the test.
+
+    The whole transcript of the heaviest round has the share `BEST_TEST_SHARE` of `failure`, and a threshold that
+    is fixed in advance.  All other tests of all rounds' canaries share the rest equally, and choose their
+    thresholds.  A test that reads the releases of k runs shows 1/√k of its bound, since k runs together are √k
+    μ-GDP.
 
     Guarantee: code that keeps its claim gets a bound above the claim with a probability of at most `failure`: the
     failures of the tests add up to `failure` (Bonferroni), whatever the dependence between tests.
@@ -163,9 +180,10 @@ def find_best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, 
 
 
 def find_rollback_bound(trials: Trials, failure: float) -> tuple[float, str]:
-    """Return the largest lower bound on μ from releases before and after a machine was restored.
+    """Return the largest lower bound on μ from releases before and after a machine was restored, and its test.
 
-    Both releases keep the claim, so that their difference is √2 μ-GDP.
+    Each round's difference of both releases is one test, with an equal part of `failure`.  Both releases keep the
+    claim, so that their difference is √2 μ-GDP.
     """
     best_result, round_count = (0.0, "none"), trials.run_differences.shape[1]
     for index in range(round_count):
@@ -180,7 +198,9 @@ def find_rollback_bound(trials: Trials, failure: float) -> tuple[float, str]:
 def log_likelihood_ratios(plan: Plan, trials: Trials) -> Scores:
     """Return ln of the likelihood ratio of present to absent, (n,), for canaries of the heaviest round.
 
-    Ratios of independent releases of the same canaries add up: their sum is the best joint test.
+    With the score x of the matched filter, ln of the ratio is (x - midpoint) · D w / σ²: D is the distance of both
+    worlds in units of the canary's weight w, and σ the standard deviation of the noise.  Ratios of independent
+    releases of the same canaries add up: their sum is the best joint test.
     """
     heaviest = heaviest_round(plan)
     scores = _replace_nonfinite(trials.select_round(heaviest).releases @ matched_filter(plan, heaviest))
@@ -191,7 +211,8 @@ def log_likelihood_ratios(plan: Plan, trials: Trials) -> Scores:
 def separation(plan: Plan) -> float:
     """Distance of both worlds in the best test, in standard deviations of its noise.
 
-    The distance equals μ if the claim is exact.
+    The distance is D w √(δᵀ Σ⁺ δ) / σ for a canary of the heaviest round: world distance D, weight w, signal δ,
+    noise of covariance σ² Σ.  The distance equals μ if the claim is exact.
     """
     heaviest = heaviest_round(plan)
     weight, std = canary_weight_and_std(plan, heaviest)
@@ -200,7 +221,11 @@ def separation(plan: Plan) -> float:
 
 
 def canary_weight_and_std(plan: Plan, canary_round: int) -> tuple[float, float]:
-    """Return a canary's weight times its clip in the visible release, and the noise's deviation there."""
+    """Return a canary's weight times its clip in the visible release, and the noise's standard deviation there.
+
+    The visible release is the mean over all silos if the server or all silos together release it, else the mean of
+    silo 0.  A mean is over the records of a round, which has one batch or several.
+    """
     sees_mean = plan.masked or float(plan.noise.std_of(SERVER)) > 0.0
     weight = (plan.weights[0] if sees_mean else 1.0) / plan.batch_sizes[0]
     std = plan.noise.std_in_mean if sees_mean else float(plan.noise.std_of(0))
@@ -226,7 +251,15 @@ def _midpoint(plan: Plan, canary_round: int) -> float:
 
 
 def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:
-    """Return scores (n,) and their number of runs by test, with the same tests for every canary round."""
+    """Return the scores (n,) of each test by name, with the number of runs, 1 or 2, whose releases the test reads.
+
+    Every canary round has the same tests.
+
+    Args:
+        plan: Plan of the run.
+        canary_round: Round of the canaries.
+        trials: Canaries of this round.
+    """
     releases, rounds = trials.releases, trials.releases.shape[1]
     scores = {
         "whole transcript": releases @ matched_filter(plan, canary_round),
@@ -300,10 +333,14 @@ class CurveResult(NamedTuple):
     """μ that a test shows, and μ that the claim allows at the test's rate of false alarms."""
 
     mu: float
+    """Lower bound on μ, below 0 if the test guesses worse than a coin or trials are few."""
     allowed_mu: float
     false_alarm_rate: float
+    """Upper bound on the rate of false alarms."""
     miss_rate: float
+    """Upper bound on the rate of misses."""
     test: str = ""
+    """Name of the test."""
 
     @property
     def excess(self) -> float:
@@ -311,7 +348,7 @@ class CurveResult(NamedTuple):
         return self.mu - self.allowed_mu
 
     def epsilon(self, delta: float) -> float:
-        """Return the ε that the test shows at δ, at least 0."""
+        """Return the ε that the test shows at δ, ln((1 - misses - δ) / false alarms), at least 0."""
         power = 1.0 - self.miss_rate - delta
         return float(max(0.0, np.log(power / self.false_alarm_rate))) if power > 0.0 else 0.0
 
@@ -336,8 +373,8 @@ def evaluate_on_curve(
 ) -> CurveResult:
     """Evaluate a test whose `scores` (n,) are large if the canary is `present` (n,).
 
-    The threshold that exceeds the claim most is chosen on the first quarter of the trials.  The result is that of
-    the other trials at this one threshold, under the name `test`.
+    The threshold whose shown μ exceeds the allowed μ most is chosen on the first quarter of the trials.  The
+    result is that of the other trials at this one threshold, under the name `test`.
 
     Guarantee: where the claim holds, trials are independent and coins fair, `excess` is above 0 with probability
     at most `failure`.

@@ -70,17 +70,21 @@ def count_passes(cell: Cell) -> int:
 
 
 def public_run_size(cell: Cell, max_rounds: int) -> tuple[int, int]:
-    """Return rounds and passes of a run of at most `max_rounds` rounds in a public order."""
+    """Return the number of rounds, at most `max_rounds`, and of passes of a small run in a public order."""
     passes = min(MAX_PASSES, count_passes(cell))
     rounds_per_pass = cell.schedule.rounds if passes == 1 else cell.federation.rounds_per_epoch
     return passes * min(rounds_per_pass, max_rounds // passes), passes
 
 
 def check_clients(cell: Cell) -> None:
-    """Check that canaries can represent the clients of a cell.
+    """Check that canaries can represent the clients of a cell, and refuse other cells.
+
+    Refused are cells without clients, whose guards have none, rounds that are drawn, because the tests need
+    cohorts in turn, a clip that follows a quantile, which is a coordinate of its own in releases, and local steps
+    so short that the update of a canary is less than 10 clips long.
 
     Raises:
-        InputError: If canaries cannot represent them, in one line.
+        InputError: With the first reason, in one line.
     """
     if cell.federation.clients is None:
         raise InputError('privacy.unit = "client": no guard has clients, and the audit is of pools: give clients')
@@ -154,15 +158,15 @@ class Trials(NamedTuple):
     """
 
     releases: NDArray[np.float64]
-    """(n, rounds)."""
+    """Releases along each canary, (n, rounds)."""
     silo_differences: NDArray[np.float64]
     """Releases of silo 0 minus those of silo 1, (n, rounds)."""
     run_differences: NDArray[np.float64]
     """Releases of silo 0 minus those of another run of the same records under other queries, (n, rounds)."""
     present: NDArray[np.bool_]
-    """Coins (n,)."""
+    """Coins, True for a canary that is present, (n,)."""
     rounds: NDArray[np.int64]
-    """Round of each canary (n,)."""
+    """Round of each canary in the first pass, (n,)."""
 
     def select_round(self, t: int) -> "Trials":
         """Return the canaries of one round."""
@@ -224,8 +228,17 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
 def run_rollback(cell: Cell, layout: CanaryLayout, seed: int, t: int) -> Trials:
     """Run canaries, restore silos and server to the state before round t, and repeat from there.
 
-    The repetition has another query in round t and the same ones later.  `run_differences` are the releases of
-    rounds t, t + 1, … before the restoration minus those after it.
+    The repetition has another query in round t and the same queries later.
+
+    Args:
+        cell: Small cell of the audit.
+        layout: Rounds and rows of the canaries.
+        seed: Seed of the coins.
+        t: Round before which the backup is made, from 1.
+
+    Returns:
+        Trials with the releases of all rounds before the restoration, without differences of silos.  Their
+        `run_differences` are the releases of rounds t, t + 1, … before the restoration minus those after it.
     """
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
@@ -266,9 +279,16 @@ def _draw_shards(cell: Cell, plan: Plan, layout: CanaryLayout, seed: int) -> tup
 def collect_transcript(
     plan: Plan, folder: Path, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Collect the adversary's view of the rounds that have `queries`.
+    """Collect the adversary's view of the rounds that have `queries`, one vector (d,) a round.
 
-    Some of these rounds may be over already.
+    The view is the server's releases if the server adds the noise, the noisy means of all silos if their messages
+    are masked, and the replies of silo 0 else.  Some of these rounds may be over already.
+
+    Args:
+        plan: Plan of the run.
+        folder: Folder for the journal of a server that adds the noise.
+        silos: All silos of the run.
+        queries: Queries of rounds 1, 2, …
     """
     if plan.trust.adds_noise(SERVER):
         return collect_broadcasts(plan, folder, silos, queries)
@@ -289,7 +309,7 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
 def open_silos(
     cell: Cell, plan: Plan, shards: Sequence[Shard]
 ) -> Iterator[tuple[Path, Sequence[RestartableSilo]]]:
-    """Open guards with these shards, or a pool of clients, in a folder that is removed afterwards."""
+    """Yield a new folder, and a guard or pool of clients for each shard, and remove the folder afterwards."""
     with temporary_folder() as name:
         silos: Sequence[RestartableSilo]
         if cell.federation.clients is not None:
@@ -335,7 +355,10 @@ def _confident_query(query: Tensor) -> Tensor:
 def collect_masked_sums(
     plan: Plan, silos: Sequence[RestartableSilo], queries: Sequence[Tensor]
 ) -> NDArray[np.int64]:
-    """Collect the sums (T, d) that the receiver of all encoded messages decodes."""
+    """Collect the noisy integer sums (T, d) that the receiver of all encoded messages decodes.
+
+    The guard of silo 0 is restarted half-way.
+    """
     keys, sums = b"".join(silo.public_key("run") for silo in silos), []
     for t, query in enumerate(queries, start=1):
         messages = [silo.answer("run", t, query, keys).numpy().tobytes() for silo in silos]
@@ -346,7 +369,7 @@ def collect_masked_sums(
 
 
 def _decode_means(plan: Plan, noisy_sums: NDArray[np.int64]) -> list[Tensor]:
-    """Compute the noisy means of the running sums that follow from noisy integers (T, d)."""
+    """Compute the release of each round, a noisy mean (d,) as a server computes it, from noisy integers (T, d)."""
     integer_steps, means = IntegerSteps(plan, b""), list[Tensor]()
     state = integer_steps.initial_state(SERVER)
     for t, noisy_sum in enumerate(noisy_sums, start=1):
@@ -380,9 +403,9 @@ def collect_broadcasts(
 
 
 def _project_on_canaries(vectors: Sequence[Tensor]) -> NDArray[np.float64]:
-    """Project vectors on the canaries, (n, rounds).
+    """Project one vector (d,) a round on the directions of n canaries, (n, rounds).
 
-    The direction of a canary is its feature, class 1 minus class 0, of norm 1.
+    The direction of a canary is its feature's weight of class 1 minus that of class 0, of norm 1.
     """
     classes = torch.stack([vector.double() for vector in vectors]).view(len(vectors), 2, -1)[..., :-1]
     return np.asarray(((classes[:, 1] - classes[:, 0]) / 2**0.5).T.numpy().copy())
