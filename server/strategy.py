@@ -98,8 +98,10 @@ class CheckpointStore:
             log(WARNING, "%s: cannot be written (%s); an older ledger may go unnoticed", self._path(silo), error)
 
     def _read(self, silo: int) -> bytes:
+        """Read a silo's checkpoints, or b"" if the file is missing, malformed or too long."""
         try:
             with self._path(silo).open("rb") as file:
+                # One byte more than allowed is enough to refuse the file.
                 checkpoints = file.read(MAX_CHECKPOINT_BYTES + 1)
             unpack_checkpoints(checkpoints)
         except (OSError, ValueError):

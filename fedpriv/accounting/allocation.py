@@ -251,6 +251,7 @@ class AllocatedGaussian(Sampled):
     title: ClassVar[str] = "random allocation"
 
     def __post_init__(self) -> None:
+        """Check the multiplier, the relation, the share in [0, 1) and the numbers of bins and epochs."""
         check_positive("noise_multiplier", self.noise_multiplier)
         relation_named(self.relation)
         if not 1 <= self.bins <= _MAX_BINS:
@@ -259,6 +260,7 @@ class AllocatedGaussian(Sampled):
             raise InputError(f"epochs = {self.epochs}: there are 1 to {_MAX_EPOCHS:,}")
         if not 0.0 <= self.common_share < 1.0:
             raise InputError(f"common = {self.common_share}: a share of 0 or more and below 1")
+        # An overlap has a chain for every epoch, with a number for every round of it.
         if (
             self.overlaps
             and [len(chain.variances) for chain in self.overlaps.epoch_chains] != [self.bins] * self.epochs

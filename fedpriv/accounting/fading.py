@@ -306,6 +306,7 @@ def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
         return min(1.0, hockey_stick(math.exp(knot * step)))
 
     def curve(epsilons: Floats) -> Floats:
+        """Interpolate between the bounds at the knots around each ε, in the shape of `epsilons`."""
         positions = np.minimum(np.asarray(epsilons, np.float64) / step, _MAX_KNOTS)
         lower_knots = np.minimum(np.floor(positions), _MAX_KNOTS - 1)
         bound_by_knot = {
@@ -314,6 +315,7 @@ def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
         }
         lower_bounds = np.vectorize(bound_by_knot.__getitem__, otypes=[np.float64])(lower_knots)
         upper_bounds = np.vectorize(bound_by_knot.__getitem__, otypes=[np.float64])(lower_knots + 1)
+        # H_ε is convex in e^ε, so that a chord between upper bounds is one as well.
         weight = np.expm1((positions - lower_knots) * step) / math.expm1(step)
         return as_floats(lower_bounds + (upper_bounds - lower_bounds) * np.clip(weight, 0.0, 1.0))
 
@@ -348,6 +350,8 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
     reach = min(1.0, 10.0 * epoch.ratio_std)
 
     def expected_excess(gamma: float) -> float:
+        """Compute the upper bound of E (S - γS')+ at one γ, on a grid of sums."""
+        # S is rounded up and S' down, by the relative error of the grid of exponents.
         gamma_factor = gamma * lower_factor
 
         def increments(t: int, exponents: Floats) -> Floats:
@@ -358,6 +362,7 @@ def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) ->
 
         sum_grid = epoch.sum_grid(-4.0 * (1.0 + gamma) * reach, 1.0, gamma * reach)
         masses, mean_above = sum_distribution(exponent_grid, [sum_grid] * (epoch.bins + 1), increments)
+        # 1e-9 is for rounding in floating point.
         expectation = (
             float(masses @ np.maximum(0.0, sum_grid.points + (upper_factor - gamma_factor))) + mean_above
         ) * (1.0 + 1e-9)

@@ -99,6 +99,7 @@ class PoissonGaussian(Sampled):
     title: ClassVar[str] = "Poisson sampling"
 
     def __post_init__(self) -> None:
+        """Check the multiplier, the relation, the rate in (0, 1] and the number of rounds."""
         check_positive("noise_multiplier", self.noise_multiplier)
         relation_named(self.relation)
         if not 0.0 < self.sampling_rate <= 1.0:

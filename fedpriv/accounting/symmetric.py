@@ -97,11 +97,13 @@ class SymmetricPairEpoch:
             return self.loss_distribution(knots, epsilon_at(loose_curve, MIN_DELTA))
 
         def curve(epsilons: Floats) -> Floats:
+            """Compute upper bounds of δ, in the shape of `epsilons`."""
             if np.size(epsilons) > _FEW_EPSILONS:
                 return knot_distribution().deltas(epsilons)
             bounds = []
             for epsilon, loose_bound in zip(np.ravel(epsilons), np.ravel(loose_curve(epsilons)), strict=True):
                 previous_bound, bound = math.inf, float(loose_bound)
+                # A smaller bound leaves less mass out of the next grid, until the bounds settle.
                 while bound < _SETTLED_FACTOR * previous_bound:
                     previous_bound = bound
                     for share in shares:
@@ -204,10 +206,12 @@ def _self_convolve(masses: Floats, times: int, zero_index: int) -> Floats:
     length = fft.next_fast_len(2 * size, real=True)
 
     def sums(first: Floats, second: Floats) -> Floats:
+        """Convolve two distributions on the grid by Fourier transform, (2, size) each."""
         first_transform = fft.rfft(first, length)
         second_transform = first_transform if second is first else fft.rfft(second, length)
         full_sums = fft.irfft(first_transform * second_transform, length)
         grid_sums = as_floats(full_sums[:, zero_index : zero_index + size])
+        # Only the first row keeps the mass below the grid.
         grid_sums[0, 0] += float(np.sum(full_sums[0, :zero_index]))
         return grid_sums
 

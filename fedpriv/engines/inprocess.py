@@ -34,6 +34,7 @@ class InProcessGrid(Grid):
     """Flower Grid whose nodes are Contexts, and which answers a message while the message is pushed."""
 
     def __init__(self, client_app: ClientApp, silos: int, run_config: Mapping[str, Any]) -> None:
+        """Make one node for each of `silos` silos, whose Context keeps the silo's state between messages."""
         # Flower makes the metadata of a new message from these values.  In a deployment Flower itself sets them.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN_ID, SUPERLINK_NODE_ID, 1
         self._run = Run.create_empty(_RUN_ID)
@@ -71,6 +72,7 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _push(self, message: Message) -> str:
+        """Get the silo's reply at once, store it until it is pulled, and return the message's id."""
         message_id = f"m{next(self._message_numbers)}"
         set_message_id(message, message_id)
         reply = self._call(message)

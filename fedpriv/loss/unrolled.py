@@ -242,6 +242,7 @@ class _UnrolledCell(nn.RNNCellBase):
     """One step of a recurrent layer."""
 
     def forward(self, values: Tensor, start: Tensor | RecurrentState | None = None) -> Tensor | RecurrentState:
+        """Compute the next state as torch's cell does, (..., hidden), or a pair of them for an LSTM."""
         state_size = 2 if isinstance(self, nn.LSTMCell) else 1
         if start is None:
             state: RecurrentState = (values.new_zeros(*values.shape[:-1], self.hidden_size),) * state_size

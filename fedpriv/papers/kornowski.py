@@ -153,8 +153,10 @@ class O2NC:
         return state.query_point
 
     def update(self, state: O2NCState, released: Tensor, current: Round) -> O2NCState:
+        """Step to x_t, choose Δ_{t+1} by projected descent, and draw z_{t+1}, (..., d) each."""
         window, t = self.choices.window, current.t
         window_sum, published = state.window_sum + state.query_point, state.published
+        # The window is complete, and replaces the output with probability 1/k.
         if t % window == 0:
             published = torch.where(self.choices.publishes(t // window, released), window_sum / window, published)
             window_sum = torch.zeros_like(window_sum)
