@@ -1,7 +1,8 @@
 """Accelerated-DP-SRGD of Choquette-Choo, Ganesh & Thakurta: rows, theorems and excess risk.
 
 Source: Choquette-Choo, Ganesh & Thakurta, "Near-Optimal Rates for O(1)-Smooth DP-SCO with a Single Epoch and Large
-Batches" (ALT 2025), Algorithm 1, with rounds counted from 1 and weights α_t = t:
+Batches" (ALT 2025), Algorithm 1.  Rounds count from 1, and α_t = t are weights (the paper's η_t)
+with sums α_{1:t} = α_1 + … + α_t.  S~_t is the noisy sum that estimates α_t ∇F(x_t), F the mean loss, and Π projects on the ball K.
 
     g~_t = S~_t / α_t
     z_{t+1} = Π(z_t - (α_t/β) g~_t)
@@ -12,7 +13,7 @@ Batches" (ALT 2025), Algorithm 1, with rounds counted from 1 and weights α_t = 
 | here | paper | shape or unit |
 |---|---|---|
 | `query_point`, `mirror`, `output` | x_t, z_t, y_t | (..., d) |
-| `released` / `scale` | S~_t / η_t, the noisy gradient ∇~_t | (..., d) |
+| `released` / `scale` | S~_t / α_t, the noisy gradient g~_t | (..., d) |
 | `beta` | β, which the optimizer divides by | loss / parameter² |
 | `radius` | R: K is the ball of this radius around 0 | parameter |
 | `records`, `dimension` | n, each read once, and p | |
@@ -22,7 +23,7 @@ Batches" (ALT 2025), Algorithm 1, with rounds counted from 1 and weights α_t = 
 | `clip` | norm bound on one example's increment | gradient |
 | `sigma` | standard deviation of a node's noise in the sum of a batch's mean increments | gradient |
 
-Errata: the z-step is η_t/β, as Algorithm 1 prints it.  The paper's proof silently halves it, which measures worse.
+Errata: the z-step is α_t/β, as Algorithm 1 prints it.  The paper's proof silently halves it, which measures worse.
 
 The theorems give parameters for a problem's numbers, and their conditions are checked.  The paper's log is to base
 2, its ln natural.  The numbers are not rounded, and a run takes `whole_rounds` and `whole_batch`.
@@ -33,8 +34,8 @@ replace-one.  `sigma` uses the exact Gaussian conversion and the exact number of
 the paper's.  `sigma` is for batches of exactly B, and a run with whole batches calibrates its own noise.
 
 The bound on the excess risk (`accelerated_bound`) is for three sequences with α_t = t and released α_t ∇F(x_t) +
-e_t.  With c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the step to z_{t+1}.  Proof:
-docs/proofs/excess-risk.md.
+e_t, where e_t is the error of the sum.  With c_t = 2β/(t+1) - M > 0 the step to y_{t+1} pays for the step to
+z_{t+1}.  Proof: docs/proofs/excess-risk.md.
 
 c_t > 0 holds in all rounds if β > M (T+1)/2.  The paper requires β ≥ 2 M T where the minimizer may lie outside K
 (Theorem 15).  In the other setting (Theorem 3) it takes a smaller β, and its proof halves the z-step.  For such a
@@ -86,12 +87,12 @@ class NesterovState(NamedTuple):
 class NesterovCoupling:
     """Optimizer that couples a gradient step and a weighted mirror step.
 
-    F(y_{T+1}) - F* = O(β R² / T²) on smooth convex losses.
+    F(y_{T+1}) - F* = O(β R² / T²) on smooth convex losses, with F* the minimum of F over the ball.
 
     Attributes:
-        beta: β.
-        radius: R.
-        weights: Weights α_t and their sums.
+        beta: β, a number, or one for each replicate.
+        radius: R, a number, or one for each replicate.
+        weights: Weights α_t and their sums α_{1:t}.
     """
 
     beta: Scalar
@@ -122,10 +123,13 @@ def accelerated_bound(
 ) -> Bound:
     """Bound the excess risk by (β R²/2 + Σ (2R s_t + (t+1) s_t²/(4 t c_t))) / A_T.
 
+    The sum is over t = 1 … T, with A_T = T (T+1)/2 and c_t = 2β/(t+1) - M.  The excess risk is that of the output
+    y_{T+1}, compared with the minimizer x* in the ball.
+
     Proof: docs/proofs/excess-risk.md.
 
     Args:
-        errors: Bounds s_t on the root mean square of ‖e_t‖, (T,).
+        errors: Bounds s_t on the root mean square of ‖e_t‖, the error of the sum that round t releases, (T,).
         radius: R.
         smoothness: M.
         beta: β.
@@ -152,12 +156,17 @@ def accelerated_bound(
 
 @dataclass(frozen=True)
 class AcceleratedParameters:
-    """Parameters that a theorem requires for a problem, in the ball of `radius`."""
+    """Parameters that a theorem requires for a problem, in the ball of `radius`.
+
+    The module's table has the symbols and units of the fields.
+    """
 
     problem: Problem
     radius: float
     rounds: float
+    """T = n / B, not rounded."""
     batch: float
+    """B, not rounded, and below 1 if n is too small for the theorem."""
     beta: float
     clip: float
     sigma: float
@@ -169,8 +178,11 @@ class AcceleratedParameters:
     printed_epsilon: float
     """True ε at δ of noise with `printed_sigma`, by the exact count of nodes."""
     theorem: str
+    """Setting of the theorem, "realizable" or "non-realizable"."""
     corollary: str
+    """Name of the corollary that prints the noise."""
     conditions: tuple[Condition, ...]
+    """Conditions of the theorem with this problem's numbers, of which some may not hold."""
     assumption: str
     """Condition that no number can show."""
 
@@ -303,8 +315,14 @@ def non_realizable_parameters(problem: Problem, radius: float) -> AcceleratedPar
 def _check_epsilon(theorem: str, problem: Problem, radius: float) -> float:
     """Return ε, after a check of all numbers of the problem.
 
+    Args:
+        theorem: "realizable" or "non-realizable", for the message.
+        problem: Numbers of the problem.
+        radius: R.
+
     Raises:
-        InputError: The theorem cannot be evaluated for a number.
+        InputError: There is no ε, no Lipschitz constant or smoothness is known, n is below 2, p is below 1, δ is
+            not strictly between 0 and 1, or another number is not above 0.
     """
     epsilon, n = problem.epsilon, problem.records
     if epsilon is None or not math.isfinite(problem.lipschitz) or not math.isfinite(problem.smoothness):
@@ -336,7 +354,21 @@ def _calibrate(
 ) -> AcceleratedParameters:
     """Return a theorem's numbers with calibrated noise, its corollary's noise, and all conditions.
 
-    `printed` holds the corollary's name, and its noise in units of Corollary 9's.
+    A record moves all tree nodes together by s = a (clip/B) √(⌊log2 T⌋ + 1), where a is 1 under zero-out and 2
+    under replace-one.  `sigma` is s/μ, for the largest μ whose Gaussian guarantee is (ε, δ)-DP.  The corollary's
+    noise is f (clip/B) √(log2 T ln(2.5/δ)) / ε.
+
+    Args:
+        theorem: "realizable" or "non-realizable".
+        problem: Numbers of the problem, with an ε.
+        radius: R.
+        rounds: T, not rounded.
+        batch: B, not rounded.
+        beta: β.
+        clip: Norm bound on one example's increment.
+        printed: Name of the corollary, and its factor f, 1 for Corollary 9.
+        conditions: The setting's own conditions, which follow those of both settings in the result.
+        assumption: Condition that no number can show.
     """
     n, epsilon, delta = problem.records, problem.epsilon, problem.delta
     assert epsilon is not None  # `_check_epsilon` has refused None
@@ -387,10 +419,13 @@ class AcceleratedSettings(NoiseSettings):
 
     @model_validator(mode="after")
     def _one_source_of_parameters(self) -> Self:
-        """Check that clip and β come from the scenario or from a theorem, and round 1 is evened out once.
+        """Check that clip and β come from one source, and that one key at most sets the clip of round 1.
+
+        The source is the scenario, with parameters = "explicit", or else a theorem.
 
         Raises:
-            ValueError: A key is missing or is given twice.
+            ValueError: `clip` or `beta` is missing, or is given beside a theorem, or both `first_clip` and
+                `late_clip` change the clip of round 1.
         """
         for key in ("clip", "beta"):
             if (getattr(self, key) is None) == (self.parameters == "explicit"):
@@ -400,10 +435,14 @@ class AcceleratedSettings(NoiseSettings):
         return self
 
     def clip_and_beta(self, problem: Problem) -> tuple[float, float]:
-        """Return C and β.
+        """Return C and β, of the scenario or of the theorem that `parameters` names.
+
+        Args:
+            problem: Numbers of the run, whose rounds must be those of the theorem.
 
         Raises:
-            InputError: A theorem cannot be run as written.  The message holds the rounds that it requires.
+            InputError: The theorem cannot be evaluated or run, or requires another number of rounds, which the
+                message holds.
         """
         if self.parameters == "explicit":
             assert self.clip is not None
@@ -442,7 +481,8 @@ def _prescribe(name: str, problem: Problem, radius: float) -> Prescription:
 def _make_estimator(settings: AcceleratedSettings, problem: Problem) -> RecursiveGradient:
     """Return the estimator of prefix sums, with a smaller clip for round 1 if a tree's clips are balanced.
 
-    Round 1 is in ⌊log2 T⌋ + 1 released nodes, and every other round in at most ⌊log2 T⌋.
+    Round 1 is in h = ⌊log2 T⌋ + 1 released nodes, and every other round in at most h - 1.  The balanced clip of
+    round 1 is √((h - 1)/h) times the clip of the others, so that no round costs more than they do.
     """
     clip, _ = settings.clip_and_beta(problem)
     level_total = level_count(problem.rounds)

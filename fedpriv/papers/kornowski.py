@@ -10,7 +10,7 @@ clipped.  docs/goldstein.md lists the other differences.
 Online-to-non-convex conversion (Algorithm 2, after Cutkosky, Mehta & Orabona 2023) chooses steps by online
 gradient descent, and not points:
 
-    z_t = x_{t-1} + s_t Δ_t,   x_t = x_{t-1} + Δ_t            s_t uniform on [0, 1)
+    z_t = x_{t-1} + s_t Δ_t,   x_t = x_{t-1} + Δ_t            s_t uniform on [0, 1), g~_t the release for z_t
     Δ_{t+1} = Δ_t - η g~_t, projected on the ball of radius D;  Δ_1 = 0
     output: the mean of z over one window of W rounds, drawn among the windows that are complete
 
@@ -21,7 +21,11 @@ gradient descent, and not points:
 | `query_point` | z_t, the query, which is no iterate | (..., d) |
 | `window_sum` | Σ z over the window of round t, before z_t | (..., d) |
 | `published` | output of a run that stops here | (..., d) |
-| `radius`, `step`, `choices.window` | D, η, M (W above) | |
+| `radius`, `step`, `choices.window` | D, η, M (W above) | numbers |
+
+The release g~_t estimates the gradient at z_t of f_α, the mean loss smoothed over a ball of radius α.  A period of
+Σ rounds begins with an anchor round, which estimates this gradient afresh.  Every other round adds an estimate of
+its change since the previous query.
 """
 
 import dataclasses
@@ -258,7 +262,19 @@ def _prescribe(
     plan: Callable[[NonsmoothProblem, float], GoldsteinParameters],
     settings: GoldsteinSettings,
 ) -> Prescription:
-    """Prescribe a theorem's numbers with corrected constants, and the bound that then holds."""
+    """Prescribe a theorem's numbers with corrected constants, and the bound that then holds.
+
+    Args:
+        name: Name of the theorem.
+        problem: Numbers of the run, with ε, a Lipschitz constant and a bound `gap` on the fall of the loss.
+        plan: Function that chooses parameters for the problem of the theory and for μ under replace-one.
+        settings: Keys of the row, for the smoothing and the oracle.
+
+    Returns:
+        The theorem's numbers: "noise std" is that of a difference round (of every tree node in a single pass),
+        "bound" is on the Goldstein measure, and "directions" and "directions needed" are J by `printed_directions`
+        and by `needed_directions`.
+    """
     if problem.epsilon is None or not (math.isfinite(problem.gap) and math.isfinite(problem.lipschitz)):
         raise InputError(
             f"{name} needs a guarantee, a loss with a known Lipschitz constant, "
@@ -270,7 +286,8 @@ def _prescribe(
     mu = mu_of(problem.epsilon, problem.delta)
     # The theory's noise is for replace-one, under which a record moves a sum twice as far as under zero-out.
     parameters = plan(nonsmooth_problem, mu if problem.relation == "replace-one" else 2.0 * mu)
-    # A record is in one round of a single pass, and in all rounds of a multi-pass run.
+    # A record is in one round of a single pass, and in all rounds of a multi-pass run.  Half of δ, divided by the
+    # number of these rounds, is the probability that the estimates of one round are too far from their means.
     read_count = parameters.rounds if parameters.anchor_batch == parameters.batch else 1
     numbers = {
         "rounds": float(parameters.rounds),
@@ -385,7 +402,12 @@ def _anchor_noise_ratio(settings: GoldsteinSettings, problem: Problem) -> float:
 
 
 def _make_optimizer(settings: GoldsteinSettings, problem: Problem, error: float) -> O2NC:
-    """Return the optimizer, with a step that follows from the oracle's error unless a number is given.
+    """Return the optimizer, with the step η = D / ((C1 + G0) √W) unless the scenario gives a number.
+
+    Args:
+        settings: Keys of the row, with D, C1 (`anchor_clip`), W and η.
+        problem: Numbers of the run, with T rounds and the seed of the public choices.
+        error: G0, the root mean square error of a release.
 
     Raises:
         InputError: A window has more rounds than the run.

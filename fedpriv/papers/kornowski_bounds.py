@@ -5,6 +5,11 @@ chooses all parameters of a run, with the bound that holds for them: Theorems 3.
 4.1 (multi pass), corrected as docs/goldstein.md explains.  Logarithms of the printed O~ are left out, and the
 Gaussian-DP parameter μ stands for the paper's ε.
 
+The oracle is the noisy estimate of the smoothed loss's gradient at a query.  A period of Σ rounds begins with an
+anchor round, which estimates the gradient from B1 records.  Each other round adds an estimate of the difference of
+the gradients at the last two queries, from B2 records.  The bounds are on the Goldstein measure at radius 2α: the
+smallest norm of a weighted mean of gradients at points within 2α.
+
 | here | paper | unit |
 |---|---|---|
 | `lipschitz` | L: Lipschitz constant of every record's loss | loss / length |
@@ -12,9 +17,12 @@ Gaussian-DP parameter μ stands for the paper's ε.
 | `smoothing` | α: radius of the random smoothing, for a result at radius 2α | length |
 | `radius` | D: largest step | length |
 | `step` | η | length² / loss |
-| `window`, `windows` | M (W below), K = ⌊T/M⌋ | rounds |
-| `period` | Σ: rounds from anchor to anchor | rounds |
-| `anchor_batch`, `batch` | B1, B2: records of all silos in a round | |
+| `window`, `windows` | M (W below), K = ⌊T/M⌋ | rounds, number |
+| `rounds`, `period` | T, and Σ: rounds from anchor to anchor | rounds |
+| `anchor_batch`, `batch` | B1, B2: records of all silos in an anchor round, in another round | |
+| `anchor_clip`, `clip` | C1, C2: norm bounds on one record's gradient, difference of gradients | loss / length |
+| `dimension`, `records` | d, n | |
+| `direction_count` | J: random directions for each record and query | |
 | `error`, `norm` | G0, G1: rms error and rms norm of the oracle | loss / length |
 """
 
@@ -47,6 +55,8 @@ def smoothness_constant(dimension: int) -> float:
 
 def direction_energy(dimension: int) -> float:
     """Return c_d, for which a one-direction zeroth-order estimate has mean square at most c_d L².
+
+    c_d is d²/(d - 1), and 1 in dimension 1.
 
     Example:
         >>> direction_energy(2)
@@ -88,7 +98,10 @@ def max_window(radius: float, smoothing: float) -> int:
 
 @dataclass(frozen=True)
 class NonsmoothProblem:
-    """Public numbers of a problem with L-Lipschitz losses, and the oracle's view of a record."""
+    """Public numbers of a problem with L-Lipschitz losses, and the oracle's view of a record.
+
+    The module's table has the symbols and units of the fields without a text.
+    """
 
     dimension: int
     lipschitz: float
@@ -113,19 +126,34 @@ class NonsmoothProblem:
         return min(2.0 * self.lipschitz, 2.0 * self.smoothness * radius)
 
     def anchor_energy(self) -> float:
-        """Bound on the mean square of one record's estimate at an anchor."""
+        """Bound on the mean square of one record's estimate at an anchor.
+
+        The bound is L², or L² (1 + c_d/J) for a zeroth-order oracle.
+        """
         spread = direction_energy(self.dimension) / self.direction_count if self.order == "zeroth" else 0.0
         return self.lipschitz**2 * (1.0 + spread)
 
     def difference_energy(self, radius: float) -> float:
-        """Bound on the mean square of one record's estimated difference of gradients."""
+        """Bound on the mean square of one record's estimated difference of gradients.
+
+        The bound is (2 κ_d L D/α)², plus that of the random directions.
+        """
         return 4.0 * (self.smoothness * radius) ** 2 + self.direction_energy_of_differences(radius)
 
     def direction_energy_of_differences(self, radius: float) -> float:
-        """Share of the random directions in `difference_energy`.
+        """Bound on the mean square that random directions add to one record's estimated difference.
+
+        | oracle | directions of its own at each query | shared directions |
+        |---|---|---|
+        | exact | 0 | 0 |
+        | first order | 2 L²/J | (2L)²/J |
+        | zeroth order | 2 c_d L²/J | L² min{(2 d D/α)², 4 c_d}/J |
 
         Shared directions of first order have the bound (2L)², which always holds, since both gradients may turn at
         every direction.
+
+        Args:
+            radius: D, or infinity if it is unknown.
         """
         if self.order == "exact":
             return 0.0
@@ -147,6 +175,8 @@ def single_pass_error(
     problem: NonsmoothProblem, radius: float, period: int, anchor_batch: int, batch: int, std: float
 ) -> float:
     """Return G0 of the single-pass oracle without clipping.
+
+    G0² = E_a/B1 + (Σ - 1) E_d/B2 + d std², with E_a from `anchor_energy` and E_d from `difference_energy`.
 
     Args:
         problem: Numbers of the problem.
@@ -173,13 +203,18 @@ def multi_pass_error(
 ) -> float:
     """Return G0 of the multi-pass oracle without clipping.
 
-    Every round reads all records, so that only directions and noise cause errors: once at the anchor, and in every
-    difference as in a single pass.
+    Every round reads all n records, so that only directions and noise cause errors: once at the anchor, and in
+    every difference as in a single pass.
+
+        G0² = (E_a + (Σ - 1) E_d)/n + d (σ1² + (Σ - 1) σ2²)
+
+    E_a is 0 for an exact oracle, L² for gradients along one direction, and c_d L²/J for values along J directions.
+    E_d comes from `direction_energy_of_differences`, and σ1 and σ2 are the noise of an anchor and of a difference.
 
     Args:
         problem: Numbers of the problem.
         period: Σ.
-        records: Number of records.
+        records: n.
         anchor_std: Standard deviation of an anchor's own noise, in units of the mean.
         difference_std: Standard deviation of a difference's own noise, in units of the mean.
         radius: D, or infinity if it is unknown.
@@ -196,8 +231,9 @@ def multi_pass_error(
 def leaf_noise_ratio(anchor_clip: float, clip: float, rounds: int, period: int) -> float:
     """Return the ratio σ1/σ2 that minimizes σ1² + (Σ - 1) σ2² at a fixed privacy cost.
 
-    The cost is n_a C1²/σ1² + n_d C2²/σ2², for n_a anchors of clip C1 and n_d differences of clip C2.  The ratio is
-    1 if all rounds are anchors.
+    The cost is n_a C1²/σ1² + n_d C2²/σ2², for n_a = ⌈T/Σ⌉ anchors of clip C1 and noise σ1, and n_d = T - n_a
+    differences of clip C2 and noise σ2.  The ratio is √(C1/C2 · √(n_a (Σ - 1)/n_d)), or 1 if all rounds are
+    anchors.
 
     Args:
         anchor_clip: C1.
@@ -248,7 +284,8 @@ class GoldsteinParameters:
     """Parameters of a run, and the theory's bound on its output.
 
     Standard deviations are in units of the mean over the records of a round.  All parameters are for replace-one
-    neighbours, a trusted server, and increments clipped to `anchor_clip` and `clip`.
+    neighbours, a trusted server, and increments clipped to `anchor_clip` and `clip`.  The module's table has the
+    symbols and units of the fields without a text.
     """
 
     rounds: int
@@ -286,12 +323,19 @@ class GoldsteinParameters:
 def printed_directions(problem: NonsmoothProblem, parameters: "GoldsteinParameters", delta: float) -> float:
     """Return J of Theorem 3.1, 6.1 or 4.1 at the parameters of a run.
 
+    | theorem | J, not rounded |
+    |---|---|
+    | 4.1, multi pass | L² d/n · (Σ/σ1² + 1/σ2²) |
+    | 6.1, single pass with gradients | max{1, ln(d B2/δ) B2² (α/D)²/d} |
+    | 3.1, single pass otherwise | ln(d (B1 + B2)/δ) · ((d B1)² + d B2² (α/D)²) |
+
     The constant that the paper leaves open is 1.  A single pass needs these directions for privacy, and a run over
     all records for utility.  With clipping neither needs them.
 
     Args:
         problem: Numbers of the problem.
-        parameters: Parameters of the theorem.  Equal batches B1 = B2 mean a multi-pass run.
+        parameters: Parameters of the theorem, with σ1 = `anchor_std` and σ2 = `difference_std`.  Equal batches
+            B1 = B2 count as a multi-pass run of n = B2 records.
         delta: δ.
     """
     d, squared_ratio = problem.dimension, (problem.smoothing / parameters.radius) ** 2
@@ -309,9 +353,10 @@ def printed_directions(problem: NonsmoothProblem, parameters: "GoldsteinParamete
 def needed_directions(problem: NonsmoothProblem, radius: float, failure: float) -> float:
     """Return the number J of directions that a theorem's sensitivity requires.
 
+    J is ln(1/p) max{1, (α/D)²/d} for gradients, and ln(1/p) (d + (α/D)²) otherwise, where p is `failure`.
+
     With J directions a replaced record's estimates are near enough to their means.  Neighbouring data sets see the
-    other records along the same directions.  So J depends on no batch size, and has
-    no factor ln d.
+    other records along the same directions.  So J depends on no batch size, and has no factor ln d.
 
     Args:
         problem: Numbers of the problem.
@@ -330,10 +375,19 @@ def plan_single_pass(
 ) -> GoldsteinParameters:
     """Choose the parameters of Theorems 3.1 and 6.1, for one pass over the records.
 
+    With T = ⌊n/2⌋, q = Φ/(L T), and h = ⌊log2 Σ⌋ + 1 levels of a period's tree,
+
+        D = min{(q² α)^(1/3), (q² α/√d)^(1/3), √(q α μ/d), (q³ α² μ/d^(3/2))^(1/5)}, at most α/4
+        Σ = (α/(μ D))^(2/3) + α/(D √d), rounded to an integer from 1 to T
+        B1 = Σ,  B2 = 1,  C1 = L,  C2 = L min{2, 2 κ_d D/α}
+        std of a node = (2/μ) max{(C1/Σ) √h, C2 √(h - 1)}
+
+    An anchor is in at most h nodes, and a difference in at most h - 1.  T then falls until the n records suffice.
+
     Args:
         problem: Numbers of the problem.
-        records: Number of records.
-        mu: μ, or infinity for a run without privacy.
+        records: n.
+        mu: μ, or infinity for a run without privacy, in which the terms with μ are left out.
         radius_factor: Factor of the theorem's D.
         period_factor: Factor of the theorem's Σ.
     """
@@ -365,12 +419,20 @@ def plan_multi_pass(
 ) -> GoldsteinParameters:
     """Choose the parameters of Theorem 4.1 with corrected D and T, for all records in every round.
 
+        D = min{α β²/(4 L²), α/4},  T = ⌈8 Φ L²/(α β³)⌉, and one window of rounds at least
+        Σ = α/(D √d), rounded to an integer from 1 to T
+        B1 = B2 = n,  C1 = L,  C2 = L min{2, 2 κ_d D/α}
+        σ1 = r σ2,  σ2 = 2 √(n_a C1²/r² + n_d C2²)/(n μ)
+
+    σ1 and σ2 are the noise of an anchor and of a difference, n_a and n_d their numbers, and r is the ratio of
+    `leaf_noise_ratio`.
+
     Args:
         problem: Numbers of the problem.
-        records: Number of records.
+        records: n.
         target: β, the Goldstein measure to reach.
         mu: μ.
-        rounds_factor: Factor of T.
+        rounds_factor: Factor of T, 8 in the formula above.
     """
     lipschitz, smoothing = problem.lipschitz, problem.smoothing
     radius = min(smoothing * target**2 / (4.0 * lipschitz**2), smoothing / 4.0)
@@ -419,7 +481,7 @@ def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> di
     """Return the numbers of records that the explicit bounds need, or infinity beyond 10^18.
 
     All constants are included.  The bound of a multi-pass run at β exceeds β, so the best of 12
-    values of β counts.
+    values β = 0.7^k · target counts, k = 0 … 11.
 
     Args:
         problem: Numbers of the problem.
@@ -441,7 +503,12 @@ def certified_samples(problem: NonsmoothProblem, target: float, mu: float) -> di
 def _find_min_records(bound: Callable[[int], float], target: float) -> float:
     """Return the smallest n from which on the bound is at most the target, to about a hundredth.
 
-    The result is infinity beyond 10^18.
+    The search doubles n from 4 and then bisects, so it presumes that the bound falls in n.  The result is infinity
+    beyond 10^18.
+
+    Args:
+        bound: Function of n.
+        target: Value that the bound is to reach.
     """
     high = 4
     while bound(high) > target:

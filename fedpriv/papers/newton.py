@@ -1,8 +1,8 @@
 """Noisy Newton for logistic models of few parameters, with confidence intervals.
 
 Source: Avella-Medina, Bradshaw & Loh, "Differentially Private Inference via Noisy Optimization" (Annals of
-Statistics 2023), section 3.  A record's increment holds its gradient and its Hessian, clipped separately, one
-after the other:
+Statistics 2023), section 3.  A model has p parameters.  A record's increment holds its gradient and its Hessian,
+clipped separately, one after the other, where clip(v, C) shortens v to norm C if it is longer:
 
     v_b = (clip(∇f, C),  κ clip(svec ∇²f, C_H)),   κ = (C / C_H) √(φ / (1 - φ)),   ‖v_b‖ ≤ C / √(1 - φ)
 
@@ -117,7 +117,16 @@ class GradientAndHessian(View):
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum clipped increments as `Objective` does, `_CHUNK_VALUES` values at a time."""
+        """Sum the weighted clipped increments of a batch, `_CHUNK_VALUES` values at a time to bound memory.
+
+        Args:
+            query: Points (..., d), d = p + p(p + 1)/2, and their coefficients.
+            batch: B records with weights, (..., B).
+            clip: Norm bound of a whole increment.
+
+        Returns:
+            The sum, (..., d), and the number of records of weight above 0 with any clipping, (...).
+        """
         records, weights = batch
         leading_shape = np.broadcast_shapes(query.points[0].shape[:-1], records.features.shape[:-2])
         total = torch.zeros(*leading_shape, self.dimension, dtype=weights.dtype, device=weights.device)
@@ -137,7 +146,12 @@ class GradientAndHessian(View):
         return self.increment(Query((point,)), batch, UNCLIPPED).total
 
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
-        """Return weighted clipped increments (..., B, d), and the mask of records with any clipping, (..., B)."""
+        """Return weighted clipped increments (..., B, d), and the mask of records with any clipping, (..., B).
+
+        Gradients are clipped to `gradient_clip`, and Hessians to `curvature_clip` and then multiplied by κ.  Both
+        together are clipped to `clip` and multiplied by the record's weight.  A record of which a part is not
+        finite, or too large for the type, has an increment of 0.  The mask is False for a weight of 0.
+        """
         records, weights = batch
         output_gradient, curvature = self._derivatives(query, records)
         z, ones = records.features.to(weights.dtype), torch.ones_like(weights)
@@ -168,7 +182,11 @@ class GradientAndHessian(View):
         return clipping.zero_unrepresentable(joined) * clipping.factor.unsqueeze(-1), is_clipped & (weights > 0.0)
 
     def _derivatives(self, query: Query, records: Records) -> tuple[Tensor, Tensor]:
-        """Return first and second derivatives of the loss by the score, (..., B, 1), combined over the query."""
+        """Return first and second derivatives of the loss by the score, (..., B, 1), combined over the query.
+
+        A record's score is ⟨x, z⟩, for parameters x and features z.  The derivatives at the query's points are
+        summed with the query's coefficients.  The second derivative is s (1 - s), s the sigmoid of the score.
+        """
         output_gradient = curvature = torch.zeros((), dtype=records.features.dtype, device=records.features.device)
         for point, coefficient in zip(*query, strict=True):
             scores = self.base.outputs(self._model_weights(point), records)
@@ -193,16 +211,24 @@ class GradientAndHessian(View):
     def coefficients(self, point: Tensor, published: MeanStatistics) -> list[Coefficient]:
         """Compute the weights with intervals of 95 % for the population's weights under the same penalty.
 
-        With H = A₊ + λ I, σ the noise of a gradient and v_t that of A_t, the error of u_t has the second moment
+        With H = A₊ + λ I, and per coordinate σ² the variance of a gradient's noise and v_t that of A_t's noise, the
+        error of u_t has the second moment
 
             N_t = H⁻¹ [σ² I + v_t/2 (tr(M_t) I + M_t)] H⁻¹,     M_t that of x_t - x*,  M_1 = x* x*ᵀ
+            v_t = (σ/κ)² 2 (2t + 1) / (3 t (t + 1))
 
-        to first order, with M_2 = N_1 and M_t = (N_2 + … + N_{t-1}) / (t - 2)² from t = 3 on.  Sampling adds
-        H⁻¹ (A₊/n) H⁻¹.
+        to first order, with M_2 = N_1 and M_t = (N_2 + … + N_{t-1}) / (t - 2)² from t = 3 on.  The published x
+        stands for x* in M_1, and its covariance after T rounds is M_{T+1} + H⁻¹ (A₊/n) H⁻¹, the second term from
+        the sampling of n records.
+
+        Means over row indices, of which only a share counts, are divided by this share: A, σ and λ.
 
         Args:
-            point: Published (x, svec A).
-            published: Public numbers of the means.
+            point: Published (x, svec A), (d,).
+            published: σ before it is divided, n, the share of row indices that count, and T.
+
+        Returns:
+            Each of the p weights with the ends of its interval.
 
         Raises:
             InputError: There was one round, whose step from 0 is not yet at the minimum.  Intervals would then
@@ -237,6 +263,7 @@ class NoisyNewton:
     """Optimizer of Newton steps with the mean of all Hessians, whose state is (x_t, svec A_{t-1})."""
 
     parameters: int
+    """p."""
     kappa: float = field(metadata=SHARED)
     penalty: float = field(metadata=SHARED)
 
@@ -286,10 +313,10 @@ def _kappa(settings: NewtonSettings) -> float:
 
 
 def _add_hessian(settings: NewtonSettings, objective: Objective) -> GradientAndHessian:
-    """Return the view of a model with gradient and Hessian.
+    """Return the view of a logistic model whose increments hold gradient and Hessian.
 
     Raises:
-        InputError: The model is of another kind, has a penalty of its own, or too many parameters.
+        InputError: The model is no plain logistic regression, has a penalty of its own, or too many parameters.
     """
     if type(objective) is not LogisticRegression:
         raise InputError("algorithm.name = 'noisy-newton': is of model.name = \"logistic-regression\"")

@@ -2,9 +2,9 @@
 
 Source: Lowy & Razaviyayn, "Private Federated Learning Without a Trusted Server: Optimal Algorithms for Convex
 Losses" (ICLR 2023).  In each of R rounds each of M silos draws K of its n records and adds N(0, σ² I) to the mean
-of their gradients:
+of their gradients.  With g~_{r,i} the noisy mean of silo i, η the step and Π the projection on a ball around 0,
 
-    w_{r+1} = Π_K(w_r - η (1/M) Σ_i g~_{r,i}),   output the mean of the iterates
+    w_{r+1} = Π(w_r - η (1/M) Σ_i g~_{r,i}),   output the mean of the iterates
 
 Noise and batch size are those of the authors' published programs (`gauss_AC` and the choice of K).  One pair is by
 advanced composition, as in the theorem, and one by the moments accountant, as in the experiments.  Both are for
@@ -29,13 +29,14 @@ from fedpriv.papers.sgd import ProjectedSGD, StepSettings, averaged_bound
 class NoisyMinibatch:
     """Parameters of R rounds with batch K, and noise `sigma` in each silo's mean gradient.
 
-    `sigma` is a standard deviation.
+    `sigma` is a standard deviation per coordinate.
     """
 
     rounds: int
     batch: int
     sigma: float
     conditions: tuple[Condition, ...]
+    """Upper bound on ε, and K ≤ n."""
 
 
 def parameters_by_moments(
@@ -43,7 +44,7 @@ def parameters_by_moments(
 ) -> NoisyMinibatch:
     """Return the parameters by the moments accountant.
 
-    σ² = 8 L² R ln(1/δ)/(n² ε²) and K = max(1, n √(ε/(4R))), for ε ≤ 2 ln(1/δ).
+    σ² = 8 L² R ln(1/δ)/(n² ε²) and K = max(1, n √(ε/(4R))), rounded down, for ε ≤ 2 ln(1/δ).
 
     Args:
         examples: Number n of records in a silo.
@@ -53,7 +54,7 @@ def parameters_by_moments(
         lipschitz: L.
 
     Returns:
-        Noise and batch, with the condition on ε.
+        Noise and batch, with the conditions on ε and K ≤ n.
 
     Raises:
         InputError: A number is out of its range.
@@ -76,7 +77,8 @@ def parameters_by_advanced_composition(
 ) -> NoisyMinibatch:
     """Return the parameters by advanced composition.
 
-    σ² = 256 L² R ln(2.5RK/(δn)) ln(2/δ)/(n² ε²) and K = max(1, nε/(4√(2R ln(2/δ)))), for ε ≤ 2 ln(2/δ).
+    σ² = 256 L² R ln(2.5RK/(δn)) ln(2/δ)/(n² ε²) and K = max(1, nε/(4√(2R ln(2/δ)))), rounded down, for
+    ε ≤ 2 ln(2/δ).
 
     Args:
         examples: Number n of records in a silo.
@@ -86,10 +88,10 @@ def parameters_by_advanced_composition(
         lipschitz: L.
 
     Returns:
-        Noise and batch, with the condition on ε.
+        Noise and batch, with the conditions on ε and K ≤ n.
 
     Raises:
-        InputError: A number is out of its range, or δ is too large for advanced composition.
+        InputError: A number is out of its range, or δ is 2.5 R K/n or more.
     """
     _check(examples, rounds, epsilon, delta, lipschitz)
     log_term = math.log(2.0 / delta)
@@ -156,7 +158,7 @@ NOISY_MINIBATCH = Algorithm(
     settings=StepSettings,
     estimator=lambda settings, _problem: PlainGradient(settings.clip),
     mechanism=independent,
-    # w_{r+1} = Π_K(w_r - η (1/M) Σ_i g~_{r,i}), output the mean of the iterates
+    # w_{r+1} = Π(w_r - η (1/M) Σ_i g~_{r,i}), output the mean of the iterates
     optimizer=lambda settings, _problem, _noise_std: ProjectedSGD(settings.step, settings.radius, averaged=True),
     theorems=lambda settings, problem: (
         _prescribe("moments accountant", parameters_by_moments, settings.clip, problem),

@@ -5,7 +5,7 @@ Source: Feldman, Koren & Talwar, "Private Stochastic Convex Optimization: Optima
 i = 1, 2, … reads n_i = n/2^i fresh examples in gradient rounds, from w_{i,1} = w_{i-1}.  An empty round then adds
 the noise.
 
-    w_{i,t+1} = Π_K(w_{i,t} - η_i g_t),   η_i = η / 4^i
+    w_{i,t+1} = Π_K(w_{i,t} - η_i g_t),   η_i = η / 4^i,  g_t the mean gradient of a batch without noise
     w_i       = Π_K((w_{i,1} + … + w_{i,n_i}) / n_i - η_i ζ_i),   ζ_i the noise of the phase's empty round
 
 The paper does not project w_i.  Projecting a private point costs no privacy, and the average lies in K already.
@@ -61,7 +61,7 @@ from fedpriv.participation.orders import FixedOrder, Phases
 
 
 def make_phases(examples: int, batch: int = 1) -> Phases:
-    """Return phases of ⌊n/(2^i B)⌋ rounds of B examples, as long as a phase has a round.
+    """Return phases i = 1, 2, … of ⌊n/(2^i B)⌋ rounds of B examples, as long as a phase has a round.
 
     Args:
         examples: n.
@@ -241,7 +241,12 @@ def _find_clip(settings: PhasedSettings, problem: Problem) -> float:
 
 @catch_refusal
 def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescription:
-    """Prescribe the paper's step for batches of one record, quoted from memory, with rounds and noise."""
+    """Prescribe the paper's step for batches of one record, quoted from memory, with rounds and noise.
+
+    The rounds are those of all phases with their empty rounds.  The step is `suggested_step` in a ball of diameter
+    2 · `radius`.  The noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under
+    replace-one.  Under zero-out the step takes 2μ for μ, since it is stated for replace-one.
+    """
     if problem.epsilon is None or not problem.convex:
         raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex")
     rounds = make_phases(problem.records).rounds
@@ -256,7 +261,7 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
 
 
 def _compute_bound(settings: PhasedSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
-    """Bound the excess risk, with noise that an empty round releases in units of its phase's step."""
+    """Bound the excess risk, where the noise ξ_i has root mean square norm η_i √d std of phase i's empty round."""
     lengths = _problem_phases(problem).lengths
     steps = [settings.step * phase_step_factor(phase) for phase in range(1, len(lengths) + 1)]
     stds = released.stds[np.cumsum([length + 1 for length in lengths]) - 1]

@@ -7,6 +7,8 @@ server) and 2 (trusted server).  Anytime averaging is Cutkosky's (2019).  The se
     x_{t+1} = (1 - a) x_t + a w_{t+1},   a = α_{t+1} / α_{1:t+1}
     output x_T, which the release of round T does not change, or x_{T+1}, which it does
 
+Weights are α_t = t, with sums α_{1:t} = α_1 + … + α_t.
+
 | here | paper | shape or unit |
 |---|---|---|
 | `iterate` | w_t | (..., d) |
@@ -115,9 +117,13 @@ def mu2_parameters(problem: Problem, mu: float, diameter: float, trusted: bool) 
 
         E f(x_T) - f(x*) ≤ 4D ((G* + 2LD)/T + 2S√d/(ρ T √M) + σ~/√(TM)),  σ~ = σ_g + 2σ_L D
 
-    with M for the first √M if the server is trusted.  The second of the three terms is σ_mean √d / T^{3/2}.  G* ≤
-    G, σ_g ≤ G and σ_L ≤ L hold for any records.  So G* + 2LD and σ~ are at most the clip G + 2LD, which stands for
-    both.  T is the number of records of one silo.
+    with M for the first √M if the server is trusted.  G* is the norm of ∇f at the minimizer x*.  σ_g is the
+    standard deviation of one record's gradient, and σ_L that of a difference of its gradients per distance of the
+    points.
+
+    σ_mean, the noise in the mean over silos, is σ/√M or σ.  The second of the three terms is σ_mean √d / T^{3/2}.
+    G* ≤ G, σ_g ≤ G and σ_L ≤ L hold for any records.  So G* + 2LD and σ~ are at most the clip G + 2LD, which
+    stands for both.  T is the number of records of one silo.  Under zero-out σ is half as large.
 
     Args:
         problem: Numbers of the problem.
@@ -196,7 +202,11 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
     standard deviation of the released noise in the mean over silos.  If it differs between rounds, it is the root
     mean square over the rounds.
 
-    `noise_std` is the standard deviation of a fresh noise vector.
+    Args:
+        settings: Keys of the row, with D and the step, which is η itself if it is a number.
+        problem: Numbers of the run.
+        noise_std: Standard deviation per coordinate of a fresh noise vector.  With 0 there is no noise, and
+            η = 1/(4 L T).
 
     Raises:
         InputError: The step is to follow from L, and no L is known.

@@ -15,7 +15,8 @@ DP-SRGD without acceleration (Choquette-Choo, Ganesh & Thakurta 2025, section 4.
 | `average` | mean of x_2 … x_t, or x_min(t, U) | (..., d) |
 | `released` / `scale` | g~_t, the noisy gradient | (..., d) |
 
-The bound on the excess risk of the average (`projected_bound`) is for released ∇F(x_t) + e_t and steps η ≤ 1/M.
+Π projects on a ball of radius R around 0.  The bound on the excess risk of the average (`projected_bound`) is for
+released ∇F(x_t) + e_t, with e_t the error of the gradient, for an M-smooth convex F and steps η ≤ 1/M.
 Proof: docs/proofs/excess-risk.md.
 """
 
@@ -96,7 +97,7 @@ def projected_bound(
 ) -> Bound:
     """Bound the excess risk of the mean of the iterates.
 
-    The bound is R²/(2ηT) + 2R mean(s_t), or R²/(2ηT) + mean(s_t²)/(2(1/η - M)) with fresh errors.
+    The bound after T rounds is R²/(2ηT) + 2R mean(s_t), or R²/(2ηT) + mean(s_t²)/(2(1/η - M)) with fresh errors.
 
     Proof: docs/proofs/excess-risk.md.
 
@@ -105,7 +106,7 @@ def projected_bound(
         radius: R.
         smoothness: M.
         step: η.
-        fresh: Whether e_t has mean 0 whatever was released before.
+        fresh: Whether e_t, the error of the gradient in round t, has mean 0 whatever was released before.
 
     Returns:
         The bound, infinite unless M ≤ 1/η (M < 1/η with fresh errors), with this condition.

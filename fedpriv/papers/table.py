@@ -94,8 +94,10 @@ def add_algorithm(row: Algorithm) -> None:
 def find_algorithm(name: str) -> Algorithm:
     """Return a row by its name, after loading extensions for an unknown name.
 
+    Extensions are a user's modules, which may call `add_algorithm`.
+
     Raises:
-        InputError: There is no such row.
+        InputError: There is no such row.  The message lists the names, and suggests the closest one.
     """
     if name not in ALGORITHMS:
         load_extensions()

@@ -1,7 +1,8 @@
 """Momentum aggregation of Tran & Cutkosky, in three rows of the table of algorithms.
 
 Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Algorithms 1 and 2.
-Every step of the server has length η, whatever the noise (normalized SGD):
+A silo's momentum is m_t = (1 - α) m_{t-1} + α g_t, with g_t the clipped mean gradient at w_t, and m^_t is the mean
+of the noisy momenta.  Every step of the server has length η, whatever the noise (normalized SGD):
 
     w_{t+1} = w_t - η m^_t / ‖m^_t‖,  and w_{t+1} = w_t if m^_t = 0
     output w_{T+1}, or w_U with U uniform on 1 … T (the iterate that the paper's theorems are about)
@@ -104,8 +105,17 @@ class NormalizedSGD:
 def _take_bounded_step(iterate: Tensor, direction: Tensor, step: Scalar) -> Tensor:
     """Return iterate - step · direction, rounded to the iterate's type, with a step within the bound.
 
-    If the rounded step is too long, a shorter one is taken.  If rounding outweighs the step, shorter steps may not
-    suffice.  Then each coordinate that moved too far is rounded towards its old value.
+    A rounded step is too long if its norm exceeds step (1 + 5e-7).  Then the step before rounding is multiplied by
+    bound / norm, `_ATTEMPTS` times at most.  If rounding outweighs the step, shorter steps may not suffice.  Then
+    each coordinate that moved too far is rounded towards its old value.
+
+    Args:
+        iterate: w_t, (..., d), in the type of the result.
+        direction: Vectors of norm 1, or 0, (..., d) in float64.
+        step: η.
+
+    Returns:
+        w_{t+1}, (..., d).
     """
     origin, limit = iterate.double(), step * _STEP_ROUNDING
     displacement = step * direction
@@ -192,8 +202,9 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
 def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremParameters:
     """Return T, α, η and γ of Theorem 9.
 
-    T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋, α = N^{3/4} ε / (T^{3/4} √d), η = 1/√(NT) and γ = ηN.  The theorem's rate is
-    claimed and not proved: its proof needs fresh permutations, and the algorithm a fixed one.
+    T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋, α = N^{3/4} ε / (T^{3/4} √d) and at least 1/N, η = 1/√(NT) and γ = ηN.  α is 1/N
+    up to the rounding of T.  The theorem's rate is claimed and not proved: its proof needs fresh permutations, and
+    the algorithm a fixed one.
 
     Args:
         records: N.
@@ -201,7 +212,8 @@ def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremP
         epsilon: ε.
 
     Raises:
-        InputError: α > 1, or T < 4N, so that γ > 1/2.  The proof needs T ≥ 4N, which the statement omits.
+        InputError: ε is not above 0, α > 1, or T < 4N, so that γ > 1/2.  The proof needs T ≥ 4N, which the
+            statement omits.
     """
     check_positive("epsilon", epsilon)
     exact = records ** (7.0 / 3.0) * epsilon ** (4.0 / 3.0) / dimension ** (2.0 / 3.0)
@@ -340,7 +352,15 @@ class MomentumTreeSettings(MomentumSettings, NoiseSettings):
 
 
 def _make_tree(settings: MomentumTreeSettings, problem: Problem, workload: Workload) -> Mechanism:
-    """Return the chosen mechanism, or a tree with the paper's noise.
+    """Return the chosen mechanism, or with calibration = "paper" a tree with the paper's noise.
+
+    The paper's noise is 2 √V σ for a clip of 1, with V from `paper_node_count` and σ from
+    `simple_noise_multiplier`, unless exact counting gives more.
+
+    Args:
+        settings: Keys of the row.
+        problem: Numbers of the run, with N rounds in an epoch.
+        workload: Running sums, whose decay is 1 - α.
 
     Raises:
         InputError: The paper's noise is asked for with α below 1/N.
