@@ -1,8 +1,10 @@
 """Functions of parameters whose per-record gradients have a closed form.
 
-Each function computes its outputs for a batch of records, and the gradient of every record's loss with respect to
-its weight and bias.  With δ the gradient with respect to the outputs, and a the inputs, a parameter's gradient is
-a sum over positions t.  A position is a place of a sequence or a picture, or a call among several.
+Each function computes its outputs for a batch of B records, and the gradient of every record's loss with respect
+to its weight and bias.  With δ the gradient with respect to the outputs, and a the inputs, a parameter's gradient
+is a sum over positions t = 1 … T.  A position is a place of a sequence or a picture, or a call among several.  For
+a convolution a_t is the patch of the input at t, for a normalization â_t is the normalized input before weight and
+bias, and for an embedding a_t is a token: the index of a row of the table.
 
 | | gradient |
 |---|---|
@@ -39,10 +41,13 @@ _CHUNK_LENGTH = 128
 
 
 class LayerFunction(Protocol):
-    """Function of a weight and a bias, with its settings."""
+    """Function of a weight and a bias, with its settings.
+
+    Output gradients are the gradients of the records' losses at the outputs, (B, …).
+    """
 
     def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Outputs for all records.
+        """Outputs for all records, (B, …).
 
         `inputs` (B, …) are one record's input with an axis of records before it.
         """
@@ -69,11 +74,13 @@ class LayerFunction(Protocol):
 
 
 class ParameterUse(NamedTuple):
-    """Inputs of a function, as `linear_part` returns them, and the gradients at its outputs, both (B, …)."""
+    """Use of a weight by one call of a function, at one point of an increment or as a difference of two."""
 
     function: LayerFunction
     inputs: Tensor
+    """Inputs as `linear_part` returns them, (B, …)."""
     output_gradient: Tensor
+    """Gradients at the outputs, (B, …)."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +127,18 @@ class ConvolutionFunction:
         return inputs
 
     def weight_gradient(self, inputs: Tensor, output_gradient: Tensor, shape: Sequence[int]) -> Tensor:
-        """Multiply output gradients by patches of the input, a few pictures at a time.
+        """Compute Σ_t δ_t ⊗ (patch of the input at t) for every record, a few pictures at a time.
 
-        A row of numbers, as conv1d takes, is treated as a picture of one row.
+        A row of numbers, as conv1d takes, is treated as a picture of one row.  With groups, output channels meet
+        the patches of their own group's input channels only.
+
+        Args:
+            inputs: Inputs, (B, …, channels, *sides).
+            output_gradient: Gradients at the outputs, (B, …, output channels, *output sides).
+            shape: Shape of the weight, (output channels, channels / groups, *kernel).
+
+        Returns:
+            Gradients by the weight, (B, prod(shape)), summed over the calls between B and the channels.
         """
         pictures, output_gradients = (
             inputs.flatten(0, -self.axes - 2),
@@ -205,6 +221,7 @@ class LayerNormFunction:
     """Normalization over the last axes, as functional.layer_norm."""
 
     shape: tuple[int, ...]
+    """Lengths of the axes that are normalized, which are the last ones."""
     eps: float
 
     def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -264,7 +281,9 @@ def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> Lay
         shape: Shape of the weight.
 
     Returns:
-        Factors of outer products, rows of an embedding, or the gradients themselves, as described above.
+        For linear functions, the factors δ_t and a_t of all positions (`DenseTerms` for at most two uses of one
+        position each, `PositionTerms` for more), or the gradients if these have at most half as many values.
+        For embeddings, the rows of the table with a gradient.  For all other functions, the gradients themselves.
     """
     if all(isinstance(use.function, LinearFunction) for use in uses):
         positions = [(_flatten_positions(use.output_gradient), _flatten_positions(use.inputs)) for use in uses]
@@ -309,7 +328,7 @@ class LongGradientTerms(GradientTerms):
 
 
 def long_upper_norm(vectors: Tensor) -> Tensor:
-    """Upper bound in float64 on the norm of each row (B, n).
+    """Upper bound in float64 on the Euclidean norm of each row, (B, n) -> (B,).
 
     Each piece of `_CHUNK_LENGTH` values gets a bound in the type of the rows.  The pieces are combined in float64.
     """
@@ -335,9 +354,11 @@ class PositionTerms:
         return PositionTerms(self.output_gradients.to(dtype), self.inputs.to(dtype))
 
     def norm_bounds(self) -> NormBounds:
-        """Bounds whose rounding error is relative to Σ_t ‖δ_t‖ ‖a_t‖.
+        """Bounds on the norm ‖Σ_t δ_t ⊗ a_t‖ of each record's gradient, (B,).
 
-        Terms that cancel in the gradient leave their rounding errors in it.
+        Rounding errors are relative to Σ_t ‖δ_t‖ ‖a_t‖, since terms that cancel in the gradient leave their errors
+        in it.  The norm is computed from the T² inner products of positions if T is small compared with a
+        gradient, and from gradients of a few records at a time otherwise.
         """
         gradient_norms, input_norms = upper_norm(self.output_gradients), upper_norm(self.inputs)
         spread = (gradient_norms * input_norms).sum(-1)
@@ -351,14 +372,20 @@ class PositionTerms:
         )
 
     def _norm_of_products(self, spread: Tensor) -> Tensor:
-        """Norms from the products ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩, in float64 since float32 would round too coarsely."""
+        """Upper bounds on the norms √(Σ_{s,t} ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩), (B,), in float64.
+
+        float32 would round too coarsely.  `spread` is Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.
+        """
         output_gradients, inputs = self.output_gradients.double(), self.inputs.double()
         squared = ((output_gradients @ output_gradients.mT) * (inputs @ inputs.mT)).sum((-2, -1)).clamp_(min=0.0)
         roundings = output_gradients.shape[-1] + inputs.shape[-1] + output_gradients.shape[1] ** 2 + 8.0
         return squared.add_(spread.square(), alpha=roundings * 2.0**-52).sqrt_()
 
     def _norm_of_gradients(self, spread: Tensor) -> Tensor:
-        """Norms of the gradients of a few records at a time, plus a bound on their rounding errors."""
+        """Upper bounds on the norms of the gradients, (B,), which are formed for a few records at a time.
+
+        A bound on rounding errors, relative to `spread` = Σ_t ‖δ_t‖ ‖a_t‖, (B,), is added.
+        """
         chunk_size = max(
             1,
             max_values_at_once(_CHUNK_VALUES, self.output_gradients.device)

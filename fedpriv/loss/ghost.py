@@ -1,14 +1,17 @@
 """Clipped sums for any module, without per-record gradients where these have a closed form.
 
-A parameter that goes into functions of functions.py has increments in the closed forms of layered.py, with "ghost
-norms".  Gradients of all other parameters are materialized record by record, in the same backward pass.  A plan
-(`_GhostPlan`) says which parameters those are; it follows from the module alone, by a pass of a record of zeros.
+The increment of a record z is Σ_k c_k ∇f(x_k; z), for the points x_k and the coefficients c_k of a query.  If a
+parameter goes into functions of functions.py only, its part of the increments of all B records is represented by
+`LayerTerms`: factors that give each record's norm and the clipped sum without the gradients themselves ("ghost
+norms", see layered.py).  Gradients of all other parameters are materialized record by record, (B, size), in the
+same backward pass.  A plan (`_GhostPlan`) says which parameters those are.  The plan follows from the module
+alone, by a pass of a record of zeros.
 
 Each record passes through the module alone, under vmap, so that no code of the module can look at another record.
 `TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is called with
-a parameter, it is computed for all records at once, as vmap would do, and stored as a `TracedCall`.  One backward
-pass of autograd then gives the gradients at the outputs of every call.  No gradient by a
-traced parameter is formed.
+a parameter, the function is computed for all records at once, as vmap would do, and the call is stored as a
+`TracedCall`.  One backward pass of autograd then gives the gradients at the outputs of every call.  No gradient by
+a traced parameter is formed.
 
 Guarantee: a parameter's way into a loss is through the traced calls, or autograd finds it:
 `Trace.compute_output_gradients` names the parameters that have another way, and those of calls that autograd did
@@ -52,6 +55,7 @@ class TracedCall(NamedTuple):
     """One call of a layer function, for a batch of records."""
 
     function: LayerFunction
+    """Function that was called, with its settings."""
     parameter_names: tuple[str | None, str | None]
     """Names of its weight and its bias, or None for one that is missing."""
     inputs: Tensor
@@ -74,13 +78,12 @@ _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 
 @dataclass
 class Trace:
-    """Traced calls of one pass of a batch, in order.
-
-    `parameters` are the model's parameters by name, which must require gradients.
-    """
+    """Traced calls of one forward pass of a batch, in the order of the calls."""
 
     parameters: Mapping[str, Tensor]
+    """Parameters to trace by name, which must require gradients."""
     calls: list[TracedCall] = field(default_factory=list)
+    """Calls so far."""
 
     def __post_init__(self) -> None:
         self._twins = {
@@ -106,20 +109,25 @@ class Trace:
     ) -> tuple[set[str], Sequence[Tensor | None]]:
         """Pass the output gradient of every call to `on_gradient`, in any order, and drop the calls.
 
+        The output gradients come from one backward pass.
+
         Args:
-            loss: Sum of the losses.
+            loss: Sum of the losses of all records, times a coefficient, ().
             leaves: Tensors to differentiate by in the same pass.
             on_gradient: Callback for the output gradient of a call.
 
         Returns:
-            The parameters of which the calls miss a part of the gradient, and the gradients by `leaves`, where
-            None is that of a leaf on which the loss does not depend.
+            Names of the traced parameters whose gradient is not all in the calls, and the gradients by `leaves`.
+            A name is returned if the loss depends on the parameter outside of the calls, or if autograd does not
+            come to one of the parameter's calls.  The gradient of a leaf is None if the loss does not depend on
+            the leaf.
 
         Raises:
             RuntimeError: A tensor that was the input of a call has been changed since.
         """
         if any(call.inputs._version != call.input_version for call in self.calls):
             raise RuntimeError("a change in place of what a function of parameters saw")
+        # Calls whose output gradient is still missing.
         pending = dict(enumerate(self.calls))
         self.calls.clear()
 
@@ -161,8 +169,8 @@ class TracingMode(TorchFunctionMode):
 
         Args:
             trace: Trace that the calls are added to.
-            record_part: Tensor of one record inside the vmap, from which its level is read.
-            count: Number of records.
+            record_part: Tensor of one record inside the vmap, which has the vmap's level of nesting.
+            count: Number of records B.
         """
         super().__init__()
         self.trace = trace
@@ -171,7 +179,24 @@ class TracingMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Trace a call of a layer function, unroll a recurrent layer, and pass any other call on."""
+        """Run a call of a torch function on one record's values inside the vmap, with a trace of parameters.
+
+        * A layer function with a traced parameter is computed for all records at once, with the parameter's twin,
+          and the call is added to the trace.
+        * A recurrent layer or cell runs as its unrolled form, and multi-head attention as torch's own code, both
+          in this mode, so that the functions inside of them are traced.
+        * Attention without mask and dropout is computed for all records at once, record by record inside torch.
+        * Any other call is passed on unchanged.
+
+        Args:
+            func: Function of torch.
+            types: Types of the arguments, which are not looked at.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call, or None.
+
+        Returns:
+            The result of the call for one record, inside the vmap.
+        """
         settings = kwargs or {}
         if func in LAYER_FUNCTIONS and (call := LAYER_FUNCTIONS[func](*args, **settings)) is not None:
             values, weight, bias, function = call
@@ -217,6 +242,8 @@ class TracingMode(TorchFunctionMode):
 
     def _batch_values(self, values: Tensor) -> Tensor:
         """Values of all records, (B, …), from one record's values inside the vmap.
+
+        Values that do not depend on the record are repeated B times, as a view.
 
         Raises:
             RuntimeError: The module itself runs a vmap.
@@ -275,9 +302,9 @@ class _GhostPlan(NamedTuple):
     materialized: frozenset[str]
     """Parameters whose gradients are formed by autograd, record by record."""
     values_per_record: int
-    """Approximate number of values of one record at each of several points."""
+    """Approximate number of values in memory for one record at each point of a query of several points."""
     single_point_values: int
-    """Approximate number of values of one record for a query of one point."""
+    """Approximate number of values in memory for one record, for a query of one point."""
 
 
 class _CallGradient(NamedTuple):
@@ -293,7 +320,10 @@ class _TracedPass(NamedTuple):
     call_gradients: list[_CallGradient]
     """Calls that have no terms yet, in their order."""
     terms: dict[str, LayerTerms]
-    """Terms by parameter, for parameters whose only call is not in `call_gradients`."""
+    """Terms by parameter, for parameters whose only call is not in `call_gradients`.
+
+    There are none at a query of several points.
+    """
     materialized: dict[str, Tensor]
     """Gradients of the materialized parameters by name, (B, size)."""
     untraced: set[str]
@@ -316,9 +346,19 @@ class GhostObjective(ModuleObjective):
         return {}
 
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the clipped increments of one replicate, as `ModuleObjective` does.
+        """Sum the clipped increments of one replicate by the plan, chunk by chunk of records.
 
-        At a time about as many values exist as the largest of `_CHUNK_VALUES`, 8 d and those of one record.
+        A single record, records of a shape without a plan, and a chunk on which the module raises or leaves the
+        plan are left to `ModuleObjective`.  At a time about as many values exist as the largest of `_CHUNK_VALUES`
+        (more on a GPU), 8 d for each point, and those of one record.
+
+        Args:
+            query: Combination of gradients, at points (d,).
+            batch: Records (B, …) and weights (B,).
+            clip: Norm bound.
+
+        Returns:
+            The sum, (d,) in the type of the weights, and the number of clipped records, ().
         """
         records, weights = batch
         plan = self._find_plan(query.points[0], records) if len(weights) > 1 else None
@@ -334,7 +374,7 @@ class GhostObjective(ModuleObjective):
         for *parts, weight in zip(*(torch.split(part, rows) for part in (*records, weights)), strict=True):
             chunk = Batch(Records(*parts), weight)
             sums = self._sum_increments(query, chunk, clip, plan)
-            if sums is None:
+            if sums is None:  # the module raises on a record of the chunk, or does not follow the plan
                 part = super()._increment_of_replicate(query, chunk, clip)
                 total += part.total
                 clipped += part.clipped_count
@@ -347,7 +387,11 @@ class GhostObjective(ModuleObjective):
         return Increment(total, clipped)
 
     def _find_plan(self, point: Tensor, records: Records) -> _GhostPlan | None:
-        """Find the plan for a shape of records.
+        """Find the plan for records of one shape, which is made once for every shape.
+
+        Args:
+            point: Any model, (d,).
+            records: Records, of which only shape and type are used.
 
         Returns:
             The plan, or None if a pass of zeros fails, or if no parameter goes into a layer function.
@@ -365,7 +409,19 @@ class GhostObjective(ModuleObjective):
     def _make_plan(self, point: Tensor, zeros: Records) -> _GhostPlan | None:
         """Make a plan from passes of a record of zeros.
 
-        Parameters are materialized until the calls miss no part of a gradient.
+        The passes begin with no materialized parameters.  Parameters whose gradient is not all in the calls are
+        materialized, and the pass is repeated until there are no more of them.
+
+        The numbers of values are the record's features and materialized gradients, and for every call working
+        memory and three times its inputs and outputs.  At a single point the factor is 1.5 if the call's terms are
+        gradients, since its inputs are then not stored.
+
+        Args:
+            point: Any model, (d,).
+            zeros: Record of zeros, as a batch of one.
+
+        Returns:
+            The plan, or None if no gradient is in a call.
         """
         materialized: frozenset[str] = frozenset()
         # As one of several points, so that the pass returns every call and makes no terms.
@@ -397,7 +453,9 @@ class GhostObjective(ModuleObjective):
         materialized: frozenset[str],
         is_only_point: bool,
     ) -> _TracedPass:
-        """Compute the calls and the gradients of a batch, times `coefficient`.
+        """Run a batch forward and backward at one point, and collect traced and materialized gradients.
+
+        All gradients are multiplied by `coefficient`.
 
         Args:
             point: Model, (d,).
@@ -408,6 +466,8 @@ class GhostObjective(ModuleObjective):
                 then made as soon as autograd comes to the call, so that the call's inputs need not be stored.
         """
         with torch.inference_mode(False), torch.enable_grad():
+            # Forward pass.  A materialized parameter has a copy (a leaf) for every record, so that autograd's
+            # gradient by it is one gradient for each record.
             parameters = {
                 name: aligned_copy(value).requires_grad_()
                 for name, value in unflatten_point(self.shapes, point).items()
@@ -424,6 +484,7 @@ class GhostObjective(ModuleObjective):
                     return self._loss_of_one({**parameters, **batched}, *record)
 
             losses = vmap(loss)(leaves, *records)
+            # Number of calls of every parameter as a weight, and as a bias.
             weights, biases = (Counter(call.parameter_names[index] for call in trace.calls) for index in (0, 1))
             # A parameter that is a weight in one call and a bias in another has no closed form.
             double_use = {name for name in weights if name is not None and name in biases}
@@ -445,6 +506,7 @@ class GhostObjective(ModuleObjective):
                 else:
                     call_gradients[index] = _CallGradient(call, output_gradient)
 
+            # Backward pass.
             untraced, leaf_gradients = trace.compute_output_gradients(
                 coefficient * losses.sum(), list(leaves.values()), store_gradient
             )
@@ -462,9 +524,18 @@ class GhostObjective(ModuleObjective):
     ) -> tuple[list[Tensor | None], Tensor] | None:
         """Sum the clipped increments of a batch, and count the clipped records.
 
+        A record's norm is combined from the bounds of the terms of all parameters.
+
+        Args:
+            query: Combination of gradients, at points (d,).
+            batch: Records (B, …) and weights (B,).
+            clip: Norm bound.
+            plan: Plan for records of this shape.
+
         Returns:
-            The sum by parameters, with None for a parameter without gradient, and the count; or None if the module
-            raises on a record or does not follow the plan.
+            The sum by parameters, (size,) each or None for a parameter without gradient, and the count, ().  The
+            result is None if the module raises on a record, if a gradient is missing in the calls, or if the calls
+            differ between the points.
         """
         weights = batch.weights
         try:
@@ -486,7 +557,15 @@ class GhostObjective(ModuleObjective):
         return [sums.get(name) for name in self.shapes], clipped.clipped_count
 
     def _make_terms(self, passes: Sequence[_TracedPass]) -> Iterator[tuple[str, LayerTerms]]:
-        """Terms of every parameter that the losses depend on."""
+        """Yield the name and the terms of every parameter that the losses depend on.
+
+        The terms represent each record's gradient by the parameter, summed over all passes, which are the points
+        of a query.  They were made in the pass, or come from the parameter's calls as a weight or as a bias, or
+        are its materialized gradients.
+
+        Args:
+            passes: Result at each point, with the same calls.
+        """
         uses: dict[str, list[ParameterUse]] = {}
         bias_gradients: dict[str, list[Tensor]] = {}
         for call_gradients in zip(*(traced.call_gradients for traced in passes), strict=True):
@@ -515,9 +594,16 @@ def _make_uses(
 ) -> list[ParameterUse]:
     """Uses of a call at several points, written as differences to the first point.
 
-    Terms of differences are as small as their sum.  Bounds on rounding, which are relative to the terms, are then
-    small too.  Inputs that are the same tensor at every point, such as those of the record
-    itself, have no difference.
+    With inputs a_k and output gradients δ_k (coefficient included) at point k, the sum Σ_k δ_k ⊗ a_k becomes
+    (Σ_k δ_k) ⊗ a_0 + Σ_{k≥1} δ_k ⊗ (a_k - a_0).  Terms of differences are as small as their sum.  Bounds on
+    rounding, which are relative to the terms, are then small too.  Inputs that are the same tensor at every point,
+    such as the record itself, have no difference.  Tokens have no differences: they are one use if they are the
+    same at every point, and one use for each point otherwise.
+
+    Args:
+        function: Function of the call.
+        inputs: Inputs at each point, (B, …).
+        output_gradients: Gradients at the outputs at each point, (B, …).
     """
     if not inputs[0].is_floating_point():
         return (
@@ -535,7 +621,7 @@ def _make_uses(
 
 
 def _have_same_calls(passes: Sequence[_TracedPass]) -> bool:
-    """Whether the module makes the same calls at every point."""
+    """Whether the calls have the same functions, parameters and input shapes at every point."""
     shapes = [
         [(call.function, call.parameter_names, call.inputs.shape) for call, _ in traced.call_gradients]
         for traced in passes

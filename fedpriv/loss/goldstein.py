@@ -8,7 +8,8 @@ the ball for gradients; the paper exchanges the two in places.
     first order:   mean_j ∇f(x + y_j)                                        y_j in the ball
     zeroth order:  mean_j d/(2α) (f(x + α u_j) - f(x - α u_j)) u_j           u_j on the unit sphere
 
-Both estimate ∇f_α without bias.  A record's contribution is clipped after the sum over all directions and points.
+f is one record's loss, d the dimension of x.  Both estimate ∇f_α without bias.  A record's contribution to a query
+is Σ_k c_k times the estimate at point x_k, and is clipped after the sum over all directions and points.
 Directions are drawn in chunks, which bounds the memory: a chunk has all directions of some records, or some
 directions of one record.
 
@@ -61,14 +62,16 @@ class DirectionWindow(NamedTuple):
     record_positions: Sequence[int]
     """Positions of the records in the batch."""
     first: int
+    """Number of the first direction, from 0."""
     last: int
+    """Number after that of the last direction."""
 
 
 class Directions(Protocol):
     """Random directions for every record of a batch, (B, count, d) or (replicates, B, count, d).
 
-    With a `window`, they are the window's part of the same directions, and (records, last - first) takes the place
-    of (B, count).
+    `slots` are the silos and row indices of the batch.  With a `window`, the result is the window's part of the
+    same directions, and (records, last - first) takes the place of (B, count).
     """
 
     def sphere(
@@ -113,8 +116,19 @@ class SeededDirections:
     ) -> Tensor:
         """Draw unit vectors of `size` coordinates: `count` for every record, or those in a window.
 
-        The result is (B, count, size), or (records, last - first, size) with a window.  Several seeds, one for
-        each replicate, add a first dimension.
+        A vector is a standard normal vector divided by its norm.  The normals of a record are one sequence of
+        count · size numbers, keyed by seed, silo, round and row index.  A window takes a slice of the sequence.
+
+        Args:
+            slots: Round, silos and row indices of the batch.
+            count: Number of vectors of a record.
+            size: Number of coordinates.
+            like: Tensor that gives the type (float32, or float64 for any other) and the device.
+            window: Vectors to draw, or None for all.
+
+        Returns:
+            The vectors, (B, count, size), or (records, last - first, size) with a window.  Several seeds, one for
+            each replicate, add a first axis.
         """
         positions = slice(None) if window is None else list(window.record_positions)
         first, last = (0, count) if window is None else window[1:]
@@ -172,7 +186,9 @@ class RandomSmoothing(View):
     """Directions for increments of a single point."""
     shares_directions: bool
     direction_source: Directions
+    """Source of the random directions."""
     batch_layout: BatchLayout | None = None
+    """Round, silos and row indices of the batch, set by `for_batch`, or None before."""
 
     @property
     def dependence(self) -> Dependence:
@@ -189,8 +205,17 @@ class RandomSmoothing(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum clipped increments as `Objective` does, of a batch that has the rows of the batch layout.
 
-        Few records' directions exist at a time.  Their number follows from public numbers, and does not depend on
-        the number of replicates.
+        At most `_CHUNK_VALUES` numbers of directions around a point exist at a time in a replicate: all of a few
+        records, or a window of one record's.  Chunk sizes follow from public numbers, and do not depend on the
+        number of replicates.
+
+        Args:
+            query: Combination of gradients, at points (..., d).
+            batch: Records (..., B, …) and weights, (B,) or (..., B).
+            clip: Norm bound, a number or (..., 1).
+
+        Returns:
+            The sum, (..., d), and the number of clipped records of weight other than 0, (...).
         """
         records, weights = batch
         record_count, point_count = weights.shape[-1], len(query.points)
@@ -212,7 +237,10 @@ class RandomSmoothing(View):
         return Increment((weights.unsqueeze(-1) * total).sum(-2), (clipped * (weights != 0.0)).sum(-1))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Compute clipped increments as `Objective` does, with a few directions at a time."""
+        """Compute the weighted clipped increment of every record, (rows, d), a few directions at a time.
+
+        `rows` are row indices of the only silo of the batch layout, and key the directions.
+        """
         records, weights = batch
         if not len(rows):
             return weights.new_zeros((0, self.dimension))
@@ -239,7 +267,10 @@ class RandomSmoothing(View):
         return self.anchor_direction_count if points == 1 else self.direction_count
 
     def _make_windows(self, positions: Sequence[int], points: int) -> list[DirectionWindow | None]:
-        """Windows that cover all directions of these records, a few directions each."""
+        """Windows that cover all directions of the records at `positions`, a few directions each.
+
+        `points` is the number of points of the query, on which the number of directions depends.
+        """
         count, window_size = (
             self._directions_per_point(points),
             max(1, _CHUNK_VALUES // (len(positions) * self.dimension)),
@@ -250,7 +281,10 @@ class RandomSmoothing(View):
         ]
 
     def _draw_directions(self, points: Sequence[Tensor], window: DirectionWindow | None) -> list[Tensor]:
-        """Directions for each point, (..., B, count, d), or those of a window.
+        """Directions for each point: (..., B, count, d), or (..., records, last - first, d) for a window.
+
+        If directions are shared, all points have the same tensor.  Otherwise point k has the directions numbered
+        k · count … (k + 1) · count - 1 of one draw.
 
         Raises:
             ValueError: The objective has no batch layout.
@@ -282,8 +316,19 @@ class RandomSmoothing(View):
     ) -> Increment:
         """Clip each record's contribution at weight 1, (..., B, d), and count clips, (..., B).
 
-        `weights` gives the type of the result.  If all directions exist at a time, gradients are clipped by the
-        loss itself.
+        Directions are drawn window by window, and the estimate of a record is the sum over windows.  With a single
+        window and gradients, `base` sums and clips the gradients of each record itself.
+
+        Args:
+            query: Combination of gradients, at points (..., d).
+            records: Records to estimate gradients of, (..., B, …).
+            weights: Weights of the batch, of which only type and device are used.
+            windows: Windows that cover all directions of the records; None is a window of all records and
+                directions.
+            clip: Norm bound, a number or (..., 1).
+
+        Returns:
+            The clipped contributions, and 1 for a record that was clipped, else 0.
         """
         unit_weight = weights.new_ones(1)
         record_clip = clip.unsqueeze(-1) if isinstance(clip, Tensor) else clip  # (replicates, 1, 1)
@@ -306,9 +351,13 @@ class RandomSmoothing(View):
         )
 
     def _smooth_query(self, query: Query, directions: Sequence[Tensor]) -> Query:
-        """Query for gradients at points around those of the query, (..., B, d) each.
+        """Query for gradients at the shifted points x_k + α y_j of each record, (..., B, d) each.
 
-        Coefficients are divided by the number of directions, so that the sum is the mean over directions.
+        Coefficients c_k are divided by the number of directions, so that the sum is the mean over directions.
+
+        Args:
+            query: Points x_k, (..., d), and coefficients c_k.
+            directions: Directions y_j in the unit ball for each point, (..., B, j, d).
         """
         shifted_points: list[Tensor] = []
         coefficients: list[float] = []
@@ -321,9 +370,10 @@ class RandomSmoothing(View):
     def _estimate_from_gradients(
         self, query: Query, records: Records, windows: Iterable[Sequence[Tensor]], unit_weight: Tensor
     ) -> Tensor:
-        """Estimate of each record from its gradients, unclipped, (..., B, d).
+        """Estimate Σ_k c_k mean_j ∇f(x_k + α y_j) of each record, unclipped, (..., B, d).
 
-        The estimate is NaN if the sum over a window is not representable.
+        `windows` yields the directions y_j of each window, by points.  The estimate is NaN if the
+        sum over a window is not representable.
         """
         total = unit_weight.new_zeros(())
         for directions in windows:
@@ -336,7 +386,10 @@ class RandomSmoothing(View):
         return total
 
     def _estimate_from_values(self, query: Query, records: Records, windows: Iterable[Sequence[Tensor]]) -> Tensor:
-        """Estimate of each record from differences of its values, (..., B, d)."""
+        """Estimate Σ_k c_k mean_j d/(2α) (f(x_k + α u_j) - f(x_k - α u_j)) u_j of each record, (..., B, d).
+
+        `windows` yields the unit directions u_j of each window, by points.
+        """
         total = torch.zeros((), dtype=query.points[0].dtype, device=query.points[0].device)
         single_batches = _as_single_batches(records, 2)
         for directions in windows:
@@ -365,21 +418,29 @@ def _as_single_batches(records: Records, axes: int) -> Records:
 
 Floats = NDArray[np.float64]
 
-_SMALL = 1e-14
+_SMALL = 1e-14  # largest weight of a point that counts as 0
 _TOLERANCE = 1e-12  # of the optimality gap, in units of the largest squared norm
-_BLOCK_VALUES = 2**22
+_BLOCK_VALUES = 2**22  # of the records' features, once for every model whose gradient is computed at a time
 
 
 class MinNormPoint(NamedTuple):
     """A point of a convex hull, its norm, and a certified lower bound on the norms in the hull."""
 
     point: Floats
+    """Point x, (d,)."""
     norm: float
+    """Euclidean norm of x, an upper bound on the least norm in the hull."""
     certificate: float
+    """Lower bound min_i ⟨g_i, x⟩/‖x‖ on the least norm in the hull, or 0 if that is negative or x is 0."""
 
 
 def find_min_norm_point(points: Floats) -> MinNormPoint:
-    """Find the least-norm point of the convex hull of points (n, d), by Wolfe's algorithm."""
+    """Find the least-norm point of the convex hull of points (n, d), by Wolfe's algorithm.
+
+    The algorithm begins with the point of least norm as the only member.  With x the least-norm point of the
+    members' hull, it adds the point g_i of least ⟨g_i, x⟩ to the members.  It ends when ‖x‖² - ⟨g_i, x⟩ is at most
+    1e-12 of the largest squared norm, or when that point is a member already.
+    """
     squared_norms = np.sum(points**2, axis=1)
     largest = float(np.max(squared_norms))
     if largest == 0.0:
@@ -388,7 +449,7 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
     nearest = points[members[0]].copy()
     while True:
         products = points @ nearest
-        farthest = int(np.argmin(products))
+        farthest = int(np.argmin(products))  # point that is farthest in the direction of -`nearest`
         # A point that is a member already could only move the result by rounding.
         if nearest @ nearest - products[farthest] <= _TOLERANCE * largest or farthest in members:
             break
@@ -402,7 +463,17 @@ def find_min_norm_point(points: Floats) -> MinNormPoint:
 def _minimize_over_members(
     points: Floats, members: list[int], weights: Floats, largest: float
 ) -> tuple[list[int], Floats]:
-    """Move to the least-norm point of the members' affine hull, and drop members that block the way.
+    """Find the least-norm point of the members' convex hull, and drop the members that it does not need.
+
+    With the members as rows of P, the weights of the least-norm point of their affine hull are proportional to
+    (P Pᵀ + largest)⁻¹ 1.  If all are positive, they are the result.  Otherwise weights move towards them until the
+    first weight becomes 0; that member is dropped, and the step is repeated.
+
+    Args:
+        points: All points, (n, d).
+        members: Indices of the members.
+        weights: Weights of the members in the present point, with sum 1.
+        largest: Largest squared norm of a point.
 
     Returns:
         The remaining members, and their positive weights.
@@ -416,6 +487,7 @@ def _minimize_over_members(
         if np.all(target > _SMALL):
             return members, target
         blocking = target <= _SMALL
+        # Share of the way to `target` at which the weight of each blocking member becomes 0.
         step_shares = np.full(len(members), np.inf)
         step_shares[blocking] = weights[blocking] / np.maximum(weights[blocking] - target[blocking], _SMALL)
         first = int(np.argmin(step_shares))
@@ -431,13 +503,15 @@ def _minimize_over_members(
 def goldstein_measure(
     gradients: Callable[[Floats], Floats], point: Floats, radius: float, count: int, seed: int
 ) -> float:
-    """Compute the measure at `point` (d,) from gradients at `count` points, uniform in a ball around it.
+    """Compute the least norm of a convex combination of gradients at random points around a point.
+
+    The norm is an upper bound on Goldstein's measure of stationarity.
 
     Args:
         gradients: Function from points (n, d) to gradients (n, d).
         point: Center of the ball, (d,).
         radius: Radius of the ball.
-        count: Number of points.
+        count: Number of points, which are uniform in the ball.
         seed: Seed of the points.  They are a function of (seed, d), and those of a smaller count come first.
     """
     return find_min_norm_point(gradients(point + radius * _sample_unit_ball(count, len(point), seed))).norm
@@ -446,7 +520,9 @@ def goldstein_measure(
 def measure_objective(
     objective: Objective, point: Tensor, records: Records, radius: float, count: int, seed: int
 ) -> float:
-    """Compute the measure of the mean loss over `records` at `point` (d,).
+    """Compute the least norm of a convex combination of mean gradients at random points around `point`.
+
+    The result is `goldstein_measure` of the mean loss over `records`.
 
     Args:
         objective: Loss whose gradients are combined.
@@ -458,6 +534,7 @@ def measure_objective(
     """
 
     def gradients(points: Floats) -> Floats:
+        # A block of points is evaluated at a time, so that few copies of the features exist.
         block = max(1, _BLOCK_VALUES // (len(records.labels) * max(1, records.features[0].numel())))
         parts = torch.split(torch.from_numpy(points).to(point), block)
         mean_gradients = torch.cat([compute_mean_gradients(objective, part, records) for part in parts])
@@ -467,7 +544,7 @@ def measure_objective(
 
 
 def compute_mean_gradients(objective: Objective, points: Tensor, records: Records) -> Tensor:
-    """Compute the gradient of the mean loss at each of `points` (n, d).
+    """Compute the gradient of the mean loss at each of `points` (n, d): (n, d).
 
     The gradients are increments with a clip that is never reached.
     """
@@ -489,7 +566,7 @@ def _sample_unit_ball(count: int, dimension: int, seed: int) -> Floats:
 
 @dataclass(frozen=True)
 class GoldsteinView(EvaluationView):
-    """`base` with the metric `goldstein`: the measure of the mean loss over the records of an evaluation.
+    """`base` with the metric `goldstein`: `measure_objective` of the records of an evaluation.
 
     The sampled points are the same in every evaluation (one seed), so that models can be compared.
     """
@@ -497,7 +574,9 @@ class GoldsteinView(EvaluationView):
     radius: float
     """Radius of the ball in which points are sampled."""
     point_count: int = 256
+    """Number of points in the ball around a model."""
     seed: int = 0
+    """Seed of the points."""
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         evaluation = self.base.evaluate(point, records)

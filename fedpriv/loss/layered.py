@@ -1,12 +1,14 @@
 """Sequential modules of layers with closed forms: one forward and backward pass at each point.
 
-With δ_k the gradient of the loss at a layer's outputs and a_k the layer's inputs, both at point k, an increment's
-part in that layer is Σ_k c_k δ_k ⊗ a_k.  It is represented as
+A query has points x_k and coefficients c_k, and a record's increment is the sum of c_k times the gradient of its
+loss at x_k.  With δ_k the gradient of the loss at a layer's outputs and a_k the layer's inputs, both at point k,
+the increment's part in that layer is Σ_k c_k δ_k ⊗ a_k.  This part is represented as
 
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 
-whose terms are as small as the increment itself.  A norm from the products of c_k δ_k ⊗ a_k would lose all digits
-to cancellation in float32, with c = (t, -(t-1)) for instance.  A norm that is too small would break the clip.
+whose terms are as small as the increment itself.  A norm from the inner products of the terms c_k δ_k ⊗ a_k would
+lose all digits to cancellation in float32, with c = (t, -(t-1)) in round t for instance.  A norm that is too small
+would break the clip.
 
 `make_module_objective` chooses the objective of a module: `LayeredObjective` if every layer has a closed form, and
 `GhostObjective` (ghost.py) otherwise.
@@ -44,21 +46,24 @@ class LayerBlock(NamedTuple):
     """A layer with parameters, and the layers without parameters after it."""
 
     layer: ParameterLayer
+    """Layer with parameters."""
     weight: str
     """Name of the weight."""
     bias: str | None
     """Name of the bias, or None without bias."""
     stateless_layers: tuple[StatelessLayer, ...]
+    """Layers without parameters up to the next layer with parameters, in order."""
 
 
 class _ForwardPass(NamedTuple):
     """Result of a forward pass at one point."""
 
     inputs: list[Tensor]
-    """Prepared inputs of each layer with parameters."""
+    """Prepared inputs of each layer with parameters (`ParameterLayer.prepare_inputs`)."""
     saved: list[list[Tensor]]
     """Tensors saved by the layers without parameters, block by block."""
     outputs: Tensor
+    """Outputs of the module, (..., B, outputs)."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,16 @@ class LayeredObjective(BaseModuleObjective):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum clipped increments as `Objective` does, in chunks of records.
 
-        At a time about as many values exist as the largest of `_CHUNK_VALUES`, 8 d and those of one record.
+        At a time about as many values exist as the largest of `_CHUNK_VALUES` (more on a GPU), 8 d for each model
+        and point, and those of one record.
+
+        Args:
+            query: Combination of gradients, at points (..., d), whose leading axes are models.
+            batch: Records (..., B, …) and weights, (..., B) or (B,).
+            clip: Norm bound, a number or (..., 1).
+
+        Returns:
+            The sum, (..., d), and the number of clipped records, (...).
         """
         records, weights = batch
         chunk_size = max(
@@ -160,7 +174,10 @@ class LayeredObjective(BaseModuleObjective):
         return torch.cat([part for term in terms for part in term.per_record(clipped.factor)], dim=-1)
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        """Sum gradients as `Objective` does, for a few models at a time, each with all of its records."""
+        """Sum weighted gradients without clipping, (..., d), for a few models at a time.
+
+        Each model of `point` (..., d) goes with all of its records.  The last leading axis is cut into chunks.
+        """
         if point.dim() == 1:
             return self._sum_gradients(point, batch)
         records, weights = batch
@@ -184,8 +201,9 @@ class LayeredObjective(BaseModuleObjective):
         return torch.cat([part_sum for term in terms for part_sum in term.weighted_sum(batch.weights)], dim=-1)
 
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[LayerTerms], Clipping]:
-        """Terms of a batch's increments by layers, and their clipping.
+        """Terms of a batch's increments by layers, and the clipping of each record.
 
+        Terms have the type of the weights.  A record's norm is combined from the bounds of all layers.
         Increments that are not representable are zero.
         """
         records, weights = batch
@@ -198,7 +216,16 @@ class LayeredObjective(BaseModuleObjective):
         return max(1, max_values_at_once(_CHUNK_VALUES, device) // (self.values_per_record * models))
 
     def _make_terms(self, query: Query, records: Records) -> list[LayerTerms]:
-        """Terms of each layer with parameters, as differences to the first point."""
+        """Terms of each layer with parameters, in order, as differences to the first point.
+
+        With output gradients δ_k (coefficient included) and inputs a_k at point k, the terms of a layer are
+        (Σ_k δ_k) ⊗ a_0 and δ_k ⊗ (a_k - a_0) for k ≥ 1.  The first layer has the first term only, since its inputs
+        are the same at every point.
+
+        Args:
+            query: Points (..., d) and coefficients.
+            records: Records, (..., B, …) or (B, …).
+        """
         points = [unflatten_point(self.shapes, point) for point in query.points]
         first_inputs = self._first_inputs(records.features)
         passes = [self._forward(point, first_inputs) for point in points]
@@ -229,7 +256,12 @@ class LayeredObjective(BaseModuleObjective):
         return self.blocks[0].layer.prepare_inputs(features)
 
     def _forward(self, point: dict[str, Tensor], first_inputs: Tensor) -> _ForwardPass:
-        """Run the module from the prepared inputs of its first layer with parameters."""
+        """Run the module forward from the prepared inputs of its first layer with parameters.
+
+        Args:
+            point: Parameters by name, (..., *shape).
+            first_inputs: Prepared inputs of the first block (`_first_inputs`).
+        """
         inputs, saved, values = [first_inputs], [], first_inputs
         for index, block in enumerate(self.blocks):
             if index:
@@ -245,7 +277,16 @@ class LayeredObjective(BaseModuleObjective):
         return _ForwardPass(inputs, saved, values)
 
     def _backward(self, point: dict[str, Tensor], forward_pass: _ForwardPass, gradient: Tensor) -> list[Tensor]:
-        """Output gradients of the layers with parameters, first layer first."""
+        """Output gradients of the layers with parameters, first layer first, (..., B, *output shape) each.
+
+        Backpropagation goes from `gradient`, that of the loss at the module's outputs (..., B, outputs) times the
+        point's coefficient, to the first block.
+
+        Args:
+            point: Parameters by name, (..., *shape).
+            forward_pass: Result of `_forward` at this point.
+            gradient: Gradient at the module's outputs.
+        """
         output_gradients: list[Tensor] = []
         for index in reversed(range(len(self.blocks))):
             block = self.blocks[index]

@@ -21,7 +21,10 @@ Shape = tuple[int, ...]
 
 
 class StatelessLayer(Protocol):
-    """A layer without parameters, whose `forward` also returns the tensor that `input_gradient` needs."""
+    """A layer without parameters, whose `forward` also returns the tensor that `input_gradient` needs.
+
+    `input_gradient` maps the loss's gradient at the outputs and the saved tensor to the gradient at the inputs.
+    """
 
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -66,6 +69,7 @@ class MaxPool:
     """nn.MaxPool2d, for which `saved` holds the index of each largest value in its image."""
 
     input_shape: Shape
+    """Shape (channels, height, width) of one record's inputs."""
     layer: nn.MaxPool2d
 
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +112,9 @@ def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> St
 class ParameterLayer(Protocol):
     """A layer with a weight, (..., *shape) as torch's, and a bias.
 
-    `prepare_inputs` is the part of the forward pass that depends on neither.
+    `prepare_inputs` is the part of the forward pass that depends on neither, such as the extraction of patches.
+    `make_terms` represents the increments of a batch from output gradients and prepared inputs, one of each for
+    every term of a sum of outer products.  The first output gradient is the sum over all points.
     """
 
     @property
@@ -197,9 +203,11 @@ class DenseTerms:
         return DenseTerms(output_gradients, inputs, self.has_bias)
 
     def norm_bounds(self) -> NormBounds:
-        """Bounds for weight and bias separately.
+        """Bounds on each record's norm √(‖Σ_k u_k ⊗ v_k‖² + ‖bias gradient‖²), (..., B).
 
-        Terms of the weight may cancel each other, but must not cancel the bias.
+        The bias gradient is u_0.  The squares of weight and bias are bounded separately: inner products of the
+        weight's terms may cancel each other, but must not cancel the square of the bias.  Rounding errors are
+        relative to Σ_k ‖u_k‖ ‖v_k‖ + ‖u_0‖.
         """
         gradient_norms, inputs = (
             [upper_norm(part) for part in parts] for parts in (self.output_gradients, self.inputs)
@@ -378,7 +386,21 @@ def extract_patches_by_view(
     padding: tuple[int, int],
     stride: tuple[int, int],
 ) -> Tensor:
-    """Extract patches as `extract_patches` does, by one copy of a strided view, on any device."""
+    """Extract the patches of pictures by one copy of a strided view, on any device.
+
+    A position is a place of the kernel on the padded picture.  Its patch is the column of the pixels under the
+    kernel: channel by channel, row by row.
+
+    Args:
+        pictures: Pictures, (N, channels, height, width).
+        kernel: Height and width of a patch, in pixels.
+        dilation: Distance of neighbouring pixels of a patch, down and right.
+        padding: Rows of zeros above and below, and columns of zeros left and right.
+        stride: Distance of neighbouring positions, down and right.
+
+    Returns:
+        The patches, (N, channels · kernel height · kernel width, positions), as torch's `unfold` returns them.
+    """
     (vertical_padding, horizontal_padding), (kernel_height, kernel_width) = padding, kernel
     padded = functional.pad(pictures, (horizontal_padding, horizontal_padding, vertical_padding, vertical_padding))
     axes = zip(padded.shape[2:], kernel, dilation, stride, strict=True)

@@ -25,9 +25,9 @@ from fedpriv.core.errors import InputError
 RecurrentState = tuple[Tensor, ...]
 """Hidden values, and the cells for an LSTM, (records, width) each."""
 CellFunction = Callable[[Tensor, Tensor, RecurrentState], RecurrentState]
-"""Next state from the input's part of the gates, the state's part, and the state.
+"""Next state from the input's part of the gates, the hidden values' part, and the state.
 
-Both parts are (records, gates · width).
+The parts are W_ih x + b_ih and W_hh h + b_hh, (records, gates · width) each, for inputs x and hidden values h.
 """
 
 
@@ -65,10 +65,24 @@ def _run_layer(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Run all steps as torch.lstm, gru, rnn_tanh and rnn_relu do.
+    """Run all layers and steps of torch.lstm, gru, rnn_tanh or rnn_relu.
+
+    Args:
+        cell: Function of one step.
+        values: Inputs, (steps, records, features), or (records, steps, features) if `batch_first`.
+        state: State before the first step, (layers · directions, records, width).  For an LSTM it is a pair of
+            hidden values and cells.
+        weights: Weights of input and state, then their biases if `biases`, by layers and directions.
+        biases: Whether there are biases.
+        layers: Number of layers, each of which gets the outputs of the one before.
+        dropout: Share of the outputs that is dropped between two layers in training.
+        train: Whether the layer is in training mode.
+        bidirectional: Whether each layer also runs from the last step to the first.
+        batch_first: Whether records come before steps.
 
     Returns:
-        The outputs of all steps, then the last states, by layers and directions.
+        The last layer's outputs at all steps, directions side by side, then the last hidden values (and the last
+        cells for an LSTM), (layers · directions, records, width) each.
 
     Raises:
         RuntimeError: The call is one for a packed sequence.
@@ -107,9 +121,19 @@ def _run_direction(
     backward: bool,
     projection: Tensor | None = None,
 ) -> tuple[Tensor, RecurrentState]:
-    """Run all steps in one direction, and return their outputs and the last state.
+    """Run all steps of one layer in one direction, and return their outputs and the last state.
 
-    `parameters` are the weights of input and state, and their biases if there are any.
+    Args:
+        cell: Function of one step.
+        steps: Inputs of all steps, (steps, records, features).
+        state: State before the first step that is run.
+        parameters: Weights of input and state, and their biases if there are any.
+        backward: Whether steps are run from the last to the first.
+        projection: Matrix (projected width, width) that is applied to the hidden values of every step, or None.
+
+    Returns:
+        The hidden values after every step, (steps, records, width) in the order of the steps, and the state after
+        the step that is run last.
     """
     (input_weight, state_weight), (input_bias, state_bias) = parameters[:2], parameters[2:] or (None, None)
     input_parts = functional.linear(steps, input_weight, input_bias).unbind(0)
@@ -157,6 +181,7 @@ UNROLLED_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def make_vmap_module(module: nn.Module) -> nn.Module:
     """Return the module, or a copy with another forward pass in layers that vmap cannot batch.
 
+    Recurrent layers, their cells and embeddings are replaced.  Layers of attention are put into training mode.
     The copy shares parameters and buffers with the module.  Outputs are the module's up to rounding.
     """
     if not any(type(layer) in _REPLACEMENTS or isinstance(layer, _ATTENTION) for layer in module.modules()):
@@ -182,7 +207,19 @@ class _Unrolled(nn.RNNBase):
     def forward(
         self, values: Tensor | PackedSequence, start: Tensor | RecurrentState | None = None
     ) -> tuple[Tensor, Tensor | RecurrentState]:
-        """Compute outputs and last states as torch's layer does.
+        """Compute the outputs of all steps and the last states of all layers, without dropout.
+
+        A layer with dropout is refused elsewhere (`check_module`).
+
+        Args:
+            values: Inputs, (steps, records, features), (records, steps, features) with `batch_first`, or
+                (steps, features) of a single record.
+            start: State before the first step, (layers · directions, records, width) without the axis of records
+                for a single record.  It is a pair with the cells for an LSTM.  None stands for zeros.
+
+        Returns:
+            The last layer's outputs in the layout of `values`, directions side by side, and the last states in the
+            layout of `start`.
 
         Raises:
             InputError: The sequence is packed.
@@ -275,7 +312,14 @@ class _GatherEmbeddingBag(nn.EmbeddingBag):
     def forward(
         self, tokens: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        """Reduce the rows of each record's tokens as torch's layer does.
+        """Reduce the table's rows of each record's tokens to their sum, mean or maximum, (B, width).
+
+        Tokens of the padding row are left out.  A record without other tokens has zeros.
+
+        Args:
+            tokens: Tokens, (B, tokens).
+            offsets: None.
+            per_sample_weights: Factors of the rows in a sum, (B, tokens), or None for 1.
 
         Raises:
             InputError: There are offsets, or tokens are not (B, tokens).
