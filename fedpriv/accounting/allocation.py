@@ -20,11 +20,12 @@ are dominated by
 
     P = (1/T) Σ N(e_i, z² I)   and   Q = N(0, z² I),   dP/dQ = (Y_1 + … + Y_T)/T,   Y_i = exp(Z_i/z - 1/(2z²)),
 
-with Z_i independent standard normal under Q.  H_ε(P‖Q) and H_ε(Q‖P) are expectations of convex functions of the
-ratio.  So **moving each Y to its two neighbours on a grid, with its mean kept, only raises δ**: the result is an
+with Z_i independent standard normal under Q.  The smallest δ at ε is the larger of the hockey sticks H_ε(P‖Q), the
+largest P(A) - e^ε Q(A) of any event A, and H_ε(Q‖P).  Both are expectations of convex functions of the ratio
+dP/dQ.  So **moving each Y to its two neighbours on a grid, with its mean kept, only raises δ**: the result is an
 upper bound on every grid, and the smallest over several grids is one, too.  If the round were known, this would be
-the Gaussian mechanism, which gives another bound.  Proof, for increments that depend on earlier releases too:
-docs/proofs/allocation.md.
+the Gaussian mechanism, which gives another bound.  Proof, for increments that depend on earlier releases
+too: docs/proofs/allocation.md.
 
 Under replace-one both increments are in one pair (`symmetric`).  The chain of both directions through the run
 without the unit is a bound, too, and nearly always a looser one.
@@ -86,7 +87,9 @@ def grid_end(multiplier: float, bins: int, tail: float, narrow: bool = False) ->
 
 
 def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
-    """Return the masses of Y on 0, h, …, (size - 1)h, (size,), without the mass beyond the grid.
+    """Return the masses of Y under Q on 0, h, …, (size - 1)h, (size,), without the mass beyond the grid.
+
+    The mass at x > 0 is (p(x - h) - 2 p(x) + p(x + h)) / h with p(x) = E (x - Y)+, and that at 0 is p(h) / h.
 
     Guarantee: Y is moved to its two neighbours with its mean kept, so that the distribution on the unbounded grid
     is above Y in convex order.
@@ -114,6 +117,9 @@ def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
 
 def removal_loss_distribution(multiplier: float, bins: int, size: int, top: float) -> PrivacyLossDistribution:
     """Return the distribution of ln dP/dQ under P, for a unit that is removed.
+
+    Under P the sum Σ Y has its mass under Q times Σ Y / T.  The T terms of this product have the same
+    distribution, so that one Y is weighted by its value, and T - 1 others are added to it.
 
     Guarantee: it gives an upper bound of H_ε(P‖Q), since mass beyond the grid counts as infinite loss.
 
@@ -174,9 +180,10 @@ def _convolve(first: Floats, second: Floats) -> Floats:
 
 
 def _self_convolve(masses: Floats, times: int) -> Floats:
-    """Return the masses of the sum of `times` ≥ 1 independent numbers, cut to the grid.
+    """Return the masses of the sum of `times` ≥ 1 independent numbers, (size,), cut to the grid.
 
-    Sums are formed by repeated squaring.
+    Each number has the distribution `masses`, (size,), on the points 0, h, …, (size - 1)h.  Sums are formed by
+    repeated squaring.
     """
     result: Floats | None = None
     while True:
@@ -243,7 +250,10 @@ class AllocatedGaussian(Sampled):
     """Number of epochs begun, where an epoch that stopped early counts as whole."""
     relation: Relation = "zero-out"
     common_share: float = 0.0
-    """Largest overlap of two rounds of a unit, relative to a round's squared distance, below 1 (`fading`)."""
+    """Largest overlap of two rounds of a unit, relative to a round's squared distance, 0 for independent noise.
+
+    The share is a/v of `fading`, below 1.
+    """
     overlaps: FadingOverlaps | None = None
     """Chains above these overlaps for a second bound, or None if their fading is not known."""
 
@@ -287,7 +297,7 @@ class AllocatedGaussian(Sampled):
 
     @property
     def common_mu(self) -> float:
-        """μ of the overlap of all rounds, which secrecy does not hide: k √a in `fading`."""
+        """μ of the overlap of all rounds, which secrecy does not hide: k √a, or 2k √a, in `fading`."""
         factor = RELATION_FACTOR[self.relation] * self.epochs
         return factor * math.sqrt(self.common_share) / self.noise_multiplier * (1.0 + 1e-15)
 
@@ -310,7 +320,17 @@ def _cached_curve(mechanism: AllocatedGaussian, tails: tuple[float, ...]) -> Cur
 
 
 def _curve(mechanism: AllocatedGaussian, resolution: _Resolution, tails: tuple[float, ...]) -> Curve:
-    """Return the smallest of all bounds for the relation: those of all grids, and that of known rounds."""
+    """Return the smallest of all bounds of δ for the relation.
+
+    Zero-out has the bound of known rounds and the larger of removal and addition.  Replace-one has the bound of
+    known rounds, the chain of removal and addition through the run without the unit, that of fading overlaps if
+    they are given, and that of the symmetric pair, unless there is one round only or the noise is below its range.
+
+    Args:
+        mechanism: Mechanism of the run.
+        resolution: Resolution of the computation.
+        tails: Masses beyond the grids of Σ Y under removal, one grid for each.
+    """
     known_curve, (removal, addition) = (
         gaussian_curve(mechanism.known_mu),
         removal_and_addition_curves(mechanism, resolution, tails),
@@ -392,7 +412,7 @@ def _compose_epochs(
 
 
 def _grid_ends(mechanism: AllocatedGaussian, tails: Sequence[float]) -> list[float]:
-    """Return distinct ends of the grid, each more than 10 % above the last."""
+    """Return ends of the grid of Σ Y for the masses `tails` beyond it, each more than 10 % above the last."""
     z, bins = mechanism.noise_multiplier, mechanism.bins
     candidates = sorted({grid_end(z, bins, tail, narrow) for tail in tails for narrow in (False, True)})
     ends = list[float]()

@@ -30,8 +30,8 @@ Proofs: docs/proofs/chains.md.
 G_(t-1) + τ_t z_t.  So (G_t, the sum up to t) is a Markov process of two numbers.  Its distribution is computed
 from above in convex order, on a grid of exponents and a grid of sums:
 
-* A walk on multiples of h replaces G, rounded at random with mean 0 and variance h²/4.  Bounds divide by 1 ± κ
-  with κ = `ExponentGrid.relative_error`.  A τ below h is raised to it, and so is √a_0.
+* A walk on multiples of h replaces G, rounded at random with mean 0 and variance h²/4.  Bounds divide by 1 ± η
+  with η = `ExponentGrid.relative_error`.  A τ below h is raised to it, and so is √a_0.
 * A walk that leaves the grid of exponents stops.  The probability of this and the mean that is lost are at most
   `LOST_MEAN` each.
 * Sums are moved to their two neighbours on the grid of sums with their mean kept.  The mean that sums above the
@@ -75,6 +75,7 @@ class CovarianceChain:
     """
 
     variances: tuple[float, ...]
+    """a_t, (n,), the variance of the exponent of round t."""
     next_covariances: tuple[float, ...]
     """l_t, (n - 1,), the covariance of rounds t and t + 1."""
 
@@ -141,6 +142,9 @@ class CovarianceChain:
     def split_at(self, rounds: int) -> tuple["CovarianceChain", "CovarianceChain"]:
         """Return the first `rounds` rounds and the remaining ones, as two independent chains.
 
+        A vector b ξ is added to the first part and c ξ subtracted from the second, with one Gaussian ξ and b cᵀ
+        the covariances of the parts, which are then 0.  The sums of b and of c are made equal.
+
         Guarantee: expectations of convex functions of the ratios do not fall (docs/proofs/chains.md).
         """
         variances, covariances = np.array(self.variances), np.array(self.next_covariances)
@@ -168,7 +172,10 @@ def _add_outer_square(variances: Floats, next_covariances: Floats, weights: Floa
 
 
 def dominating_chain(products: Floats, clips: Floats) -> CovarianceChain:
-    """Return a chain whose covariances are at least `products` · `clips` · `clips`ᵀ.
+    """Return a chain whose covariances are at least `products`_st · `clips`_s · `clips`_t.
+
+    Candidates are the chains clip_s clip_t A_t r^(t-s) of the module's docstring, for some decays r.  The one with
+    the smallest sum of covariances is returned.
 
     Guarantee: no covariance is smaller, whatever decay is chosen.
 
@@ -202,7 +209,14 @@ def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
 
 
 def _candidate_decays(upper: Floats) -> list[float]:
-    """Return ratios of neighbouring overlaps as decays to try, from the diagonal and from the first row."""
+    """Return ratios of neighbouring overlaps as decays r to try, from the diagonal and from the first row.
+
+    Args:
+        upper: Inner products ⟨C_s, C_t⟩ for s ≤ t, and 0 below the diagonal, (n, n).
+
+    Returns:
+        At most 24 ratios, each at most 1, ascending, or one small number if no two neighbours overlap.
+    """
     first_row, diagonal = upper[0], upper.diagonal()
     pairs = [*zip(upper.diagonal(1), diagonal[1:], strict=True), *zip(first_row[1:], first_row[:-1], strict=True)]
     ratios = sorted(
@@ -229,6 +243,10 @@ class FadingOverlaps:
 
 def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     """Return a bound of the overlaps of a unit's rounds.
+
+    An overlap is X_st = `clips`_s `clips`_t `products`_st.  For some common overlaps κ² a chain is put above (X -
+    κ²)+ and split into epochs.  The bound with the smallest sum of overlaps is returned, where κ² > 0 has to be
+    clearly better than 0.
 
     Guarantee: chains and the shared variance together are above all overlaps, rounded up.
 
@@ -261,7 +279,13 @@ def _dominating_remainder(overlaps: Floats, clips: Floats, common: float) -> Cov
 
 
 def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[float, FadingOverlaps]:
-    """Return the mean overlap of two draws of a unit, and a bound with independent chains for the epochs."""
+    """Return the mean overlap of two draws of a unit, and a bound with independent chains for the epochs.
+
+    Args:
+        chain: Chain above the overlaps of all rounds minus `common`.
+        bins: Rounds of each epoch.
+        common: Common overlap κ², which all rounds share.
+    """
     epochs, epoch_chains = len(chain.variances) // bins, list[CovarianceChain]()
     for _ in range(epochs - 1):
         first_epoch, chain = chain.split_at(bins)
@@ -274,7 +298,10 @@ def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[flo
 
 
 def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, ...]:
-    """Return chains above these, with few distinct ones, so that equal epochs are computed once."""
+    """Return chains above these, with few distinct ones, so that equal epochs are computed once.
+
+    A chain joins the first group whose common maximum raises the sum of covariances by at most 0.5 %.
+    """
     groups: list[tuple[CovarianceChain, float, list[int]]] = []
     for index, chain in enumerate(chains):
         for group_number, (upper_chain, covariance_sum, indices) in enumerate(groups):
@@ -304,9 +331,12 @@ class ExponentGrid:
     def __init__(self, chain: CovarianceChain, spacing: float, max_points: int) -> None:
         """Choose h and the range of the grid.
 
+        A chain with variances a_t and neighbours' covariances l_t takes steps G_t = r_t G_(t-1) + τ_t z_t with r_t
+        = l_(t-1) / a_(t-1) and τ_t² = a_t - r_t l_(t-1).
+
         Args:
             chain: Chain of the exponents.
-            spacing: h over the smallest standard deviation of a step.
+            spacing: h over the smallest positive τ_t.
             max_points: Number of points above which h is raised.
         """
         variances, next_covariances = np.array(chain.variances), np.array(chain.next_covariances)
@@ -363,12 +393,12 @@ class ExponentGrid:
 
     @cached_property
     def scales(self) -> Floats:
-        """Π_j m(r_jt) for each t, (n,)."""
+        """Factors Π_j m(r_jt) by which rounding raises the mean of e^(G_t), (n,), with m(r) = 1 + (r h)²/8."""
         return as_floats([np.prod(1.0 + (ratios * self.step) ** 2 / 8.0) for ratios in self._cumulative_ratios])
 
     @cached_property
     def relative_error(self) -> float:
-        """Relative error κ of the rounded sums, not below its true value."""
+        """Relative error η of the rounded sums, not below its true value."""
         return math.expm1(
             min(100.0, max(float(np.sum(self._step_errors(ratios))) for ratios in self._cumulative_ratios))
         )
@@ -408,9 +438,11 @@ class ExponentGrid:
         return self._cached_transitions[ratio, std]
 
     def _compute_transitions(self, ratio: float, std: float) -> Floats:
-        """Return the probabilities of x = ratio · U + std · z after its B-spline rounding, (size, size).
+        """Return the probabilities of x = `ratio` · U + `std` · z after its rounding to the grid, (size, size).
 
-        They are integrals over the three pieces of the B-spline, by ten points of Gauss and Legendre each.
+        U is the exponent before, one for each row, and z is standard normal.  x is rounded to a point p with the
+        probability that the quadratic B-spline at (x - p)/h gives.  Each entry is the integral of this probability
+        over the density of x, over the three pieces of the spline, by ten points of Gauss and Legendre each.
         """
         distances = self.points[None, :] - ratio * self.points[:, None]
         densities = np.zeros_like(distances)
@@ -517,15 +549,19 @@ class SumGrid:
 def sum_distribution(
     exponent_grid: ExponentGrid, sum_grids: Sequence[SumGrid], increments: Callable[[int, Floats], Floats]
 ) -> tuple[Floats, float]:
-    """Compute the distribution of the sum along a chain.
+    """Compute the distribution of the sum of increments along a chain of n exponents.
+
+    The recursion goes from the last round to the first.  Row i of `masses` is the distribution of the sum from
+    round t on, given that the exponent of round t is point i.  Each round shifts row i by its increment, and the
+    transition matrix from round t - 1 to t then mixes the rows.  A walk that leaves the grid adds nothing more.
 
     Args:
         exponent_grid: Grid of the chain's exponents.
-        sum_grids: Grids of the sums after 0, 1, …, n rounds.
+        sum_grids: Grids of the sums of the last 0, 1, …, n rounds.
         increments: Function (t, exponents) -> increments of the sum in round t.
 
     Returns:
-        Masses of the sum on the last grid, and the mean above the grids.
+        Masses of the sum on the last grid, (points,), and the mean of the sum that lies above the grids.
     """
     masses = np.zeros((len(exponent_grid.points), len(sum_grids[0].points)))
     masses[:, sum_grids[0].zero] = 1.0

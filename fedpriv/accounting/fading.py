@@ -12,11 +12,12 @@ For C = I this is random allocation, and where a unit has one round only it is e
 tight.
 
 **A second bound from chains.**  A `CovarianceChain` above a unit's rounds of one epoch has E G_s G_t = Y_st, and S
-= (1/T) Σ w_t with w_t = e^(G_t - a_t/2) is the ratio of a dominating pair (S' with -G for the other unit of
-replace-one).  `chain.sum_distribution` gives E F(S) from above, with F = (S - γ)+ for a unit that is removed, (1 -
-γS)+ for one that is added, and (S - γS')+ under replace-one.  Chains of several epochs are independent, so that
-the run's ratio is their product, and their privacy loss distributions are composed.  The common overlap of all
-rounds is one more Gaussian release.
+= (1/T) Σ w_t with w_t = e^(G_t - a_t/2) is the ratio dP/dQ of a dominating pair P, Q of an epoch of T rounds,
+where a_t is the variance of G_t under Q.  S' is the same ratio with -G, for the other unit of replace-one.
+`chain.sum_distribution` gives E F(S) from above, with F = (S - γ)+ for a unit that is removed, (1 - γS)+ for one
+that is added, and (S - γS')+ under replace-one.  Chains of several epochs are independent, so that the run's ratio
+is their product, and their privacy loss distributions are composed.  The common overlap of all rounds is one more
+Gaussian release.
 
 Both bounds hold for increments that depend on earlier releases, at every ε of either sign, so that pairs compose.
 Proof, by Kahane's inequality (1985): docs/proofs/fading.md.
@@ -156,9 +157,17 @@ def _compose_epochs(
     multiplier: float,
     resolution: ChainResolution,
 ) -> Curve | None:
-    """Return the curve of all epochs and of the shared variance, or None where an epoch's is not computed.
+    """Return the curve of δ of all epochs and of the shared variance, or None where an epoch's is not computed.
 
-    `direction` computes an epoch's losses.  `units` is the number of units that differ, 1 or 2.
+    The losses of the epochs add up on a common grid, and those of one Gaussian release with μ = `units` ·
+    √(shared variance) / `multiplier` are added.
+
+    Args:
+        direction: Function from an epoch to its privacy loss distribution, or to None.
+        units: Number of units that differ, 1 under zero-out and 2 under replace-one.
+        overlaps: Chains above the unit's rounds, and the shared variance.
+        multiplier: Noise multiplier σ / clip.
+        resolution: Resolution of the computation.
     """
     epoch_counts = Counter(overlaps.epoch_chains)
     epoch_distributions = [
@@ -242,7 +251,11 @@ class ChainEpoch:
 def _likelihood_ratios(
     epoch: ChainEpoch, exponent_grid: ExponentGrid, sum_grids: Sequence[SumGrid]
 ) -> tuple[Floats, Floats, float]:
-    """Return values of S~, ascending, their masses, and the mean above the grids."""
+    """Return values of S~, ascending, their masses under Q, and the mean above the grids.
+
+    S~ is the ratio S of a chain whose exponents walk on the grid, with each w_t divided by its scale so that its
+    mean stays 1.  `sum_grids` are grids of S~ - 1 after 0, 1, …, T rounds.
+    """
     half_variances, scales = 0.5 * exponent_grid.variances, exponent_grid.scales
 
     def increments(t: int, exponents: Floats) -> Floats:
@@ -253,7 +266,11 @@ def _likelihood_ratios(
 
 
 def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
-    """Return a bound of the distribution of ln S under P, or None where it is not computed."""
+    """Return a bound of the distribution of ln S under P, or None where there is no grid of exponents.
+
+    The mass under P at a value s is s times its mass under Q.  Mean above the grid counts as infinite loss, and a
+    grid that misses more than 1e-12 of it is computed again with a four times higher top, up to five times.
+    """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
     lower_factor, top_factor = 1.0 - exponent_grid.relative_error, 1.0
@@ -274,7 +291,10 @@ def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 
 
 def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
-    """Return a bound of the distribution of -ln S under Q, or None where it is not computed."""
+    """Return a bound of the distribution of -ln S under Q, or None where there is no grid of exponents.
+
+    Mass at S = 0, and mass of walks that leave the grid, count as infinite loss.
+    """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
     grids = [epoch.sum_grid(-max(1, k) / epoch.bins, 1.0, fine_at_bottom=True) for k in range(epoch.bins + 1)]
@@ -290,9 +310,10 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 
 
 def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
-    """Return an upper bound of H_ε under replace-one for ε ≥ 0, or None where it is not computed.
+    """Return an upper bound of H_ε under replace-one for ε ≥ 0, or None where there is no grid of exponents.
 
-    It is computed at knots, values of ε a step apart, and between two knots it is the chord in e^ε.
+    The bound is computed at knots, values of ε a step apart.  Between two knots the bound is the chord in e^ε,
+    and beyond the last knot it is that of the last one.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -323,10 +344,10 @@ def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
 
 
 def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
-    """Return a bound of the loss distribution under replace-one, or None where it is not computed.
+    """Return a bound of the loss distribution under replace-one, or None where there is no grid of exponents.
 
-    Its hockey stick is the bound at values of ε ≥ 0 a step apart.  The pair is its own mirror image, which decides
-    it below 0.
+    The hockey stick of the result is an upper bound of E (S - e^ε S')+ at values of ε ≥ 0 a step apart.  The pair
+    is its own mirror image, which decides the hockey stick below 0.
     """
     if (exponent_grid := epoch.exponent_grid) is None:
         return None
@@ -341,7 +362,11 @@ def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | Non
 
 
 def _replacement_hockey_stick(epoch: ChainEpoch, exponent_grid: ExponentGrid) -> Callable[[float], float]:
-    """Return the function γ -> upper bound of E (S - γS')+."""
+    """Return the function γ -> upper bound of E (S - γS')+, for γ = e^ε ≥ 1.
+
+    The grid holds sums of the differences of the terms of S and γS', each multiplied to the safe side by the
+    relative error of the walk and shifted to mean 0.
+    """
     half_variances, scales = 0.5 * exponent_grid.variances, exponent_grid.scales
     upper_factor, lower_factor = (
         1.0 / (1.0 - exponent_grid.relative_error),

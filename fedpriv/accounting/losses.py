@@ -139,12 +139,19 @@ class GridLossDistribution:
     """Distribution of the privacy loss on (`first_index` + i) · `step`, i = 0 …, for compositions."""
 
     step: float
+    """Distance of neighbouring losses."""
     first_index: int
+    """Smallest loss, in steps."""
     masses: Floats
+    """Probability of each loss under P, (n,)."""
     infinity_mass: float
+    """Probability of an infinite loss under P."""
 
     def self_compose(self, times: int) -> PrivacyLossDistribution:
         """Return the loss distribution of `times` releases together, adaptive or not, each with this one.
+
+        With a finite mass f and an infinite mass p of one release, the infinite mass of k is the larger of 1 - (1
+        - p)^k and (f + p)^k - f^k, plus margins for cut mass and rounding.
 
         Guarantee: losses add up.  Mass that is cut off, and mass that rounding may hide, counts as infinite.
 
@@ -178,7 +185,7 @@ class GridLossDistribution:
     def compose(self, other: "GridLossDistribution") -> "GridLossDistribution":
         """Return the loss distribution of both releases together, on the same grid.
 
-        It is computed without transforms, so that no masses cancel.
+        The convolution is computed without Fourier transforms, so that no masses cancel.
 
         Guarantee: losses add up.
 

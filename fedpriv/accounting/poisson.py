@@ -183,8 +183,11 @@ class _RoundHockeyStick:
     """Hockey stick of one round, and the range of its losses."""
 
     deltas: Curve
+    """Function ε -> H_ε(P‖Q), for ε of either sign."""
     low: float
+    """Smallest loss that a grid has to reach."""
     high: float
+    """Largest loss that a grid has to reach."""
 
     @staticmethod
     def from_mechanism(mechanism: PoissonGaussian, order: str) -> "_RoundHockeyStick":
@@ -242,7 +245,11 @@ def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) 
 
 @lru_cache(maxsize=4)
 def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
-    """Return the curve of `size` units, the highest over the directions of the relation, cached."""
+    """Return the curve of δ of `size` units together, the highest over the directions of the relation, cached.
+
+    The hockey stick of one round is put on a grid of losses and composed with itself over all rounds.  The curve
+    is 1 if ε of all rounds protects nobody (`is_useless`).
+    """
     orders: tuple[GroupDirection, ...] = (
         ("replaced",) if mechanism.relation == "replace-one" else ("removed", "added")
     )
@@ -274,14 +281,17 @@ class SampledGroupRound:
     """One round of `size` units that each take part with probability `rate`, in one direction.
 
     P is N(Bin(size, rate), z²) if units are removed or replaced, else N(0, z²).  Q is N(-Bin(size, rate), z²) if
-    they are added or replaced, else N(0, z²).  With l(x) = ln Σ_j p_j e^(jx/z² - j²/2z²) the loss is l(x), -l(-x),
-    or l(x) - l(-x).  Each rises with x, so that the best test for every ε is a threshold.
+    they are added or replaced, else N(0, z²).  With p_j = P[Bin(size, rate) = j] and l(x) = ln Σ_j p_j e^(jx/z² -
+    j²/2z²) the loss is l(x), -l(-x), or l(x) - l(-x).  Each rises with x, so that the best test for every ε is a
+    threshold.
     """
 
     multiplier: float
     """Noise multiplier z."""
     rate: float
+    """Probability q with which each unit takes part."""
     size: int
+    """Number k of units."""
     direction: GroupDirection
 
     @property
@@ -383,7 +393,9 @@ class SampledGroupRound:
 def connect_dots(step: float, low: int, deltas: Floats) -> GridLossDistribution:
     """Return the loss distribution on multiples of `step` whose hockey stick has the given values there.
 
-    Between two points its hockey stick is the chord in e^ε, which lies above the true, convex one.
+    Between two points its hockey stick is the chord in e^ε, which lies above the true, convex one.  With step h
+    and the falls f_i = δ_(i-1) - δ_i of the values, the mass at an inner point i is (e^h f_i - f_(i+1)) divided by
+    e^h - 1.  The last value is the mass at infinity.
 
     Guarantee: its δ is at least that of any pair with these values, for one release or in a composition.
 

@@ -7,7 +7,8 @@ Neighbours differ by a unit that is exchanged for another one in the same secret
 
     H_ε(P‖Q) = (1/T) E (D_1 + … + D_T)+,   D_i = Y_i - e^ε / (Y_i e^(1/z²)),   Y_i = exp(Z_i/z - 1/(2z²)),
 
-with Z_i independent standard normal.  A reflection exchanges P and Q, so that both orders are the same.
+with Z_i independent standard normal, (D)+ = max(D, 0), and the hockey stick H_ε(P‖Q), the
+largest P(A) - e^ε Q(A) of any event A, which is the smallest δ at ε.  A reflection exchanges P and Q, so that both orders are the same.
 
 The pair dominates all increments u and v of the two units, of norm 1 at most in clips and any functions of the
 past, at every ε of either sign, and pairs of epochs compose.  For groups of rounds a block of rounds replaces one
@@ -55,10 +56,11 @@ class SymmetricPairEpoch:
     """One epoch of the pair, on grids of `size` points.  Every size gives an upper bound."""
 
     multiplier: float
-    """z, at least `MIN_MULTIPLIER`."""
+    """Noise multiplier z, at least `MIN_MULTIPLIER`."""
     bins: int
-    """T."""
+    """Number T of rounds."""
     size: int
+    """Number of points of the grid of D_i and of R."""
 
     def delta(self, epsilon: float, tail: float) -> float:
         """Return an upper bound of H_ε(P‖Q) for ε ≥ 0.
@@ -143,6 +145,10 @@ class SymmetricPairEpoch:
         """Return the number of points below 0, and the distance of neighbouring points.
 
         For large e^ε R is far below 0, and only the range of D_1 has to be resolved.
+
+        Args:
+            gamma: γ = e^ε.
+            tail: Mass of D_1 under P beyond the grid, approximately.
         """
         z, bins = self.multiplier, self.bins
         positive_end = math.exp(min(_MAX_LOG, (0.5 / z - float(ndtri(tail))) / z))
@@ -155,9 +161,15 @@ class SymmetricPairEpoch:
         return math.ceil(low / spacing), spacing
 
     def _ratio_distribution(self, gamma: float, points: Floats) -> tuple[Floats, float]:
-        """Return the masses of D on all points but the last, and the mean that was not moved to them.
+        """Return the masses of D_1 on all points but the last, and the mean that was not moved to them.
+
+        With equal spacing h, the mass at x is (p(x - h) - 2 p(x) + p(x + h)) / h for p(x) = E (x - D_1)+.
 
         Guarantee: mass below the grid is moved up to its lowest point, and all other mass keeps its mean.
+
+        Args:
+            gamma: γ = e^ε.
+            points: Points of the grid, (size + 1,), ascending.
         """
         z = self.multiplier
         scaled_points = points * math.exp(0.5 / z**2)
@@ -178,7 +190,12 @@ class SymmetricPairEpoch:
         return as_floats(np.maximum(masses / spacing, 0.0)), max(0.0, float(missing_mean))
 
     def _tail_probabilities(self, masses: Floats, zero_index: int) -> tuple[Floats, Floats]:
-        """Return an upper and a lower bound of P(R > -x) for every point x of the grid, each (size,)."""
+        """Return an upper and a lower bound of P(R > -x) for every point x of the grid, each (size,).
+
+        Args:
+            masses: Masses of each D_i on the grid, (size,).
+            zero_index: Number of points of the grid below 0.
+        """
         if self.bins == 1:
             above = np.where(np.arange(self.size) > zero_index, 1.0, 0.0)
             return above, above
@@ -199,6 +216,11 @@ def _self_convolve(masses: Floats, times: int, zero_index: int) -> Floats:
 
     In the first row, mass below the grid stays at its lowest point.  In the second row it is dropped.  Mass beyond
     the grid is missing in both rows.
+
+    Args:
+        masses: Masses of one number for each row, (2, size).
+        times: Number of numbers that are added.
+        zero_index: Index of the point 0 of the grid.
     """
     from scipy import fft  # its import takes a twentieth of the start of a command
 
@@ -229,7 +251,7 @@ def _self_convolve(masses: Floats, times: int, zero_index: int) -> Floats:
 def lower_hull(epsilons: Floats, bounds: Floats) -> tuple[Floats, Floats]:
     """Return the points (ε, bound) of the lower convex hull over γ = e^ε.
 
-    `epsilons` ascend from 0.
+    A convex function below all bounds is below the hull, too, so that its corners bound it at every ε.
 
     Args:
         epsilons: ε ≥ 0, ascending, (n,).
@@ -254,8 +276,10 @@ def lower_hull(epsilons: Floats, bounds: Floats) -> tuple[Floats, Floats]:
 def symmetric_loss_distribution(epsilons: Floats, bounds: Floats) -> PrivacyLossDistribution:
     """Return the loss distribution of a symmetric pair whose hockey stick has the values `bounds`.
 
-    For a pair that a reflection exchanges, P(loss = -l) = e^-l P(loss = l), which decides the hockey stick below ε
-    = 0.
+    With γ_i = e^(ε_i) and s_i the negative slope of `bounds` over γ from point i - 1 to point i (0 beyond the last
+    one), the mass at ε_i > 0 is γ_i (s_i - s_(i+1)).  For a pair that a reflection exchanges, P(loss = -l) = e^-l
+    P(loss = l), which gives the masses below 0.  The mass at 0 is 1 - `bounds`[0] - 2 s_1, and the last bound is
+    the mass at infinity.
 
     Guarantee: no δ is below `bounds`, nor below their chords, for one release or in a composition.
 

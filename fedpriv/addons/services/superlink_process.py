@@ -85,7 +85,12 @@ class PathFilter:
         self._app, self._prefix, self._health, self._status = app, prefix, health, status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request by its path, or forward it to the inner app."""
+        """Answer a request by its path, or forward it to the inner app.
+
+        /health gets 200, or 503 with the reason if the health check returns one.  `STATUS_PATH` gets the status as
+        JSON if there is a status function.  Paths that begin with the prefix, and events of the lifespan, are
+        forwarded, and other paths get 404.  A connection that is neither, such as a WebSocket, gets no answer.
+        """
         if scope["type"] not in ("http", "lifespan"):
             return
         app, path = self._app, scope.get("path", self._prefix)
@@ -110,7 +115,9 @@ def serve_superlink(
     runs_path: Path | None = None,
     metrics_address: str | None = None,
 ) -> None:
-    """Serve until a signal asks the process to end.
+    """Serve the Control, Fleet and Runtime APIs until a signal asks the process to end.
+
+    The servers of the APIs run in this process, and the executor that starts tasks is a child process.
 
     Args:
         control: Path of the control socket, which is made.
@@ -120,13 +127,14 @@ def serve_superlink(
         port: Port for SuperNodes.
         simulation: Whether there are no SuperNodes.
         insecure: Whether SuperNodes connect without TLS and keys.
-        runs_path: File with the list of runs, which is kept over restarts.
+        runs_path: File with the list of runs, which is kept over restarts, or None for a list in memory.
         metrics_address: Address of the metrics (`serve_metrics`), or None for no metrics.
 
     Raises:
         InputError: Keys or certificates, or an address, cannot be used.
         RunError: A part ends without a signal.
     """
+    # Read keys and certificates, and refuse them, before anything is made.
     configure_service_logging()
     runs = RunHistory(runs_path)
     nodes = {} if keys is None else read_registered_keys(keys)
@@ -149,6 +157,7 @@ def serve_superlink(
             ),
             *(["--simulation"] if simulation else [] if insecure else ["--enable-supernode-auth"]),
         ]
+        # Make the app of the SuperLink, and a filter of its paths for each API.
         superlink_app = make_superlink_app(options)
         app = Presence(superlink_app.app, nodes, folder / "refused.json")
         # Threads give way soon, since Flower answers in threads for which the event loop waits.
@@ -180,6 +189,7 @@ def serve_superlink(
             expiry_monitor.poll()
             certificate_reloader.poll()
 
+        # Start the executor and the metrics, and serve.
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()))
         runner.run(superlink_app.check_access(has_registered_keys=bool(nodes), has_fleet=not simulation))
         runner.run(superlink_app.register_nodes(nodes))
@@ -252,7 +262,12 @@ async def _serve_until_signal(
     executor: "subprocess.Popen[bytes]",
     poll: AsyncCallback,
 ) -> None:
-    """Serve until a signal, and call `poll` twice a second.
+    """Serve until SIGTERM or SIGINT, and call `poll` twice a second.
+
+    Args:
+        servers: Servers of this process, each with its listening socket.
+        executor: Process of the executor.
+        poll: Function that is awaited between two checks of servers and executor.
 
     Raises:
         RunError: A server or the executor ended before a signal.

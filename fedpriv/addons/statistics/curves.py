@@ -84,14 +84,19 @@ class SurvivalBands(NamedTuple):
     start_error: float
     """Standard deviation of the noise in `start`."""
     values: Floats
+    """Survival S, (..., bins), falling, in 0 … 1."""
     low: Floats
+    """Lower end of the band, (..., bins)."""
     high: Floats
+    """Upper end of the band, (..., bins)."""
     is_shown: NDArray[np.bool_]
-    """Masks, true up to the last edge at which more than 4 standard errors are at risk."""
+    """Masks, (..., bins), true up to the last bin before one with 4 standard errors at risk or less."""
 
 
 def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
-    """Compute the curves and bands of released sums.
+    """Compute survival curves and their bands from released sums of events and of censored records.
+
+    R, h, S, Λ, v, u and the band are those of the module's docstring.
 
     Args:
         released: Two "suffix" blocks of `indicators`, (..., 2 bins + 1).  The first has the events of the bins,
@@ -105,6 +110,7 @@ def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
     event_weights = tail_events[:-1] - tail_events[1:]
     risk_weights = tail_events[:-1] + (tail_censored[:-1] + tail_censored[1:]) / 2.0
     start_weights = tail_events[0] + tail_censored[0]
+    # R_b, the bins that are shown, and h_b.
     at_risk = released @ risk_weights.T
     is_shown = np.logical_and.accumulate(
         at_risk > _MIN_AT_RISK * std * np.linalg.norm(risk_weights, axis=1), axis=-1
@@ -112,6 +118,7 @@ def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
     at_risk = np.where(is_shown, at_risk, 1.0)  # any positive number, since these bins are not shown
     hazard = released @ event_weights.T / at_risk
     bounded_hazard = hazard.clip(0.0, 1.0 - 1e-9)
+    # The noise in Λ to first order is a linear form of the noise of the release, with these weights.
     log_slope = 1.0 / (at_risk * (1.0 - bounded_hazard))
     noise_weights = np.cumsum(log_slope[..., None] * (event_weights - hazard[..., None] * risk_weights), axis=-2)
     noise_std = std * np.linalg.norm(noise_weights, axis=-1)
@@ -121,6 +128,7 @@ def compute_survival_bands(released: Floats, std: float) -> SurvivalBands:
     is_clear = cumulative_hazard > _MIN_HAZARD * noise_std
     greenwood_ratio = np.cumsum(bounded_hazard * log_slope, axis=-1) / np.where(is_clear, cumulative_hazard, 1.0)
     sampling = Z**2 * np.where(is_clear, np.maximum(mean_inverse_risk, greenwood_ratio), mean_inverse_risk)
+    # The ends of the band are the roots of the quadratic equation for Λ, with Z² v and Z² u in it.
     centre = cumulative_hazard + sampling / 2.0
     half_length = np.sqrt((Z * noise_std) ** 2 + np.maximum(0.0, sampling * (cumulative_hazard + sampling / 4.0)))
     values = np.minimum.accumulate(np.minimum(1.0, survival), axis=-1)
@@ -247,6 +255,9 @@ def make_groupings(
 ) -> tuple[Grouping, ...]:
     """Return one grouping for each column of `settings.by`, or `ONE_GROUP` if there are none.
 
+    A grouping reads the group of a record off the features that the model sees: the one-hot features of a column
+    of words, or a scaled number between edges that are scaled alike.
+
     Args:
         settings: Columns and the edges of their groups.
         schema: Schema of the table, or None for other data.
@@ -346,7 +357,11 @@ class CurveScores(SummedScores):
         return find_extent((CellBlock(size=self.settings.bin_count, kind="prefix"),) * 2)
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
-        """Return the increments of the records, (..., B, `dimension`)."""
+        """Return the increments of the records, (..., B, `dimension`).
+
+        The first two entries are those of accuracy and loss.  For each grouping, the vector a C e_1b follows, for
+        the cell of the record's group, class and bin of the logit.  A logit that is not a number is counted as 0.
+        """
         scores = super().contributions(model, records)
         logits = to_logits(self.base.outputs(model, records)).double()
         edges = torch.from_numpy(self.settings.edge_logits).to(logits.device)
@@ -431,8 +446,9 @@ LabelledTable = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 def intervals_of(results: Results) -> list[LabelledTable]:
     """Return a table of figures and one of reliability curves, without those that are empty.
 
-    Both tables are empty without [evaluation.curves].  Figures are means over seeds.  Each reliability curve is
-    that of a single seed.
+    Both tables are empty without [evaluation.curves].  The first has a line for each point of the sweep and group
+    of records, with the means over seeds of the figures and of the ends of their intervals.  The second has a line
+    for each point, seed and bin of the score, with the observed share of class 1.
     """
     figures, observed = list[list[str]](), list[list[str]]()
     for point in sweep_points(results):

@@ -1,7 +1,9 @@
 """Compare settings on held-out records, openly or privately.
 
-An open tuning compares all settings.  A private one publishes the best of a random number of runs.  Both write the
-scenario with the chosen settings, and a table of their positions in the grid.
+A row is one point of the scenario's sweep, with a grid of values for some keys.  A setting is one combination of
+these values, and a trial is a run with it that does not train on the held-out records.  An open tuning compares
+all settings of a row.  A private one publishes the best of a random number of trials.  Both write the scenario
+with the chosen settings, and a table of their positions in the grid.
 """
 
 import json
@@ -53,6 +55,7 @@ class TuningChoice:
     """Choice for a row."""
 
     row: TuningRow
+    """Row with its grid."""
     setting: Setting | None
     """Chosen setting, or None if a private choice made no run, so that the scenario's own setting stays."""
     score: float | None
@@ -75,7 +78,7 @@ def tune_openly(
 ) -> list[TuningChoice]:
     """Run each setting of each row on each seed, and choose the setting with the best mean score.
 
-    The trials are one run.  Its results are functions of the records without noise.
+    All trials are points of one sweep.  Scores are functions of the held-out records without noise.
 
     Args:
         scenario: Scenario that is tuned.
@@ -89,6 +92,9 @@ def tune_openly(
 
     Raises:
         InputError: The runs do not have the metric, which is found before they start, or a score is not finite.
+
+    Returns:
+        The choice for each row, in the order of `rows`.
     """
     points = [
         SweepPoint({**row.when, SETTING_AXIS: number}, make_trial(row.cell, setting, held_out, fixed, seed))
@@ -146,6 +152,7 @@ def tune_privately(
             or read together.
         RunError: A run fails.
     """
+    # Refuse rows and settings to which the guarantee does not apply.
     for row, settings in rows:
         _find_target(row)
         _check_partition(row.cell)
@@ -159,6 +166,7 @@ def tune_privately(
         for trial in [make_trial(row.cell, setting, held_out, fixed, 0) for setting in settings]:
             _check_partition(trial)
             _check_same_promise(row.cell, trial, held_out)
+    # Draw the number of runs of each row and their settings, and run all of them.
     plans = [(row, settings, run_count.draw(generator)) for row, settings in rows]
     sampled_settings = [
         (row, settings[int(generator.integers(len(settings)))])
@@ -177,6 +185,7 @@ def tune_privately(
             "--private: a run failed, as one does whose loss is not finite; nothing is published, but that it "
             "failed is not covered by any claim; leave such settings out of the grid"
         ) from None
+    # Score each run with noise, and keep the best of each row.
     finished, choices = iter(outcome.cell_outcome for outcome in outcomes), []
     run_settings = iter(setting for _, setting in sampled_settings)
     for row, _, runs in plans:
@@ -193,12 +202,13 @@ def tune_privately(
 
 
 def _check_partition(cell: Cell) -> None:
-    """Check that the contents of records do not decide which records count or where.
+    """Check that which records count, and in which silo and batch, does not depend on their contents.
 
-    One record would otherwise change the position of others, or the score.
+    One record would otherwise move others to other silos and batches, or change the number by which a score is
+    divided.
 
     Raises:
-        InputError: The partition or the table looks at contents.
+        InputError: The partition is made by labels, or the table drops or splits rows by their cells.
     """
     if cell.data.partition in PARTITION_KEYS:
         raise InputError(
@@ -295,7 +305,7 @@ def _find_target(row: TuningRow) -> float:
 def _check_metric(cells: Sequence[Cell], metric: str) -> None:
     """Check that evaluations of the cells have a metric.
 
-    Cells with the same data, model and run are evaluated once, with the initial model.
+    The initial model is evaluated on the test records, once for cells with the same data, model and run.
 
     Raises:
         InputError: An evaluation lacks the metric.

@@ -62,6 +62,7 @@ class JoiningRequest:
 
     scenario: Path
     overrides: tuple[str, ...]
+    """"KEY=VALUE" for each key that differs from the scenario's file."""
     trusts: tuple[str, ...]
     """Trust settings, or empty for all that the scenario can have."""
     epsilons: tuple[float, ...]
@@ -83,13 +84,13 @@ class SplitGains:
     released: Mapping[str, NDArray[np.float64]]
     """Scores of the released models, (ε, seeds), by trust."""
     recalibrated: Mapping[str, NDArray[np.float64]]
-    """The same after silos fit intercepts and scale of a model to their records."""
+    """Scores, (ε, seeds), by trust, after silos fit intercepts and scale of the models to their records."""
     gains: Mapping[str, NDArray[np.float64]]
     """Gains of the released models, (ε, seeds, silos), by trust."""
     personal: Mapping[str, NDArray[np.float64]]
     """Gains of the personal models, (ε, seeds), by trust, or empty if they were not requested."""
     judged: str
-    """Records by which λ of the personal models was chosen: "spared", "folds", or "" without models."""
+    """Records by which λ of the personal models was chosen: "spared", "folds", or "" without such models."""
     noiseless: NDArray[np.float64]
     """Gains of the same rounds without noise, (seeds,).
 
@@ -113,15 +114,23 @@ class JoiningResult:
 
     request: JoiningRequest
     name: str
+    """Name of the scenario."""
     delta: float
+    """δ at which ε is stated."""
     silos: int
+    """Number of silos of the federation."""
     metric: str
+    """Name of the score, "accuracy" or "-loss", which is larger for a better model."""
     records: int
     """Median over silos of the number of training records."""
     trusts: tuple[str, ...]
+    """Trust settings that were compared."""
     monotone: bool
+    """Whether settings were chosen for each ε among those of this ε and of smaller ones."""
     published: SplitGains
+    """Results of the scenario's own split."""
     splits: tuple[SplitGains, ...]
+    """Results of the drawn splits 1 … n."""
     shares: Mapping[str, float]
     """Result of `budget_shares` for the scenario."""
 
@@ -160,7 +169,10 @@ class JoiningResult:
 
 @limit_to_one_thread()
 def study_joining(request: JoiningRequest, report_progress: ProgressCallback = lambda _: None) -> JoiningResult:
-    """Run the grid of a request for each split.
+    """Run the grid of a request for each split, and compare its models with the silos' local models.
+
+    The grid has a run for each trust setting, ε, noise seed and setting to choose from.  Split 0 is the
+    scenario's own, the published one, and splits 1 … n are drawn.
 
     Args:
         request: Scenario, grid and numbers of splits and seeds.
@@ -264,9 +276,9 @@ def _run_split(
 ) -> SplitGains:
     """Run the grid of one split on all trust settings, or read the result from the cache.
 
-    Models are trained in four groups: the chosen cells, the same rounds without noise, the personal models if they
-    are requested, and a model of all silos' records together.  An evaluator for each noise seed compares a model
-    with the silos' local models.
+    A cell is one run's settings, named by trust and by a `CellKey`.  Models are trained in four groups: the chosen
+    cells, the same rounds without noise, the personal models if they are requested, and a model of all silos'
+    records together.  An evaluator for each noise seed compares a model with the silos' local models.
 
     Args:
         request: Scenario and grid.
@@ -278,6 +290,7 @@ def _run_split(
     Raises:
         InputError: A run fails, or seeds leave different numbers of silos with records.
     """
+    # Make an evaluator for each noise seed, with the local models of the silos' records.
     grids = {trust: _load_grid(request, trust, number, None) for trust in trusts}
     first = grids[trusts[0]].points[0].cell
     seeds = grids[trusts[0]].seeds
@@ -297,6 +310,7 @@ def _run_split(
         raise InputError(
             "worth: seeds leave different numbers of silos with records; give fewer --seeds, or larger silos"
         )
+    # Look for the result in the cache, under the digest of all cells.
     records = hashlib.sha256("".join(digest_silos(evaluators[seed].silos) for seed in seeds).encode()).hexdigest()
     cells = {
         trust: {
@@ -314,6 +328,7 @@ def _run_split(
             return _restore_split(tree, trusts, (len(request.epsilons), len(seeds)), request.with_personal)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             pass  # damaged, or written by another version: compute it again
+    # Choose the cells, and train their models with noise, without noise and, if requested, as personal ones.
     chosen_cells = (
         _choose_cells(request, trusts, number, cells, evaluators, report_progress)
         if has_choice
@@ -335,6 +350,7 @@ def _run_split(
         if request.with_personal
         else ({}, "")
     )
+    # Judge all models on the silos' test records, and store the result.
     gains = {
         trust: [
             [
@@ -403,7 +419,19 @@ def _choose_cells(
 ) -> ChosenCells:
     """Choose the best setting for each trust and ε, by its mean score over seeds on spared records.
 
-    Candidates at ε are the settings of this ε and of smaller ones.
+    Candidates at ε are the settings of this ε and of smaller ones.  Each is trained on four fifths of the training
+    records and judged on the spared fifth.
+
+    Args:
+        request: Scenario and grid.
+        trusts: Trust settings.
+        number: Number of the split, or None for the scenario's own.
+        cells: Cells of the grid on all training records, by trust and key.
+        evaluators: Evaluator of models by noise seed.
+        report_progress: Receives lines of text.
+
+    Returns:
+        The key of the chosen cell by trust, ε and seed, whose own ε may be smaller than the ε of the grid.
     """
     chosen_cells: ChosenCells = {}
     for trust in trusts:
@@ -450,7 +478,10 @@ def _personal_gains(
 ) -> tuple[dict[str, NDArray[np.float64]], str]:
     """Return gains of personal models, (ε, seeds) by trust, and the kind of records by which λ was chosen.
 
-    If the partition allows it, the releases spare a fifth of the records, by which λ is chosen.
+    A personal model is a local one that is pulled with weight λ towards the released model of a chosen cell.  Its
+    gain is the mean score over silos minus that of the local models.  If the partition is "iid" or "site", the
+    releases spare a fifth of the records, by which λ is chosen.  The kind of records is "spared" or "folds", that
+    of the last cell.
     """
     can_spare = cells[trusts[0]][next(iter(cells[trusts[0]]))].data.partition in ("iid", "site")
     gains, judged = {}, ""
@@ -518,9 +549,9 @@ def _restore_split(
 
     Args:
         tree: Content of the cache.
-        trusts: Trust settings that it has to have.
+        trusts: Trust settings that the split has to have.
         shape: Numbers of ε and of seeds.
-        has_personal: Whether it has to have gains of personal models.
+        has_personal: Whether the split has to have gains of personal models.
 
     Raises:
         ValueError: A figure is impossible, or an array has another shape.

@@ -1,8 +1,10 @@
 """Fit a silo's own model: the local one, a recalibrated release, or a personal model.
 
-The local model minimises (1/n) Σ f(x; record) + (κ/2) ‖x‖² over the silo's training records, with no penalty for
-intercepts and κ from five folds.  The personal model adds (λ/2) ‖x - x̂‖² for the released x̂, with the same κ.  λ
-= 0 is the local model and λ = ∞ is x̂, both bit for bit, since one solver starts from zero in either case.
+With parameters x (d,) and a loss f of linear scores, the local model minimises (1/n) Σ f(x; record) + (κ/2) ‖x‖²
+over the silo's n training records.  Intercepts have no penalty where they stay finite without one
+(`make_penalties`), and κ is chosen on folds (`choose_penalty`).  The personal model adds (λ/2) ‖x - x̂‖² for the
+released x̂, with the same κ.  λ = 0 is the local model bit for bit, since the same solver starts from zero, and
+λ = ∞ is x̂ without a fit.
 
 Not private: everything here is a function of the records, and in a deployment none of it leaves a silo.
 """
@@ -106,8 +108,8 @@ def fit_model(
     The objective is (1/n) Σ f(x; record) + Σ_j penalty_j x_j² / 2 + λ ‖x - x̂‖² / 2.
 
     The solver stops where the largest entry of the gradient is `tolerance` times that at 0, or after 1,000 steps.
-    With many records, the steps and this gradient are in coordinates in which the curvature is about 1, and a
-    rough fit is in float32, which takes a fifth of the time.
+    With more than 2,000 records, the steps and this gradient are in coordinates in which the curvature is about 1
+    (`_find_basis`), and a rough fit is in float32, which takes a fifth of the time.
 
     Args:
         objective: Loss f of linear scores.
@@ -115,7 +117,8 @@ def fit_model(
         penalty: Penalty of each parameter, (d,).
         start: First point of the solver, (d,).
         tolerance: Largest entry of the gradient, relative to that at 0, at which the solver stops.
-        pull: Weight λ and released model x̂, with no pull for λ = 0 and the result x̂ itself for λ = ∞.
+        pull: Weight λ and released model x̂, or None for no pull, which is also λ = 0.  For λ = ∞ the result is
+            x̂ itself.
 
     Returns:
         Parameters x (d,), float64.
@@ -126,6 +129,7 @@ def fit_model(
     dtype = torch.float32 if has_many_records and tolerance >= ROUGH_TOLERANCE else torch.float64
     records = Records(*(column.to(dtype) if column.is_floating_point() else column for column in records))
     weights = torch.full((len(records.labels),), 1.0 / len(records.labels), dtype=dtype)
+    # With a basis B the solver moves in coordinates u with x = u B for each output, and else in x.
     basis = (
         _find_basis(records, penalty + (pull.weight if pull is not None else 0.0)) if has_many_records else None
     )
@@ -160,7 +164,9 @@ def fit_model(
 def _find_basis(records: Records, penalty: Floats) -> Floats | None:
     """Return B (features, features) such that the curvature is about 1 in u, where x = u B.
 
-    The result is None if there are too many features.
+    B is the inverse of the Cholesky factor L of L Lᵀ = c AᵀA/n + diag(`penalty`), with A (n, features) the
+    features of the n records and c = 0.01 a guess of the loss's curvature.  The result is None if there are more
+    than 4,000 features.
     """
     width = records.features.shape[-1]
     if width > _MAX_BASIS_FEATURES:
@@ -199,7 +205,10 @@ def fitted(
     tolerance: float = _FIT_TOLERANCE,
     pull: Pull | None = None,
 ) -> Floats:
-    """Fit the model from zero with κ for each weight that has a penalty, as `fit_model` does."""
+    """Fit a model from zero with the penalty κ, and return its parameters (d,).
+
+    Intercepts have the penalty that `make_penalties` gives them.  `tolerance` and `pull` are those of `fit_model`.
+    """
     start = np.zeros(objective.dimension)
     return fit_model(objective, records, make_penalties(objective, records, kappa), start, tolerance, pull)
 
@@ -211,9 +220,11 @@ def fit_local_model(objective: Objective, silo: SiloRecords, seed: int) -> tuple
 
 
 def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
-    """Return the κ with the smallest mean loss on held-out folds, the largest of equals.
+    """Return the κ of `PENALTIES` with the smallest mean loss on held-out folds, the largest of equals.
 
-    Folds are stratified by label and keep units whole.  The largest candidate is returned without folds in three
+    For each of five folds, a model is fitted to the records of the other folds and judged on those of this fold.
+    With more than 5,000 records only one fold is held out.  Folds are stratified by label and keep units whole.
+    The public `seed` decides them.  The largest candidate is returned without folds in three
     cases:
 
     - There are fewer than five units.
@@ -244,7 +255,7 @@ def choose_penalty(objective: Objective, silo: SiloRecords, seed: int) -> float:
 
 
 def assign_folds(silo: SiloRecords, seed: int) -> NDArray[np.int64]:
-    """Assign each training record to a fold, (n,), with the records of a unit in the same fold.
+    """Assign each training record to a fold 0 … 4, (n,), with the records of a unit in the same fold.
 
     Units are dealt to the folds class by class, in a public random order.
     """
@@ -265,10 +276,17 @@ def _has_one_class(records: Records) -> bool:
 def recalibrate(objective: Objective, silo: SiloRecords, released: Floats) -> Floats:
     """Fit the intercepts of x̂ and one scale of its other weights to the silo's training records.
 
-    Without the scale, intercepts would dominate a model with small weights, such as one in a ball of radius .1.
-    The public penalty of 1e-3 keeps intercepts and scale finite for a silo with one class.
+    The fit is over a scale s and intercepts b, of the model x with weights s w/‖w‖, for the weights w of x̂, and
+    intercepts b.  It starts at x̂ and minimises (1/n) Σ f(x; record) + 1e-3 (s² + ‖b‖²)/2.  Without the scale,
+    intercepts would dominate a model with small weights, such as one in a ball of radius .1.  The penalty keeps
+    intercepts and scale finite for a silo with one class.
 
     Source: Platt 1999.
+
+    Args:
+        objective: Loss f of linear scores.
+        silo: The silo's records.
+        released: Released model x̂, (d,).
 
     Returns:
         Parameters of the model, (d,), those of x̂ if the features have no constant or all other weights are 0.
@@ -310,8 +328,11 @@ class PersonalModel(NamedTuple):
     """A silo's personal model, its λ, and the records by which λ was chosen."""
 
     point: Floats
+    """Parameters, (d,)."""
     pull_weight: float
+    """λ."""
     judged: Literal["spared", "folds"]
+    """Records by which λ was chosen: training records that the release has not read, or folds."""
 
 
 def fit_personal_model(
@@ -324,9 +345,13 @@ def fit_personal_model(
 ) -> PersonalModel:
     """Fit the personal model with the smallest λ within one standard error of the best.
 
-    λ is judged on the training records that the release has not read, if there are ten or more and the release has
-    read any of the silo's records.  Otherwise it is judged on folds of the training records, which favours large λ
-    if the release has read them.  A silo with one unit gets its local model, with λ = 0.
+    For each λ of `PULL_WEIGHTS` a model is fitted without the held-out records and judged by its losses on them.
+    The best λ has the smallest mean loss.  Another λ is within one standard error if its mean excess over the
+    losses of the best is at most the standard error of this excess.
+
+    Held out are the training records that the release has not read, if there are ten or more and the release has
+    read any of the silo's records.  Otherwise each of five folds of the training records is held out in turn,
+    which favours large λ if the release has read them.  A silo with one unit gets its local model, with λ = 0.
 
     Args:
         objective: Loss of linear scores.
@@ -335,6 +360,9 @@ def fit_personal_model(
         seed: Public seed of the folds.
         kappa: κ of the local model.
         is_seen: Mask of the training records that the release has read, (n,), or None if it has read all.
+
+    Returns:
+        The personal model, fitted to all training records with the chosen λ.
     """
     spared = is_seen is not None and int((~is_seen).sum()) >= _MIN_SPARED and bool(is_seen.any())
     if len(np.unique(silo.units)) < 2:  # nothing to hold out
@@ -375,8 +403,10 @@ def _held_out_losses(
 def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local: Floats) -> tuple[float, str]:
     """Return the test score and the name of the learner that is best by folds.
 
-    The learners are the model itself, kernel ridge and boosted trees.  With records of one class, or fewer than 10
-    records, the model itself is taken.
+    The learners are the model itself ("the model"), six settings of kernel ridge regression, and boosted trees.
+    The best one has the largest sum of scores on five held-out folds of the training records.  Its score on the
+    test records is returned after a fit to all training records.  A score is the accuracy, or minus half the mean
+    squared error of a regression.  With records of one class, or fewer than 10 records, the model itself is taken.
 
     Args:
         objective: Loss of linear scores.
@@ -405,7 +435,7 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
         (fold_records.features.numpy(), fold_records.labels.numpy()) for fold_records in (silo.train, silo.test)
     )
     classes = np.unique(labels)
-    # Widths of the kernel are relative to the median distance of at most 500 records.
+    # The kernel is exp(-width · gamma ‖a - b‖²), with 1/gamma the median squared distance of at most 500 records.
     sample = np.random.default_rng(0).permutation(len(features))[:500]
     squared_distances = ((features[sample][:, None] - features[sample][None]) ** 2).sum(-1)
     gamma = 1.0 / max(
@@ -414,7 +444,10 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
     )
 
     def ridge(width: float, alpha: float) -> Callable[[Floats, NDArray[Any], Floats], NDArray[Any]]:
-        """Return a function that fits kernel ridge regression and predicts."""
+        """Return a function that fits kernel ridge regression, with penalty `alpha`, and predicts `queries`.
+
+        For classes it fits one-hot targets of 1 and -1, and predicts the class with the largest output.
+        """
 
         def predict(train: Floats, train_labels: NDArray[Any], queries: Floats) -> NDArray[Any]:
             learner = kernels.KernelRidge(alpha=alpha, kernel="rbf", gamma=width * gamma)
@@ -426,6 +459,7 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
 
         return predict
 
+    # Boosted trees have one setting, and the same form of a function.
     def trees(train: Floats, train_labels: NDArray[Any], queries: Floats) -> NDArray[Any]:
         name = f"HistGradientBoosting{'Regressor' if is_regression else 'Classifier'}"
         return np.asarray(
@@ -444,6 +478,7 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
     }
     candidates = {**learners, "boosted trees": trees}
     scores = dict.fromkeys(["the model", *candidates], 0.0)
+    # Judge every learner on the same folds, and then the best one on the test records.
     with pools.threadpool_limits(1):  # limits the threads of the learners, not of torch
         for is_held_out in _held_out_masks(silo, seed):
             train_part = Records(*(column[torch.from_numpy(~is_held_out)] for column in silo.train))
@@ -463,7 +498,7 @@ def score_best_learner(objective: Objective, silo: SiloRecords, seed: int, local
 
 
 def score_balanced(objective: Objective, point: Floats, records: Records) -> float:
-    """Return the mean over classes of the accuracy, or the score itself for a regression."""
+    """Return the mean over classes of the accuracy, or `score_model` for a regression or hazards."""
     if records.labels.is_floating_point() or isinstance(objective, LinearHazards):
         return score_model(objective, point, records)
     masks = [records.labels == label for label in torch.unique(records.labels)]
@@ -478,7 +513,11 @@ def score_model(objective: Objective, point: Floats, records: Records) -> float:
 
 
 def score_constant(objective: Objective, silo: SiloRecords) -> float:
-    """Return the score on the test records of the training records' largest class, mean or hazards."""
+    """Return the score on the test records of a constant prediction from the training labels.
+
+    The prediction is their largest class with its accuracy, their mean with minus half its mean squared error, or
+    constant hazards with minus their mean loss.
+    """
     labels, tests = silo.train.labels, silo.test.labels
     if isinstance(objective, LinearHazards):
         return -objective.constant_loss(labels, tests)
