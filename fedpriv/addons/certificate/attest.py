@@ -78,6 +78,11 @@ def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
         record: The run's record, as the certificate has it.
         body: SHA-256 of the certificate's body.
 
+    Returns:
+        The signed statement: digest of the body, number of the silo, digest and limits of the policy, version of
+        fedpriv, shapes of records, whether the table is public (None without a table), and facts of the ledger
+        (`_read_facts`) by `STATEMENT_PARTS`.
+
     Raises:
         InputError: If a fact cannot be compared, or a release differs.
         RunError: If a charge or the number of answers differs.
@@ -93,11 +98,13 @@ def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
     try:
         if (kind := (record["engine"], record["noise"])) not in _DEPLOYED:
             raise InputError(f"record.engine and record.noise are {kind!r:.60}, and this silo was in a deployment")
+        # Find the run in the ledger, plan it again, and compare the record's releases with the plan.
         canonical, facts = _read_facts(policy, record["scenario"], record["scenario_sha256"])
         admission = Admission(policy, policy.load_shard())
         cell, objective = admission.recall_run(canonical)
         plans = recompute_plans(cell, objective, record["releases"], partial(_plan_first_step, admission))
         plans.check(record)
+        # A first step and evaluations have entries of their own in ledgers.
         statement, test_policy = {"training": facts}, policy.test_policy
         if FIRST_STEP in plans.plans:
             text = _ledger_text(first_step_before(plans.cell))
@@ -141,6 +148,11 @@ def find_charge_difference(silo: int, statement: Mapping[str, Any], plans: RunPl
     """Describe the first charge of a silo that is not the price of its plan, or return None.
 
     A part that is missing in the statement, or that the scenario has not, is described as well.
+
+    Args:
+        silo: Number of the silo.
+        statement: Facts of the ledger by `STATEMENT_PARTS`, from `attest`.
+        plans: Plans of rounds, first step and evaluations, as far as the run has them.
 
     A charge (μ, slack) is compared with the price of the plan's curve at that slack, and not with ε at the
     certificate's δ.  The pair lies above the curve at every δ, and meets it where the slack was chosen.
@@ -198,8 +210,21 @@ def _ledger_text(cell: Cell) -> str:
 def _read_facts(policy: Policy, scenario: Mapping[str, Any], digest: str) -> tuple[str, dict[str, Any]]:
     """Read a run's scenario and facts from a ledger.
 
-    The facts are the charges of the run, before it and in total, and the remaining budget.  The run is the last
-    one whose scenario has this digest, and equals `scenario` without folders.
+    The run is the last one whose scenario has this digest, and equals `scenario` without folders.
+
+    | fact | value |
+    |---|---|
+    | `run`, `runs_of_this_scenario` | id of the run, and number of runs with the same scenario and digest |
+    | `under_way`, `rounds_answered` | whether the run is still open, and number of answered rounds |
+    | `charged` | charge (μ, slack) of the run, with μ None for a run without noise |
+    | `before`, `spent` | number and composed charge of all earlier runs, and of all runs |
+    | `left` | remaining budget of the policy, 0 if nothing is left |
+    | `ledger` | number of the last commit, and head (digest) of the ledger's chain |
+
+    Args:
+        policy: Policy whose ledger is read.
+        scenario: The record's scenario, without folders.
+        digest: SHA-256 of the scenario as the ledger stores it.
 
     Returns:
         The scenario as the ledger stores it, and the facts.

@@ -8,6 +8,9 @@
 | `format` | "fedpriv certificate 2" |
 | `silos` | each silo's signed statement: policy, charges, remaining budget (`attest`) |
 
+Here a record is the entry of one cell, which is one run of a sweep, in results.json.  A release stream is all
+releases of one party in a run, with their noise and participation.  A statement is what a silo signed.
+
 The record in the body has no exact score on the silos' own records, and no folder of a machine.  Every figure of
 the record that follows from its scenario is recomputed.  A certificate does not determine the keys that are to be
 trusted.  A reader has a file of trusted keys from elsewhere (`fedpriv.core.signed.read_signers`).
@@ -149,10 +152,15 @@ def make_body(
         people: Answers of people, by keys of `RESPONSIBLE_PEOPLE`.
         extra: Further keys of the body: facts that are not protected, and an audit.
 
+    Returns:
+        Plain JSON data, with facts on the run, on the model's file, the record of the cell, the choice of settings
+        (None without one), people's answers (None for an open question), and the keys of `extra`.
+
     Raises:
         InputError: If the folder or an answer cannot be certified.
         RunError: If the cell's claim is not that of its releases and scenario.
     """
+    # Choose the cell, and refuse what cannot be certified.
     cells = {cell["cell"]: cell for cell in results.cells}
     if cell_index is None and len(cells) != 1:
         raise InputError(
@@ -167,6 +175,7 @@ def make_body(
         raise RunError(
             f"{folder}: cell {cell['cell']} claims something else than its releases and scenario give: {reason}"
         )
+    # The record leaves out folders, and scores that were evaluated on silos' records without noise.
     model, scenario = read_file_bytes(folder / cell["model"]), strip_paths(cell["scenario"])
     has_exact_scores = cell["evaluation"] is not None and cell["evaluation"]["published"] == "without noise"
     names = [
@@ -198,6 +207,14 @@ def make_body(
 
 def sign_certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]], key: Ed25519PrivateKey) -> bytes:
     """Sign a body and the silos' statements with the coordinator's key.
+
+    Args:
+        body: Body of the certificate, from `make_body`.
+        silos: Signed statements, in any order, empty for a draft or a simulation.
+        key: The coordinator's key.
+
+    Returns:
+        The certificate's file, as canonical JSON.
 
     Raises:
         InputError: If a silo signed another body.
@@ -242,7 +259,7 @@ def verify_certificate(
     *,
     require_all_silos: bool = True,
 ) -> VerifiedCertificate:
-    """Recompute a certificate without the data.
+    """Check a certificate's signatures, and recompute its figures without the data.
 
     Args:
         path: The certificate.
@@ -290,7 +307,7 @@ def verify_certificate(
 
 
 def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
-    """Recompute the record of a body, with its claim.
+    """Recompute every figure of a body's record, compare them, and return the record with its claim.
 
     A body of another shape raises other exceptions, such as KeyError, which callers convert.
 
@@ -313,7 +330,7 @@ def recompute_record(body: Mapping[str, Any]) -> LedgerEntry:
 
 
 def _derived_figures(entry: LedgerEntry) -> dict[str, Any]:
-    """Derive the figures of a record from its scenario and releases.
+    """Derive the figures of a record from its scenario and releases, by their names in the record.
 
     A simulation's figures are derived from the releases alone if its scenario names code that is not here.
 
@@ -377,8 +394,11 @@ def _find_key(tree: Any, key: str) -> Any:
 def _check_sizes(record: Mapping[str, Any]) -> None:
     """Refuse releases that would exhaust a reader's memory, before any of them is expanded.
 
+    Participations and clips are stored with numbers of repetitions.  The sum of these numbers over all releases is
+    limited to `_MAX_ROUNDS`, and the number of silos to `_MAX_SILOS`.
+
     Raises:
-        InputError: If there are more rounds or silos than in any run.
+        InputError: If a limit is exceeded.
     """
     evaluation = record.get("evaluation") or {"releases": []}
     releases = (*record["releases"], *evaluation["releases"])
@@ -394,7 +414,12 @@ def _matches(recorded: Any, expected: Any, name: str) -> bool:
     """Whether a recorded value equals the expected one, up to rounding.
 
     Floating-point figures may differ by 1e-8 of their value.  Figures whose names begin with "epsilon" may be up
-    to 1 % larger.
+    to 1 % larger.  Dictionaries match key by key, and any other values have to be equal.
+
+    Args:
+        recorded: Value in the record.
+        expected: Recomputed value.
+        name: Key of the figure in the record.
     """
     if isinstance(expected, dict):
         return (
@@ -409,7 +434,12 @@ def _matches(recorded: Any, expected: Any, name: str) -> bool:
 
 
 def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey], entry: LedgerEntry) -> bool:
-    """Check the silos' signatures, and the releases with the shapes that silos signed.
+    """Check the silos' signatures, and the releases with the shapes of records that silos signed.
+
+    Args:
+        tree: The certificate.
+        signers: Trusted public keys by name, "silo-NUMBER" for a silo.
+        entry: The recomputed record.
 
     Returns:
         Whether the scenario could be planned here, or True for a deployment that no silo has signed yet.
@@ -452,7 +482,12 @@ def _check_silos(tree: Mapping[str, Any], signers: Mapping[str, Ed25519PublicKey
 def _check_plan(
     record: Mapping[str, Any], entry: LedgerEntry, statements: Mapping[int, Mapping[str, Any]]
 ) -> bool:
-    """Plan the run again, and compare streams and charges.
+    """Plan the run again, and compare release streams and charges with those of the plan.
+
+    Args:
+        record: Record of a deployment.
+        entry: The record, with its scenario resolved.
+        statements: Signed statements by silo, one or more.  Their "shapes" of records determine the model's size.
 
     Returns:
         True, or False if nothing was compared because the model is code outside fedpriv.

@@ -265,7 +265,12 @@ _MODEL_NOTE = (
 
 
 def _describe_public_facts(certificate: VerifiedCertificate, data: Mapping[str, Any]) -> str:
-    """Describe by whom ranges and vocabularies were declared public."""
+    """Describe by whom ranges and vocabularies were declared public.
+
+    Args:
+        certificate: The certificate, whose silos may have a policy that declares the table public.
+        data: Section [data] of the scenario.
+    """
     table = data.get("table")
     if table is None and find_schema(data["name"], None) is not None:
         return "Ranges, vocabularies and classes of the table are public, as fedpriv describes this data set."
@@ -445,6 +450,9 @@ def certify(
 ) -> None:
     """Write a run's certificate into its folder, with its views unless it is an unsigned draft.
 
+    A draft is a deployment's certificate without any silo's signature.  With the page and the card, the run's
+    RO-Crate is written anew.  The outcome is printed, beginning with the coordinator's public key.
+
     Args:
         folder: Folder of the run.
         key: File of the coordinator's key, which is made if it is missing.
@@ -457,6 +465,7 @@ def certify(
         InputError: If the run, an answer or a silo's file cannot be certified.
         RunError: If the run's claim, or the certificate, is not what releases and scenario give.
     """
+    # The body is complete and recomputed before anything is written.
     results, audit = read_claims(folder), load_audit(folder)
     further_keys = {
         "audit": None if audit is None else dataclasses.asdict(audit),
@@ -471,6 +480,7 @@ def certify(
     )
     path = folder / CERTIFICATE_FILE
     write_bytes(path, sign_certificate(body, silo_statements, coordinator_key))
+    # The written file is verified, with the keys that the statements name.
     certificate = verify_certificate(
         path,
         {COORDINATOR: coordinator_key.public_key(), **_claimed_keys(silo_statements)},
@@ -522,7 +532,9 @@ def sign(policy: Path, path: Path, out: Path | None) -> None:
 
 
 def _read_people(path: Path | None, answers: Sequence[str]) -> dict[str, str]:
-    """Read people's answers from a TOML file, overridden by KEY=TEXT answers.
+    """Read people's answers by key from a TOML file, overridden by KEY=TEXT answers.
+
+    Texts become single lines of at most 2,000 characters.
 
     Raises:
         InputError: If the file is no TOML, or an answer is no text.

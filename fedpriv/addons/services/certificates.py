@@ -242,7 +242,8 @@ def _end_of(path: Path) -> float:
 def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
     """Renew server.pem in `key_folder` for at most a year, with the same key and names.
 
-    The authority's ca.key and ca.crt are in `authority_folder`.
+    The authority's ca.key and ca.crt are in `authority_folder`.  The new certificate ends no later than the
+    authority's own.  It is written over the old one, and returned.
 
     Raises:
         InputError: If another authority signed the certificate, the authority's own certificate ends soon, or a
@@ -285,7 +286,7 @@ def renew_certificate(key_folder: Path, authority_folder: Path) -> Certificate:
 
 
 def file_stamps(*paths: Path) -> list[tuple[int, int]]:
-    """Return inodes and modification times of files, to detect that a file was changed or removed.
+    """Return (inode, modification time in ns) of each file, to detect that a file was changed or removed.
 
     A file that is missing is left out.
     """
@@ -298,7 +299,7 @@ def file_stamps(*paths: Path) -> list[tuple[int, int]]:
 
 
 def read_registered_keys(keys: Path) -> dict[str, bytes]:
-    """Read the registered keys (PEM) in keys/nodes, by names of silos such as silo-0.
+    """Read the registered public keys of SuperNodes (PEM) in keys/nodes, by names of silos such as silo-0.
 
     Raises:
         InputError: If there is no key, a file is no key or has another name, or two silos have the same key.
@@ -333,7 +334,7 @@ def revoke_key(key_folder: Path, silo: int) -> str:
     """Remove the key of a silo from keys/nodes durably, and return its fingerprint.
 
     Raises:
-        InputError: If the silo has no file there, or the file holds no key, and then the file stays, or if it
+        InputError: If the silo has no file there, if the file holds no key, so that the file stays, or if the file
             cannot be removed durably.
     """
     path = key_folder / "nodes" / f"silo-{silo}.pub"

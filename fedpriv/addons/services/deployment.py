@@ -143,7 +143,8 @@ def simulation_superlink(home: Path) -> Iterator[SuperLink]:
 def federation_superlink(home: Path, silos: int) -> Iterator[SuperLink]:
     """Start a SuperLink that admits the SuperNodes of `silos` silos only, whose keys are in home/node-N.
 
-    The SuperLink ends with the block, and so do all processes that were started with a home in `home`.
+    The server's certificate and the SuperNodes' keys are made anew in `home`.  The SuperLink ends with the block,
+    and so do all processes that were started with a home in `home`.
 
     Raises:
         RunError: The SuperLink does not start.
@@ -204,7 +205,8 @@ GUARD_SOCKET = "guard.sock"
 def write_silos(cell: Cell, folder: Path, home: Path) -> list[Path]:
     """Write a policy for each silo that allows exactly this run, with shards and ledgers.
 
-    Existing shards and ledgers are not changed, because they record earlier releases.
+    A shard has the silo's training records, and its held-out test records for evaluations by silos.  Existing
+    shards and ledgers are not changed, because they record earlier releases.
 
     Args:
         cell: Cell of the run.
@@ -328,7 +330,10 @@ class RunProgress:
 def follow_run(
     link: SuperLink, run: int, reader: FolderReader, describe_lost_process: HealthCheck, progress: RunProgress
 ) -> CellOutcome:
-    """Relay a run's progress until it has an outcome.
+    """Relay a run's progress until it has an outcome, and return the outcome.
+
+    Progress, evaluations, waits and the outcome are read from the run's folder every 0.2 s, and the run's status
+    is asked of the SuperLink every 5 s.
 
     Args:
         link: SuperLink of the run.
@@ -345,12 +350,14 @@ def follow_run(
     """
     last_query_time, last_answer_time, start_time = time.monotonic(), time.monotonic(), time.time()
     while True:
+        # Relay the reports of the server in the run's folder.
         outcome = reader.read_result()
         progress.advance_to(progress.planned_rounds if outcome is not None else reader.read_round())
         for line in reader.read_new_evaluations():
             progress.observer.evaluated(progress.index, line.pop("round"), line)
         if outcome is not None:
             return outcome
+        # Without an outcome, a necessary process that has ended ends the run.
         end_reason = (
             f"Flower's SuperLink ended before the run did{link.log_tail()}"
             if link.has_ended
@@ -358,6 +365,7 @@ def follow_run(
         )
         if end_reason is not None:
             raise RunError(end_reason)
+        # Ask the SuperLink for the status at times, and report what the run waits for.
         if time.monotonic() - last_query_time > _STATUS_SECONDS:
             last_query_time = time.monotonic()
             try:
@@ -390,12 +398,23 @@ def run_deployment(
 ) -> Iterator[IndexedOutcome]:
     """Run cells one after another as an `Engine`.
 
-    `folder` is the RUN_DIR.  The server writes below this folder, so that it must exist where the SuperLink runs.
+    Each cell has a folder with its token, which an interrupted run leaves behind.  A second call takes a finished
+    outcome from that folder, and submits an unfinished run again under the same token, so that the run continues.
+
+    Args:
+        cells: Cells of the run.
+        observer: Observer of progress.
+        folder: The RUN_DIR.  The server writes below this folder, which must exist where the SuperLink runs.
+        connection: Address of a SuperLink, or none, so that all processes are started on this machine.
+
+    Yields:
+        The outcome of each cell, with the index of the cell.
 
     Raises:
         InputError: A cell has settings that a deployment does not have, or a silo's policy cannot allow the run.
         RunError: A run failed.
     """
+    # Refuse all cells that a deployment cannot run before the first one is started.
     is_local = connection.superlink is None
     if is_local:
         refuse_root("--engine deployment")
@@ -444,7 +463,8 @@ def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator
     """Open a SuperLink, with a function that describes a necessary process that has ended.
 
     Without an address, SuperLink and silos are started on this machine, and end with the block.  In a run that
-    continues without missing silos, no process of a silo is necessary.
+    continues without missing silos, no process of a silo is necessary.  With an address, nothing is started, and
+    no process is necessary.  `token` names the folder of shards and ledgers, which survives an interruption.
     """
     if connection.superlink is not None:
         check_certificates(*filter(None, [connection.root_certificates]))
@@ -478,6 +498,9 @@ def _open_federation(cell: Cell, connection: Connection, token: str) -> Iterator
 
 def run_ray(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
     """Run cells one after another on one SuperLink in simulation mode, as an `Engine`.
+
+    Every silo is a simulated SuperNode of one CPU.  After an outcome, the end of the run is awaited for up to 60
+    s, because Ray's processes would outlive an interrupted simulation.
 
     Raises:
         InputError: Ray is not installed, the user is root, or a cell has settings of the vectorized engine.

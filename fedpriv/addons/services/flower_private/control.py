@@ -172,7 +172,7 @@ class ControlClient:
         return dict(self._answer(lambda client: client.get(STATUS_PATH).raise_for_status().json()))
 
     def _answer(self, ask: Callable[[httpx.Client], Any]) -> Any:
-        """Call `ask` with a client of the SuperLink.
+        """Call `ask` with an HTTP client of the SuperLink, and return its result.
 
         Raises:
             LostRunError: If the SuperLink does not know the run.
@@ -194,7 +194,10 @@ class ControlClient:
 
 
 def _explain_unreachable(error: httpx.RequestError) -> str:
-    """Return the error's text, with advice for an expired certificate or a missing listener."""
+    """Return the error's text, with advice for an expired certificate or a missing listener.
+
+    A missing socket is errno 2, and a port without a listener is errno 111.
+    """
     text = str(error) or type(error).__name__
     if "certificate has expired" in text:
         return f"its certificate has expired; the server's owner has to make a new one ({text})"
