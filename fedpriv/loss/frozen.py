@@ -32,8 +32,8 @@ def frozen_names(module: nn.Module) -> list[str]:
 def freeze(module: nn.Module, except_: Collection[str] = ()) -> nn.Module:
     """Return a copy in which only the layers and parameters named in `except_` are trained.
 
-    A BatchNorm without trainable parameters is put into evaluation mode.  This layer is then a constant map, and
-    depends on one record only.
+    A BatchNorm with running statistics and without trainable parameters is put into evaluation mode.  The layer
+    then maps each record by its constants, and the result depends on this record only.
 
     Args:
         module: Module to copy, which is not changed.
@@ -93,10 +93,10 @@ class FunctionalModule:
     def __call__(self, parameters: dict[str, Tensor], values: Tensor) -> Tensor:
         """Compute outputs with these parameters, and with a copy of every buffer that the module may change.
 
-        Guarantee: what the forward pass of one record writes into a buffer is in no other call's: torch's
-        `functional_call` puts the copies in the buffers' places, and the module's own back in the end.  Each place
-        of a tensor is named once: where one layer is at two places, torch's own tying of names would leave the
-        tensors of the call in it.
+        Guarantee: a value that the forward pass of one record writes into a buffer is in no other call's buffers:
+        torch's `functional_call` puts the copies in the buffers' places, and the module's own buffers back in the
+        end.  Each place of a tensor is named once: where one layer is at two places, torch's own tying of names
+        would leave the tensors of the call in the layer.
         """
         tensors = {**parameters, **{name: self._module.get_buffer(name).clone() for name in self._buffers}}
         tensors_by_place = {place: tensors[name] for place, name in self._first_names.items() if name in tensors}
@@ -105,11 +105,13 @@ class FunctionalModule:
 
 
 def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
-    """Run a copy of the module on an artificial record, and return the outputs.
+    """Run a copy of the module on an artificial record, and return the outputs, (1, …).
+
+    No gradients are computed.  Buffers and parameters are compared before and after the run, bit by bit.
 
     Args:
         module: Module to copy, which is not changed.
-        probe: A record, as a batch of one.
+        probe: A record, as a batch of one, (1, …).
 
     Raises:
         InputError: A layer, which is named, changes a buffer or a parameter, or gets packed sequences.

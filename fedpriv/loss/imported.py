@@ -39,7 +39,7 @@ from fedpriv.loss.unrolled import make_vmap_module
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MAX_PATH_LENGTH = 200
-_MAX_GROUPS = 32
+_MAX_GROUPS = 32  # of a GroupNorm in place of a BatchNorm
 
 
 def is_import_path(name: str) -> bool:
@@ -53,6 +53,9 @@ def import_callable(path: str, key: str) -> Callable[..., Any]:
     Args:
         path: Import path, "package.module:Name".
         key: Key of the scenario, for error messages.
+
+    Returns:
+        The class or function.
 
     Raises:
         InputError: The path cannot be imported, or is neither a class nor a function.
@@ -72,12 +75,15 @@ def import_callable(path: str, key: str) -> Callable[..., Any]:
 def build_module(path: str, key: str, positional: tuple[int, ...], arguments: dict[str, Any]) -> nn.Module:
     """Build the torch module that the class or function at `path` returns.
 
-    Guarantee: `CodeError.public`, which is all that a guard says of a failure, depends on the scenario alone.
+    torch's generator has the seed 0 during the call, and its former state afterwards.
+
+    Guarantee: `CodeError.public_message`, which is all that a guard says of a failure, depends on the scenario
+    alone.
 
     Args:
         path: Import path, "package.module:Name".
         key: Key of the scenario, for error messages.
-        positional: Positional arguments.
+        positional: Positional arguments, such as the numbers of features and outputs.
         arguments: Keyword arguments.
 
     Raises:
@@ -101,7 +107,11 @@ def build_module(path: str, key: str, positional: tuple[int, ...], arguments: di
 def replace_batch_norm(module: nn.Module) -> nn.Module:
     """Replace every BatchNorm by a GroupNorm with as many parameters, which depends on one record only.
 
-    Submodules are replaced in place.
+    The number of groups is the largest divisor of the number of channels up to 32.  Submodules are replaced in
+    place.
+
+    Returns:
+        The module, or its replacement if the module itself is a BatchNorm.
     """
     if isinstance(module, _BatchNorm):
         channels = module.num_features
@@ -152,10 +162,11 @@ def check_outputs(
 ) -> tuple[int, ...]:
     """Check that a module can be trained and maps one flat record to the needed outputs.
 
-    The module is run, so that problems are found which no layer's name reveals (see `check_per_record`).
+    The module is run on a record of zeros, (1, values), so that problems are found which no layer's name reveals
+    (see `check_per_record`).
 
     Args:
-        module: Module to check.
+        module: Module to check, which takes flat records.
         values: Number of values of a flat record.
         outputs: Number or shape of one record's outputs, or None for any.
         name: Name of the model in error messages.
@@ -205,7 +216,15 @@ def _make_probes(
 ) -> Tensor:
     """Random records (`_PROBE_RECORDS`, features) for tests of a module.
 
-    Numbers are standard normal, and truth values are random.  Tokens are rows of the module's smallest embedding.
+    Numbers are standard normal, and truth values are random.  Tokens are indices of rows of the module's smallest
+    embedding, or 0 and 1 if it has none.
+
+    Args:
+        module: Module to test.
+        features: Number of values of a record without `inputs`, which are then numbers.
+        inputs: Layout of each input, whose values are concatenated.
+        dtype: Type of the records.
+        generator: Generator of the random numbers.
     """
 
     def draw_values(size: int, limits: int | None) -> Tensor:
@@ -232,8 +251,9 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
     """Check that a record's outputs and gradients do not depend on the other records of a batch.
 
     The module is run, and must not change its buffers (`run_trial`).  Records 1 and 2 of a batch of 3 are
-    replaced.  Outputs and gradient of record 0 have to stay the same, bit by bit, at the module's own parameters
-    and at others.  A batch of one has to give the same outputs up to rounding.
+    replaced.  Outputs of record 0, and the gradient of the sum of their squares, have to stay the same, bit by
+    bit, at the module's own parameters and at these plus standard normal numbers.  A batch of one has to give the
+    same outputs up to rounding.
 
     Increments are computed of each record alone, so a failure here would not break their guarantee.  But the model
     that is evaluated would differ from the model that is trained.
@@ -253,7 +273,7 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
     probe, other_probe = (_make_probes(module, features, inputs, dtype, generator) for _ in range(2))
     other_probe[0] = probe[0]
     run_trial(module, probe[:1])
-    for scale in (0.0, 1.0):
+    for scale in (0.0, 1.0):  # the module's own parameters, then others
         shifted = {
             key: (
                 parameter.detach()
@@ -298,6 +318,7 @@ class TrainedModel:
     """
 
     module: nn.Module
+    """Module in evaluation mode, which maps features (n, f) to outputs."""
     feature_count: int | None
     """Number of leading features that the module takes, or None for all."""
     loss: Loss
@@ -310,11 +331,17 @@ class TrainedModel:
 
 
 def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedModel:
-    """Make the model with flat parameters `vector` (d,).
+    """Make the torch model with flat parameters `vector` (d,).
+
+    The model of a torch module is a copy with these parameters.  Softmax regression becomes a Linear layer with a
+    bias, since its last feature is a constant 1, and any other linear score a Linear layer without bias.
 
     Args:
-        objective: Objective that was trained.
+        objective: Objective that was trained, possibly behind views.
         vector: Flat parameters, (d,).
+
+    Returns:
+        The module in evaluation mode, with its loss.
 
     Raises:
         InputError: The objective is no torch module.
@@ -385,8 +412,10 @@ def weights_folder() -> Path:
 def read_weights(weights: str, key: str) -> bytes:
     """Read the file of weights with this digest.
 
-    Guarantee: the SHA-256 of the bytes is the one that is named, so the weights that a claim names are the weights
-    that a record passes through.
+    The file is HEX.pt in `weights_folder`.
+
+    Guarantee: the SHA-256 of the bytes is the named one, so the weights that a claim names are the weights that a
+    record passes through.
 
     Args:
         weights: Digest, "sha256:HEX".
@@ -436,6 +465,7 @@ class InitializedView(RecordView):
     """`base` whose x_1 has the values of `module`, except for the parameters in `seeded_names`."""
 
     module: nn.Module
+    """Module whose trainable parameters are x_1."""
     seeded_names: frozenset[str] = frozenset()
     """Parameters that keep the values that `base` draws for them."""
 
@@ -456,13 +486,17 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
 
     These parameters start from the scenario's seed, such as a head or the parameters that `lora` adds.
 
-    Guarantee: every frozen parameter, and every buffer of a state_dict, has the values of the named digest;
-    InputError where one has not, as a silo and its server might fill it each in its own way.
+    Guarantee: every frozen parameter, and every buffer of a state_dict, has the values of the named digest.  A
+    frozen parameter or buffer without values there raises InputError, since a silo and its server might fill it
+    each in its own way.
 
     Args:
         module: Module to load the values into.
         weights: Digest, or None for a module without frozen parameters.
         path: Import path of the module, for error messages.
+
+    Returns:
+        The names of the trainable parameters without values in the file: all of them without a digest.
 
     Raises:
         InputError: There is no digest and a parameter is frozen, there is no such file, or the file lacks a frozen

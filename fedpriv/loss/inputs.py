@@ -71,9 +71,14 @@ def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[
     """Put a module behind layers that restore the shapes and types of its inputs from flat rows.
 
     Args:
-        module: Module to wrap.
+        module: Module to wrap, whose arguments are the inputs, (B, *shape) each.
         inputs: Layout of each input.
-        record: Shape of a single input.
+        record: Shape of a single input, which is not used for several inputs.
+
+    Returns:
+        A module that takes flat rows (B, width): several inputs are cut apart (`InputSplitter`), a single one is
+        cast to integers if it is tokens, and unflattened if `record` has several axes.  The module itself is
+        returned for flat numbers.
     """
     if len(inputs) > 1:
         return InputSplitter(module, inputs)
@@ -93,6 +98,7 @@ class LabelledView(RecordView):
     """
 
     layout: FeatureLayout
+    """Layout of a record's features and labels."""
 
     def for_batch(self, slots: BatchLayout) -> Self:
         return replace(self, base=self.base.for_batch(slots))
@@ -121,7 +127,11 @@ class LabelledView(RecordView):
         return not isinstance(_find_module_objective(self.base).loss, FunctionLoss)
 
     def accuracies_and_losses(self, point: Tensor, records: Records) -> tuple[Tensor, Tensor]:
-        """Share of right labels of each record, and its loss, (..., B) both."""
+        """Share of right labels of each record, and the record's loss, (..., B) both.
+
+        `point` is (..., d), and `records` have their labels behind their features.  Missing class labels do not
+        count.  A view whose `has_accuracy` is False cannot be asked.
+        """
         labelled, base = self.with_labels(records), _find_module_objective(self.base)
         outputs = self.base.outputs(point, labelled)
         # Each record as a batch of one.
@@ -167,6 +177,9 @@ def make_layout_objective(
     name: str,
 ) -> tuple[Objective, nn.Module]:
     """Make the objective of a module for records of a layout, and return it with the wrapped module.
+
+    The module is put behind layers that take flat rows, its outputs are checked against the loss, and the
+    objective is put behind a `LabelledView` if a record has several labels.
 
     Args:
         module: Module that maps inputs of a batch to outputs.
@@ -222,6 +235,14 @@ def _describe_needed_outputs(layout: FeatureLayout, classes: int) -> str:
 
 def _check_loss_function(loss: FunctionLoss, outputs: tuple[int, ...], classes: int, dtype: torch.dtype) -> Loss:
     """Check that the function maps outputs and label of one record to one number, and return the loss.
+
+    The function is called once, on zeros.
+
+    Args:
+        loss: Loss by the function.
+        outputs: Shape of one record's outputs.
+        classes: Number of classes, or 0 if labels are numbers.
+        dtype: Type of outputs, and of labels that are numbers.
 
     Raises:
         InputError: The function fails, or returns something else.

@@ -1,7 +1,8 @@
 """Any torch module as an objective, with per-record gradients by torch.func.
 
-The module defines the structure and the frozen parameters.  The trainable parameters are the flat point.
-Gradients of a few records exist at a time.
+The module defines the structure and the frozen parameters.  The trainable parameters are the flat point, (d,), and
+x_1 is the point at which a run starts.  A record's increment is Σ_k c_k ∇f(x_k; record) for the points x_k and
+coefficients c_k of a query, clipped as a whole.  Gradients of a few records exist at a time.
 """
 
 import math
@@ -41,10 +42,13 @@ class BaseModuleObjective(Deterministic):
     """Loss of a module's outputs, without known constants."""
 
     module: nn.Module
+    """Module that maps (records, features) to (records, outputs)."""
     loss: Loss
+    """Loss of the outputs and labels."""
     seed: int
     """Seed of x_1."""
     dtype: torch.dtype
+    """Type of the trainable parameters."""
     dependence = Dependence.RECORD
     lipschitz = math.inf
     smoothness = math.inf
@@ -89,9 +93,18 @@ class ModuleObjective(BaseModuleObjective):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum clipped increments as `Objective` does, replicate by replicate.
 
-        At most `_CHUNK_VALUES` values of gradients exist at a time, or those of one record.
+        At most `_CHUNK_VALUES` values of gradients exist at a time (more on a GPU), or those of one record.
+
+        Args:
+            query: Combination of gradients, at points (..., d), whose leading axes are replicates.
+            batch: Records (..., B, …) and weights, (..., B) or (B,).
+            clip: Norm bound, a number or (..., 1).
+
+        Returns:
+            The sum, (..., d) in the type of the weights, and the number of clipped records, (...).
         """
         records, weights = batch
+        # The leading axes become one axis of replicates.
         leading = query.points[0].shape[:-1]
         replicate_points = [point.reshape(-1, self.dimension) for point in query.points]
         features = records.features.reshape(-1, *records.features.shape[len(leading) :])
@@ -110,7 +123,16 @@ class ModuleObjective(BaseModuleObjective):
         return Increment(total.view(*leading, -1), clipped.view(leading))
 
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the clipped increments of one replicate, of points (d,), records (B, …) and weights (B,)."""
+        """Sum the clipped increments of one replicate, a few records at a time.
+
+        Args:
+            query: Combination of gradients, at points (d,).
+            batch: Records (B, …) and weights (B,).
+            clip: Norm bound.
+
+        Returns:
+            The sum, (d,) in the type of the weights, and the number of clipped records, ().
+        """
         records, weights = batch
         chunk_size = max(
             1, max_values_at_once(_CHUNK_VALUES, weights.device) // (self.dimension * len(query.points))
@@ -130,9 +152,9 @@ class ModuleObjective(BaseModuleObjective):
         return torch.cat(combined, dim=-1) * clipped.factor.unsqueeze(-1)
 
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[Tensor], Clipping]:
-        """Increments of a batch by parameters, (B, size) each, and their clipping.
+        """Increments of a batch by parameters, (B, size) each, and the clipping of each record.
 
-        Increments that are not representable are zero.
+        The increments are unclipped, in the type of the weights.  Increments that are not representable are zero.
         """
         weights, points = batch.weights, [unflatten_point(self.shapes, point) for point in query.points]
         gradients = list(zip(query.coefficients, self._per_record_gradients(points, batch.records), strict=True))
@@ -152,6 +174,13 @@ class ModuleObjective(BaseModuleObjective):
         self, points: Sequence[dict[str, Tensor]], records: Records
     ) -> list[dict[str, Tensor]]:
         """Gradient of each record at each point, (B, *shape) by parameter, NaN where the module raises.
+
+        vmap computes all records at once.  If it raises, each record is tried alone: records on which the module
+        raises are replaced by zeros and get NaN, and if all raise, gradients are computed without vmap.
+
+        Args:
+            points: Parameters by name, (*shape) each, at each point.
+            records: Records of the batch, (B, …).
 
         Raises:
             InputError: The module draws random numbers.
@@ -183,12 +212,15 @@ class ModuleObjective(BaseModuleObjective):
     def _gradients_without_vmap(
         self, points: Sequence[dict[str, Tensor]], records: Records, error: Exception
     ) -> list[dict[str, Tensor]]:
-        """Gradients as of `_per_record_gradients`, without vmap.
+        """Gradient of each record at each point, by one pass of autograd for each record.
 
         Args:
-            points: Parameters by name, at each point.
-            records: Records of the batch.
+            points: Parameters by name, (*shape) each, at each point.
+            records: Records of the batch, (B, …).
             error: Error of the batch, which is raised if the module raises on every record.
+
+        Returns:
+            Gradients (B, *shape) by parameter for each point, NaN for a record on which the module raises.
         """
         gradients = []
         for parameters in points:
@@ -215,6 +247,12 @@ class ModuleObjective(BaseModuleObjective):
 
     def _gradient_of_one(self, parameters: dict[str, Tensor], records: Records) -> dict[str, Tensor]:
         """Gradient of one record, (1, *shape) by parameter, in a fifth of the time of vmap(grad).
+
+        A parameter that the loss does not depend on has gradient 0.
+
+        Args:
+            parameters: Parameters by name, (*shape) each.
+            records: The record, as a batch of one.
 
         Raises:
             InputError: The module draws random numbers.  Any error of the module is passed on.
@@ -252,7 +290,14 @@ class ModuleObjective(BaseModuleObjective):
         ).squeeze(0)
 
     def outputs(self, point: Tensor, records: Records) -> Tensor:
-        """Compute outputs as `Objective` does, for `_EVALUATION_VALUES` values of features at a time.
+        """Compute the outputs of every record, (..., B, outputs), a block of records at a time.
+
+        A block has at most `_EVALUATION_VALUES` values of features (more on a GPU), or one record.  If vmap fails,
+        records are computed one after another.
+
+        Args:
+            point: Models, (..., d).
+            records: Records without leading axes, (B, …).
 
         Raises:
             InputError: The module raises on a record.
@@ -329,10 +374,15 @@ def unflatten_point(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str
 def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
     """Draw x_1 (d,) from `seed`, with weights and biases uniform in ±1/√(fan in).
 
-    torch's own layers are initialized with the same distribution (He et al. 2015, a = √5).  The point is a
-    function of `seed` and the shapes, with two exceptions: a layer may name parameters that are zero
-    (`begin_at_zero`), and parameters of layers without a matrix, such as scales and shifts of a normalization,
-    keep their values.
+    The fan in is the number of values of the layer's weight for one output.  torch's own layers are initialized
+    with the same distribution (He et al. 2015, a = √5).  The point is a function of `seed` and the shapes, with
+    two exceptions: a layer may name parameters that are zero (`begin_at_zero`), and parameters of layers without a
+    matrix, such as scales and shifts of a normalization, keep their values.
+
+    Args:
+        module: Module whose trainable parameters make up the point, in the order of `trainable_parameters`.
+        seed: Seed of the point.
+        dtype: Type of the point.
     """
     generator, trainable = public_generator(seed, "initial model"), trainable_parameters(module)
     point = torch.empty(sum(parameter.numel() for parameter in trainable.values()), dtype=dtype)

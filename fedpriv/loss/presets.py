@@ -25,7 +25,8 @@ from fedpriv.loss.models import convolutional_net
 class LoraLinear(nn.Linear):
     """Linear layer x (W + scale · B A)ᵀ + b with W and b frozen, made by `lora`.
 
-    Guarantee: only `lora_a` and `lora_b` are parameters to train: W and b are in no query, no norm and no release.
+    Guarantee: only `lora_a` and `lora_b` are parameters to train, unless `train` names b: W and b are in no query,
+    no norm and no release.
     """
 
     begin_at_zero = frozenset({"lora_b"})
@@ -35,6 +36,7 @@ class LoraLinear(nn.Linear):
     lora_b: nn.Parameter
     """B, (out, rank)."""
     scale: float
+    """Factor of B A, α / r or 1."""
 
     def forward(self, values: Tensor) -> Tensor:
         low_rank = functional.linear(functional.linear(values, self.lora_a), self.lora_b)
@@ -55,8 +57,9 @@ def lora(
 ) -> nn.Module:
     """Return a copy whose Linear layers train a product of two small matrices, and freeze all else.
 
-    The state_dict has the names of the module's own, and NAME.lora_a (rank, in) and NAME.lora_b (out, rank).
-    `merged` makes plain Linear layers of them again.
+    A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random, B (out, rank) zero,
+    W frozen, and b frozen unless `train` names it.  The state_dict has the names of the module's own, and
+    NAME.lora_a (rank, in) and NAME.lora_b (out, rank).  `merged` makes plain Linear layers of them again.
 
     Args:
         module: Module to copy, which is not changed.
@@ -70,6 +73,7 @@ def lora(
     Raises:
         InputError: The rank is below 1, a name has no Linear layer or no parameters, or no Linear layer is left.
     """
+    # Names of layers and parameters.
     if rank < 1:
         raise InputError(f"lora: rank = {rank}: expected a whole number of 1 or more")
     copied = copy.deepcopy(module).requires_grad_(False)
@@ -89,6 +93,7 @@ def lora(
         for name, _ in copied.named_parameters(remove_duplicate=False)
         if any(is_inside(name, trained_name) for trained_name in train)
     }
+    # Layers that learn a product: Linear layers that are named, and whose weight is not trained itself.
     lora_layers = {
         name: layer
         for name, layer in linear.items()
@@ -99,6 +104,7 @@ def lora(
         raise InputError(
             "lora: the module has no Linear layer that could learn a product; nn.Linear itself is one"
         )
+    # A random, B zero, so that the module is the same function at first.
     generator = public_generator(seed, "LoRA")
     for layer in lora_layers.values():
         layer.__class__ = LoraLinear
@@ -113,6 +119,7 @@ def lora(
             parent.activation_relu_or_gelu = 0
         elif isinstance(parent, nn.TransformerEncoder):
             parent.use_nested_tensor = False
+    # All else was frozen when the module was copied.
     for name in trained_names:
         copied.get_parameter(name).requires_grad_(True)
     return copied
@@ -136,12 +143,15 @@ def merged(module: nn.Module) -> nn.Module:
 class Transformer(nn.Module):
     """Classifier of token sequences.
 
-    The network has embeddings with sinusoidal positions, `blocks` layers of attention, and a linear layer on
-    the mean over positions.
+    The network maps tokens (B, length) to outputs (B, outputs).  It has embeddings with sinusoidal positions,
+    `blocks` layers of attention, and a linear layer on the mean over positions.
     """
 
     places: Tensor
-    """Encoding of positions, (length, width)."""
+    """Encoding of positions, (length, width).
+
+    Columns 2i and 2i+1 of position p are the sine and cosine of p / 100^(2i/width), divided by √width.
+    """
 
     def __init__(
         self, length: int, outputs: int, words: int, width: int = 32, heads: int = 4, blocks: int = 1
@@ -152,7 +162,7 @@ class Transformer(nn.Module):
             length: Number of tokens of a sequence.
             outputs: Number of outputs.
             words: Number of different tokens.
-            width: Width of an embedding, an even multiple of `heads`.
+            width: Width of an embedding, an even number and a multiple of `heads`.
             heads: Heads of attention in a layer.
             blocks: Number of layers of attention.
         """

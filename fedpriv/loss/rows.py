@@ -260,7 +260,12 @@ class ImportedSettings(ModuleSettings):
 def make_imported_model(path: str) -> Model:
     """Make a row for the torch module at an import path.
 
-    The module is imported when its objective is made, and not before.
+    The module is imported when its objective is made, and not before.  It is then built with the numbers of
+    features and outputs, has GroupNorm in place of BatchNorm if the settings say so, and gets the weights of the
+    settings' digest.  With a digest, x_1 has the module's values for all parameters that the file names.
+
+    Args:
+        path: Import path, "package.module:Name".
     """
 
     def objective(

@@ -7,11 +7,15 @@
 | `LocalSteps` | x_t - w_K, w_0 = x_t, w_k = w_{k-1} - η_l · gradient of its k-th batch | McMahan et al. 2018 |
 | `LocalTraining` | x_t minus the model after a silo's own epochs, unclipped | McMahan et al. 2017 |
 
-In `QuantileClip`, C_t is the query's last coordinate, and both releases of the paper are one.
+A unit u contributes v_u, a combination of the gradients of its records r at the queries x_t, x_{t-1}, … with
+coefficients c_k.  In `QuantileClip`, C_t is the query's last coordinate, the bit b_u says whether v_u is within
+C_t, ρ is the weight of the bit, and both releases of the paper are one.
 
-`LocalSteps` has K steps instead of epochs.  A model with linear scores moves in the span of a client's records,
-w_k = x_t - η_l A_kᵀ Z with A_k (records, outputs).  The scores of this model are scores(x_t) - η_l (Z Zᵀ) A_k.
-Steps are therefore taken on these small matrices, and the model's displacement is computed once at the end.
+`LocalSteps` has K steps of length η_l instead of epochs.  A model with linear scores moves in the span of a
+client's records Z (records, features): w_k = x_t - η_l A_kᵀ Z, where A_k (records, outputs) is the sum over the
+steps so far of the loss's derivatives by the scores, each times the record's weight in the step.  The scores of
+this model are scores(x_t) - η_l (Z Zᵀ) A_k.  Steps are therefore taken on these small matrices, and the model's
+displacement is computed once at the end.
 
 Sources:
 
@@ -61,6 +65,7 @@ class PerUnit(View):
     """
 
     max_records: int
+    """m: most records of a unit."""
 
     @property
     def dependence(self) -> Dependence:
@@ -72,7 +77,17 @@ class PerUnit(View):
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the clipped vectors of units as `Objective` does, a few units at a time."""
+        """Sum the clipped vectors v_u of units, a few units at a time.
+
+        Args:
+            query: Combination of gradients, at points (..., d).
+            batch: Units as records, (..., B, m, …), and the units' weights, (B,) or (..., B).
+            clip: Norm bound of a unit's vector.
+
+        Returns:
+            The sum, (..., d), and the number of clipped units, (...).  A unit of weight other than 0 also counts
+            as clipped if `base` clipped one of its records or their mean.
+        """
         records, weights = batch
         axis, unit_count = records.labels.dim() - 2, records.labels.shape[-2]
         values_per_unit = query.points[0].shape[-1] + records.features[..., 0, :, :].numel() // max(
@@ -117,7 +132,16 @@ class PerUnit(View):
         return clipping.zero_unrepresentable(means), inner_clips, clipping
 
     def _unit_means(self, query: Query, records: Records, dtype: torch.dtype) -> Increment:
-        """Vector v_u of every unit, (..., B, d), with the units as one more leading axis of the records."""
+        """Vector v_u of every unit, (..., B, d), and the number of clips in `base`, (..., B).
+
+        A unit is a batch of its own for `base`: the units are one more leading axis of points and records.
+        Present records have weight 1/(number of them), and absent ones weight 0 and label 0.
+
+        Args:
+            query: Combination of gradients, at points (..., d).
+            records: Units, (..., B, m, …), with absent labels in place of absent records.
+            dtype: Type of the weights and of the result.
+        """
         is_present = ~is_absent(records.labels)
         record_weights = is_present.to(dtype) / is_present.sum(-1, keepdim=True).clamp(min=1).to(dtype)
         unit_count = records.labels.shape[-2]
@@ -221,7 +245,9 @@ class LocalSteps(View):
     step: float = field(metadata=SHARED)
     """Length η_l of a step."""
     steps: int
+    """Number K of steps."""
     batch: int | None = None
+    """Number of records of a step, or None for all."""
 
     @property
     def dependence(self) -> Dependence:
@@ -259,7 +285,15 @@ class LocalSteps(View):
         raise InputError("algorithm: a client's own steps are no sum over its records; ask by unit")
 
     def _train_clients(self, start: Tensor, records: Records, present: Tensor) -> Tensor:
-        """Model of each client after the steps, (..., d)."""
+        """Model of each client after the steps, (..., d).
+
+        Step k subtracts η_l times the gradient of the mean loss over its batch's present records.
+
+        Args:
+            start: First model of each client, (..., d).
+            records: Records of each client, (..., B, …).
+            present: 1 for each record that is present, else 0, (..., B).
+        """
         model, axis = start, records.labels.dim() - 1
         for record_indices in self._batch_indices(records.labels):
             step_records = Records(*(column.index_select(axis, record_indices) for column in records))
@@ -270,7 +304,20 @@ class LocalSteps(View):
         return model
 
     def _train_in_span(self, scores: LinearScores, start: Tensor, records: Records, present: Tensor) -> Tensor:
-        """Displacement of the model, (..., d), by steps in the span of each client's records."""
+        """Displacement x_t - w_K of each client, (..., d), by steps in the span of its records.
+
+        With Z the features, A_0 = 0 and D_k the derivatives of the loss by the scores, a step is
+
+            scores = scores(x_t) - η_l (Z Zᵀ) A_{k-1},   A_k = A_{k-1} + (weights in the batch's mean) · D_k,
+
+        and the displacement is η_l A_Kᵀ Z.
+
+        Args:
+            scores: Function of the scores, and their output gradient.
+            start: First model x_t of each client, (..., d).
+            records: Records of each client, (..., B, …).
+            present: 1 for each record that is present, else 0, (..., B).
+        """
         features, labels = records
         products, initial_scores = features @ features.mT, _client_scores(scores, start, features)
         combined_gradients = torch.zeros_like(initial_scores)
@@ -285,7 +332,7 @@ class LocalSteps(View):
         return ((self.step * combined_gradients).mT @ features).flatten(-2)
 
     def _batch_indices(self, labels: Tensor) -> Iterator[Tensor]:
-        """Record indices of each step."""
+        """Record indices of each step's batch, in cyclic order, for labels (..., B)."""
         count = labels.shape[-1]
         size = count if self.batch is None else min(self.batch, count)
         return ((torch.arange(size, device=labels.device) + step * size) % count for step in range(self.steps))
@@ -319,8 +366,11 @@ class LocalTraining(View):
     """
 
     step: float
+    """Length of a step."""
     batch: int
+    """Number of records of a batch."""
     epochs: int
+    """Number of passes over the silo's records of a round."""
     silo_sizes: tuple[tuple[int, int], ...] = ()
     """Silos in the order of their records, as pairs (number, records), set by `for_batch`."""
 
@@ -366,7 +416,13 @@ class LocalTraining(View):
     def _train_silo(self, initial_model: Tensor, silo_records: Records, present: Tensor) -> Tensor:
         """Train from `initial_model` on one silo's records, and return the model, (..., d).
 
-        `present` is 1 for each of the records, and 0 for padding of a batch of several replicates.
+        Every batch subtracts `step` times the mean gradient of its present records, `epochs` times over all
+        batches.
+
+        Args:
+            initial_model: Model of the query, (..., d).
+            silo_records: Records of the silo in the round, (..., B, …).
+            present: 1 for each of the records, and 0 for padding of a batch of several replicates, (..., B).
         """
         model = initial_model
         for _ in range(self.epochs):
