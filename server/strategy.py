@@ -1,6 +1,7 @@
 """Flower strategy of the server: broadcast x_t, aggregate the silos' messages, update the optimizer.
 
-`ServerAggregator` forms q~_t from the messages of round t, for every trust setting and algorithm:
+In round t, from 1, the query x_t, (d,), goes to all silos, silo i answers with its message y_{i,t}, and q~_t,
+(d,), is the noisy mean of the messages.  `ServerAggregator` forms q~_t for every trust setting and algorithm:
 
 | setting | aggregate |
 |---|---|
@@ -9,8 +10,9 @@
 | both of these | q~_t = unit / (Σ_i b_i) · (B y)_t |
 | all others | q~_t = Σ_i p_i · release_i in the run's type, plus the noise of a simulated trusted server |
 
-Here s_i are the integer sums of silo i, in multiples of the round's unit, and b_i is its batch size.  The matrices
-C and B are those of the noise mechanism: noise is added to C s, and B turns y into the releases.
+Here s_i are the integer sums of silo i, in multiples of the round's unit, and b_i is its batch size.  p_i is the
+weight of silo i in the mean, and release_i its message in floating point.  The run's type is `run.dtype`.  The
+matrices C and B are those of the noise mechanism: noise is added to C s, and B turns y into the releases.
 
 `ReleaseStrategy` hands q~_t to the optimizer, which returns x_{t+1}.  The weights p_i of the mean are fixed.  A
 missing, failed, malformed or non-finite reply ends the run with the silo's number and the round; the mean is never
@@ -79,9 +81,10 @@ class CheckpointStore:
         return add_bytes(content, SERVER_CHECKPOINTS, checkpoints) if checkpoints else content
 
     def record_checkpoint(self, silo: int, content: RecordDict) -> None:
-        """Store the checkpoint in a silo's reply, of a few hundred bytes at most.
+        """Store the checkpoint in a silo's reply, beside those of the silo's other ledgers.
 
-        A reply without a checkpoint, or with a malformed one, is ignored.  A failed write is logged.
+        The checkpoint replaces the earlier one of the same ledger, in memory and in the silo's file.  A reply
+        without a checkpoint, or with a malformed one, is ignored.  A failed write is logged.
         """
         try:
             checkpoints = update_checkpoints(
@@ -122,10 +125,12 @@ class JournalEntry(NamedTuple):
 
 
 class ServerRelease(NamedTuple):
-    """Release of a round: q~_t, shape (d,), in the run's type."""
+    """Release of a round, with what the journal stores of the round."""
 
     vector: Tensor
+    """q~_t, (d,), in the run's type, or the silos' vectors in a row if each silo's are published."""
     entry: JournalEntry
+    """Values from which `vector` can be computed again."""
     secret_state: bytes = b""
     """Packed state of later rounds, which must stay secret to the server, or b"" without one."""
 
@@ -185,12 +190,19 @@ class ServerAggregator:
         """True if the server adds noise that can be removed with the scenario's seed."""
 
     def make_release(self, messages: list[Tensor], t: int, query: Tensor) -> ServerRelease:
-        """Turn the messages of silo 0, 1, … into the release of round t.
+        """Add up the messages of a round, add the server's noise, and return the release.
+
+        The steps are those of the module's table: aggregate (sum, weighted mean, or the silos' vectors in a row),
+        add noise if the server has any, and apply B to integers.  The server's state moves on to the next round.
 
         Args:
-            messages: Message of each silo, in the order of silos.
-            t: Round.
-            query: Query of the round, (d,).
+            messages: Message of silo 0, 1, …, each (length,) in the plan's `message_dtype`.
+            t: Round, from 1, one more than in the previous call.
+            query: Query x_t of the round, (d,).  The noise of a trusted server is keyed by the query.
+
+        Returns:
+            The release, its journal entry, and, if silos send only the sums of their round, the packed state of C
+            after this round (`sends_round_sums`).
 
         Raises:
             RunError: The release is not finite, or exact sums are beyond the bounds of the plan.  The error names
@@ -210,7 +222,7 @@ class ServerAggregator:
         )
 
     def repeat_release(self, entry: JournalEntry, t: int) -> Tensor:
-        """Compute q~_t of a finished round, (d,), from its journal entry.
+        """Compute q~_t of a finished round, (d,), from its journal entry, without messages and new noise.
 
         The call takes the place of `make_release` for this round.
         """
@@ -242,18 +254,21 @@ def _make_float_steps(plan: Plan, dtype: torch.dtype, simulated_noise: KeyedNorm
 def answers_by_silo(
     messages: Mapping[int, Message], replies: Iterable[Message], step: str
 ) -> tuple[dict[int, RecordDict], str]:
-    """Sort the replies to `messages` by silo, and join the reasons of non-final refusals.
+    """Sort the replies to `messages` by silo, and join the reasons of refusals that are not final.
+
+    A refusal is final if a repeated query is refused, too.
 
     Args:
-        messages: Message to each silo.
-        replies: Replies in any order.
-        step: Name of the step, for errors.
+        messages: Message to each silo, by silo number.
+        replies: Replies in any order, at most one of each silo.
+        step: Name of the step, such as "round 3", for errors.
 
     Returns:
-        The content of each reply that is not a refusal, by silo; and the reasons, each behind "; ".
+        The content of each reply that is not a refusal, by silo, and the reasons as one text, each behind "; ".
+        Silos that refused or did not reply are not in the first.
 
     Raises:
-        RunError: A silo failed, or refused for good.
+        RunError: A silo failed, or refused for good (`Refusal.is_final`).
     """
     # The grid assigns message ids on sending.  An error reply always has the message id, not always the node.
     silo_by_message = {message.metadata.message_id: silo for silo, message in messages.items()}
@@ -292,16 +307,16 @@ def require_all_answers(
 def read_release(
     content: RecordDict, location: str, length: int, dtype: torch.dtype, has_seeded_noise: bool
 ) -> tuple[Tensor, RecordCounts | None]:
-    """Read a silo's release, (length,), and its record counts, or None from a silo that sends none.
+    """Read a silo's release, (length,), and its numbers of records and clipped records, if it sends them.
 
-    Only simulated silos send record counts.
+    Only simulated silos send these counts.  A silo with a guard sends none, and the second result is then None.
 
     Args:
         content: Content of the reply.
         location: Silo and round, for errors.
         length: Expected length of the release.
         dtype: Expected type of the release.
-        has_seeded_noise: Whether the server adds simulated noise.
+        has_seeded_noise: Whether the server adds a simulation's noise, which protects no silo with a guard.
 
     Raises:
         RunError: The release is missing, malformed or of another shape or type, the counts are malformed, or
@@ -398,13 +413,13 @@ class ReleaseStrategy:
             aggregator: Aggregator of the silos' messages.
             journal: Store of the run's releases, or None for a run that cannot resume.
             find_roster: Finds the node ids of the silos.
-            continue_without_missing: Whether a run continues with `substitute_message` for a silo that does not
-                reply.
-            absences: Absences of a simulation; absent silos are not queried.
+            continue_without_missing: Whether a run continues with a message of increment 0 for a silo that does
+                not reply (`substitute_message`), instead of ending.
+            absences: Absences of a simulation, by round.  Absent silos are not queried, and count in the same way.
             checkpoints: Ledger checkpoints of the silos, or None for silos without ledgers.
         """
         self.plan = plan
-        # None once a reply lacks counts, as those of silos with a guard do.
+        # Numbers of records and clipped records so far, or None once a reply lacks them, as those of guards do.
         self.counts: RecordCounts | None = RecordCounts(0, 0)
         self.rounds_done = 0
         self._journal, self._checkpoints, self._find_roster, self._aggregator = (
@@ -511,7 +526,14 @@ class ReleaseStrategy:
         return self._pending_messages.values()
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> None:
-        """Update the optimizer with the noisy mean of the replies to `configure_train`.
+        """Form q~_t from the replies to `configure_train`, store it in the journal, and update the optimizer.
+
+        A silo that is absent in the simulation counts with its substitute message, and so does a silo without a
+        reply if the run may continue without it.  Both are recorded in `missed_rounds`.
+
+        Args:
+            server_round: Round t, the one of the last call of `configure_train`.
+            replies: Replies in any order.
 
         Raises:
             RunError: A silo failed, refused for good or sent an unusable release, a release is missing and the run
@@ -578,7 +600,9 @@ class ReleaseStrategy:
         return query_content(arrays, t, config)
 
     def _fetch_public_keys(self, grid: Grid, timeout: float) -> bytes:
-        """Fetch the public keys of silo 0, 1, …, concatenated.
+        """Fetch the public keys with which silos agree on masks, concatenated in the order of silos.
+
+        The server sends them back to all silos with every query.
 
         Raises:
             RunError: A silo does not reply or refuses, or sends no key, or one of another length.

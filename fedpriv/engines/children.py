@@ -1,5 +1,8 @@
 """End the child processes of an engine with the engine, even if the engine is killed.
 
+An engine gives its children the environment variable FLWR_HOME, a path in the engine's temporary folder HOME.  The
+variable is inherited, so that it marks their children too, even those in other sessions.
+
 `python -P -m fedpriv.engines.children HOME` waits until its standard input is closed, then ends the processes that
 were started in HOME, and removes HOME.
 """
@@ -20,6 +23,7 @@ from fedpriv.core.errors import InputError
 
 ALLOW_ROOT = "FEDPRIV_ALLOW_ROOT"
 _CHECK_SECONDS = 0.5
+"""Seconds between two checks that the helper process is alive."""
 
 
 def refuse_root(option: str) -> None:
@@ -33,7 +37,7 @@ def refuse_root(option: str) -> None:
 
 @contextmanager
 def reap_processes(home: Path) -> Iterator[None]:
-    """End all processes with a FLWR_HOME in `home` at the end of this context or of this process.
+    """End all processes whose FLWR_HOME is in `home` at the end of this context or of this process.
 
     Guarantee: a process that is killed with SIGKILL in the block leaves none of these processes running and no
     `home`: a helper process, in its own session, sees the end of a pipe that only this process holds open, and
@@ -66,9 +70,10 @@ def reap_processes(home: Path) -> Iterator[None]:
 
 
 def end_processes_in(home: Path) -> None:
-    """End all processes that were started with a FLWR_HOME in `home`, some of them in other sessions.
+    """End all processes of this machine whose variable FLWR_HOME is `home` or a path in it.
 
-    Children of these processes are ended, too, because Ray's agents overwrite their environment with a title.
+    The descendants of these processes are ended, too, because Ray's agents overwrite their environment with a
+    title, so that their variable cannot be read.  Processes of other users are left alone.
     """
     processes = set()
     for process in psutil.process_iter():
@@ -82,9 +87,13 @@ def end_processes_in(home: Path) -> None:
 
 
 def end_processes(processes: Collection[Any], seconds: float = 5.0) -> None:
-    """Terminate processes, and kill those that still run after `seconds` seconds.
+    """Terminate processes with SIGTERM, and kill those that still run after `seconds` seconds.
 
-    The processes are objects of psutil or of subprocess.
+    The call then waits up to 5 seconds for the killed ones.  Processes that have ended already are ignored.
+
+    Args:
+        processes: Objects of psutil or of subprocess.
+        seconds: Longest wait for processes to end by themselves.
     """
     for process in processes:
         with suppress(psutil.NoSuchProcess):

@@ -107,9 +107,10 @@ class _SingleCellObserver(ObserverGroup):
 
 
 def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
-    """Run cells one after another over an in-process grid.
+    """Run cells one after another over an in-process grid, and yield each outcome with the cell's index.
 
-    See `Engine`.
+    Each cell has a server and silos of its own.  Silos are called in turn, on the CPU.  The observer receives the
+    cell's progress and evaluations under this index.
 
     Raises:
         InputError: A cell has a setting that only the vectorized engine supports.
@@ -128,7 +129,10 @@ def run_inprocess(cells: Sequence[Cell], observer: RunObserver) -> Iterator[Inde
 
 @contextmanager
 def quiet_flower_logs() -> Iterator[None]:
-    """Silence Flower's loggers below WARNING, because they write to the terminal that shows our progress."""
+    """Silence Flower's logger below WARNING within this context, because the terminal shows our progress.
+
+    The earlier level is restored at the end.
+    """
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.WARNING)

@@ -65,6 +65,7 @@ class MemoryNeed:
     parts: dict[str, int]
     """Bytes that the run adds, by purpose."""
     processes: int = 1
+    """Number of processes that take these bytes at the same time."""
 
     @property
     def total(self) -> int:
@@ -83,7 +84,8 @@ class MemoryNeed:
 def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> MemoryNeed | None:
     """Estimate the largest memory of a run of these cells, or return None if there is no estimate.
 
-    There is none for an engine with processes of its own, and for no cells.
+    The result is the need of the group of cells that takes most, since a process computes one group at a time.
+    There is no estimate for an engine with processes of its own, and none for an empty list of cells.
 
     Args:
         cells: Cells of the run.
@@ -139,8 +141,10 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
 def available_memory(processes: int = 1) -> tuple[int, str]:
     """Return the memory for `processes` processes like this one in bytes, and the setting that limits it.
 
-    The setting is "" if the machine's own memory is the limit.  A limit of a process's address space or data also
-    counts mapped libraries, which leave nothing for data; they are subtracted.
+    The memory is the least of the machine's, of the control group's, and of `processes` times each limit of one
+    process.  The setting is a text such as "mem_limit, MemoryMax", or "" if the machine's own memory is the least.
+    A limit of a process's address space or data also counts mapped libraries, which leave nothing for data, so
+    they are subtracted.
     """
     usage, resident = memory_usage(), _resident_bytes()
     available = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")]
@@ -158,7 +162,17 @@ def describe_available_memory() -> str:
 
 
 def _vectorized_memory(plan: Plan, task: Task, cells: Sequence[Cell]) -> dict[str, int]:
-    """Estimate the bytes of the vectorized engine for one group of replicates, by purpose."""
+    """Estimate the bytes of the vectorized engine for one group of replicates, by purpose.
+
+    A replicate's state is the optimizer's vectors and the running sum's, the latter once for all silos, or once
+    for each silo if silos take local steps.  States count twice, before and after a round, and twice again in a
+    checkpoint.
+
+    Args:
+        plan: Plan of the group's first cell.
+        task: Records and objective of that cell.
+        cells: Cells of the group, one replicate each.
+    """
     count = len(cells)
     size, vector = task.train.features.element_size(), plan.objective.dimension
     silos = len(plan.batch_sizes) if plan.estimator.round(1).local is not None else 1
@@ -333,13 +347,13 @@ def find_engine_row(name: str) -> EngineRow:
 def make_engine(
     name: str, folder: Path = Path(), connection: Connection = LOCAL, checkpoints: Checkpoints = NO_CHECKPOINTS
 ) -> Engine:
-    """Make the engine of a run.
+    """Make the function that runs cells, by the name of its engine.
 
     Args:
-        name: Name of the engine.
-        folder: Folder of the results.
-        connection: SuperLink of the run.
-        checkpoints: Store of checkpoints of unfinished cells, for engines that write them.
+        name: Name of the engine, a key of `ENGINES`.
+        folder: Folder of the results, used by "deployment" only.
+        connection: SuperLink of the run, which only engines that can connect take.
+        checkpoints: Store of checkpoints of unfinished cells, used by "vectorized" only.
 
     Raises:
         InputError: There is no engine of this name, its add-on is not installed, or it cannot use the connection.
@@ -359,8 +373,9 @@ def make_engine(
     return cast(Engine, engine) if name == "ray" else partial(engine, folder=folder, connection=connection)
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of two settings in glibc's malloc.h
 _NEVER_TRIM = -1
+"""Value of the first setting with which freed memory at the end of the heap is never returned."""
 _MAX_RETAINED_BYTES = 2**27
 """Size in bytes up to which freed memory is kept.
 
@@ -400,7 +415,10 @@ def retain_freed_pages() -> Iterator[None]:
 
 
 def _load_glibc() -> ctypes.CDLL | None:
-    """Load glibc, or return None for another malloc or thresholds in the environment."""
+    """Load the C library, or return None if malloc must not be set.
+
+    The result is None if the library is not glibc, or if an environment variable sets malloc's thresholds.
+    """
     if any(name in os.environ for name in _MALLOC_VARIABLES) or "glibc.malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""
     ):

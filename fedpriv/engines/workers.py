@@ -40,14 +40,12 @@ _REPORT_SECONDS = 0.1
 
 
 class RemoteCall(NamedTuple):
-    """Call of a method of `RunObserver` or `Checkpoints`, made by the process that submitted the task.
-
-    `method` is the method's name, but "noted" for `notified`.  The first call of a worker is "began", with its
-    machine, its process id and its versions.
-    """
+    """Call of a method of `RunObserver` or `Checkpoints`, made by the process that submitted the task."""
 
     method: str
+    """Name of the method, but "noted" for `notified`, and "began" for a worker's first event."""
     arguments: tuple[Any, ...]
+    """Arguments of the method, or the machine, process id and versions of the worker that began."""
 
 
 Event = RemoteCall | IndexedOutcome
@@ -59,10 +57,13 @@ def run_worker(
     imports: Sequence[str],
     checkpoints: Mapping[str, bytes] | None = None,
 ) -> Iterator[Event]:
-    """Run cells on an engine, and yield its events and outcomes.
+    """Run cells on an engine in this worker, and yield its events and outcomes as they come.
+
+    The engine runs in a thread and puts events into a queue, from which this generator yields them.  The first
+    event is "began".  Places and indices are those in `cells`.
 
     Args:
-        engine: Name of the engine.
+        engine: Name of the engine, a key of `ENGINES`.
         cells: Resolved cells as plain data (`Cell.canonical_data`).
         imports: Files that define the user's algorithms, models and data.  The worker imports them before it
             parses the cells.
@@ -161,11 +162,16 @@ class _CellGroup:
     """Cells that one task runs together, and a record of their events in all attempts."""
 
     indices: list[int]
+    """Index of each cell in the list of all cells."""
     cells: list[Cell]
     attempts: int = 0
+    """Number of tasks that were submitted for the group."""
     worker: str = "a worker"
+    """Name of the worker of this attempt, by its process and machine once it began."""
     finished_indices: set[int] = field(default_factory=set)
+    """Indices in `cells` of the cells whose outcome was yielded."""
     reported_evaluations: set[tuple[int, int]] = field(default_factory=set)
+    """Evaluations that were reported to the observer, as (index in `cells`, round)."""
     reported_rounds: int = 0
     """Rounds that were reported to the observer."""
     attempt_rounds: int = 0
@@ -178,7 +184,7 @@ class _CellGroup:
 
 
 def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = NO_CHECKPOINTS) -> Engine:
-    """Make an engine that runs on workers.
+    """Make a function that runs groups of cells as Ray tasks, each in a worker that runs the named engine.
 
     Checkpoints of the workers' unfinished groups are stored in `checkpoints`.
 
@@ -200,6 +206,10 @@ def make_worker_engine(name: str, workers: Workers, checkpoints: Checkpoints = N
 
     def run(cells: Sequence[Cell], observer: RunObserver) -> Iterator[IndexedOutcome]:
         """Run groups of cells as tasks, and resubmit the group of a worker that died.
+
+        Each task has a stream of events.  The loop waits for a stream with a next event, passes the event to the
+        observer or the checkpoints, and yields outcomes with their index in `cells`.  A stream that ends belongs
+        to a finished group.  Tasks that still run when the loop ends are cancelled.
 
         Raises:
             FedprivError: An engine raised this error in a worker.
@@ -249,7 +259,8 @@ def _forward_event(
 ) -> Iterator[IndexedOutcome]:
     """Pass a worker's event to the observer or the checkpoints, and yield an outcome.
 
-    Rounds, evaluations and outcomes that an earlier attempt reported are not repeated.  Notes are.
+    Rounds, evaluations and outcomes that an earlier attempt of the group reported are not repeated, but lines of
+    `notified` are.  Places in the group become indices in the list of all cells.
 
     Raises:
         RunError: The worker has other versions than this process.
@@ -302,9 +313,11 @@ def _submit_group(ray: Any, engine: str, group: _CellGroup, checkpoints: Checkpo
 
 @contextmanager
 def _connect_ray(workers: Workers) -> Iterator[Any]:
-    """Connect to Ray, and yield its module.
+    """Connect to Ray's cluster, or start one on this machine, and yield the module `ray`.
 
-    A cluster that was started for this block is stopped at the end of the block.
+    `workers` has the address of a cluster, or the number of processes of the one to start.  A cluster that was
+    started for this block is stopped at the end of the block.  Within the block, lines that Ray prints on stdout
+    are dropped, and SIGTERM keeps this program's handler.
 
     Raises:
         InputError: Ray is not installed, or a root user would start a cluster.
@@ -348,6 +361,10 @@ def _connect_ray(workers: Workers) -> Iterator[Any]:
 @contextmanager
 def _ray_environment(home: Path) -> Iterator[None]:
     """Set the environment variables of the processes that Ray starts on this machine.
+
+    At the end of the context the earlier values are restored.
+    The variables are a new token for Ray's messages, two settings of Ray, and FLWR_HOME = `home`, by which the
+    processes are found and ended.
 
     Guarantee: Ray, which runs the code that it is sent, requires a token that only this run's processes have.
     """

@@ -58,18 +58,29 @@ class Results:
     """Content of a results.json."""
 
     name: str
+    """Name of the scenario."""
     title: str
+    """Title of the scenario, at most 1,000 characters."""
     engine: str
+    """Engine of the latest invocation.  Each cell has the engine that computed it."""
     complete: bool
+    """Whether every cell of the scenario is finished."""
     axes: Mapping[str, list[Any]]
+    """Values of each swept key, by dotted key."""
     seeds: list[int]
+    """Seeds of all invocations."""
     published: PublishedValues | None
+    """Values that a paper reports for the same settings, or None."""
     cells: list[Mapping[str, Any]]
+    """Records of the finished cells (`CellRecord`), sorted by cell number."""
     versions: Mapping[str, str]
+    """Version of Python and of each package that results depend on, by name, and the platform."""
     rerun: str | None
     """Command that runs the same again, or None for a run started by a program."""
     growth: Growth | None = None
+    """Section [scaling] on the growth of a resource along a swept key, or None."""
     tuning: Tuning | None = None
+    """Section [tuned], the record of the choice of settings, or None."""
     date: str = ""
     """Start of the run, in UTC."""
     added_seeds: tuple[list[int], ...] = ()
@@ -113,9 +124,9 @@ class RunFolder(RunObserver):
             path: The folder.
             scenario: Scenario of the run.
             engine: Name of the engine.
-            resume: Whether the folder may hold results of this run.
-            rerun: Command that runs the same again.
-            fits: Fitted noise of the scenario, stored for runs that resume.
+            resume: Whether the folder may hold results of this run, whose cells are then kept.
+            rerun: Command that runs the same again, or None for a run started by a program.
+            fits: Fitted noise of the scenario by request, stored for runs that resume.
             group_cells: Groups the cells that the engine computes together, or None if it computes each alone.
 
         Raises:
@@ -197,9 +208,11 @@ class RunFolder(RunObserver):
         self._write_time = time.monotonic()
 
     def _load_finished(self, group_cells: CellGrouping | None) -> dict[int, dict[str, Any]]:
-        """Load the finished cells of a stored run, without those of groups that have to be computed again.
+        """Load the finished cells of a stored run by number, without groups that have to be computed again.
 
-        A group is computed again if one of its cells is missing.
+        A group of cells that the engine computes together is computed again if one of its cells is missing.  Each
+        batch of seeds has its own groups.  The run is continued: seeds and scenario of this folder become those
+        of the stored run and of the seeds that are added.
 
         Raises:
             InputError: The stored run is another one, or cannot be read.
@@ -225,7 +238,10 @@ class RunFolder(RunObserver):
         return {cell_index: record for cell_index, record in records.items() if cell_index not in repeated_indices}
 
     def _continue_run(self, stored_results: Results) -> None:
-        """Continue the stored run, with the seeds that the scenario adds.
+        """Take the seed batches and the date of the stored run, and append a batch of the new seeds.
+
+        The points of the scenario are ordered by batch, so that finished cells keep their numbers.  The stored
+        command stays if no seeds are added.
 
         Raises:
             InputError: The stored run is another one.
@@ -286,7 +302,9 @@ class _StoredResults(BaseModel):
 
 
 def read_results(folder: Path) -> Results:
-    """Read RUN_DIR/results.json, with finished cells of the journal.
+    """Read RUN_DIR/results.json, with the finished cells of cells.jsonl that are not in results.json yet.
+
+    If both files have a cell, the record in cells.jsonl counts.
 
     Raises:
         InputError: There is no results.json, or it is no file of this format.
@@ -325,7 +343,9 @@ def read_results(folder: Path) -> Results:
 
 
 def read_fits(folder: Path) -> dict[str, FittedNoise]:
-    """Read the fitted noise of a run that will be resumed, by `asked`, or {} if there is no run yet.
+    """Read the fitted noise of a run that will be resumed, or {} if there is no run yet.
+
+    The key of a fit is `FittedNoise.asked`, the text of everything that the fit depends on.
 
     Raises:
         InputError: The file is not a results file.
@@ -346,7 +366,10 @@ def describe_engines(results: Results) -> str:
 
 
 def read_history(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """Read the lines of RUN_DIR/history.jsonl, except for a last line that is incomplete.
+    """Read the evaluations in RUN_DIR/history.jsonl, one dictionary for each complete line.
+
+    The keys are "cell", "round", "seed", the swept keys and the metrics.  A last line without an end, which a
+    killed run may leave, is skipped.
 
     Raises:
         InputError: There is no history, or a line is not an evaluation.

@@ -106,12 +106,19 @@ class AccountingSetting:
     """Setting of an accounting question: released running sums, silos, trust and participation."""
 
     rounds: int
+    """Number T of rounds, each with a released running sum."""
     decay: float = 1.0
+    """Factor of the running sum from one round to the next: 1 for prefix sums, 0 for the sum of one round."""
     clip: float = 1.0
+    """Largest norm of a record's increment."""
     batch: int = 1
+    """Number of records of each silo in a round.  A release is the sum of increments over this number."""
     silos: int = 1
+    """Number of silos, which have equal weights in the mean."""
     trust: str = "untrusted"
+    """Name of the trust setting, which says whether silos or the server add the noise."""
     relation: str = "replace-one"
+    """Name of the relation of neighbouring data sets, "replace-one" or "zero-out"."""
     epochs: int = 1
     """Number of passes over the records."""
     max_participations: int | None = None
@@ -123,6 +130,7 @@ class AccountingSetting:
     sampling: str = FixedOrder.name
     """Name of the participation, as in a scenario.  Only secret participation has `groups`."""
     groups: int = 1
+    """Number of public groups of records, between which rounds alternate."""
 
     def __post_init__(self) -> None:
         max_count, separation, sampling_text = (
@@ -163,7 +171,7 @@ class AccountingSetting:
         return make_participation(self.sampling, declared, ParticipationKeys(self.groups))
 
     def describe_participation(self, noun: str = "record") -> str:
-        """Describe the participation of a record, or of another unit called `noun`."""
+        """Describe the rounds in which a record, or another unit called `noun`, takes part, as a phrase."""
         order = self.participation
         if isinstance(order, MinSeparation):
             return f"at most {order.max_participations} rounds, at least {order.min_separation} apart"
@@ -230,15 +238,21 @@ class AccountingSetting:
         return order.guarantee(sums, multiplier * sums.displacement(order.distance(sums)))
 
     def compare_mechanisms(self, mu: float, delta: float = DEFAULT_DELTA) -> dict[str, MechanismCost]:
-        """Compute the cost of each mechanism at μ, by a name that includes its parameters."""
+        """Compute the cost of each mechanism at μ, by a name that includes its parameters.
+
+        Without secret participation these are all mechanisms that need no fit.  With secret participation they are
+        the mechanisms whose privacy it amplifies, and the target is the ε that μ-GDP gives at `delta`.
+        """
         unamplified = ((name, self, mechanism) for name, mechanism in unfitted_mechanisms(self.workload).items())
         candidates = self._amplified_mechanisms() if self.has_secret_order else unamplified
         return {name: setting.cost_at_mu(mechanism, mu, delta) for name, setting, mechanism in candidates}
 
     def _amplified_mechanisms(self) -> Iterator[tuple[str, "AccountingSetting", Mechanism]]:
-        """Yield banded noise with equally many groups and bands, or independent noise for decay 0.
+        """Yield the mechanisms that secret participation amplifies, as (name, setting, mechanism).
 
-        The numbers of groups divide the rounds of an epoch.
+        For decay 0 this is independent noise.  Otherwise it is banded noise with k bands, with the setting changed
+        to k groups, for k = `groups` if that is above 1, or else for the 8 smallest divisors k of an epoch's
+        rounds.
         """
         if self.decay == 0.0:
             yield IndependentGaussian.name, self, IndependentGaussian()
@@ -322,12 +336,16 @@ def tabulate_mechanisms(
 ) -> MechanismTable:
     """Tabulate all mechanisms for a workload at one guarantee, including fitted ones.
 
+    `compare_mechanism` computes the noise of a mechanism in queries and output at μ = 1, for a sum under zero-out.
+    The table multiplies this noise by the factor from there to the mean over silos at `mu`: the noise in the mean
+    of running sums over the noise in one running sum at μ = 1.
+
     Args:
-        setting: Silos and trust of the noise; its clip norm is the unit of the clips in `workload`.
+        setting: Silos and trust of the noise, calibrated for the clip norms of `workload`.
         mu: Guarantee, μ of Gaussian DP.
-        response: Response of the output to noise in the queries.
+        response: Weights of the released running sums in the algorithm's queries and output.
         workload: Running sums that are released.
-        max_vectors: Largest state of a mechanism that "auto" selects.
+        max_vectors: Largest number of vectors in the state of a mechanism that "auto" selects.
 
     Raises:
         InputError: No mechanism can be fitted to the workload.
@@ -356,7 +374,11 @@ def tabulate_mechanisms(
 
 
 def _mechanisms_by_name(workload: Workload, candidates: list[MechanismCandidate]) -> dict[str, Mechanism]:
-    """Return the mechanisms of a table by name, the fitted candidates last."""
+    """Return the mechanisms of a table by name, the fitted candidates last.
+
+    Above 4,096 rounds T, mechanisms with T vectors are left out.  A candidate that equals a mechanism without fit
+    is not repeated, and one whose name is taken gets its number of vectors as a suffix.
+    """
     mechanism_by_name = {
         name: mechanism
         for name, mechanism in unfitted_mechanisms(workload).items()
@@ -381,9 +403,10 @@ _MAX_TIMED_VECTORS = 128
 
 
 def measure_seconds_per_round(mechanism: Mechanism, workload: Workload, dimension: int) -> float | None:
-    """Measure the seconds of a round of float32 noise in one thread, after the state is full.
+    """Measure the seconds in which a mechanism correlates one round of float32 noise, in one thread.
 
-    The fresh vector is drawn before the measurement.
+    The measurement is the mean over up to 16 rounds, after the state is full or as late as the run allows.  The
+    fresh vector is drawn before the measurement.
 
     Args:
         mechanism: Mechanism of the noise.

@@ -67,7 +67,10 @@ def privacy_data(
 
 
 def _describe_target(cell: Cell) -> str:
-    """Describe the target of the noise calibration, and the key of the scenario from which it follows."""
+    """Describe the target of the noise calibration: "none", a μ, or for secret participation an ε at δ.
+
+    If the scenario sets a μ and participation is secret, the text also names the μ that gives the ε.
+    """
     privacy, target = cell.privacy, cell.privacy.target_mu
     if target is None:
         return "none"
@@ -100,33 +103,55 @@ class _CellScenario(NamedSection):
 
 
 class CellRecord(BaseModel):
-    """Fields of `make_cell_record` that readers need.  Fields with a default are absent in older files."""
+    """Fields of `make_cell_record` that readers need.  Fields with a default may be absent.
+
+    Metrics are further fields, by name, such as test_loss.
+    """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     cell: int
+    """Number of the cell, from 0."""
     point: dict[str, Any]
+    """Swept values by dotted key."""
     seed: int
     trust: str
     noise: str
+    """Kind of noise: "simulation" (seeded, protects no record), "release" or "none"."""
     releases: list[dict[str, Any]]
+    """Release streams of the run as data, its ledger."""
     evaluation: dict[str, Any] | None = None
+    """Privacy of the federated evaluation for test records, or None without one."""
     silos: int
     clients: int = 0
+    """Number of clients, or 0 if the scenario sets none."""
     rounds: int
     records: int = 0
+    """Number of training records that silos hold together."""
     unread: int = 0
+    """Number of `federation.samples` that no silo holds."""
     smallest_silo: int = 0
+    """Number of training records of the smallest silo."""
     batch: int = 0
+    """Number of records of all silos in one batch each."""
     dimension: int
+    """Number d of the model's parameters."""
     gradient_evaluations: int
+    """Number of gradients of single records, over all silos and rounds."""
     bytes_sent: int
+    """Bytes that one silo sends in all rounds, without headers."""
     fraction_clipped: float | None
+    """Fraction of increments that were clipped, or None if silos do not report it."""
     missed: dict[str, list[int]] = {}
+    """Rounds in which a silo did not reply, by silo."""
     wall_seconds: float
+    """Share of this cell in the run time, in seconds."""
     engine: str
+    """Name of the engine that computed the cell."""
     scenario: _CellScenario
+    """Resolved scenario of the cell."""
     model: str
+    """Path of the model's file in the folder of the run."""
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Self:
@@ -192,7 +217,10 @@ class CheckpointFolder(Checkpoints):
         self._write_failed = False
 
     def check_scenario(self, scenario: Scenario) -> None:
-        """Delete unusable checkpoints, and check that the others belong to the scenario.
+        """Delete checkpoints that cannot be used, and check that the others are of the scenario's cells.
+
+        A checkpoint cannot be used if its file is damaged, or if other versions of the programs computed it.
+        The observer is notified of each deleted checkpoint.
 
         Raises:
             InputError: A checkpoint is of cells that the scenario does not have.  That checkpoint is kept.
@@ -263,9 +291,9 @@ def other_run_error(folder: Path, difference: str) -> InputError:
 def extend_seed_batches(
     folder: Path, stored_batches: Sequence[Sequence[int]], requested_seeds: Sequence[int]
 ) -> list[list[int]]:
-    """Group the seeds of a resumed run by the invocation that added them.
+    """Return the seeds of a resumed run as one list for each invocation that added seeds.
 
-    New seeds form a further group.
+    The seeds that are new in this invocation form the last list.
 
     Args:
         folder: Folder of the run, for errors.
@@ -327,7 +355,13 @@ def check_cell(folder: Path, number: int, stored: Cell, scenario: Scenario) -> N
 
 
 def first_difference(stored: Mapping[str, Any], current: Mapping[str, Any], section: str = "") -> str:
-    """Describe the first key whose values differ in two trees, with both values, or return "" without one."""
+    """Describe the first dotted key whose values differ in two trees, or return "" for equal trees.
+
+    Args:
+        stored: Scenario or section of the stored run.
+        current: Scenario or section of this run.
+        section: Prefix of the keys, such as "data.", or "" at the top.
+    """
     for key in dict.fromkeys([*stored, *current]):
         stored_value, current_value = stored.get(key), current.get(key)
         if isinstance(stored_value, Mapping) and isinstance(current_value, Mapping):

@@ -1,7 +1,8 @@
 """Run the cells of a scenario that have no result yet, and write results as cells finish.
 
-One run at a time uses a folder.  A scenario whose table is scaled privately has first steps: each is run once,
-before the rounds that use its numbers.
+One run at a time uses a folder.  A scenario whose table is scaled privately has first steps: runs of one round
+that release the noisy moments of the columns.  Each first step is run once, before the rounds that use its
+numbers.
 """
 
 import fcntl
@@ -44,9 +45,10 @@ from fedpriv.study.stored import CheckpointFolder
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """Outcomes of a scenario's first steps, by the JSON text of the scaled cell."""
+    """Outcomes of a scenario's first steps."""
 
     results_by_cell: Mapping[str, CellOutcome]
+    """Outcome of a cell's first step, by the JSON text of the cell with its scaling."""
 
     def prepend_releases(self, cell: Cell, outcome: CellOutcome) -> CellOutcome:
         """Prepend the releases of a cell's first step to those of the cell, and add its bytes and time.
@@ -68,7 +70,11 @@ class FirstSteps:
 def scale_scenario(
     scenario: Scenario, run_first_step: Callable[[Cell], CellOutcome], *, for_release: bool = False
 ) -> tuple[Scenario, FirstSteps]:
-    """Run the first steps of a scenario, and write their numbers into every cell.
+    """Run the first steps of a scenario, and write the scaling of the columns into every cell.
+
+    The model of a first step has the noisy moments of the columns as means over row indices.  Divided by the
+    public share of rows that count, they give the scaling.  Cells that need a first step are planned before any is
+    run.
 
     Args:
         scenario: Scenario of the run.
@@ -136,6 +142,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def _open_locked(path: Path) -> int:
     """Open and lock the file at `path`, and return its descriptor.
 
+    If the file was removed between opening and locking, a lock on it would lock out nobody, and a new file is
+    opened.
+
     Raises:
         InputError: Another process has the lock.
     """
@@ -162,15 +171,19 @@ class RunOptions:
     """Options of `fedpriv run` and `fedpriv.run`, except for the scenario and displays."""
 
     engine: str = "vectorized"
+    """Name of the engine, a key of `ENGINES`."""
     out: Path | None = None
-    """Folder of the results, or None for runs/NAME."""
+    """Folder of the results, or None for one of runs/NAME, runs/NAME-2, …, as `find_free_folder` finds it."""
     resume: bool = False
+    """Whether to keep the folder's finished cells, and to run only the missing ones."""
     connection: Connection = LOCAL
+    """SuperLink of the run, or the default for a run that starts its processes itself."""
     workers: Workers | None = None
     """Worker processes that run the cells, or None.  They change no result."""
     overrides: Sequence[str] = ()
     """Overrides as KEY=VALUE texts, which the scenario contains already."""
     imports: Sequence[Path] = ()
+    """Files that define the user's algorithms, models and data."""
 
     @property
     def process_count(self) -> int:
@@ -214,6 +227,7 @@ def run_sweep(
         InputError: The scenario cannot be run, or another run uses the folder.
         RunError: A cell could not be finished.
     """
+    # Engine, and checks that read no result.
     path, resume = options.out or find_free_folder(scenario.name, resume=options.resume), options.resume
     engine_row, checkpoints = find_engine_row(options.engine), CheckpointFolder(path, ObserverGroup((), observers))
     engine = make_engine(options.engine, path, options.connection, checkpoints)
@@ -223,6 +237,7 @@ def run_sweep(
         for point in scenario.points:
             check_record_count(point.cell)
     with lock_folder(path), ExitStack() as stack:
+        # Numbers that the cells need: fitted noise, and the scaling that first steps release.
         scenario, fits = fit_scenario_noise(
             scenario, read_fits(path) if resume else {}, ObserverGroup((), observers).fitted
         )
@@ -234,6 +249,7 @@ def run_sweep(
         )
         if options.connection.superlink is None:
             check_memory([point.cell for point in scenario.points], options.engine, options.process_count)
+        # Folder with its finished cells, from which the missing ones follow.
         folder = RunFolder(
             path,
             scenario,
@@ -245,6 +261,7 @@ def run_sweep(
         )
         scenario, missing_indices, observers_of_run = folder.scenario, folder.missing_indices, [folder, *observers]
         checkpoints.check_scenario(scenario)
+        # Runs of the missing cells, one batch of seeds at a time.
         for observer in observers_of_run:
             stack.callback(observer.ended)  # Called even if the `started` of an observer raises.
             observer.started(scenario, missing_indices, path)

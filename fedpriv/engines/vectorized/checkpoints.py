@@ -54,6 +54,7 @@ class SimulationCheckpoint:
     """State of cells that are computed together, after round `t`."""
 
     t: int
+    """Last finished round, or 0 before round 1."""
     seconds: float
     """Run time so far in seconds, over all attempts."""
     evaluations: Sequence[tuple[int, Sequence[Metrics]]]
@@ -66,6 +67,7 @@ class CheckpointHeader(NamedTuple):
     """Versions and cells of a checkpoint."""
 
     versions: Mapping[str, str]
+    """Version of each package that computed the checkpoint, by name."""
     cells: tuple[str, ...]
     """Digest of each cell."""
 
@@ -146,8 +148,9 @@ def unpack_checkpoint(content: bytes, like: Any, device: torch.device) -> Simula
 
 @contextmanager
 def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
-    """Yield the header and the arrays of a checkpoint.
+    """Yield the header of a packed checkpoint, as parsed JSON, and its arrays by name.
 
+    The arrays are named "array0", "array1", ….
     A damaged checkpoint raises ValueError, even if the damage shows only within the block.
     """
     try:
@@ -161,7 +164,10 @@ def _parse_checkpoint(content: bytes) -> Iterator[tuple[dict[str, Any], Mapping[
 
 
 def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
-    """Convert a state to a JSON tree, in which a tensor is its shape and its index in `arrays`.
+    """Convert a state to a JSON tree, and append its tensors to `arrays`.
+
+    A tensor becomes {"array": index in `arrays`, "shape": […]}, a number, text or None {"value": …}, and a tuple
+    or dataclass the list of its parts.  The types of tuples and dataclasses are not stored.
 
     A tensor that is expanded along an axis (stride 0) is stored once and expanded again on loading, because
     arithmetic on a dense copy may round differently.
@@ -185,9 +191,10 @@ def _flatten_state(state: Any, arrays: list[NDArray[Any]]) -> Any:
 
 
 def _restore_state(tree: Any, arrays: Mapping[str, NDArray[Any]], like: Any, device: torch.device) -> Any:
-    """Restore a state of the types of `like` from its JSON tree, with tensors on `device`.
+    """Restore a state from its JSON tree, the inverse of `_flatten_state`, with tensors on `device`.
 
-    A sequence whose `like` is neither a dataclass nor a named tuple becomes a tuple.
+    A list of the tree becomes the dataclass or named tuple that stands at its place in `like`, a state of the same
+    types, and otherwise a plain tuple.
     """
     if isinstance(tree, dict):
         if "value" in tree:

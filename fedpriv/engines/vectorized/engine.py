@@ -131,10 +131,11 @@ _PROGRESS_SECONDS = 0.1  # shortest time between two reports of progress
 def run_vectorized(
     cells: Sequence[Cell], observer: RunObserver, checkpoints: Checkpoints = NO_CHECKPOINTS
 ) -> Iterator[IndexedOutcome]:
-    """Run cells in groups that differ only in seeds and numbers.
+    """Run cells in groups that differ only in seeds and numbers, and yield each outcome.
 
-    See `Engine`.  A group resumes from its checkpoint in `checkpoints`.  The checkpoint is deleted when the caller
-    asks for an outcome after the group's last one.
+    An outcome has the index of its cell in `cells`.
+    The outcomes of a group come together, after its last round.  A group resumes from its checkpoint in
+    `checkpoints`.  The checkpoint is deleted when the caller asks for an outcome after the group's last one.
 
     Raises:
         InputError: This engine cannot compute a cell.
@@ -155,8 +156,11 @@ class _GroupState(NamedTuple):
     """State of a group between rounds."""
 
     optimizer_state: Any
+    """State of the replicates' optimizers, whose tensors have the replicate as leading axis."""
     running_sum: RunningSum
+    """Mean of the silos' running sums, (replicates, d), with the past vectors of the estimator."""
     mechanism_state: MechanismState
+    """State of the noise mechanism, for the mean of the silos' noise."""
     clipped_count: Tensor
     """Number of clipped records so far, (replicates,)."""
     record_count: Tensor
@@ -202,13 +206,18 @@ class _ReplicateGroup:
 
     @torch.inference_mode()
     def run(self, group_checkpoints: GroupCheckpoints) -> list[IndexedOutcome]:
-        """Run all rounds from the group's checkpoint or from round 1, and return the outcome of each cell."""
+        """Run all rounds from the group's checkpoint or from round 1, and return the outcome of each cell.
+
+        The observer receives progress, and the metrics of the rounds in which models are evaluated.  Checkpoints
+        are stored in between, when they are due.
+        """
         start_time, last_report = time.perf_counter(), -math.inf  # the first round is reported at once
         rounds = self._plan.schedule.rounds
         evaluation_numbers = {
             t: n for n, t in enumerate(sorted(evaluation_rounds(rounds, self._run_section.evaluations)), 1)
         }
         optimizer, count = self._plan.optimizer, len(self._cells)
+        # Rounds, with reports, evaluations and checkpoints.
         checkpoint = self._restore_checkpoint(group_checkpoints)
         states, evaluations = checkpoint.states, list(checkpoint.evaluations)
         start_time, unreported_rounds = start_time - checkpoint.seconds, 0
@@ -223,6 +232,7 @@ class _ReplicateGroup:
                 evaluations.append((t, self._evaluate(t, number, optimizer.output(states.optimizer_state))))
             if group_checkpoints.is_due(now) and t < rounds:
                 group_checkpoints.keep(SimulationCheckpoint(t, now - start_time, evaluations, states))
+        # Outcomes, of the models and metrics after the last round.
         wall_seconds = (time.perf_counter() - start_time) / count  # each cell counts an equal share
         models = optimizer.output(states.optimizer_state).cpu().numpy()
         clipped_shares = (states.clipped_count.double() / states.record_count.clamp(min=1)).tolist()
@@ -265,6 +275,9 @@ class _ReplicateGroup:
     def iterate_states(self, states: _GroupState, first_round: int) -> Iterator[_GroupState]:
         """Compute rounds from `first_round` on, starting from `states`, and yield the state after each.
 
+        Round t forms the noisy mean q~_t of the silos' releases at the query x_t, (replicates, d), and the
+        optimizer turns q~_t into x_{t+1}.  Clipped records, and records of weight above 0, are counted.
+
         In a public order, no data moves between host and device during rounds.  The exception is a mechanism
         whose privacy rests on the distance of successive queries: one number a round is read back to check that
         distance.
@@ -287,7 +300,11 @@ class _ReplicateGroup:
             yield _GroupState(optimizer_state, running_sum, mechanism_state, clipped_count, record_count)
 
     def _make_silos(self, first_round: int) -> Silos:
-        """Make the silos of the group, for rounds from `first_round` on."""
+        """Make the silos of the group, for rounds from `first_round` on.
+
+        Silos that take local steps are simulated one by one (`LocalSilos`), and others by their mean
+        (`AveragedSilos`).  Such a mean is corrected for absent silos if the silos themselves add noise.
+        """
         if self._steps_locally:
             return LocalSilos(self._replicates, first_round)
         fresh, amplitude = (
@@ -303,7 +320,7 @@ class _ReplicateGroup:
         return AveragedSilos(step, corrections)
 
     def _restore_checkpoint(self, group_checkpoints: GroupCheckpoints) -> SimulationCheckpoint:
-        """Return the group's checkpoint, or the state before round 1.
+        """Return the group's checkpoint, or a checkpoint of round 0 with the state before round 1.
 
         The observer receives the progress and evaluations of the rounds before the checkpoint.
         """
@@ -317,14 +334,21 @@ class _ReplicateGroup:
         return checkpoint
 
     def _fresh_noise(self, first_round: int) -> Iterator[Tensor]:
-        """Draw the fresh noise vectors of each round from `first_round` on, or zeros for a plan without noise."""
+        """Draw the fresh noise vectors of each round from `first_round` on, or zeros for a plan without noise.
+
+        The vectors of a round have the shape that `NoiseFeed` documents, and the zeros (vectors, 1).
+        """
         if self._noise_feed is not None:
             return self._noise_feed.rounds_from(first_round)
         counts = (round_plan.noise_vector_count or 1 for round_plan in self._plan.rounds[first_round - 1 :])
         return (torch.zeros(count, 1, dtype=self._dtype, device=self._device) for count in counts)
 
     def _round_batches(self, first_round: int) -> Iterator[RoundBatch]:
-        """Gather the records and weights of each round from `first_round` on."""
+        """Gather the records and weights of each round from `first_round` on.
+
+        A record's weight is p_i, the weight of its silo in the mean, over the number of the silo's records that
+        the round reads (the expected number if records are sampled), or 0 if the record or its silo is absent.
+        """
         (train, presence), plan = (self._task.train, None), self._plan
         if plan.unit.max_records == 1:  # for units of several records, `PerUnit` masks absent records
             train, is_present = mask_absent_records(train)
@@ -355,9 +379,16 @@ class _ReplicateGroup:
     def _sampled_batches(
         self, train: Records, rows_by_seed: dict[int, list[Tensor]], first_round: int, presence: Tensor | None
     ) -> Iterator[RoundBatch]:
-        """Gather the batches of sampled rounds.
+        """Gather the batches of sampled rounds, padded with records of weight 0.
 
-        Silo boundaries and row indices are passed only to objectives that need them.
+        Records are sorted by silo, each silo with columns of its own, only if silos take local steps or may be
+        absent, or if the objective needs silo boundaries.
+
+        Args:
+            train: Training records on the device.
+            rows_by_seed: For each seed of records the indices in `train` of each silo's records.
+            first_round: First round to gather.
+            presence: Whether each record of `train` counts, or None if all count.
         """
         plan, by_silo = (
             self._plan,
@@ -374,10 +405,11 @@ class _ReplicateGroup:
             yield RoundBatch(records, weights if presence is None else weights * presence[on_device], silos, rows)
 
     def _evaluate(self, t: int, number: int, model: Tensor) -> list[dict[str, float]]:
-        """Evaluate the models, (replicates, d), after round t, and return the metrics of each cell.
+        """Evaluate the models, (replicates, d), after round t, and return and report the metrics of each cell.
 
-        `number` is the index of the evaluation, from 1.  With federated evaluation the metrics are those of the
-        silos' test records, otherwise those of the test set.
+        `number` is the number of the evaluation in the run, from 1, by which the noise of a federated evaluation
+        is keyed.  With federated evaluation the metrics are those of the silos' test records, otherwise those of
+        the test set.
         """
         silo_metrics = [
             evaluation.metrics(number, replicate_model.cpu())

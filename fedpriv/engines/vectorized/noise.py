@@ -3,7 +3,13 @@
 Batches: in a public order, every replicate reads equally many records in a round (`OrderedBatches`).  In a
 secret order, rows are padded to one width with records of weight 0 (`SampledBatches`).
 
-Noise: `NoiseFeed` draws the mean of the silos' noise vectors.  Noise does not depend on the trajectory, so a
+Noise: `NoiseFeed` draws the mean of the parties' fresh noise vectors, Σ_j p_j σ_j z_{j,t}.  Here z_{j,t}, (d,), is
+the standard normal vector of party j in round t of T, σ_j the standard deviation of its noise, and p_j its weight
+in the mean.  A mechanism may take several vectors in a round: the vector's number, from 0, is called its node.
+The sum with the relative weights p_j σ_j / (p_1 σ_1) is a noise stream, and p_1 σ_1 is the amplitude of a
+replicate.
+
+Noise does not depend on the trajectory, so a
 thread prefetches blocks of rounds while the current block is consumed; NumPy and OpenSSL release the interpreter
 lock.  Replicates that differ only in the amount of noise share their vectors, each scaled, because a noise stream
 is keyed by the seed.  A device draws with its own generator, which saves copies and gives other numbers of the
@@ -39,8 +45,11 @@ class _GatheredBlock(NamedTuple):
     """Records of the last single-round block, reused if the next round reads the same batches."""
 
     batches: list[list[int]] = []  # noqa: RUF012 - never written to
+    """Numbers of the batches that each round of the block reads."""
     record_indices: Tensor = torch.empty(0)
+    """Indices in the training records, (rounds, orders, records)."""
     records: Sequence[Records] = ()
+    """Records of each round of the block."""
 
 
 class OrderedBatches:
@@ -67,9 +76,9 @@ class OrderedBatches:
             schedule: Order of the records.
             rows_by_replicate: For each replicate the indices in `train` of each silo's records, in the silo's
                 order.  Replicates with the same order have the same object.
-            silo_weights: Weight of each silo in the mean.
-            batch_sizes: Records of each silo in a batch.
-            train: Training records.
+            silo_weights: Weight p_i of each silo in the mean over silos.
+            batch_sizes: Number of records of each silo in a batch.
+            train: Training records of all silos.
             dtype: Type of the weights.
             presence: Whether each record of `train` counts, or None if all count.
             with_row_indices: Whether the objective needs row indices.
@@ -87,17 +96,21 @@ class OrderedBatches:
         self._order_index = torch.tensor(self._orders, device=device)
 
     def rounds_from(self, first_round: int) -> Iterator[RoundBatch]:
-        """Gather the rounds from `first_round` on.
+        """Gather the records and weights of each round from `first_round` on.
 
-        The blocks do not depend on `first_round`, so that records have the same memory layout as in a run from
-        round 1.
+        Consecutive rounds with the same number of batches are gathered in blocks.  A block has as many rounds as
+        read 2^20 feature values with one batch each, and at least one.  The blocks do not depend on `first_round`,
+        so that records have the same memory layout as in a run from round 1.  A round without batches has no
+        records.
         """
+        # Sizes: rounds of a block, the batches of every round, and weights and order for each number of batches.
         features, labels = self._train
         rounds_per_block = max(1, _MAX_GATHERED_VALUES // (self._record_indices[0].numel() * features[0].numel()))
         device = features.device
         spans = [list(self._schedule.batches(t)) for t in range(1, self._schedule.rounds + 1)]
         empty_batches = {count: self._make_empty_batch(count) for count in set(map(len, spans))}
         silo_orders = {count: self._order_by_silo(count).to(device) for count in empty_batches}
+        # Blocks of rounds with the same number of batches.  `t` is the first round of the next block.
         t, cached_block = 1, _GatheredBlock()
         for count, count_spans in itertools.groupby(spans, key=len):
             equal_spans, silo_order = list(count_spans), silo_orders[count]
@@ -140,7 +153,10 @@ class OrderedBatches:
         return (weights * self._is_present[round_index[self._order_index]] for round_index in index)
 
     def _expand_replicates(self, records: Records) -> Iterator[Records]:
-        """Expand records (rounds, orders, ...) to one batch (replicates, ...) for each round."""
+        """Expand records (rounds, orders, ...) to one batch (replicates, ...) for each round.
+
+        If all replicates have one order of records, they share its records, without a copy for each.
+        """
         if records.labels.shape[1] == 1:
             yield from RecordBlock(
                 Records(*(column.squeeze(1) for column in records)), len(self._orders)
@@ -178,10 +194,12 @@ class OrderedBatches:
 
 
 class SampledRound(NamedTuple):
-    """Sampled round: training records and their weights, both (replicates, width)."""
+    """Sampled round: training records and their weights, with one row for each replicate."""
 
     record_indices: Tensor
+    """Indices in the training records, (replicates, width), and 0 for padding."""
     weights: Tensor
+    """Weight of each record in the mean over silos, (replicates, width), and 0 for padding."""
     silo_sizes: tuple[tuple[int, int], ...]
     """Silos in the order of their records, as (silo, record count).
 
@@ -233,10 +251,11 @@ class SampledBatches:
         self._by_silo = by_silo
 
     def rounds_from(self, first_round: int) -> Iterator[SampledRound]:
-        """Draw the rounds from `first_round` on.
+        """Draw the participating records and their weights in each round from `first_round` on.
 
-        Each silo has columns of its own if `by_silo`, and otherwise all silos share the columns.  Their number is
-        that of the draw with the most records, and other draws are padded with records of weight 0.
+        A draw is one selection of records for all replicates with the same seeds.  Each silo has columns of its
+        own if `by_silo`, and otherwise all silos share the columns.  The number of columns is that of the draw
+        with the most records there, and other draws are padded with records of weight 0.
         """
         for t in range(first_round, self._schedule.rounds + 1):
             selections = [self._select_rows(randomness, t) for randomness in self._sampling_randomness]
@@ -287,26 +306,26 @@ _CPU = torch.device("cpu")
 def aggregate_noise(noise: Noise) -> Noise:
     """Replace all noise sources by one whose noise in the mean has the same distribution.
 
-    The variance is Σ p_i² σ_i².  The replacement is valid only while no silo is absent, and no message of a single
-    silo is read.
+    Its variance is Σ_j p_j² σ_j² over the noise sources j.  The replacement is valid only while no silo is absent,
+    and no message of a single silo is read.  Noise without sources is returned unchanged.
     """
     return Noise((NoiseSource(_AGGREGATE_PARTY, noise.std_in_mean, 1.0),)) if noise.sources else noise
 
 
 @dataclass(frozen=True)
 class NoiseSum:
-    """Noise stream: its seed, and the parties whose vectors are summed.
-
-    The vectors have relative weights, of which the first is 1.
-    """
+    """Noise stream: the weighted sum of the standard normal vectors of some parties."""
 
     seed: int
+    """Seed of the noise."""
     parties: tuple[int, ...]
+    """Numbers of the parties whose vectors are summed."""
     relative_weights: tuple[float, ...]
+    """Factor of each party's vector, relative to the first, whose factor is 1."""
 
 
 _SumSampler = Callable[[Sequence[int], int], Tensor]
-"""(rounds, node) → the stream's vector of each round, (rounds, d)."""
+"""(rounds, number of the vector in its round) → the stream's vector of each round, (rounds, d)."""
 
 
 class NoiseFeed:
@@ -369,8 +388,9 @@ class NoiseFeed:
         return self._scale if self._unscaled else None
 
     def rounds_from(self, first_round: int) -> Iterator[Tensor]:
-        """Draw the rounds from `first_round` on, in blocks that do not depend on `first_round`.
+        """Yield the noise of each round from `first_round` on, in the shape that the class documents.
 
+        Vectors are drawn in blocks of rounds, which do not depend on `first_round`.
         Round 1 is its own block, and no later block is drawn before round 1 is consumed.  A timer that starts
         after round 1 then includes all draws of later rounds.
         """
@@ -378,7 +398,10 @@ class NoiseFeed:
         return itertools.islice(self._prefetch(first_round - skip_count), skip_count, None)
 
     def _prefetch(self, first_round: int) -> Iterator[Tensor]:
-        """Draw the rounds from `first_round` on, with two blocks prefetched by a thread on the CPU."""
+        """Yield the noise of each round from `first_round` on, the first round of a block.
+
+        On the CPU a thread draws up to two blocks in advance.
+        """
         if first_round == 1:
             yield from self._draw_block(range(1, 2))
             first_round = 2
@@ -400,7 +423,11 @@ class NoiseFeed:
                 yield from futures.popleft().result()
 
     def _draw_block(self, rounds: range) -> list[Tensor]:
-        """Draw the vectors of all replicates for each round of a block."""
+        """Draw the vectors of all replicates for each round of a block, and scale them.
+
+        A round of the result is (replicates, d), or (draws, replicates, d) if the mechanism has `draws`, with 1 in
+        place of the replicates if the vectors stay unscaled.
+        """
         if self._draw_count(rounds.start) is None:
             return list(self._scale_vectors(self._draw_vectors(rounds, node=0)))
         counts = {t: self._draw_count(t) or 0 for t in rounds}
@@ -412,9 +439,10 @@ class NoiseFeed:
         return [self._scale_vectors(torch.stack(round_vectors)) for round_vectors in vectors_by_round.values()]
 
     def _scale_vectors(self, vectors: Tensor) -> Tensor:
-        """Scale vectors (…, streams, d) to each replicate's noise, (…, replicates, d).
+        """Multiply the vectors of streams, (…, streams, d), by each replicate's amplitude, (…, replicates, d).
 
-        Vectors that the caller multiplies by `amplitude` stay as they are.
+        A replicate takes the vectors of its stream.  Vectors that the caller multiplies by `amplitude` stay as
+        they are.
         """
         if self._unscaled:
             return vectors
@@ -425,7 +453,7 @@ class NoiseFeed:
         return vectors.index_select(-2, self._sum_index).mul_(self._scale)
 
     def _draw_vectors(self, rounds: Sequence[int], node: int) -> Tensor:
-        """Draw one vector for each round and stream: (rounds, streams, d)."""
+        """Draw vector number `node` of each round and stream, without amplitudes: (rounds, streams, d)."""
         return (
             self._samplers[0](rounds, node).unsqueeze(1)
             if len(self._samplers) == 1
@@ -434,7 +462,15 @@ class NoiseFeed:
 
 
 def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumSampler:
-    """Make the sampler of a noise stream on the CPU."""
+    """Make the function that draws a noise stream, Σ_j w_j z_{j,t}, on the CPU.
+
+    The weights w_j are the stream's relative weights.
+
+    Args:
+        noise_sum: Stream: seed, parties j and relative weights.
+        size: Length d of a vector.
+        dtype: torch.float32, or another type for float64.
+    """
     kind = np.dtype(np.float32 if dtype == torch.float32 else np.float64)
     source = simulation_noise(noise_sum.seed, kind)
 
@@ -452,7 +488,7 @@ def _make_host_sums(noise_sum: NoiseSum, size: int, dtype: torch.dtype) -> _SumS
 
 
 class DeviceSums:
-    """Noise of a stream, drawn by the generator of a device.
+    """Noise of a stream, Σ_j w_j z_j with its relative weights w_j, drawn by the generator of a device.
 
     Each vector is a function of seed, parties, round and node, so that a run can be resumed.  The generator is
     torch's and not cryptographic: it is used in simulations only, and never for a vector that leaves a silo or a

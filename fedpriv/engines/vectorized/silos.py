@@ -33,11 +33,15 @@ class Replicates(NamedTuple):
     """Cells that run in step, with the numbers in which they differ as columns of `plan`."""
 
     plan: Plan
+    """Plan of all cells, in which a number that differs between cells is a column, (replicates, 1)."""
     plans: Sequence[Plan]
+    """Plan of each cell."""
     noise_seeds: Sequence[int]
     """Seed of each cell's noise."""
     dtype: torch.dtype
+    """Type of all vectors."""
     device: torch.device
+    """Device of all vectors."""
 
     @staticmethod
     def from_plans(
@@ -49,15 +53,16 @@ class Replicates(NamedTuple):
 
 
 class MeanRelease(NamedTuple):
-    """Mean of the silos' releases in a round, (replicates, d), and the state of the next round.
-
-    `clipped_count` is the number of clipped records, (replicates,).
-    """
+    """Mean of the silos' releases in a round, and the state of the next round."""
 
     release: Tensor
+    """Weighted mean of the releases, (replicates, d)."""
     clipped_count: Tensor
+    """Number of clipped records of the round, (replicates,)."""
     running_sum: RunningSum
+    """Running sum after the round."""
     mechanism_state: MechanismState
+    """State of the noise mechanism after the round."""
 
 
 class Silos(Protocol):
@@ -193,7 +198,12 @@ class LocalSilos:
 
 
 def _check_cell(cell: Cell, plan: Plan) -> None:
-    """Raise InputError for a run that this engine cannot compute."""
+    """Raise InputError for a run that this engine cannot compute.
+
+    Refused are a single noise for the mean of silos that take local steps, and, if silos may be absent, a single
+    noise for the mean of silos that add noise, and an estimator that needs queries of earlier rounds: silos that
+    missed different rounds would remember different queries.
+    """
     if plan.rounds[0].step.local is not None and cell.run.noise == "aggregate":
         raise InputError(
             f'run.noise = "aggregate": silos of {cell.algorithm.name} step by themselves, each with noise of its '
@@ -250,8 +260,12 @@ class ReplicateAbsences:
 def absence_corrections(group: Replicates, absences: ReplicateAbsences) -> Iterator[Tensor]:
     """Compute for rounds 1 … T the correction of the mean of all silos' noise, (replicates, d).
 
-    An absent silo counts with its last release, decayed.  So the correction removes the silo's noise of this
-    round, and adds the noise of that last release, decayed.
+    An absent silo counts with its last release, decayed.  So the correction removes the silo's noise n_{i,t} of
+    this round, weighted as in the mean, and adds the noise c_{i,t} of that last release, decayed:
+
+        correction_t = Σ_i (c_{i,t} - n_{i,t}),  c_{i,t} = n_{i,t} if silo i is present, else decay_t · c_{i,t-1}
+
+    with c_{i,0} = 0.  The sum is over the silos that are absent in some round, because all other terms are 0.
     """
     plan, dtype = group.plan, str(group.dtype).removeprefix("torch.")
     zeros = torch.zeros(len(group.plans), plan.objective.dimension, dtype=group.dtype, device=group.device)
@@ -299,10 +313,10 @@ def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
 
 
 def make_plans(cells: Sequence[Cell]) -> list[Plan]:
-    """Make the plan of each cell.
+    """Make the plan of each cell, after checking that this engine can compute the cell.
 
     Raises:
-        InputError: This engine cannot compute a cell.
+        InputError: This engine cannot compute a cell, such as one with integer arithmetic.
     """
     if any(cell.run.arithmetic == "integers" for cell in cells):
         raise InputError(
