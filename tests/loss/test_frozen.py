@@ -12,6 +12,7 @@ from torch import nn
 
 import fedpriv
 from fedpriv.core.errors import InputError
+from fedpriv.loss.frozen import FunctionalModule
 from fedpriv.loss.imported import check_outputs, make_trained_model
 from fedpriv.loss.layered import make_module_objective
 from fedpriv.loss.losses import CrossEntropy
@@ -101,6 +102,23 @@ def test_a_buffer_that_a_record_changes_reaches_no_other_record() -> None:
         assert torch.equal(sums[0][0], sums[1][0])
         assert torch.equal(sums[0][1], sums[1][1])
     assert float(module.seen) == 0.0
+
+
+def test_a_layer_at_two_places_holds_no_tensors_of_a_call_afterwards() -> None:
+    """Buffers of one record's call would be where the next record's call begins."""
+    layer = nn.BatchNorm1d(WIDE)
+    module = nn.Sequential(layer, nn.Linear(WIDE, WIDE), layer).to(F64)
+
+    def tensors() -> dict[str, torch.Tensor]:
+        named = (module.named_parameters, module.named_buffers)
+        return {name: each for names in named for name, each in names(remove_duplicate=False)}
+
+    own, values = tensors(), {name: each.clone() for name, each in tensors().items()}
+    FunctionalModule(module)({name: each + 1.0 for name, each in module.named_parameters()}, some().features)
+    assert "2.running_mean" in own
+    for name, each in tensors().items():
+        assert each is own[name]
+        assert torch.equal(each, values[name])
 
 
 def test_a_tied_weight_is_counted_once_in_the_norm() -> None:

@@ -95,6 +95,10 @@ def test_moments_of_any_two_numbers_lie_within_the_certificate() -> None:
     assert worst == pytest.approx(objective.diameter, rel=1e-4)
     assert vectors[raw.index(1e308)] == vectors[400]
     assert not any(vectors[len(raw) - 2])
+    batch = Batch(Records(codes[:, None], torch.zeros(len(raw))), torch.ones(len(raw), dtype=torch.float64))
+    query = Query((torch.zeros(objective.dimension, dtype=torch.float64),))
+    floats = objective.per_record(query, batch, torch.arange(len(raw)), 1.0).numpy()
+    np.testing.assert_allclose(floats, array, atol=1e-9)  # a simulation adds what guards add
 
 
 @pytest.mark.parametrize("name", ["counts", "prefix", "survival"])
