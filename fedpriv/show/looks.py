@@ -1,8 +1,8 @@
 """Looks of a chart: axes and ticks, colours, dashes and markers of series, and panels for many series.
 
-Any two series of a panel differ in at least two of colour, dashes and marker, so that a grey print and a
-colour-blind reader can tell them apart.  Hues are those of Okabe & Ito.  Values with an
-order take shades of one hue.
+Any two series of a panel differ in at least two of colour, dashes and marker, so that they can be told apart on a
+grey print and by a colour-blind reader.  Hues are those of Okabe & Ito.  Values with an order take shades of one
+hue.  A sweep point sets one value for each axis, which is a key of the scenario, such as algorithm.name.
 """
 
 import math
@@ -42,7 +42,9 @@ class Look:
     """Colours on light and dark pages, with an index into `DASHES` and an index of a marker."""
 
     light: str
+    """Colour on a light page, as #rrggbb."""
     dark: str
+    """Colour on a dark page, as #rrggbb."""
     dash: int = 0
     marker: int = 0
 
@@ -80,13 +82,21 @@ class Layout:
     """
 
     kinds: tuple[str, ...]
+    """Keys whose combinations of values get a hue and dashes each."""
     levels: tuple[str, ...]
+    """Keys whose combinations of values get a shade and a marker each."""
     panels: tuple[str, ...]
     """Keys with a panel for each value, at most two."""
     axes: Mapping[str, list[Any]]
+    """All values of each key of the sweep."""
 
     def choose_look(self, point: Mapping[str, Any]) -> Look:
-        """Choose the look of a sweep point."""
+        """Choose the look of a sweep point.
+
+        Kinds and levels are shown separately, unless there are more kinds than dashes or more levels than hues.
+        Then, and for a single level, the looks are those of series without an order (`nth_look`).  Levels of a
+        single kind also differ in dashes.
+        """
         (kind, kinds), (level, levels) = self._index_of(self.kinds, point), self._index_of(self.levels, point)
         if kinds > len(DASHES) or levels > len(_HUES):
             return nth_look(kind * levels + level)
@@ -105,9 +115,14 @@ class Layout:
 def make_layout(axes: Mapping[str, list[Any]]) -> Layout:
     """Lay out the axes of a sweep in a chart.
 
-    Kinds are trust settings and algorithms.  Without them the kind is the first axis with a value that is no
-    number, or else the shortest of several axes.  If there are too many lines, first the numbers of rounds and
-    then the longest axes become panels.
+    Kinds are trust settings and algorithms, or algorithms alone if both together have more combinations than there
+    are dashes.  Without them the kind is the first axis with a value that is no number, or else the shortest of
+    several axes.  All other axes are levels.  A line is drawn for each combination of kinds and levels.  As long
+    as there are more than `_MAX_LINES` lines, an axis becomes panels: first the number of rounds, then the
+    longest axis, but no more than two.
+
+    Args:
+        axes: Values of each key of the sweep, of which only keys with several values matter.
     """
     swept_axes = {key: values for key, values in axes.items() if len(values) > 1}
     kinds = [key for key in (_TRUST_KEY, _ALGORITHM_KEY) if key in swept_axes]
@@ -151,7 +166,9 @@ class Scale:
     low: float
     high: float
     start: float
+    """Position of `low` in the drawing, a larger number than `end` on a vertical axis of an SVG."""
     end: float
+    """Position of `high` in the drawing."""
     logarithmic: bool
 
     def position(self, value: float) -> float:
@@ -174,9 +191,16 @@ class Scale:
 
 
 def make_scale(values: Sequence[float], start: float, end: float, *, logarithmic: bool) -> Scale:
-    """Make the axis of finite values, with a margin of about 5 %.
+    """Make the axis of the finite ones of some values, with a margin of about 5 % at each end.
 
-    A logarithmic axis shows values above 0.  It becomes linear if there are none.
+    A logarithmic axis shows values above 0, and its margin is a factor.  It becomes linear if there are none.  An
+    axis of equal values has a margin of a tenth of their size, and at least 0.1.
+
+    Args:
+        values: Values to show.
+        start: Position of the lower end in the drawing.
+        end: Position of the upper end in the drawing.
+        logarithmic: Whether a logarithmic axis is asked for.
     """
     finite = [value for value in values if math.isfinite(value) and (value > 0.0 or not logarithmic)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
@@ -205,9 +229,10 @@ def _linear_ticks(low: float, high: float, max_count: int) -> list[float]:
 
 
 def _logarithmic_ticks(low: float, high: float, max_count: int) -> list[float]:
-    """Return powers of ten on the axis, with multiples as far as `max_count` allows.
+    """Return powers of ten from `low` to `high`, with multiples as far as `max_count` allows.
 
-    Powers that are too many are thinned.  An axis with fewer than two of these numbers gets its ends as ticks.
+    Multiples are 1, 2 and 5, or 1 and 3, or none.  Powers that are too many are thinned.  An axis with fewer than
+    two of these numbers gets its ends as ticks.
     """
     for multiples in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -99,7 +99,7 @@ def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
 
 
 def _draw_panel(chart: Chart, panel: Panel) -> Markup:
-    """Draw a panel as an SVG element, with height and left margin that fit the names of rows."""
+    """Draw a panel as an SVG element, with height and left margin that fit the names of rows, if there are any."""
     left_margin, height = _LEFT_MARGIN, HEIGHT
     if chart.rows:
         left_margin = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER_WIDTH))
@@ -122,7 +122,16 @@ def _draw_panel(chart: Chart, panel: Panel) -> Markup:
 
 
 def _draw_axes(chart: Chart, horizontal: Scale, vertical: Scale) -> list[str]:
-    """Draw grid, axis, ticks and labels, without labels of horizontal ticks that would overlap."""
+    """Draw grid, axis, ticks and labels, without labels of horizontal ticks that would overlap.
+
+    Args:
+        chart: Chart of the panel, whose rows, if it has any, are the ticks of the vertical axis.
+        horizontal: Scale from values of x to positions in the SVG.
+        vertical: Scale from values of y, or indices of rows, to positions in the SVG.
+
+    Returns:
+        SVG elements.
+    """
     bottom, parts, last_label_x = vertical.start, [], -math.inf
     for value in range(len(chart.rows)) if chart.rows else vertical.ticks(6):
         y = vertical.position(value)
@@ -163,7 +172,22 @@ def _shorten(name: str) -> str:
 def _draw_series(
     chart: Chart, legend_index: int, rank: int, series: Series, horizontal: Scale, vertical: Scale
 ) -> str:
-    """Draw a series' line with its band or bars, markers shifted by the series' rank, and tooltips."""
+    """Draw a series' line with its band, or marks with bars, then markers, published marks, and tooltips.
+
+    Marks whose y is not finite are left out.  A line with many marks has a marker at about six of them, which
+    begin at another mark for each rank, so that the markers of close lines do not cover each other.
+
+    Args:
+        chart: Chart of the series.
+        legend_index: Index of the series in the legend, for the page's script.
+        rank: Index of the series in its panel.
+        series: The series.
+        horizontal: Scale from values of x to positions in the SVG.
+        vertical: Scale from values of y to positions in the SVG.
+
+    Returns:
+        An SVG group.
+    """
     marks = [mark for mark in series.marks if math.isfinite(mark.y)]
     positions = [(horizontal.position(mark.x), vertical.position(mark.y)) for mark in marks]
     parts = [f'<g class="series" {_colour_style(series.look)} data-series="{legend_index}">']
@@ -241,6 +265,9 @@ _FILE_DESCRIPTIONS = {
 
 def make_crate(folder: Path) -> dict[str, Any]:
     """Make the RO-Crate metadata of a run's folder in its present state.
+
+    The metadata is a JSON-LD graph: the folder with its visible files, the run that made them, its software, and a
+    property for each claim of privacy.
 
     Raises:
         InputError: If the folder has no results.
@@ -420,6 +447,7 @@ def render_page(folder: Path, results: Results, version: str = "", *, live: bool
     Raises:
         InputError: If the folder has no history, or its audit is damaged.
     """
+    # Keywords are the names of page.html.
     statements = make_statements(results)
     audit = load_audit(folder)
     charts = make_charts(results, list(read_history(folder)), audit) if results.cells else []

@@ -41,7 +41,7 @@ _RC_PARAMS: dict[Any, Any] = {
 
 
 def plot_run(folder: Path) -> list[Path]:
-    """Draw the figures of a run's finished cells into folder/plots, and return the paths.
+    """Draw the figures of a run's finished cells into folder/plots, as PNG and SVG, and return the paths.
 
     | figure | when |
     |---|---|
@@ -114,7 +114,10 @@ def save_chart(chart: Chart, path: Path) -> None:
 
 
 def plot_title(results: Results) -> str:
-    """Make the title: run, fixed settings, trust, number of seeds, and differing or missing cells."""
+    """Make the title: run, fixed settings, trust, number of seeds, and differing or missing cells.
+
+    Trust is left out if cells differ in trust, or if trust is one of the settings of the sweep.
+    """
     fixed = format_point(results, {key: values[0] for key, values in results.axes.items() if len(values) == 1})
     trusts = {cell["trust"] for cell in results.cells}
     trust = find_trust(trusts.pop()).title if len(trusts) == 1 and "algorithm.trust" not in results.axes else ""
@@ -141,7 +144,11 @@ def _charts_by_file(folder: Path, results: Results) -> dict[str, list[Chart]]:
 
 
 def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
-    """Draw the panels of charts into one figure, under a title and beside one legend."""
+    """Draw the panels of charts into one figure, under a title, above the charts' notes, and with one legend.
+
+    Panels lie in a grid of at most three columns.  The caption of a single chart is part of the title, and several
+    charts have their captions above their panels.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -176,7 +183,10 @@ def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
 
 
 def _fill_axes(axes: "Axes", chart: Chart, panel: Panel) -> None:
-    """Draw a panel's series, and set scales, limits, labels and ticks of its axes."""
+    """Draw a panel's series, and set scales, limits, labels and ticks of its axes.
+
+    Vertical ticks are the names of the chart's rows, if it has any, else about six round numbers.
+    """
     for rank, series in enumerate(panel.series):
         _draw_series(axes, chart, series, rank)
     horizontal, vertical = chart.x_scale(panel, 0.0, 1.0), chart.y_scale(0.0, 1.0)
@@ -210,7 +220,11 @@ def _spaced_ticks(ticks: Sequence[float], position: Any) -> list[float]:
 
 
 def _draw_series(axes: "Axes", chart: Chart, series: Series, rank: int) -> None:
-    """Draw a series' line, spread and published marks, with markers shifted by its rank in the panel."""
+    """Draw a series' line, spread and published marks, with markers shifted by its rank in the panel.
+
+    The spread is a band along a line of several marks, else a bar at each mark: along x in a chart with named
+    rows, and along y in other charts.
+    """
     look, marks = _line_style(series), series.marks
     xs, ys, spreads = ([getattr(mark, name) for mark in marks] for name in ("x", "y", "spread"))
     step = max(1, math.ceil(len(xs) / _MARKERS_PER_LINE)) if series.line else 1

@@ -59,8 +59,11 @@ class ProtectionLevel:
 
     mu: str
     zcdp: str
+    """ρ of zero-concentrated differential privacy."""
     epsilon: str
+    """ε at `delta`, by the accountant."""
     epsilon_paper: str
+    """ε at `delta` by the conversion of papers, for comparison."""
     delta: str
     attacker: str
     """Largest probability of guessing right which of two equally likely neighbours was used, in percent."""
@@ -76,19 +79,26 @@ class Statement:
     """
 
     private: bool
+    """Whether all cells have a claim, that is, add noise."""
     note: str
     """Remark on the kind of guarantee, for example on its secret participation, or empty."""
     trust: str
+    """Name of the trust setting."""
     protection: str
+    """Parties against whom the trust setting protects."""
     unit: str
+    """Description of the unit of protection."""
     hidden: str
     """Difference between neighbours, which the releases hide."""
     relation: str
     noise: str
+    """Note on the parties that drew the noise or can recompute it, or empty for a run without noise."""
     mechanisms: Sequence[str]
+    """Description of each party's releases, with their noise and clip."""
     attained: bool
     """Whether every claim is exact, else the figures are upper bounds."""
     levels: Sequence[ProtectionLevel]
+    """Distinct figures of the cells, the smallest ε first."""
     caveats: Sequence[str]
     """Sentences on what weakens the figures."""
     evaluations: Sequence[str]
@@ -159,6 +169,7 @@ def _make_statement(cells: Sequence[Mapping[str, Any]], composition_note: str, c
         composition_note: Note on all runs with real noise together, or "" (`_describe_composition`).
         choice: Sentences on the choice of settings, for the assumptions.
     """
+    # Claims from the releases, and the weakest claim, whose figure for several records of a person holds for all.
     first_cell, delta = cells[0], cells[0]["delta"]
     streams_by_cell = [list(map(stream_from_data, cell["releases"])) for cell in cells]
     streams, unit = list(itertools.chain(*streams_by_cell)), streams_by_cell[0][0].unit
@@ -266,7 +277,10 @@ def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
 
 
 def _describe_noise(stream: ReleaseStream, clip_unit: str = "") -> str:
-    """Describe a stream: its party, number of releases, noise and clip, followed by their `clip_unit`."""
+    """Describe a stream: its party, number of releases, noise and clip, followed by their `clip_unit`.
+
+    An external first step has only its charged μ, and a stream without noise only its number of releases.
+    """
     party = stream.party_name if stream.step == ROUNDS else f"{stream.party_name}, {_FIRST_STEP}"
     if stream.party_name == EXTERNAL_PARTY:
         return f"{party}: charged with μ = {format_upper(stream.mu)}, not released here"
@@ -293,16 +307,20 @@ class StoredAudit:
 
     claimed_mu: float
     mu: float
+    """Lower bound on μ that the audit shows."""
     epsilon: float
+    """Lower bound on ε at `delta`."""
     claimed_epsilon: float
     delta: float
     statistic: str
+    """Name of the test that shows `mu`."""
     confidence: float
     trials: int
     rounds: int
     silos: int
     trust: str
     stands: bool
+    """Whether `mu` is at most `claimed_mu`."""
     date: str
     sees: Mapping[str, float]
     """Largest share of the noise that the audit refutes with probability 95 %, by family of tests."""
@@ -316,9 +334,11 @@ class StoredAudit:
 def describe_power(sees: Mapping[str, float], trials: int) -> str:
     """Describe in one sentence the loss of noise that an audit with this number of trials detects.
 
+    A share f of the noise is noise of standard deviation f σ in place of the σ that the plan has.
+
     Args:
-        sees: Largest share of the noise that is refuted with probability 95 %, by family of tests.  Shares are
-            rounded down to two digits.
+        sees: Largest share of the noise that is refuted with probability 95 %, by family of tests, or empty if no
+            share is known.  Shares are rounded down to two digits.
         trials: Number of trials of the audit.
     """
     if not sees:

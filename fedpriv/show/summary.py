@@ -1,5 +1,8 @@
 """Summaries of a run's cells: statistics over seeds at each sweep point, and the lines below them.
 
+A sweep point has one value for each axis, which is a key of the scenario with its swept values.  A cell is one
+run: a sweep point with a seed, as a dictionary of results.json.
+
 Tables, charts, pages and the terminal take their metrics, sweep points and names from this module.  They also take
 their lines of text from here: missing cells, the measurement, the privacy claims, and the choice of settings.
 """
@@ -38,7 +41,9 @@ class Metric:
     factor: float
     """Factor from the stored figure to the printed one."""
     digits: int
+    """Decimals of a measured figure."""
     published_digits: int
+    """Decimals of a published figure."""
     base: str | None = None
     """Key of the metric on all test records, if this one is on silos' own test records, or None."""
 
@@ -72,8 +77,9 @@ _SILO_LABELS = {MEAN_SUFFIX: "mean of silos", WORST_SUFFIX: "worst silo"}
 def find_metric(key: str) -> Metric | None:
     """Return the metric with this key, or None if the key names no metric.
 
-    A metric on silos' own test records, such as `test_loss_at_NAME`, takes unit and digits from the
-    metric on all test records.
+    Metrics on silos' own test records have the key of a metric on all test records and a suffix: that of the mean
+    over silos, that of the worst silo, or "_at_NAME" for one silo, as in `test_loss_at_NAME`.  Unit and digits are
+    those of the metric on all test records.
     """
     for metric in METRICS:
         if key == metric.key:
@@ -99,6 +105,7 @@ class Summary:
     mean: float
     std: float | None
     seeds: int
+    """Number of seeds with a finished cell."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +300,11 @@ def list_warnings(results: Results) -> list[str]:
 
 
 def describe_measurement(results: Results) -> str:
-    """Describe seeds, engine and the largest difference to published values, in one line with notes."""
+    """Describe seeds, engine and the largest difference to published values, in one line with notes.
+
+    Notes follow where they apply: published values that are not shown, random numbers that cells share, samples
+    that no round reads, and models that are no better than a constant prediction.
+    """
     seeds = (
         "1 seed" if len(results.seeds) == 1 else f"{len(results.seeds)} seeds: mean ± sample standard deviation"
     )
@@ -344,7 +355,10 @@ def describe_no_better_points(results: Results) -> str:
 
 
 def _why_no_better(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the reasons why a point's means over its cells are no better than a constant prediction."""
+    """Return the reasons why a point's means over its cells are no better than a constant prediction.
+
+    Reasons are those of the table in `describe_no_better_points`.  A metric that no cell has gives no reason.
+    """
     if not cells:
         return []
     means = {
@@ -439,9 +453,10 @@ def privacy_lines(results: Results) -> list[str]:
 
 
 def list_caveats(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return caveats on the figures of cells with one δ, from their largest ε.
+    """Return caveats on the figures of cells with one δ, a sentence each, from their largest ε.
 
-    Caveats on δ are those of the cell whose smallest silo is largest, for which δ protects least.
+    Caveats on δ are those of the cell whose smallest silo is largest, for which δ protects least.  Cells without
+    noise are left out, and there is no caveat if ε and δ are small.
     """
     private = [cell for cell in cells if cell["epsilon"] is not None]
     if not private:
@@ -463,6 +478,11 @@ def _unit_count(cell: Mapping[str, Any]) -> int | None:
 
 def describe_tuning(results: Results) -> list[str]:
     """Describe the privacy cost of settings that `fedpriv tune` chose, or nothing without such a choice.
+
+    A row is a point of the sweep.  Its settings were chosen by a private choice, the best one of a random number
+    of runs of μ-GDP.  The cost of the choice, and of the choice with the run of the row's cell, are ε at the
+    cell's δ.  No cost is given for a choice that read the records without noise, or if some cell has no such
+    choice.
 
     Guarantee: every ε is computed here, for the μ that follows from the releases of a cell.  The distribution of
     the number of runs in the choice, and the μ of each of these runs, are those that [tuned] states.  Nothing

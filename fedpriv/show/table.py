@@ -147,7 +147,15 @@ def _grid_table(
     fixed: Mapping[str, Any],
     added_rows: Sequence[ExtraRow],
 ) -> TextTable:
-    """Make the table of a metric in the paper's form, with values of rows and columns as published."""
+    """Make the table of a metric in the paper's form, with values of rows and columns as published.
+
+    Args:
+        results: Results of the run.
+        paper: Swept keys of the paper's rows and columns, and its published values.
+        metric: Metric of the table.
+        fixed: Values of all other swept keys, which the caption names.
+        added_rows: Rows of add-ons, left out where all of their texts are empty.
+    """
     names, columns = short_names(results.axes), results.axes[paper.columns]
     column_points = [{**fixed, paper.columns: column} for column in columns]
     body = [
@@ -172,7 +180,10 @@ def _grid_table(
 
 
 def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
-    """Format "mean ± std [published, measured - published]", without missing values."""
+    """Format "mean ± std [published, measured - published]" of a metric at a sweep point, without missing values.
+
+    A measured value without any finished cell is "missing", and a value of some seeds has their number behind it.
+    """
     comparison = compare_with_published(results, metric, point)
     measured, text, comparisons = comparison.measured, "missing", []
     if measured is not None:
@@ -187,7 +198,11 @@ def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -
 
 
 def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
-    """Make the table with a row for each sweep point, without the columns that repeat a swept key."""
+    """Make the table with a row for each sweep point, without the columns that repeat a swept key.
+
+    Columns are the swept keys, silos, rounds, μ and ε, the metrics on all test records, and the effort.  Rows of
+    add-ons have texts in the columns of metrics only.
+    """
     names = list(short_names(results.axes).values())
     columns = [*_LEADING_COLUMNS, *(metric.title for metric in shared_metrics(results)), *_TRAILING_COLUMNS]
     figure_columns = [name for name in columns if name not in names]
@@ -206,7 +221,11 @@ def _point_table(results: Results, added_rows: Sequence[ExtraRow]) -> TextTable:
 
 
 def _figures_by_column(results: Results, point: Mapping[str, Any]) -> dict[str, str]:
-    """Format the figures of a sweep point by column, only metrics as "missing" if no cell is finished."""
+    """Format the figures of a sweep point by column, only metrics as "missing" if no cell is finished.
+
+    Metrics are means over seeds, clipped fractions too, and seconds are added over seeds.  Other figures are
+    those of the first cell, because they agree.
+    """
     row = {metric.title: _format_figure(results, metric, point) for metric in run_metrics(results)}
     if not (cells := cells_at_point(results, point)):
         return row
@@ -246,9 +265,10 @@ def _align_columns(table: TextTable) -> str:
 
 
 def _render_csv(results: Results) -> str:
-    """Render one tidy row for each sweep point and metric, at full precision.
+    """Render a CSV text with one row for each sweep point and metric, at full precision.
 
-    A point without a finished cell has 0 seeds.
+    The column "ledger" has "ok", or "DIFFERS" if the claim of the point's first cell is not that of its
+    releases.  A point without a finished cell has 0 seeds, and no facts.
     """
     facts = ["mu", "epsilon", "delta", "relation", "trust"]
     buffer = io.StringIO()
@@ -266,7 +286,11 @@ def _render_csv(results: Results) -> str:
 
 
 def _render_latex(results: Results, table: TextTable) -> str:
-    """Render a table as a LaTeX float, with the caption of the run and a spanner of the column axis."""
+    """Render a table as a LaTeX float, with the caption of the run and a spanner of the column axis.
+
+    The caption has the run's title, the table's caption, the state of the run, and its measurement.  A spanner is
+    a heading above all columns of figures.
+    """
     sentences = [
         results.title or results.name,
         table.caption,
@@ -323,6 +347,7 @@ class Requirement:
     target: float
     """Excess risk, or NaN if no cell at this n is finished."""
     rounds: float | None
+    """Smallest sufficient value of the key `smallest` in [scaling], which is the number of rounds."""
     gradients: float | None
     """Gradient evaluations at the smallest number of rounds."""
 
@@ -340,7 +365,7 @@ class ExponentFit:
 
 
 def find_requirements(results: Results, scaling: Growth) -> dict[str, dict[float, Requirement]]:
-    """Return the requirement for each value of `scaling.by` and each size n."""
+    """Return the requirement for each value of `scaling.by` and each size n, as [value][n]."""
     return {
         name: {
             float(size): _find_requirement(results, scaling, {scaling.by: name, scaling.along: size})
@@ -351,7 +376,16 @@ def find_requirements(results: Results, scaling: Growth) -> dict[str, dict[float
 
 
 def _find_requirement(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Requirement:
-    """Find the smallest effort that reached the target among the points with these `fixed` keys."""
+    """Find the smallest effort that reached the target among the points with these `fixed` keys.
+
+    The target is factor · scale · (1/√n + √d / (ε n)), without the last term for a point without noise.  A point
+    reaches its target if the mean of `scaling.metric` over its seeds is at most the target.
+
+    Args:
+        results: Results of the run.
+        scaling: Section [scaling] of the scenario.
+        fixed: Values of the keys `scaling.by` and `scaling.along`, of which the second is n.
+    """
     points = [point for point in sweep_points(results) if all(point[key] == value for key, value in fixed.items())]
     attained: list[tuple[float, float]] = []
     size, target = float(fixed[scaling.along]), math.nan
@@ -367,7 +401,13 @@ def _find_requirement(results: Results, scaling: Growth, fixed: Mapping[str, Any
 def fit_exponent(requirements: Mapping[float, Requirement], effort: str) -> ExponentFit | None:
     """Fit the exponent of `effort`, "rounds" or "gradients", in n.
 
-    The result is None if fewer than two sizes reached their targets.
+    The exponent is the least-squares slope of ln(effort) on ln(n), over the sizes n that reached their targets.
+    Its 95 % interval is by Student's t distribution.  The result is None if fewer than two sizes reached their
+    targets.
+
+    Args:
+        requirements: Requirement at each size n.
+        effort: Field of a requirement.
     """
     pairs = [
         (size, value)
@@ -387,7 +427,8 @@ def fit_exponent(requirements: Mapping[float, Requirement], effort: str) -> Expo
 def scaling_lines(results: Results, scaling: Growth) -> list[list[str]]:
     """Format the scaling table, header first.
 
-    A row is an algorithm.  Its columns are the rounds at each size, then fitted exponents and that of theory.
+    A row is an algorithm.  Its columns are its name, the smallest number of rounds at each size n or "not
+    reached", the fitted exponent of rounds, that of theory, and the fitted exponent of gradient evaluations.
 
     Raises:
         InputError: If a key of [scaling] is not swept.

@@ -52,6 +52,7 @@ class PartyView:
     """Data that a party holds, and messages that it sees."""
 
     who: str
+    """Name of the party, such as "the server (untrusted)"."""
     holds: str
     sees: str
 
@@ -101,7 +102,12 @@ def _describe_participants(results: Results) -> str:
 
 
 def _describe_scores(results: Results) -> str:
-    """Describe the best score, and the best score at each strictest strength if there are several."""
+    """Describe the best score, and the best score at each strictest strength if there are several strengths.
+
+    A score is the mean over seeds at a sweep point: the largest accuracy, or the smallest value of the first
+    metric if the run has no accuracy.  A strength is strictest if no other strength is stronger
+    (`Strength.is_stronger_than`).
+    """
     metric = next(
         (candidate for candidate in run_metrics(results) if candidate.key == "test_accuracy"),
         run_metrics(results)[0],
@@ -193,7 +199,12 @@ def list_party_views(results: Results) -> list[PartyView]:
 
 
 def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list[PartyView]:
-    """List client or silo, server and public with their data and knowledge in a trust setting."""
+    """List client or silo, server and public with their data and knowledge in a trust setting.
+
+    Args:
+        name: Name of the trust setting.
+        cells: Cells under this trust setting.
+    """
     trust = find_trust(name)
     shard_sizes = [round(cell["records"] / cell["silos"]) for cell in cells if "records" in cell]
     silo_records = (
@@ -225,10 +236,11 @@ def _party_views_of_trust(name: str, cells: Sequence[Mapping[str, Any]]) -> list
 
 
 def epsilon_of_repeated_runs(results: Results) -> list[list[str]]:
-    """Return ε of repeated runs with the same records.
+    """Return the rows of a table with ε of repeated runs on the same records.
 
-    A row has a μ of the run, then ε for each of `RUN_COUNTS`.  Of more than `_MAX_LEVELS` levels it lists the
-    smallest and the largest.
+    A row has a μ of the run, then ε at the run's δ for each number k of `RUN_COUNTS`, since k runs of μ-GDP are
+    √k μ-GDP together.  Cells without a μ have no row.  Of more than `_MAX_LEVELS` different μ, the table lists the
+    smallest and the largest ones.
     """
     cells_with_mu = [cell for cell in results.cells if cell["mu"] is not None]
     levels = sorted({(float(format_upper(cell["mu"])), cell["delta"]) for cell in cells_with_mu})
@@ -284,7 +296,9 @@ class RunComparison:
 def compare_folders(first: Path, second: Path) -> RunComparison:
     """Compare the runs of two folders.
 
-    Cells of one seed share records and, scaled, noise.  So differences are taken seed by seed.
+    Cells of one seed share records and, scaled, noise.  So differences are taken seed by seed.  A row has the
+    sweep point, the metric, the number of common seeds, the mean in each run, and the mean difference with its
+    standard error.  The second run's sweep point is the only one that agrees in all keys which both runs sweep.
 
     Raises:
         InputError: If the runs have no finished sweep point and seed in common.
@@ -307,9 +321,16 @@ def compare_folders(first: Path, second: Path) -> RunComparison:
 def _score_pairs(
     first: Results, second: Results, point: Mapping[str, Any], common: Sequence[str], metric: Metric
 ) -> list[tuple[float, float]]:
-    """Return the metric in both runs, a pair for each common seed of the point.
+    """Return the printed metric in both runs, a pair for each common seed of the point.
 
     The list is empty unless exactly one point of the second run has the values of the common axes.
+
+    Args:
+        first: Results of the first run.
+        second: Results of the second run.
+        point: Sweep point of the first run.
+        common: Keys that both runs sweep.
+        metric: Metric to compare.
     """
     matching = [
         other_cells

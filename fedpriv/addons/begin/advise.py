@@ -11,6 +11,7 @@ constant.  `as_advised` puts the advice into the scenario own-data, for records 
 | m | noise terms in the mean: M for an untrusted server, 1 for noise of one party or of a masked sum |
 | q = n μ / (√m F) | signal-to-noise ratio of the records, on which all rules depend |
 | travel = step · clip · rounds | largest norm that the model can reach |
+| turn | largest move of a score (or of a prediction) in one round, travel · √(F² + 1) / rounds |
 """
 
 import json
@@ -216,10 +217,10 @@ class Advice:
         return f"name = {json.dumps(self.tree['name'])}\n\n" + "\n".join(self.sections().values())
 
     def sections(self, notes: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the sections of the scenario file by name.
+        """Return the text of each section of the scenario file by name, with a reason above every advised setting.
 
         Args:
-            notes: Comments below the header of a section, by its name.
+            notes: Comment lines below the header of a section, by the section's name.
         """
         reasons = {recommendation.key: recommendation.why for recommendation in self.chosen}
         comments = {"privacy": format_comment(self.forecast.sentence), **(notes or {})}
@@ -245,6 +246,9 @@ def format_comment(text: str) -> str:
 
 def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: str = "advised") -> Advice:
     """Advise on settings for these facts.
+
+    Numbers follow from the rules.  A run with them is planned without data, for its ε and for the forecast of the
+    noise in the model.
 
     Guarantee: nothing is read but the arguments: facts, and the key-value pairs of [data], whose
     files are not opened.
@@ -275,18 +279,22 @@ def advise_on_facts(facts: Facts, data: Mapping[str, Any] | None = None, name: s
 
 @dataclass(frozen=True)
 class _AdvisedNumbers:
+    """Numbers from the rules, in the terms of the table at the top of this module."""
+
     q: float
     rounds: int
     clip: float
+    """Norm to which each unit's gradient is clipped."""
     travel: float
 
     @property
     def step(self) -> float:
+        """Step that makes the travel, travel / (clip · rounds)."""
         return self.travel / (self.clip * self.rounds)
 
 
 def _find_q(facts: Facts) -> float:
-    """Compute q."""
+    """Compute q = n μ / (√m F)."""
     parties = 1 if _has_one_noise_source(facts.trust) else len(facts.sizes)
     return facts.unit_count * mu_of(facts.epsilon, facts.delta) / (math.sqrt(parties) * facts.norm)
 
@@ -297,7 +305,13 @@ def _has_one_noise_source(trust: str) -> bool:
 
 
 def _choose_numbers(facts: Facts) -> _AdvisedNumbers:
-    """Choose travel, rounds and clip by the rules of docs/advise.md."""
+    """Choose travel, rounds and clip by the rules of docs/advise.md.
+
+    The target travel is 6 q^(2/3) for classes, and 0.7 q for a real target.  Classes get as many rounds, from 30
+    to 100, as the travel needs at the largest turn, and a real target gets 30.  A limit of the network on rounds
+    comes before both.  The travel is then at most the largest turn · rounds / √(F² + 1).  The clip is a tenth of
+    √(F² + 1).
+    """
     q, max_norm = _find_q(facts), math.hypot(facts.norm, 1.0)
     if facts.classes:
         target_travel, max_turn = (
@@ -389,7 +403,11 @@ def _explain_settings(
 
 
 def _describe_alternatives(facts: Facts, forecast: Forecast) -> tuple[str, ...]:
-    """Describe the gain by secure aggregation, more rounds and a secret order, and warn of a large δ."""
+    """Describe the gain by secure aggregation, more rounds and a secret order, and warn of a large δ.
+
+    Secure aggregation is described only if several silos each add noise.  δ is large if its product with the
+    number of units of the largest silo is 1 or more.
+    """
     alternatives = []
     silos = len(facts.sizes)
     if not _has_one_noise_source(facts.trust) and silos > 1:
@@ -468,7 +486,9 @@ _SECTIONS = ("federation.", "algorithm.", "privacy.")
 def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scenario with advised rounds, clip and step, in which every round reads all records.
 
-    The advice is for the smallest ε and the first trust of the settings.  The scenario is returned unchanged if a
+    Facts come from the settings, else from the scenario or from the data.  Settings may be lists of swept
+    values: the advice is for the smallest ε and the first trust.  If the settings have a number of rounds, the
+    step is shortened so that the travel stays that of the advice.  The scenario is returned unchanged if a
     setting is outside the advice, such as another algorithm or unit, or if its facts allow no advice.
 
     Guarantee: of `data` the number of records, their width and the number of classes decide; no record and no
@@ -482,6 +502,7 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, An
     if any(key.startswith(_SECTIONS) and key not in (*_FACT_KEYS, *_FURTHER_KEYS) for key in settings):
         return dict(tree)
     federation, algorithm, privacy = (dict(tree[name]) for name in ("federation", "algorithm", "privacy"))
+    # A missing setting is None, and then the scenario or the data decide.
     known_settings: dict[str, Any] = {key: settings.get(key) for key in (*_FACT_KEYS, *_FURTHER_KEYS)}
     record_count = len(data.train_labels)
     try:

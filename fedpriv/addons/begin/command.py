@@ -62,19 +62,28 @@ _UNIT_COMMENT = (
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """Columns that a user named, and whether the target is a real number, None for a guess."""
+    """Columns that a user named, None for a role without a column, and whether the target is a real number."""
 
     target: str | None
     site: str | None
     person: str | None
     split: str | None
+    """Column with "train" and "test"."""
     regression: bool | None
+    """Whether the target is a real number and no class, or None for a guess."""
 
 
 def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
     """Print a description of a table, and with `out` write a scenario and a policy for each silo.
 
-    Files are written into `out` only if none of them exists there.
+    Without a target, the description ends with the columns.  With a target, the description also has the columns
+    that are left out, persons, small silos, and a target that may be amounts.  Files are written into `out` only
+    if none of them exists there.
+
+    Args:
+        path: The table, .csv or .parquet.
+        roles: Columns that the user named.
+        out: Folder of scenario.toml and silo-N.toml, or None for no files.
 
     Raises:
         InputError: If the table cannot be read or run, a column is missing, or a file exists in `out`.
@@ -83,6 +92,7 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
         raise InputError(f"{path}: expected a .csv or .parquet file")
     if out is not None and roles.target is None:
         raise InputError("--out: needs --target, the column that is to be predicted")
+    # Columns as they are, and records that occur twice.
     table = read_table(path)
     typer.echo(f"{path}: {len(table)} records, {len(table.columns)} columns")
     columns = summarize_columns(table)
@@ -95,6 +105,7 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
         )
     if roles.target is None:
         return
+    # Columns with a use, and columns that are left out.
     schema = describe_table(
         table,
         columns,
@@ -114,6 +125,7 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
     ):
         if names:
             typer.echo(f"left out, {reason}: {sanitize_line(', '.join(names))}")
+    # Records as a run would read them: persons, and silos of too few records or a single class.
     encoded = read_rows(table, schema)
     check_persons(encoded, schema, path)
     unit, train = _find_unit_keys(encoded, schema), encoded.split.train
@@ -141,7 +153,8 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
 def _find_unit_keys(encoded: TableRows, schema: TableSchema) -> dict[str, Any]:
     """Print the number of records of a person, and return the keys of [privacy] that protect persons.
 
-    There are no keys if no person has several records.
+    The keys are `unit` and `records`, the largest number of a person's records that count.  There are no keys if
+    no person has several records.
     """
     if (persons := count_persons(encoded)) is None:
         return {}
@@ -171,7 +184,16 @@ def _describe_persons(persons: PersonCounts) -> str:
 def _count_units(
     encoded: TableRows, schema: TableSchema, row_indices: NDArray[np.int64], *, by_person: bool
 ) -> list[int]:
-    """Count these rows, or the persons in them, for each site, or divide them by the default silos."""
+    """Return the number of units among some rows in each silo.
+
+    A silo is a site.  In a table without sites, the units are divided equally among the default number of silos.
+
+    Args:
+        encoded: Rows of the table.
+        schema: Description of the table, which lists the sites.
+        row_indices: Indices of the rows that are counted.
+        by_person: Whether units are persons, else records.
+    """
     if by_person:
         assert encoded.persons is not None
         row_indices = row_indices[index_persons(encoded.persons[row_indices])[0]]
@@ -182,7 +204,13 @@ def _count_units(
 
 
 def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
-    """Print warnings of silos with few records or a single class.
+    """Print warnings of silos with few units in training, or with training or test records of a single class.
+
+    Args:
+        encoded: Rows of the table.
+        schema: Description of the table, which lists sites and classes.
+        sizes: Number of training units of each silo.
+        noun: Name of these units in the warnings.
 
     Raises:
         InputError: If a silo has no training record, so that the table cannot be run.
@@ -206,9 +234,16 @@ def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequenc
 
 
 def _make_files(path: Path, schema: TableSchema, sizes: Sequence[int], unit: dict[str, Any]) -> dict[str, str]:
-    """Make the text of each file, by name.
+    """Make the texts of scenario.toml and of a policy silo-N.toml for each silo, by name.
 
-    `unit` has the keys of [privacy] for persons with several records.
+    The scenario has the advised settings.  The policies allow exactly this run.  The table's description stays
+    public = false in the files, so that a run with noise is refused until its owner has checked the ranges.
+
+    Args:
+        path: The table.
+        schema: Description of the table.
+        sizes: Number of units of each silo.
+        unit: Keys of [privacy] for persons with several records, empty for records.
     """
     from fedpriv.plan.task import make_schema_task
     from fedpriv.scenario.load import resolve_cell
@@ -253,6 +288,14 @@ def print_advice(
     silos: int, records: str, further_facts: dict[str, Any], data: str | None, out: Path | None, *, as_json: bool
 ) -> None:
     """Print the advice, and write its scenario to `out`.
+
+    Args:
+        silos: Number of silos.
+        records: Records of each silo, as one number or as numbers with commas.
+        further_facts: Other facts, by the names of arguments of `advise`.
+        data: Name of the data in the scenario, or None for an .npz file that is still to be named.
+        out: File of the scenario, or None for none.
+        as_json: Whether JSON is printed in place of a table.
 
     Raises:
         InputError: If no federation has these facts, or `out` exists.

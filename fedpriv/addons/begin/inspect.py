@@ -110,7 +110,7 @@ class ColumnSummary:
 
 @dataclass(frozen=True)
 class PersonCounts:
-    """Number of persons, number of those with several records, and largest number of one's records."""
+    """Number of persons, number of persons with several records, and most records of a person."""
 
     count: int
     repeated_count: int
@@ -131,7 +131,12 @@ def summarize_columns(table: RawTable) -> list[ColumnSummary]:
 
 
 def _summarize_column(table: RawTable, name: str, cells: CellColumn) -> ColumnSummary:
-    """Summarize a column as numbers, as numbers with some odd cells, or as words."""
+    """Summarize a column as numbers, as numbers with some odd cells, or as words.
+
+    A column of numbers has no other cells but missing ones, and is not made of "true" and "false".  A column of
+    numbers with odd cells has at least 10 distinct numbers, and at most a tenth of its cells are no numbers.  All
+    other columns are words.  A summary of odd cells has no span, so that its column is not used.
+    """
     numbers, missing = cells.to_numbers(), int(cells.is_missing.sum())
     distinct, vocabulary = cells.count_values(_MAX_LISTED_WORDS)
     are_booleans = distinct <= 2 * MAX_CLASS_CODES and {word.lower() for word in vocabulary} <= {"true", "false"}
@@ -162,21 +167,25 @@ def describe_table(
 ) -> TableSchema:
     """Describe a table by a schema that is not public, with ranges rounded outwards and sorted words.
 
+    Every usable column without a role becomes features (`ColumnSummary.is_usable`).  Records without a target
+    will not count.
+
     Args:
         table: The table.
         columns: Summaries of its columns.
         target: Column to predict.
         regression: Whether the target is real, or None for a guess.  A target of numbers is then real, unless it
             has two distinct numbers or a few integers, which are codes of classes.
-        site: Column of sites.
-        person: Column of persons.
-        split: Column with "train" and "test".
+        site: Column of sites, each of which becomes a silo, or None.
+        person: Column of persons, or None if each record is another person's.
+        split: Column with "train" and "test", or None.
 
     Raises:
         InputError: If a column is missing, or the target cannot be predicted.
     """
     columns_by_name = {column.name: column for column in columns}
     _check_roles(table, {"target": target, "site": site, "person": person, "split": split})
+    # The target is real, or has classes.
     target_column = columns_by_name[target]
     if target_column.odd_cells and regression is not False:
         raise InputError(
@@ -199,6 +208,7 @@ def describe_table(
             and not target_column.words,
         }
     )
+    # Columns without a role become features, and the shares of the split are read off the table.
     roles = {target, site, person, split}
     features = {
         name: _make_column(column)
@@ -233,7 +243,11 @@ def _parse_number(word: str) -> float:
 
 
 def _check_roles(table: RawTable, roles: Mapping[str, str | None]) -> None:
-    """Check the columns with roles.
+    """Check that the columns with roles exist, and that each has a single role.
+
+    Args:
+        table: The table.
+        roles: Name of the column by role, or None for a role without a column.
 
     Raises:
         InputError: If a column is missing or has two roles, or the column of sites is empty.
