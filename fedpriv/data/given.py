@@ -29,7 +29,11 @@ def to_record_array(records: Any) -> NDArray[Any]:
     """Copy records to one array.
 
     Args:
-        records: Array or tensor (n, ...), or a tuple with an array for each input of a record.
+        records: Array or tensor (n, ...), or a tuple with an array or tensor (n, ...) for each input of a record.
+            Anything else, such as a list, is converted by NumPy.
+
+    Returns:
+        Array (n, ...), or for a tuple a structured array (n,) with a field for each input.
 
     Raises:
         InputError: The inputs in a tuple differ in length.
@@ -51,9 +55,13 @@ def to_record_arrays(
     """Copy records and labels, so that the program may change its own later.
 
     Args:
-        data: Records and labels.  A DataLoader is read from its first batch to its last, and a batch may be a
-            dictionary of records and labels, in this order.
+        data: Records and labels, as a pair or as a torch Dataset of pairs.  The last tensor of a TensorDataset is
+            the labels, and the others are inputs.  A DataLoader is read from its first batch to its last, and a
+            batch may be a dictionary of records and labels, in this order.
         source: Name of the argument in messages.
+
+    Returns:
+        Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).
 
     Raises:
         InputError: `data` are no pairs of records and labels, inputs differ in length, or a DataLoader is empty.

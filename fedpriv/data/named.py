@@ -53,8 +53,10 @@ SplitArrays = tuple[ArrayLike, ArrayLike]
 Records (n, ...) are bytes, numbers or tokens (`layout`).  Labels are (n,), or (n, ...) if a record has several.
 """
 _Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images (n, height, width) or (n, height, width, channels), and labels (n,)."""
 
 _USER_DATA: dict[str, tuple[Callable[[], tuple[SplitArrays, SplitArrays]], int | None]] = {}
+"""Function and number of classes (`add_data`) of each registered data set, by its name."""
 
 
 def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], classes: int | None = None) -> None:
@@ -102,6 +104,8 @@ def load_user_data(name: str) -> Dataset:
 
 def make_dataset(name: str, train: SplitArrays, test: SplitArrays, classes: int | None) -> Dataset:
     """Return checked arrays as a data set.
+
+    Labels become int64 for classes and float64 for a regression.  Records in one array of booleans become float32.
 
     Args:
         name: Name of the data set, or `ARGUMENT_NAMES` for the arguments of a program.
@@ -157,7 +161,8 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
 
     Args:
         name: Name of the data set, or path of its file.
-        table: Schema from a scenario, or None.
+        table: Schema from a scenario, which the path of a .csv or .parquet file needs and nothing else takes, or
+            None.
 
     Raises:
         InputError: The file of a table has no schema, or a schema is given for another data set.
@@ -268,6 +273,13 @@ def load_held_out(name: str, root: Path | None = None, table: TableSchema | None
 
 def _read_emnist(folder: Path, split: str) -> _Images:
     """Read images and labels out of the published archive, the only file that a hash is published for.
+
+    Args:
+        folder: Folder of the archive.
+        split: "train" or "test".
+
+    Returns:
+        Images (n, 28, 28), transposed as published, and labels 0 … 46, (n,).
 
     Raises:
         InputError: The archive cannot be read.

@@ -112,7 +112,10 @@ def load_npz_held_out(name: str) -> HeldOutData:
 
 
 def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, source: str) -> None:
-    """Check records and their labels.
+    """Check the shapes, types and ranges of records and their labels.
+
+    Records are bytes, other integers or floats, and booleans only as one of several inputs.  There is one record
+    at least.  Records that are one array have two axes at least.
 
     Args:
         images: Records, (n, ...), or a structured array (n,) of several inputs.
@@ -124,6 +127,7 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
         InputError: A shape or type cannot be used, a value is not finite, an integer is beyond 2^24, or a label is
             none of the classes.
     """
+    # Types and shapes.
     inputs, has_inputs = split_inputs(images), images.dtype.names is not None
     for column in inputs.values():
         if column.dtype.kind not in ("fiub" if has_inputs else "fiu"):
@@ -141,6 +145,7 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
             f"{source}: labels are numbers, not {labels.dtype}; np.unique(labels, return_inverse=True)[1] numbers "
             "classes that have names"
         )
+    # Values.
     if not all(np.isfinite(column).all() for column in (*inputs.values(), labels)):
         raise InputError(f"{source}: a value is not finite; every one must be a number")
     for column in (*inputs.values(), labels):
@@ -152,6 +157,7 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
             raise InputError(
                 f"{source}: whole numbers are at most 2^24 = {MAX_INTEGER:,} in size; give others as floats"
             )
+    # Classes, without the labels that a record with several ones ignores.
     if classes:
         class_labels = labels[labels != IGNORED_CLASS] if labels.ndim > 1 else labels
         if not are_integers or (class_labels.size and (class_labels.min() < 0 or class_labels.max() >= classes)):
@@ -234,6 +240,15 @@ def _read_split(
     arrays: dict[str, NDArray[Any]], split: str, classes: int, name: str
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the checked records and labels of the split "train" or "test".
+
+    Records (n, ...) are the array `SPLIT_features`, or else `SPLIT_images`, or a structured array (n,) of the
+    arrays `SPLIT_features.NAME`.  Labels (n, ...) become int64, or float64 for a regression.
+
+    Args:
+        arrays: All arrays of the file by name.
+        split: "train" or "test".
+        classes: Number of classes, or 0 for a regression.
+        name: Path of the file, for messages.
 
     Raises:
         InputError: An array is missing or cannot be used.

@@ -40,18 +40,23 @@ _MAX_RARE_COUNT = 2
 def draw_split(data: Dataset, number: int) -> Dataset:
     """Draw a new public split of all records into a training and a test part of the same sizes.
 
+    There are two kinds of data.  If both parts have a place for every row of a table's file, all places stay, and
+    the split changes which rows count in which part.  Otherwise the records of both parts are joined, and new
+    training and test records are taken from them, the training records in a random order.  Sizes are equal at each
+    site, and count persons if the data name persons.
+
     Guarantee: no record is in both parts, and no person is in both parts.
 
     Args:
         data: Data set with its published split.
-        number: Number of the split, 1 or more.
+        number: Number of the split, 1 or more, from which the public randomness follows.
 
     Raises:
-        InputError: The data name persons for the training records and not for the test records.
+        InputError: The data are of the second kind and name persons, which are known for training records only.
     """
     train_counts, test_counts = counted_mask(data.train_labels), counted_mask(data.test_labels)
     if data.row_indices is not None and np.array_equal(np.sort(data.row_indices[0]), np.sort(data.row_indices[1])):
-        # Both parts have a place for every row of the file: map training places to test places of the same row.
+        # First kind: `test_index` maps a training place to the test place of the same row of the file.
         test_index = np.argsort(data.row_indices[1])[np.argsort(np.argsort(data.row_indices[0]))]
         images = np.where(
             _broadcast_mask(train_counts, data.train_images), data.train_images, data.test_images[test_index]
@@ -73,6 +78,7 @@ def draw_split(data: Dataset, number: int) -> Dataset:
         )
     if data.persons is not None:
         raise InputError(f"data.split: whose the test records of {data.name} are is not known; leave it out")
+    # Second kind: join both parts, draw the test records, and take both parts from the joined records.
     images = np.concatenate([data.train_images, data.test_images])
     labels = np.concatenate([data.train_labels, data.test_labels])
     sites = None if data.sites is None else np.concatenate([data.sites.train, data.sites.test])
@@ -105,6 +111,10 @@ def blank_training_share(data: Dataset, share: float) -> Dataset:
     Args:
         data: Data set.
         share: Share of the training records, rounded to the inverse of an integer.
+
+    Returns:
+        The data set, in which the labels of the drawn records are those of records that do not count
+        (`blank_labels`).
     """
     is_counted = counted_mask(data.train_labels)
     period = round(1.0 / share)
@@ -132,7 +142,19 @@ def _draw_records(
     purpose: str,
     number: int,
 ) -> NDArray[np.bool_]:
-    """Draw a mask of counted records, (n,), with as many units at each site as `quota` marks there."""
+    """Draw a mask of counted records, (n,), with as many units at each site as `quota` marks there.
+
+    A unit is a person's records at the site, or one record if the data name no persons.  Units are drawn whole,
+    and stratified by the label of their first record (`_draw_stratified`).
+
+    Args:
+        data: Data set, for the site (`sites.train`) and the person of each of the n records.
+        labels: Labels of the records, (n,) or (n, ...).
+        is_counted: Mask of the records that count, (n,), the only ones that are drawn.
+        quota: Mask of records, (n,), of which only the number of their units at each site is used.
+        purpose: Name of the draw, which public randomness depends on.
+        number: Number of the draw, for the same use.
+    """
     sites = np.zeros(len(labels), np.int64) if data.sites is None else data.sites.train
     persons = None if data.persons is None else np.unique(data.persons, return_inverse=True)[1].ravel()
     is_drawn = np.zeros(len(labels), np.bool_)
@@ -151,7 +173,15 @@ def _draw_records(
 
 
 def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Draw `count` indices into `labels`, stratified unless a label is rare or labels are numbers."""
+    """Draw `count` indices into `labels`, stratified unless a label is rare or labels are numbers.
+
+    A stratified draw has count · (share of the class) records of each class, rounded to integers of the sum
+    `count`.  A label is rare if it occurs `_MAX_RARE_COUNT` times or less.  Records with several labels are not
+    stratified.
+
+    Returns:
+        Indices, (count,).
+    """
     has_classes = labels.dtype.kind == "i" and labels.ndim == 1  # a record with several labels has no stratum
     classes, counts = (
         np.unique(labels, return_counts=True) if has_classes else (labels[:1], np.array([len(labels)]))
@@ -311,7 +341,7 @@ def group_by_person(
     """Group the rows that count into a unit for each person, in the order of the names.
 
     Guarantee: a person's unit depends on the person's own rows alone, and its place on the names alone.  A person
-    none of whose rows counts has a unit, too.
+    none of whose rows counts has a unit, too, which is filled with -1.
 
     Args:
         persons: Name of each row's person.
@@ -374,9 +404,9 @@ def silo_sizes(records: int, silos: int, skew: float | None, seed: int, min_size
     Args:
         records: Number of records to distribute.
         silos: Number of silos.
-        skew: Concentration of a symmetric Dirichlet distribution over silos, where a small one is uneven.  A
-            skewed federation uses all records.  With None all silos have the same size, and the remainder is left
-            out.
+        skew: Concentration of a symmetric Dirichlet distribution over silos, where a small one is uneven.  A silo
+            has `min_size` records and its Dirichlet share of the others, so that all records are used.  With None
+            all silos have the same size, and the remainder is left out.
         seed: Public seed of the distribution.
         min_size: Fewest records of a silo.
 
@@ -502,7 +532,19 @@ def _deal_records(
 ) -> SiloRows:
     """Draw each silo's records from one pool for each label, by balanced mixtures (silos, labels).
 
-    Mixtures are above 0, so that rows and columns can be scaled.
+    Rows of the mixtures are scaled to the sizes of the silos, and columns to the frequencies of the labels.  A row
+    then holds the silo's expected number of records of each label, which is rounded.  If a pool runs out, the silo
+    takes the rest from the fullest pool.
+
+    Args:
+        pools: Row indices of the records of each label, in random order, which are emptied from their ends.
+        mixtures: Share of each label at each silo, above 0, so that rows and columns can be scaled.
+        sizes: Number of records of each silo.
+        counts: Number of records of each label, (labels,).
+        generator: Public randomness, for the order of a silo's records.
+
+    Returns:
+        Row indices of each silo.
     """
     expected_counts = _balance_margins(
         mixtures, np.array(sizes, np.float64), np.float64(sum(sizes) / counts.sum()) * counts
@@ -522,6 +564,9 @@ def _deal_records(
 
 def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, per_silo: int) -> SiloRows:
     """Sort records by label, cut them into `per_silo` shards for each silo, and deal the shards at random.
+
+    The records are a random choice of as many as the silos take.  A silo's records are split into shards of equal
+    size, up to one record, and arrive in a random order.
 
     The method is that of McMahan et al. 2017, section 3, who assign 2 shards to a client.
 

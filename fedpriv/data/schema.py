@@ -103,15 +103,17 @@ class Survival(TableSection):
     def make_labels(self, times: NDArray[np.float64], was_seen: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Compute the labels m + (K + 1) δ of records, each from its own time and event.
 
-        m of the K bins were survived, and δ is 1 if the event was seen in the next bin.  A time before the first
-        edge says nothing of any bin: no bin survived, no event.
+        m of the K bins were survived, and δ is 1 if the event was seen in the next bin, m.  A record that was last
+        seen in a bin without an event survived this bin as well if `censored` says so.  From the last edge on all
+        K bins were survived, and an event is not counted.  A time before the first edge says nothing of any bin:
+        no bin survived, no event.
 
         Args:
-            times: Time of the event, or of the last sight of the record, (n,).
+            times: Time of the event, or of the last sight of the record, (n,), in the unit of `edges`.
             was_seen: Whether the event was seen at that time, (n,).
 
         Returns:
-            Labels, (n,).
+            Labels, integers 0 … 2K, (n,).
         """
         edges = np.array(self.edges)
         bin_index = np.searchsorted(edges, times, side="right") - 1  # -1 … K

@@ -25,6 +25,9 @@ def make_blobs(
     Args:
         train: Number of training records.
         test: Number of test records.
+
+    Returns:
+        Training images (train, 28, 28), training labels 0 … 9, (train,), test images and test labels.
     """
     generator = public_generator(0, "synthetic data")
     coarse = generator.uniform(0.0, 160.0, (_CLASS_COUNT, _COARSE_SIDE, _COARSE_SIDE))
@@ -76,7 +79,9 @@ class KnownProblem:
     labels: NDArray[np.float64]
     """(n,)."""
     curvature: NDArray[np.float64]
+    """Eigenvalues of E[z zᵀ], (dimension,)."""
     minimizer: NDArray[np.float64]
+    """x*, (dimension,)."""
     feature_norm: float
     label_bound: float
     """Largest absolute value of a label that can occur."""
@@ -184,13 +189,17 @@ Tokens = NDArray[np.int64]
 def make_sentences(train: int, test: int) -> tuple[Tokens, Tokens, Tokens, Tokens]:
     """Return training tokens (n, 16) and labels, test tokens and labels, always the same.
 
-    A sentence has two parts about two different topics, with the marker at a random position between them.  The
+    A sentence has two parts about two different topics, with the marker at a random position 2 … 7 between them.
+    Every other word is one of its part's topic with probability `_TOPIC_SHARE`, and otherwise a common word.  The
     topic of the second part is the label.  The set of words in a sentence reveals both topics, and only the order
     of the words reveals the topic of the second part.
 
     Args:
         train: Number of training sentences.
         test: Number of test sentences.
+
+    Returns:
+        Training tokens 0 … 63, (train, 16), training labels 0 … 3, (train,), test tokens and test labels.
     """
     generator, count = public_generator(0, "sentences"), train + test
     labels = generator.integers(0, TOPIC_COUNT, count)

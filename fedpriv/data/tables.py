@@ -50,7 +50,8 @@ def is_data_frame(value: object) -> TypeGuard[DataFrame]:
 def register_frame(frame: DataFrame) -> str:
     """Copy a DataFrame, and return the table name under which it can be loaded.
 
-    The name follows from the content and the user's key.  Later changes of the DataFrame change no run.
+    The name follows from the content and the user's key (`in_memory_name`), and ends in .parquet, so that it reads
+    as the path of a table.  Later changes of the DataFrame change no run.
 
     Raises:
         InputError: The value is no table of numbers and words.
@@ -94,8 +95,9 @@ def in_memory_name(digest: bytes) -> str:
 def _read_or_create_key(folder: Path) -> bytes:
     """Return the secret key from which names of records in memory are computed.
 
-    The key is in a file, which is created if it is missing.  If the file cannot be used, or other users have
-    access to it, the key is drawn for this process only.
+    The key has `_KEY_BYTES` random bytes.  It is in the file records.key of the folder, and a missing file is
+    created.  If the file cannot be used, belongs to another user, or is open to other users, the key is drawn for
+    this process only.
     """
     path = folder / "records.key"
     with suppress(OSError):
@@ -119,6 +121,9 @@ def load_table(
 ) -> Dataset:
     """Load a table as a data set, with the training records in a public random order.
 
+    Rows that have a place in a part and do not count there are zeros, with the label of no class or no number
+    (`blank_labels`).
+
     Args:
         name: Name of the data set.
         path: Path of the file, or of a registered DataFrame.
@@ -127,7 +132,8 @@ def load_table(
         dtype: Floating-point type that features are rounded to.
 
     Raises:
-        InputError: The table does not keep to the schema, or a part has no records.
+        InputError: The table does not keep to the schema, a person has records at two sites, or a part has no
+            records.  The test part may be empty if `test_share` is 0.
     """
     table = read_raw_table(path)
     rows = read_rows(table, schema)
@@ -165,7 +171,7 @@ def load_table(
 def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutData:
     """Load the test records, all that a server reads.
 
-    The file need not have other records, or a column for the records' sites.
+    The file need not have other records, or a column for the records' sites.  Rows that do not count are left out.
 
     Args:
         name: Name of the data set.
@@ -224,7 +230,13 @@ def _read_cached(path: Path, size: int, changed: int) -> RawTable:
 
 
 def read_raw_table(path: Path) -> RawTable:
-    """Return the cells of a file or of a registered DataFrame, and read an unchanged file once."""
+    """Return the cells of a file or of a registered DataFrame, and read an unchanged file once.
+
+    A file is unchanged if its size and its time of change are.
+
+    Raises:
+        InputError: The file is missing, is not a readable table, or has no records.
+    """
     if (frame := find_frame(path)) is not None:
         return frame
     try:

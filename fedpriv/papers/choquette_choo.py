@@ -2,7 +2,8 @@
 
 Source: Choquette-Choo, Ganesh & Thakurta, "Near-Optimal Rates for O(1)-Smooth DP-SCO with a Single Epoch and Large
 Batches" (ALT 2025), Algorithm 1.  Rounds count from 1, and α_t = t are weights (the paper's η_t)
-with sums α_{1:t} = α_1 + … + α_t.  S~_t is the noisy sum that estimates α_t ∇F(x_t), F the mean loss, and Π projects on the ball K.
+with sums α_{1:t} = α_1 + … + α_t.  S~_t is the noisy sum that estimates α_t ∇F(x_t), F the mean loss, and Π
+projects on the ball K.
 
     g~_t = S~_t / α_t
     z_{t+1} = Π(z_t - (α_t/β) g~_t)

@@ -211,8 +211,8 @@ class GradientAndHessian(View):
     def coefficients(self, point: Tensor, published: MeanStatistics) -> list[Coefficient]:
         """Compute the weights with intervals of 95 % for the population's weights under the same penalty.
 
-        With H = A₊ + λ I, and per coordinate σ² the variance of a gradient's noise and v_t that of A_t's noise, the
-        error of u_t has the second moment
+        With H = A₊ + λ I, and per coordinate σ² the variance of a gradient's noise and v_t that of A_t's noise,
+        the error of u_t has the second moment
 
             N_t = H⁻¹ [σ² I + v_t/2 (tr(M_t) I + M_t)] H⁻¹,     M_t that of x_t - x*,  M_1 = x* x*ᵀ
             v_t = (σ/κ)² 2 (2t + 1) / (3 t (t + 1))

@@ -202,9 +202,9 @@ def tree_parameters(records: int, dimension: int, epsilon: float, delta: float) 
 def reduced_parameters(records: int, dimension: int, epsilon: float) -> TheoremParameters:
     """Return T, α, η and γ of Theorem 9.
 
-    T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋, α = N^{3/4} ε / (T^{3/4} √d) and at least 1/N, η = 1/√(NT) and γ = ηN.  α is 1/N
-    up to the rounding of T.  The theorem's rate is claimed and not proved: its proof needs fresh permutations, and
-    the algorithm a fixed one.
+    T = ⌊N^{7/3} ε^{4/3} / d^{2/3}⌋, α = N^{3/4} ε / (T^{3/4} √d) and at least 1/N, η = 1/√(NT) and γ = ηN.  α is
+    1/N up to the rounding of T.  The theorem's rate is claimed and not proved: its proof needs fresh permutations,
+    and the algorithm a fixed one.
 
     Args:
         records: N.

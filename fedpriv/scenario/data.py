@@ -190,6 +190,10 @@ class DataSection(Section):
     def check_table(self, silos: int, *, private: bool, per_silo: bool) -> None:
         """Check that the table has the public schema that a run needs.
 
+        A table needs a schema, and the schema must be public if the run has noise.  [data.scale] needs a column of
+        numbers.  The partition "site" needs a column of sites with one site for each silo, and metrics for each
+        site need a column of sites.
+
         Guarantee: ranges and vocabularies that are declared to come from the records enter no run with noise.
 
         Args:

@@ -110,7 +110,13 @@ def find_excluded_targets(overridden_keys: Iterable[str], mode: Any = None) -> l
 def drop_superseded_keys(tree: dict[str, Any], overrides: Overrides) -> None:
     """Drop keys from a cell's tree that an override excludes.
 
-    The other privacy targets are dropped, and the settings of other partitions.
+    An overridden privacy target drops the other targets, and a mode without noise drops all of them.  An
+    overridden partition drops the keys that only other partitions take (`PARTITION_KEYS`).  Keys that are
+    overridden themselves stay.
+
+    Args:
+        tree: Nested keys of a cell, which the function changes.
+        overrides: Overrides of the scenario, which the tree has already.
     """
     for key in find_excluded_targets(overrides.overridden_keys, overrides.fixed_values.get("privacy.mode")):
         tree.get("privacy", {}).pop(key.removeprefix("privacy."), None)
@@ -142,7 +148,7 @@ def parse_rules(entries: Any, axes: Mapping[str, list[Any]], source: str) -> lis
     """Parse the [[where]] rules of a file.
 
     Args:
-        entries: Value of the key `where`.
+        entries: Value of the key `where`, a list of tables with `when` and `set`.
         axes: Values of each axis of the sweep in the file.
         source: Name of the file in messages.
 
@@ -188,10 +194,14 @@ class Scenario:
     name: str
     title: str
     axes: Mapping[str, list[Any]]
+    """Values of each swept key, by its dotted name."""
     seeds: list[int]
     points: list[SweepPoint]
+    """Runs, in the order of the axes' values, with the seeds of a point one after another."""
     published: PublishedValues | None
+    """Section [paper] or [table], or None without it or if an override removed an axis of its tables."""
     growth: Growth | None = None
+    """Section [scaling], or None without it."""
     tuning: Tuning | None = None
     """Record of the choice of settings, if `fedpriv tune` wrote the file."""
 
@@ -235,16 +245,22 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> Scenario:
     """Return the scenario of a parsed TOML tree.
 
-    An override of a swept key narrows its axis to the value, or to the list of values.
+    An override of a swept key narrows its axis to the value, or to the list of values.  The points are all
+    combinations of the axes' values, each with every seed.  An override that changes the setting withholds the
+    published values and the theoretical exponents.
 
     Args:
         tree: Parsed TOML.
         source: Name of the file in messages.
         overrides: Texts "KEY=VALUE" with dotted keys and TOML values.
 
+    Returns:
+        The scenario, whose cells are validated, and whose name and title are those of the first point.
+
     Raises:
-        InputError: A key or an override is malformed.
+        InputError: A key or an override is malformed, or a cell cannot be run.
     """
+    # Sections of the file about the sweep and the tables.
     base = copy.deepcopy(dict(tree))
     sweep, layout = base.pop("sweep", {}), [key for key in ("paper", "table") if key in base]
     if len(layout) > 1:
@@ -257,12 +273,14 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
     for key, values in sweep.items():
         if key != "seeds" and (not isinstance(values, list) or not values):
             raise InputError(f'{source}: sweep."{key}" = {values!r}: expected a list of at least one value')
+    # Sections about results and rules, which are checked against the axes of the file, before any override.
     file_axes = {key: values for key, values in sweep.items() if key != "seeds"}
     file_tree = copy.deepcopy(base)
     published = parse_published(paper, file_axes, source, *layout)
     growth = parse_growth(base.pop("scaling", None), file_axes, source)
     tuning = parse_tuning(base.pop("tuned", None), source)
     rules = parse_rules(base.pop("where", []), file_axes, source)
+    # Overrides: axes of the sweep, and keys with one value for all points.
     override_parts = split_overrides(
         overrides,
         {key: drop_duplicates(values) if isinstance(values, list) else values for key, values in sweep.items()},
@@ -275,6 +293,7 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
             raise InputError(f"{source}: {key}: swept values and labels are finite numbers, texts or lists")
     for key, value in override_parts.fixed_values.items():
         assign_key(base, key, value)
+    # Published values and theory stand only beside the setting that they belong to.
     if published is not None and not {published.tables.rows, published.tables.columns} <= axes.keys():
         published = None  # an override of the privacy target removed an axis of the tables
     if published is not None or growth is not None:
@@ -286,6 +305,7 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
         if published is not None:
             published = published.without_values(changed + find_changed_axes(file_axes, axes, published))
         growth = growth and growth.without_theory_if(changed)
+    # A cell for each point and seed.
     seeds = _parse_seeds(axes.pop("seeds", None), base.pop("seed", 0), source)
     points = [
         SweepPoint(
@@ -300,7 +320,14 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
 
 
 def resolve_cell(tree: Mapping[str, Any], source: str) -> Cell:
-    """Validate one cell.
+    """Validate one cell, with the own keys of its algorithm and its model.
+
+    The algorithm must offer the trust setting.  Rounds of sampling or of groups must fit the algorithm.  The key
+    `privacy.rho` is for DP-μ²-FL alone.
+
+    Args:
+        tree: Nested keys of the cell.
+        source: Name of the file in messages.
 
     Raises:
         InputError: The cell cannot be run.  The message has one line.
@@ -335,7 +362,20 @@ def _resolve_point(
     seed: int,
     source: str,
 ) -> Cell:
-    """Resolve one point of the sweep: the file, the swept values, the rules, then the overrides."""
+    """Resolve one point of the sweep: the file, the swept values, the rules, then the overrides.
+
+    Args:
+        base: Nested keys of the file, without sections about the sweep and the results.
+        axes: Axes of the sweep, of which only the order of the keys counts.
+        values: Value of each axis at the point, in this order.
+        rules: Rules [[where]] in the order of the file.
+        overrides: Overrides of the scenario.
+        seed: Seed of the run.
+        source: Name of the file in messages.
+
+    Raises:
+        InputError: The cell cannot be run.
+    """
     tree = copy.deepcopy(dict(base))
     for key, value in zip(axes, values, strict=True):
         assign_key(tree, key, value)
@@ -350,6 +390,11 @@ def _resolve_point(
 
 def _parse_seeds(seeds: Any, single: Any, source: str) -> list[int]:
     """Return the seeds 0 … 4 for `sweep.seeds = 5`, those of a list, or else the one `seed` of the file.
+
+    Args:
+        seeds: Value of `sweep.seeds`, a count, or a list in which a repeated seed counts once, or None.
+        single: Value of `seed`, which is used if `seeds` is None.
+        source: Name of the file in messages.
 
     Raises:
         InputError: The seeds are malformed.

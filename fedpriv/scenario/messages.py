@@ -53,6 +53,9 @@ def format_validation_error(
 ) -> str:
     """Format the first finding in one line, with the number of other keys that have findings.
 
+    A finding is pydantic's record of one fault of one key: its path, type and input.  Findings on unknown keys
+    come first.  The missing key that an unknown one resembles is not counted.
+
     Args:
         error: Error of pydantic.
         model: Type of the section.
@@ -86,7 +89,17 @@ def _key_path(finding: ErrorDetails) -> list[str]:
 def _format_findings(
     findings: list[ErrorDetails], model: type[BaseModel], prefix: str, other_model: type[BaseModel] | None
 ) -> str:
-    """Format all findings on one key in one line.  A key of several types has a finding for each type."""
+    """Format all findings on one key in one line.  A key of several types has a finding for each type.
+
+    The line says that the key is unknown, with a suggestion, or missing, with its description, or repeats the
+    message of a validator, or names the value and the values that each type accepts.
+
+    Args:
+        findings: Findings on the key, one at least.
+        model: Type of the section.
+        prefix: Dotted name of the section, put before the key.
+        other_model: Model of keys of the same section that are read elsewhere, for suggestions.
+    """
     first_finding = findings[0]
     path = _key_path(first_finding)
     key = ".".join(filter(None, [prefix, *path]))
@@ -101,7 +114,11 @@ def _format_findings(
 
 
 def _format_expectation(finding: ErrorDetails) -> str:
-    """Describe the values that a finding would accept."""
+    """Describe the values that a finding would accept, as in "a number above 0".
+
+    Bounds, choices and patterns come from the finding's context.  A type has a text of `_EXPECTED_TYPES`, and any
+    other finding pydantic's own message.
+    """
     context: Mapping[str, Any] = finding.get("ctx", {})
     bounds = {
         "greater_than": ("gt", "a number above {:g}"),
@@ -127,7 +144,14 @@ def _is_union_branch(part: str | int) -> bool:
 
 
 def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
-    """Return the model of the section that holds the last key of a path."""
+    """Return the model of the section that holds the last key of a path.
+
+    The path's keys are followed through nested sections, up to the first key that is no section.
+
+    Args:
+        path: Keys from `model` to the key, the key last.
+        model: Type of the section at which the path begins.
+    """
     for part in path[:-1]:
         field = model.model_fields.get(part)
         annotation = field.annotation if field else None
@@ -140,7 +164,19 @@ def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
 def _close_keys(
     path: list[str], model: type[BaseModel], other_model: type[BaseModel] | None = None
 ) -> tuple[list[str], list[str]]:
-    """Return the known keys that resemble an unknown one, and all known keys."""
+    """Return the known keys that resemble an unknown one, and all known keys.
+
+    A key of one part may also be meant for a section of `model`, so that SECTION.KEY is a known key if the section
+    has it, and resembles the key before all others.
+
+    Args:
+        path: Keys from `model` to the unknown key, the key last.
+        model: Type of the section at which the path begins.
+        other_model: Model of keys of the same section that are read elsewhere, or None.
+
+    Returns:
+        The sectioned keys of the same name, or else the one closest known key or none, and all known keys.
+    """
     known_keys = [
         *(other_model.model_fields if other_model is not None else ()),
         *_find_section(path, model).model_fields,

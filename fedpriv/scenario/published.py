@@ -21,6 +21,11 @@ from fedpriv.scenario.messages import validate_section
 def assign_key(tree: dict[str, Any], dotted: str, value: Any) -> None:
     """Set a dotted key in a tree, and create missing sections.
 
+    Args:
+        tree: Nested keys, which the function changes.
+        dotted: Key with the sections on its path, such as "privacy.mu".
+        value: Value of the key.
+
     Raises:
         InputError: A section on the path is a value.
     """
@@ -54,6 +59,13 @@ def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, A
 def parse_assignment(assignment: str, option: str = "--set") -> tuple[str, Any]:
     """Parse "KEY=VALUE" of a command line's option, with the value as TOML.
 
+    Args:
+        assignment: Text "KEY=VALUE".  A value that is no TOML counts as a text.
+        option: Name of the option in messages.
+
+    Returns:
+        The dotted key, and the value.
+
     Raises:
         InputError: The text has no key or no equals sign.
     """
@@ -80,7 +92,9 @@ class PublishedTables(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rows: str
+    """Swept key whose values are the rows of the tables."""
     columns: str
+    """Swept key whose values are the columns of the tables."""
     metrics: list[str] = []
     """Metrics that are shown as tables without published values."""
     test_loss: list[list[float]] | None = None
@@ -110,7 +124,9 @@ class Growth(BaseModel):
     by: str
     """Swept key of the compared values, such as algorithm.name."""
     metric: str
+    """Metric of a run that must reach the target."""
     factor: float
+    """Factor of the target below."""
     scale: float
     """Product L R, the unit of the target factor · scale · (1/√n + √d/(ε n))."""
     theory: dict[str, float] = {}
@@ -130,7 +146,9 @@ class PublishedValues:
 
     tables: PublishedTables
     row_values: list[Any]
+    """Values of the swept key `tables.rows`, one for each row."""
     column_values: list[Any]
+    """Values of the swept key `tables.columns`, one for each column."""
     withheld_keys: list[str] = dataclasses.field(default_factory=list)
     """Overridden keys that hide the published values."""
 
@@ -181,8 +199,16 @@ def _check_swept(name: str, key: str, axes: Mapping[str, list[Any]], source: str
 def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Growth | None:
     """Parse the section [scaling] of a file.
 
+    Args:
+        section: Parsed TOML of the section, or None.
+        axes: Values of each axis of the sweep in the file.
+        source: Name of the file in messages.
+
+    Returns:
+        The section, or None without it.
+
     Raises:
-        InputError: The section is malformed.
+        InputError: The section is malformed, or `along`, `smallest` or `by` is no swept key.
     """
     if section is None:
         return None
@@ -203,8 +229,12 @@ def parse_published(
         source: Name of the file in messages.
         section: Name of the section in the file.
 
+    Returns:
+        The tables with the values of their axes in the file, or None without the section.
+
     Raises:
-        InputError: The section is malformed.
+        InputError: The section is malformed, `rows` or `columns` is no swept key, or a table has another number of
+            rows or columns than these keys have values.
     """
     if values is None:
         return None
@@ -297,8 +327,15 @@ class Tuning(BaseModel):
 def parse_tuning(section: Any, source: str) -> Tuning | None:
     """Parse the section [tuned] of a file.
 
+    Args:
+        section: Parsed TOML of the section, or None.
+        source: Name of the file in messages.
+
+    Returns:
+        The section, or None without it.
+
     Raises:
-        InputError: The section is malformed.
+        InputError: The section is malformed, or its distribution of the number of runs cannot have its mean.
     """
     if section is None:
         return None

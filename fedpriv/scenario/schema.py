@@ -36,6 +36,8 @@ from fedpriv.scenario.sections import (
 def check_absences(federation: FederationSection, key: str | None, trust: Trust) -> None:
     """Refuse a run without some silos if its trust setting needs all of them.
 
+    The section's key `away` must name silos 0 … silos - 1, and rounds up to the number of rounds, if it is given.
+
     Guarantee: a release without a silo is a sum with fixed weights, and its noise is the claimed noise.
 
     Args:
@@ -63,6 +65,10 @@ _POOL_PARTITIONS = ("iid", "dirichlet", "shards")
 
 def check_units(unit: Unit, data: DataSection, federation: FederationSection, secret: bool, trust: Trust) -> None:
     """Refuse a unit that the data or the federation do not have, or that cannot be accounted for.
+
+    Clients in cohorts need a trusted server (`_check_pool`).  Silos of clients need the partition "iid", and under
+    secret sampling a trust setting with cohorts.  Persons need a column that names them.  Persons in several silos
+    need a public order of the records.
 
     Args:
         unit: Unit of protection.
@@ -121,6 +127,12 @@ def check_shares(privacy: PrivacySection, data: DataSection, federation: Federat
 
     Guarantee: only a silo that adds all of its noise itself has a budget of its own.  Noise that is added once for
     all silos is the same for all of them.
+
+    Args:
+        privacy: Section [privacy], which may have no shares.
+        data: Section [data].
+        federation: Section [federation].
+        trust: Trust setting.
 
     Raises:
         ValueError: The shares cannot be used.
@@ -307,7 +319,10 @@ class Cell(Section):
 
     @property
     def target_mus(self) -> tuple[float, ...] | None:
-        """μ of the rounds for the records of silo 0, 1, …, or None for a run that is not private."""
+        """μ of the rounds for the records of silo 0, 1, …, or None for a run that is not private.
+
+        Without budget shares μ is the same for all silos.  A pool of clients counts as one silo.
+        """
         if (target := self.target_mu) is None:
             return None
         if not self.privacy.shares:

@@ -201,10 +201,15 @@ class FederationSection(Section):
     def batch_sizes(self, seed: int) -> tuple[int, ...]:
         """Return the number of records of each silo in one round, or the size of the cohort.
 
-        Every position of a silo's order has this many records.
+        Every position of a silo's order has this many records.  The sizes are `batches`, or `batch` for each silo,
+        or the samples of one round divided among the silos (`silo_sizes`) if `samples` and `rounds` are given
+        without `batch`.
 
         Args:
             seed: Public seed, which skewed sizes depend on.
+
+        Returns:
+            Sizes of silo 0, 1, …, or one number, the size of the cohort, for a pool of clients.
         """
         if self.cohort is not None:
             return (self.cohort,)
@@ -349,7 +354,13 @@ class PrivacySection(Section):
         return self._mu_of_share(self.shares[silo] if self.shares else 1.0)
 
     def _mu_of_share(self, share: float) -> float | None:
-        """Return μ of a share of the target, in the target's own unit, or None without a target."""
+        """Return μ of a share of the target, in the target's own unit, or None without a target.
+
+        The share multiplies ε, the zCDP parameter or μ, whichever the section gives, before the conversion to μ.
+
+        Args:
+            share: Share of the target, above 0 and at most 1.
+        """
         if self.epsilon is not None:
             return mu_of(share * self.epsilon, self.delta)
         if self.zcdp is not None:
