@@ -88,7 +88,7 @@ class Layout:
     panels: tuple[str, ...]
     """Keys with a panel for each value, at most two."""
     axes: Mapping[str, list[Any]]
-    """All values of each key of the sweep."""
+    """Values of each key of the sweep."""
 
     def choose_look(self, point: Mapping[str, Any]) -> Look:
         """Choose the look of a sweep point.

@@ -99,7 +99,7 @@ def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
 
 
 def _draw_panel(chart: Chart, panel: Panel) -> Markup:
-    """Draw a panel as an SVG element, with height and left margin that fit the names of rows, if there are any."""
+    """Draw a panel as an SVG element, with height and left margin that fit the names of any rows."""
     left_margin, height = _LEFT_MARGIN, HEIGHT
     if chart.rows:
         left_margin = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER_WIDTH))

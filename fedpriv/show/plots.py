@@ -144,7 +144,7 @@ def _charts_by_file(folder: Path, results: Results) -> dict[str, list[Chart]]:
 
 
 def make_figure(charts: Sequence[Chart], title: str = "") -> "Figure":
-    """Draw the panels of charts into one figure, under a title, above the charts' notes, and with one legend.
+    """Draw the panels of charts into one figure, with one title and one legend, above the charts' notes.
 
     Panels lie in a grid of at most three columns.  The caption of a single chart is part of the title, and several
     charts have their captions above their panels.

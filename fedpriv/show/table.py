@@ -180,9 +180,10 @@ def _grid_table(
 
 
 def _format_figure(results: Results, metric: Metric, point: Mapping[str, Any]) -> str:
-    """Format "mean ± std [published, measured - published]" of a metric at a sweep point, without missing values.
+    """Format "mean ± std [published, measured - published]" of a metric at a sweep point.
 
-    A measured value without any finished cell is "missing", and a value of some seeds has their number behind it.
+    Published values that are missing are left out.  A measured value without any finished cell is "missing", and
+    a value of some seeds has their number behind it.
     """
     comparison = compare_with_published(results, metric, point)
     measured, text, comparisons = comparison.measured, "missing", []

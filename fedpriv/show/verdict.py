@@ -102,7 +102,7 @@ def _describe_participants(results: Results) -> str:
 
 
 def _describe_scores(results: Results) -> str:
-    """Describe the best score, and the best score at each strictest strength if there are several strengths.
+    """Describe the best score, and, of several strengths, the best score at each strictest one.
 
     A score is the mean over seeds at a sweep point: the largest accuracy, or the smallest value of the first
     metric if the run has no accuracy.  A strength is strictest if no other strength is stronger

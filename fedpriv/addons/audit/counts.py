@@ -75,7 +75,7 @@ class _WorldPair(NamedTuple):
     raw: NDArray[np.float64]
     """Raw record of each world, (2, columns of the table)."""
     is_present: tuple[bool, bool]
-    """Whether each world has its record."""
+    """Flags, one a world, False for a world without its record."""
     increments: Tensor
     """Increment of each world in clips, (2, d), zeros without a record."""
 
@@ -117,9 +117,9 @@ def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
 
 
 def _axis_values(axis: Axis) -> NDArray[np.float64]:
-    """Return a raw value in each cell of an axis, extreme ones first, and NaN for the cell of missing values.
+    """Return a raw value in each cell of an axis, extreme ones first.
 
-    An axis without edges has the codes 0 … words - 1 of a vocabulary.
+    NaN is in the cell of missing values.  An axis without edges has the codes 0 … words - 1 of a vocabulary.
     """
     if axis.edges is None:
         return np.array([0.0, *range((axis.words or 1) - 1, 0, -1), np.nan])

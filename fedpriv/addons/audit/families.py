@@ -301,11 +301,12 @@ def _reduce_run_count(runs: int) -> int:
 
 
 def _audit_rollback(part: AuditedPart, failure: float, steps: StepCounter) -> tuple[float, str]:
-    """Return the largest lower bound on μ, and its test, from releases before and after a machine is restored.
+    """Return the largest lower bound on μ, and its test, from releases before and after a rollback.
 
-    The machine is restored to the start of the canaries' heaviest round t, or of round 2 if t = 1.  After the
-    restoration that round gets another query.  With several rounds the first round is not chosen, because a run
-    that is opened again draws another key.  A run of a single round is restored to its start.
+    A rollback restores a machine from its backup, here to the start of the canaries' heaviest round t, or of
+    round 2 if t = 1.  After the restoration that round gets another query.  With several rounds the first round
+    is not chosen, because a run that is opened again draws another key.  A run of a single round is restored to
+    its start.
     """
     t = max(heaviest_round(part.build_plan()), min(2, part.small_cell.schedule.rounds))
     layout = CanaryLayout.from_rows(rows_by_round(part.small_cell), t, HEAVIEST_ROUND_COUNT, HEAVIEST_ROUND_COUNT)

@@ -227,9 +227,9 @@ def run_company(
 
 @dataclass(frozen=True)
 class Evidence:
-    """Log-likelihood ratios under a secret schedule, and the scores of tests that are made of them, (n,) each.
+    """Log-likelihood ratios under a secret schedule, and the scores of tests that are made of them.
 
-    Scores are large if the canary is present.
+    Scores are (n,), and are large if the canary is present.
     """
 
     schedule: "AuditedSchedule"
@@ -411,7 +411,7 @@ def evaluate_canaries(
 
 
 def evaluate_company(plan: Plan, trials: CanaryTrials, curve: ClaimedCurve, failure: float) -> CurveResult:
-    """Return the result with the largest excess over the claim among the tests of a canary in known company.
+    """Return the result with the largest excess over the claim among tests in known company.
 
     Arguments are those of `evaluate_canaries`.
     """

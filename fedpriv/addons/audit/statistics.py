@@ -180,10 +180,11 @@ def find_best_bound(plan: Plan, trials: Trials, failure: float) -> tuple[float, 
 
 
 def find_rollback_bound(trials: Trials, failure: float) -> tuple[float, str]:
-    """Return the largest lower bound on μ from releases before and after a machine was restored, and its test.
+    """Return the largest lower bound on μ, and its test, from releases before and after a rollback.
 
-    Each round's difference of both releases is one test, with an equal part of `failure`.  Both releases keep the
-    claim, so that their difference is √2 μ-GDP.
+    A rollback restores a machine from its backup, after which rounds are released again.  Each round's difference
+    of both releases is one test, with an equal part of `failure`.  Both releases keep the claim, so that their
+    difference is √2 μ-GDP.
     """
     best_result, round_count = (0.0, "none"), trials.run_differences.shape[1]
     for index in range(round_count):
@@ -221,7 +222,7 @@ def separation(plan: Plan) -> float:
 
 
 def canary_weight_and_std(plan: Plan, canary_round: int) -> tuple[float, float]:
-    """Return a canary's weight times its clip in the visible release, and the noise's standard deviation there.
+    """Return a canary's weight times its clip, and the noise's standard deviation, in the visible release.
 
     The visible release is the mean over all silos if the server or all silos together release it, else the mean of
     silo 0.  A mean is over the records of a round, which has one batch or several.
@@ -251,9 +252,9 @@ def _midpoint(plan: Plan, canary_round: int) -> float:
 
 
 def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str, tuple[Scores, int]]:
-    """Return the scores (n,) of each test by name, with the number of runs, 1 or 2, whose releases the test reads.
+    """Return the scores (n,) of each test by name, and the number of runs that the test reads.
 
-    Every canary round has the same tests.
+    That number is 2 for a difference of two runs, else 1.  Every canary round has the same tests.
 
     Args:
         plan: Plan of the run.

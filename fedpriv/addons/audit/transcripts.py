@@ -369,7 +369,7 @@ def collect_masked_sums(
 
 
 def _decode_means(plan: Plan, noisy_sums: NDArray[np.int64]) -> list[Tensor]:
-    """Compute the release of each round, a noisy mean (d,) as a server computes it, from noisy integers (T, d)."""
+    """Compute the release of each round, a noisy mean (d,), from noisy integers (T, d)."""
     integer_steps, means = IntegerSteps(plan, b""), list[Tensor]()
     state = integer_steps.initial_state(SERVER)
     for t, noisy_sum in enumerate(noisy_sums, start=1):

@@ -217,7 +217,9 @@ class Advice:
         return f"name = {json.dumps(self.tree['name'])}\n\n" + "\n".join(self.sections().values())
 
     def sections(self, notes: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the text of each section of the scenario file by name, with a reason above every advised setting.
+        """Return the text of each section of the scenario file by name.
+
+        A reason stands above every advised setting.
 
         Args:
             notes: Comment lines below the header of a section, by the section's name.

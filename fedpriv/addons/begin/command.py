@@ -62,7 +62,7 @@ _UNIT_COMMENT = (
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """Columns that a user named, None for a role without a column, and whether the target is a real number."""
+    """Columns that a user named, None for a role without a column, and the kind of the target."""
 
     target: str | None
     site: str | None
@@ -70,7 +70,7 @@ class ColumnRoles:
     split: str | None
     """Column with "train" and "test"."""
     regression: bool | None
-    """Whether the target is a real number and no class, or None for a guess."""
+    """True for a real number, False for classes, or None for a guess."""
 
 
 def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
@@ -204,7 +204,7 @@ def _count_units(
 
 
 def _warn_of_small_silos(encoded: TableRows, schema: TableSchema, sizes: Sequence[int], noun: str) -> None:
-    """Print warnings of silos with few units in training, or with training or test records of a single class.
+    """Print warnings of silos with few training units, or with a single class in training or test.
 
     Args:
         encoded: Rows of the table.
