@@ -6,8 +6,10 @@ features of a pre-trained module are such a map too.  The module's weights are n
 (imported.py), so silo and server have the same map or none.
 
 `AugmentedView` computes increments on shifted and mirrored copies of each picture ("augmentation multiplicity").
-A record's loss is the mean of the losses of its copies, so its gradient is the mean of their gradients, and is
-clipped once.  The module gets all copies of one record together; copies of two records never meet.
+A transform of a copy is three integers: pixels down, pixels right, and 1 for a mirror.  Transforms are drawn by
+public coins: random numbers that everyone may know.  A record's loss is the mean of the losses of its copies, so
+its gradient is the mean of their gradients, and is clipped once.  The module gets all copies of one record
+together; copies of two records never meet.
 
 Source: De, Berrada, Hayes, Smith & Balle 2022, "Unlocking high-accuracy differentially private image
 classification through scale", section 3, with crops of a padded picture and mirror images.
@@ -52,7 +54,12 @@ IMAGES_PER_CHUNK = 512
 def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Divide pixels by 255, keep numbers and tokens, and flatten: (n, ...) -> (n, features).
 
-    Several inputs of a record are concatenated.
+    Pixels are bytes (uint8).  Several inputs of a record, which are fields of a structured array, are
+    concatenated.
+
+    Args:
+        images: Raw records, (n, ...).
+        dtype: Type of the features.
     """
     if images.dtype.names is not None:
         return torch.cat(
@@ -94,7 +101,12 @@ def orientation_histograms(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
 
 
 def _histograms(gray: Tensor) -> Tensor:
-    """Histograms of one image, (1, h, w) -> (1, 8 · h/4 · w/4)."""
+    """Histograms of one image, (1, h, w) -> (1, 8 · h/4 · w/4), direction by direction.
+
+    A pixel with derivatives (a, b) adds √(a² + b²) · max(0, 1 - |distance|) to direction j, where the distance is
+    that of its angle from j on the circle, in units of 1/8 of the circle.  A cell has the mean over its pixels.
+    Pixels outside of the image are 0.
+    """
     padded = functional.pad(gray, (1, 1, 1, 1))
     horizontal = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]) / 2.0
     vertical = (padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]) / 2.0
@@ -114,12 +126,12 @@ def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
     this row by itself; where a bound in any order of additions shows that a row is short enough, its factor is 1
-    without it.
+    without a computed length.
 
     Args:
         features: Rows to scale, (n, f).
-        norm: Upper bound on the norm.
-        exactly: Whether shorter rows are scaled up to `norm`.
+        norm: Upper bound on the norm, above 0.
+        exactly: Whether shorter rows, except for zeros, are scaled up to `norm`.
     """
     is_scaled = torch.ones(len(features), dtype=torch.bool) if exactly else ~_is_surely_within(features, norm)
     if not is_scaled.any():
@@ -150,10 +162,10 @@ def compute_frozen_features(
 ) -> Tensor:
     """Compute features by the module at `path`, one record after another: (n, f) -> (n, features).
 
-    Guarantee: a record's features are a function of it and the weights, bit for bit, whatever the module does with
-    a batch: each record is a batch of its own.  A record on which the module raises has zeros for features, and no
-    other record's features change; buffers are what they were before every record.  The code is trusted to keep
-    nothing else between calls.
+    Guarantee: a record's features are a function of the record and the weights, bit for bit, whatever the module
+    does with a batch: each record is a batch of its own.  A record on which the module raises has zeros for
+    features, and no other record's features change; buffers are what they were before every record.  The code is
+    trusted to keep nothing else between calls.
 
     Args:
         values: Records, (n, f).
@@ -182,10 +194,10 @@ def compute_frozen_features(
 
 
 def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
-    """Zeros of the shape and the type of a record's features.
+    """Zeros of the shape (1, features) and of the type of records, found by a call on a record of zeros.
 
     Args:
-        map_record: Function from a record (1, f) to features.
+        map_record: Function from a record (1, f) to features (1, features).
         record: Record of zeros, (1, f).
         path: Import path of the module, for error messages.
 
@@ -207,12 +219,12 @@ def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path:
 
 @lru_cache(maxsize=2)
 def _load_module(path: str, arguments: str, weights: str) -> nn.Module:
-    """Build the frozen module at `path`.
+    """Build the module at `path` with the named weights, frozen and in evaluation mode.
 
     Args:
         path: Import path of the module.
         arguments: Arguments of the module as JSON.
-        weights: SHA-256 of the file of weights.
+        weights: Digest of the file of weights, "sha256:HEX".
 
     Raises:
         InputError: The module cannot be built, or the weights are missing or do not fit.
@@ -332,7 +344,16 @@ class AugmentedView(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum clipped increments as `Objective` does, of a batch that has the rows of the batch layout.
 
-        `_CHUNK_VALUES` values of copies exist at a time.
+        The increments are those of `copies_objective` on rows that hold all copies of a record.  At most
+        `_CHUNK_VALUES` values of copies exist at a time (more on a GPU), or those of one record.
+
+        Args:
+            query: Combination of gradients, at points (..., d).
+            batch: Records (..., B, …) and weights, (B,) or (..., B).
+            clip: Norm bound, a number or (..., 1).
+
+        Returns:
+            The sum, (..., d), and the number of clipped records, (...).
         """
         total: Tensor | float = 0.0
         clipped: Tensor | int = 0
@@ -355,7 +376,9 @@ class AugmentedView(View):
         return self.copies_objective.per_record(query, self._make_copies(batch, transforms), rows, clip)
 
     def _chunks(self, batch: Batch) -> Iterator[tuple[Batch, NDArray[np.int64]]]:
-        """Chunks of a batch, with the transforms of their copies.
+        """Yield chunks of a batch, each with the transforms of its records' copies, (..., records, copies, 3).
+
+        An empty batch is one chunk.
 
         Raises:
             ValueError: The batch layout has another number of rows.
@@ -428,10 +451,13 @@ class AugmentedView(View):
 def apply_transforms(rows: Tensor, picture: tuple[int, int, int], transforms: Tensor, shift: int) -> Tensor:
     """Make the copies of pictures by their transforms.
 
+    A picture is moved down and right, zeros come in, and the result is mirrored left to right if the transform
+    says so.
+
     Args:
         rows: Pictures, (B, c · h · w).
         picture: Shape (c, h, w) of a picture.
-        transforms: Pixels down, pixels right, and 1 for a mirror, (B, copies, 3).
+        transforms: Pixels down, pixels right (negative for up and left), and 1 for a mirror, (B, copies, 3).
         shift: Largest number of pixels of a shift.
 
     Returns:
@@ -451,6 +477,8 @@ def augment_objective(
     objective: Objective, augmentation: Augmentation | None, layout: FeatureLayout, shape: tuple[int, ...] = ()
 ) -> Objective:
     """Make the objective on copies of the records, or return the objective itself without augmentation.
+
+    Views stay in place around the augmented objective.
 
     Args:
         objective: Objective of a torch module, possibly behind views.
@@ -490,8 +518,12 @@ def picture_shape(layout: FeatureLayout, shape: tuple[int, ...]) -> tuple[int, i
         layout: Layout of a record's features.
         shape: Shape in which the module takes a record, or () for the shape of the layout.
 
+    Returns:
+        The shape, with 1 channel for a record of shape (height, width).
+
     Raises:
-        InputError: A record is no picture, or has its channels last.
+        InputError: A record is no picture, or has its channels last (its last axis is at most 4 and its first one
+            is longer than 4).
     """
     first, *other_inputs = layout.inputs
     record_shape = shape or first.shape

@@ -486,9 +486,9 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
 
     These parameters start from the scenario's seed, such as a head or the parameters that `lora` adds.
 
-    Guarantee: every frozen parameter, and every buffer of a state_dict, has the values of the named digest.  A
-    frozen parameter or buffer without values there raises InputError, since a silo and its server might fill it
-    each in its own way.
+    Guarantee: every frozen parameter and, with a digest, every buffer of a state_dict has the values of the named
+    digest.  A frozen parameter or, with a digest, a buffer without values there raises InputError, since a silo
+    and its server might fill it each in its own way.
 
     Args:
         module: Module to load the values into.

@@ -1,9 +1,10 @@
 """Losses of linear scores, whose increments are outer products.
 
-A gradient is an output gradient ⊗ features: the derivative of the loss by the scores, times the feature vector.
-An increment has the same form, with the combination of the output gradients at its points.  Its norm is therefore
-a product of two norms, and a clipped sum over a batch is one matrix product.  With a penalty, every record's loss
-has the term penalty · ‖x‖²/2, inside of the clip; increments are then materialized as vectors.
+A record has features z and label y, and x is the model.  The gradient of a record's loss is δ ⊗ z, with δ the
+derivative of the loss by the scores ("output gradient").  An increment Σ_k c_k ∇f(x_k; z, y), for the points x_k
+and coefficients c_k of a query, has the same form (Σ_k c_k δ_k) ⊗ z.  Its norm is therefore a product of two
+norms, and a clipped sum over a batch of B records is one matrix product.  With a penalty, every record's loss has
+the term penalty · ‖x‖²/2, inside of the clip; increments are then materialized as vectors.
 
 | class | f(x; z, y) of the score ⟨x, z⟩ | lipschitz |
 |---|---|---|
@@ -79,6 +80,7 @@ class QuadraticPopulation:
     """
 
     curvature: Tensor
+    """Diagonal of E[z zᵀ], (d,)."""
     minimizer: Tensor
     """x*, (d,)."""
     min_excess_risk: float = 0.0
@@ -95,7 +97,7 @@ def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> Qu
     """Make the population whose excess risk is relative to the best point of a ball around 0.
 
     The best point is x* if x* lies in the ball.  Otherwise it is (diag(curvature) + λ)^-1 diag(curvature) x* for
-    the λ > 0 that gives this point the norm `radius`.
+    the λ > 0 that gives this point the norm `radius`.  λ is found by bisection.
 
     Args:
         curvature: Diagonal of E[z zᵀ], (d,).
@@ -122,8 +124,11 @@ class LinearObjective(Deterministic, ABC):
     """
 
     features: int
+    """Number of features of a record."""
     dtype: torch.dtype
+    """Type of the parameters."""
     penalty: float = 0.0
+    """Factor of ‖x‖²/2 in every record's loss."""
     dependence = Dependence.RECORD
 
     @property
@@ -203,9 +208,18 @@ class LinearObjective(Deterministic, ABC):
         return output_gradients
 
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Tensor]:
-        """Factors of the clipped increments, and the number of clipped records.
+        """Factors of the weighted clipped increments, and the number of clipped records, (...).
 
-        The factors are output gradients (..., outputs, B), times weights and clipping, and features.
+        The increment of record b is the outer product of column b of the first factor and row b of the second one.
+
+        Args:
+            query: Combination of gradients, at points (..., d).
+            batch: Records (..., B, …) and weights, (B,) or (..., B).
+            clip: Norm bound, a number or (..., 1).
+
+        Returns:
+            Combined output gradients, times weights and clipping factors, (..., outputs, B), the features,
+            (..., B, features), and the number.  Unrepresentable increments are zeros in both factors.
         """
         records, weights = batch
         output_gradients = self._combined_gradients(query, records).to(weights.dtype)
@@ -219,16 +233,25 @@ class LinearObjective(Deterministic, ABC):
     def _compute_clipping(
         self, output_gradients: Tensor, records: Records, weights: Tensor, clip: Scalar
     ) -> tuple[Tensor, Clipping]:
-        """Features in the type of the output gradients, and the clipping of their products, for one output."""
+        """Features in the type of the output gradients, and the clipping of their products, for one output.
+
+        The norm of a record's increment is |output gradient| · ‖features‖.
+        """
         features = records.features.to(output_gradients.dtype)
         return features, compute_clipping(
             rank_one_bounds(output_gradients.squeeze(-2).abs().double(), upper_norm(features)), weights, clip
         )
 
     def _materialize_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
-        """Weighted clipped increments, (..., B, d), and the number of clipped records.
+        """Weighted clipped increments, (..., B, d), and the number of clipped records, (...).
 
-        The loss has one output and a penalty.
+        The loss has one output and a penalty, so that an increment is (Σ_k c_k δ_k) z + penalty · Σ_k c_k x_k
+        before it is clipped.
+
+        Args:
+            query: Combination of gradients, with points x_k (..., d) and coefficients c_k.
+            batch: Records (..., B, …) and weights, (B,) or (..., B).
+            clip: Norm bound, a number or (..., 1).
         """
         records, weights = batch
         output_gradient = self._combined_gradients(query, records).squeeze(-2)
@@ -254,6 +277,7 @@ class LinearScore(LinearObjective, ABC):
     feature_norm: float
     """Upper bound on ‖z‖ over all possible records."""
     population: Population | None = None
+    """Distribution of the records, or None if it is not known."""
     dtype: torch.dtype = torch.float64
     penalty: float = 0.0
 
@@ -271,7 +295,9 @@ class LeastSquares(LinearScore):
     """Least squares (⟨x, z⟩ - y)² / 2 with |y| ≤ `label_bound`, for x in the ball of `radius` around 0."""
 
     label_bound: float = 1.0
+    """Upper bound on |y|."""
     radius: float = 1.0
+    """Radius of the ball in which the model stays, or inf."""
 
     loss = SquaredError()
 
@@ -365,9 +391,11 @@ class PhaseRetrieval(LinearObjective):
 
     features: int
     power: Literal[1, 2]
+    """Power of the sizes in the loss."""
     feature_norm: float
     """Upper bound on ‖z‖."""
     start_norm: float = 1.0
+    """Norm of x_1."""
     dtype: torch.dtype = torch.float32
 
     outputs = Deterministic.outputs  # the absolute value of a score predicts the label, not the score
@@ -412,7 +440,7 @@ class BlockRecords(Records):
 
 
 class RecordBlock:
-    """Records (rounds, B, …) that every replicate reads."""
+    """Records (rounds, B, …) that every replicate reads, with results computed from them."""
 
     def __init__(self, records: Records, replicates: int) -> None:
         self._records, self._replicates = records, replicates
@@ -421,7 +449,8 @@ class RecordBlock:
     def split_rounds(self) -> Iterator[BlockRecords]:
         """Yield the records of each round, repeated for every replicate: (replicates, B, …).
 
-        Their attribute `shared` has the same records once, (B, …).
+        The repetition is a view of the same memory.  The attribute `shared` has the same records once, (B, …), and
+        `block` and `round_index` say which round of which block they are.
         """
         shared_rounds = zip(*(column.unbind() for column in self._records), strict=True)
         expanded = zip(
@@ -474,7 +503,10 @@ def compute_per_block(records: Records, name: Hashable, compute: Callable[[Recor
 
 
 def _max_feature_norm(records: Records, dtype: torch.dtype) -> float:
-    """Upper bound on the feature norms of all records."""
+    """Upper bound on the norms ‖z‖ of the features of all records of a round, computed in `dtype`.
+
+    For records in a block the bounds of all rounds are computed at once.
+    """
     if isinstance(records, BlockRecords):
         max_norm: float = records.block.compute_part(
             records.round_index,
@@ -501,10 +533,12 @@ class SoftmaxRegression(LinearObjective):
 
     features: int
     classes: int
+    """Number of classes, each with a score."""
     feature_norm: float
     """Upper bound on ‖z‖ over all possible records."""
     dtype: torch.dtype = torch.float32
     convex: bool = True
+    """Whether the loss is convex with valid constants everywhere."""
     denominator: int | None = None
     """Denominator of the features in sums of integers, or None if increments are formed one by one.
 
@@ -553,7 +587,17 @@ class SoftmaxRegression(LinearObjective):
     def _compute_clipping(
         self, output_gradients: Tensor, records: Records, weights: Tensor, clip: Scalar
     ) -> tuple[Tensor, Clipping]:
-        """Features and clipping as in the base class, without all norms if a cheap bound decides."""
+        """Features in the type of the output gradients, and the clipping of their products.
+
+        The norm of a record's increment is ‖output gradient‖ · ‖features‖.  The norms of single records are not
+        computed if a cheap bound for all of them shows that no increment is clipped (`clipping_if_certain`).
+
+        Args:
+            output_gradients: Combined output gradients, (..., classes, B).
+            records: Records of a round.
+            weights: Weights, (B,) or (..., B).
+            clip: Norm bound, a number or (..., 1).
+        """
         dtype = output_gradients.dtype
         clipped = clipping_if_certain(output_gradients, lambda: _max_feature_norm(records, dtype), weights, clip)
         if clipped is None:

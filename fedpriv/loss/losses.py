@@ -16,8 +16,10 @@ S(k) = Π_{i ≤ k} (1 - sigmoid(h_i)) is the probability of survival to the end
   record that survived bin m.  The index is the share of pairs whose first record has the smaller S(m).  Ties count
   half.
 * `integrated_brier` (Graf et al. 1999), the mean over bins k of the squared error of S(k), weighted by 1/G against
-  censoring.  G is the Kaplan-Meier estimate of the probability of not being censored, from the records that are
-  scored.  An event comes before a censoring of the same bin.
+  censoring.  G(k) is the Kaplan-Meier estimate of the probability of no censoring in bins 0 … k-1, from the n
+  records that are scored.  An event comes before a censoring of the same bin.  The error of bin k is
+
+      1/n (Σ_{event in bin m ≤ k} S(k)²/G(m) + Σ_{m > k} (1 - S(k))²/G(k+1))
 """
 
 import math
@@ -89,9 +91,12 @@ def survival_curve(outputs: Tensor) -> Tensor:
 def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute Antolini's concordance index, 1 for a perfect order and 1/2 for a random one.
 
+    The index is the share of pairs whose first record, with an event in bin m, has a smaller S(m) than the second
+    one, which survived bin m.  Ties count half.
+
     Args:
-        outputs: Outputs h of all records, (..., n, K).
-        labels: Labels (n,) as of `decode_labels`.
+        outputs: Outputs h of all records, (..., n, K), whose leading axes are models.
+        labels: Labels (n,), integers 0 … 2K that `decode_labels` decodes.
 
     Returns:
         The index of each model, (...), or 0 if there are no pairs.
@@ -103,6 +108,7 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
         has_event, survives = is_observed & (survived_counts == bin_index), survived_counts > bin_index
         if not (bin_pairs := int(has_event.sum()) * int(survives.sum())):
             continue
+        # For each event, survivors with a smaller S(m), and with one that is not larger.
         sorted_survivors = survival[..., survives, bin_index].sort(dim=-1).values.contiguous()
         event_survival = survival[..., has_event, bin_index].contiguous()
         below_counts, up_to_counts = (
@@ -114,14 +120,16 @@ def concordance(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Compute the integrated Brier score, the lower the better.
+    """Compute the integrated Brier score, the mean squared error of S(k) over bins, the lower the better.
+
+    The error of bin k is 1/n (Σ_{event in bin m ≤ k} S(k)²/G(m) + Σ_{m > k} (1 - S(k))²/G(k+1)).
 
     Args:
-        outputs: Outputs h of all records, (..., n, K).
-        labels: Labels (n,) as of `decode_labels`.
+        outputs: Outputs h of all records, (..., n, K), whose leading axes are models.
+        labels: Labels (n,), integers 0 … 2K that `decode_labels` decodes.
 
     Returns:
-        The mean over the bins before G is 0, (...), or 0 if there are none.
+        The mean over the bins k before the first one with G(k+1) = 0, (...), or 0 if there are none.
     """
     bins = outputs.shape[-1]
     (survived_counts, is_observed), survival = decode_labels(labels, bins), survival_curve(outputs)
@@ -144,7 +152,16 @@ def integrated_brier(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _censoring_survival(survived_counts: Tensor, is_observed: Tensor, bins: int) -> Tensor:
-    """Kaplan-Meier estimate G, (K + 1,): entry k is the probability of no censoring in bins 0 … k-1."""
+    """Kaplan-Meier estimate G, (K + 1,): entry k is the probability of no censoring in bins 0 … k-1.
+
+    G(0) = 1 and G(k+1) = G(k) (1 - (censored in bin k) / (at risk in bin k)).  Records at risk survived all bins
+    before k, and have no event in bin k.  Without such records G(k+1) is 0.
+
+    Args:
+        survived_counts: Number of bins that each record survived, (n,).
+        is_observed: Whether each record's event was observed, (n,).
+        bins: Number of bins K.
+    """
     uncensored = torch.ones(bins + 1, dtype=torch.float64)
     for bin_index in range(bins):
         is_in_bin = survived_counts == bin_index
@@ -388,6 +405,7 @@ class MeanOverLabels:
     """
 
     base: Loss
+    """Loss of one label."""
     label_axes: int
     """Number of axes of one record's labels."""
     has_single_output: bool
@@ -459,7 +477,8 @@ class FunctionLoss(Unjudged):
 def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
     """Predict the class of each label, or its value, (n, *labels), from outputs (n, *outputs).
 
-    Outputs of a loss that predicts no classes are returned as they are, without an axis of a single output.
+    The class is that of the largest output, or 1 for a single logit above 0 and else 0.  Outputs of a loss that
+    predicts no classes are returned as they are, without an axis of a single output.
     """
     has_label_axes = isinstance(loss, MeanOverLabels)
     while isinstance(loss, MeanOverLabels | ClassWeighting):
@@ -501,11 +520,16 @@ class LossChoice:
     name: str
     """Name in `LOSSES`, which is not looked up if there is a function."""
     function: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Function of one record's output and label that returns its loss, (), or None for a loss by name."""
     class_weights: tuple[float, ...] = ()
+    """Factor of a label's loss by class, or empty for 1."""
     label_smoothing: float = 0.0
+    """Share of a label that is spread evenly over all classes, in [0, 1)."""
 
     def check(self) -> None:
         """Check that the name is known and the settings fit the loss.
+
+        Smoothing goes with "cross-entropy" only, class weights with "cross-entropy" and "binary".
 
         Raises:
             InputError: The name is unknown, or a setting is invalid or of another loss.
@@ -527,8 +551,10 @@ class LossChoice:
     def make_loss(self, label: tuple[int, ...], classes: int) -> tuple[Loss, tuple[int, ...] | None]:
         """Make the loss for labels of a shape, and find the shape of the outputs that it needs.
 
+        Several labels of a record get the mean of their losses (`MeanOverLabels`).
+
         Args:
-            label: Shape of one record's labels.
+            label: Shape of one record's labels, or () for a single label.
             classes: Number of classes, or 0 if labels are numbers.
 
         Returns:

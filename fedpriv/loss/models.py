@@ -98,7 +98,10 @@ class SoftmaxSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Self:
-        """Check that the keys fit each other.
+        """Check that the keys of features, backbone and scaling fit each other.
+
+        A backbone needs weights and `feature_norm`, and goes with pixels.  Keys of a backbone need one.  `centre`
+        goes with pixels, and orientations and scaling up need `feature_norm`.
 
         Raises:
             ValueError: A key is missing, or is for other features.
@@ -141,9 +144,13 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
     Each record is mapped by itself, so a record's features reveal nothing about other records.
 
     Args:
-        images: Raw records, (n, ...).
+        images: Raw records, (n, ...), bytes or numbers.
         dtype: Type of the features.
         settings: Settings of the features.
+
+    Returns:
+        The features, whose last column is 1.  Without it, the norm of a row is at most `feature_norm` if that is
+        set.
 
     Raises:
         InputError: Features are numbers and `feature_norm` is missing, without which they have no bound; or the
@@ -165,7 +172,16 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
 
 
 def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
-    """Compute the features that the settings name, scaled, without the constant 1, (n, features)."""
+    """Compute the features that the settings name, scaled, without the constant 1, (n, features).
+
+    The features are pixels / 255 minus `centre`, or histograms of oriented gradients, then mapped by the backbone
+    if there is one, and scaled to `feature_norm` if there is one.
+
+    Args:
+        images: Raw records, (n, ...).
+        dtype: Type of the features.
+        settings: Settings of the features.
+    """
     oriented = settings.features == "orientations"
     values = (
         orientation_histograms(images, dtype) if oriented else pixel_features(images, dtype).sub(settings.centre)
@@ -323,6 +339,9 @@ def perceptron(
         activation: Activation of the hidden layer.
         loss: Loss of the outputs, or None for the cross-entropy.
         features: Function from raw records to features.
+
+    Returns:
+        The row.  Its labels are bins and events for `HazardLoss`, classes without a loss, and else real numbers.
     """
 
     def objective(
@@ -481,6 +500,12 @@ def add_model(name: str, model: Model) -> None:
 def find_model(name: str) -> Model:
     """Find a row by name, or make one for an import path.
 
+    A name is looked for in `MODELS`, among the add-ons, and in `MODELS` again after the user's extensions are
+    loaded.
+
+    Args:
+        name: Name of the model in scenarios, or "package.module:Name".
+
     Raises:
         InputError: There is no such row.
     """
@@ -514,11 +539,11 @@ Keys of a mapping are "name", "class_weights" and "label_smoothing".
 def make_loss_choice(loss: LossArgument, *, real: bool) -> LossChoice:
     """Make the choice of a loss from an argument of the user.
 
-    Without a loss it is the cross-entropy, or the squared error of `real` labels.  "squared" and "absolute" are
-    short for the errors of these names.
+    Without a loss the choice is the cross-entropy, or the squared error of `real` labels.  "squared" and
+    "absolute" are short for "squared-error" and "absolute-error".
 
     Args:
-        loss: Loss of the user.
+        loss: Loss of the user: a name, a mapping of settings, a function of one record, or None.
         real: Whether labels are real numbers.
 
     Raises:

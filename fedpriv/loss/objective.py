@@ -75,7 +75,9 @@ class Records(NamedTuple):
     """
 
     features: Tensor
+    """Features, (..., B, features)."""
     labels: Tensor
+    """Labels, (..., B) or (..., B, *shape)."""
 
     @property
     def record_axis(self) -> int:
@@ -111,13 +113,16 @@ class Increment(NamedTuple):
     """A weighted sum of clipped increments, (..., d), and the number of clipped records, (...)."""
 
     total: Tensor
+    """Sum, (..., d)."""
     clipped_count: Tensor
+    """Number of clipped records, (...)."""
 
 
 class ModelEvaluation(NamedTuple):
     """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...)."""
 
     loss: Tensor
+    """Mean loss over the records."""
     accuracy: Tensor | None
     """Share of right predictions, or None for a regression."""
     metrics: Mapping[str, Tensor] = MappingProxyType({})
@@ -502,7 +507,9 @@ def _batch_in_bfloat16(batch: Batch) -> Batch:
 
 
 def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
-    """Make the view of `objective` with passes in bfloat16.
+    """Make the view of `objective` with gradients computed in bfloat16, after two checks.
+
+    No column of features may lose integers to rounding, and an increment of one record has to run.
 
     Args:
         objective: Objective of the run.

@@ -2,11 +2,14 @@
 
 The server solves the regression from the released moments.
 
-| of the paper | here |
+| paper | here |
 |---|---|
 | X, y; rows of bounded norm | u = (z, y)/R of a record, z with a constant 1, R² a bound on ‖z‖² + y² |
 | XᵀX + noise, Xᵀy + noise | svec(u uᵀ): entries of the upper triangle, √2 times those off the diagonal |
-| ridge with eigenvalues bounded away from 0 | (A₊ + λ I)⁻¹ b, A₊ without negative eigenvalues |
+| ridge with eigenvalues bounded away from 0 | (A₊ + λ I)⁻¹ b |
+
+The released mean of (z, y)(z, y)ᵀ has the blocks A for z zᵀ and b for z y.  A₊ is A with 0 in place of its
+negative eigenvalues, which noise may cause.  w = (A₊ + λ I)⁻¹ b are the weights.
 
 ‖svec(u uᵀ)‖ = ‖u‖² ≤ 1, and two such vectors have a distance of at most √2, since
 ⟨svec(u uᵀ), svec(v vᵀ)⟩ = ⟨u, v⟩² ≥ 0.
@@ -92,7 +95,19 @@ class RidgeStatistics(Deterministic):
         return torch.zeros(self.dimension, dtype=self.dtype)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum clipped increments as `Objective` does, `_CHUNK_VALUES` values at a time."""
+        """Sum the clipped increments -svec(u uᵀ), a chunk of records at a time.
+
+        At most `_CHUNK_VALUES` values of increments exist at a time, or those of one record.
+
+        Args:
+            query: Points (..., d), of which only the shape is used, and coefficients, whose sum multiplies the
+                increments.
+            batch: Records (..., B, …) and weights, (B,) or (..., B).
+            clip: Norm bound, a number or (..., 1).
+
+        Returns:
+            The sum, (..., d), and the number of clipped records, (...).
+        """
         records, weights = batch
         leading_shape = np.broadcast_shapes(query.points[0].shape[:-1], records.features.shape[:-2])
         total = torch.zeros(*leading_shape, self.dimension, dtype=weights.dtype, device=weights.device)
@@ -132,7 +147,13 @@ class RidgeStatistics(Deterministic):
         return rows, columns, torch.where(rows == columns, 1.0, math.sqrt(2.0)).double()
 
     def moment_matrix(self, point: Tensor) -> Tensor:
-        """Compute the mean of (z, y)(z, y)ᵀ from moments `point` (..., d), with their noise."""
+        """Compute the mean of (z, y)(z, y)ᵀ from moments `point` (..., d), with their noise.
+
+        An entry is R² times that of the moments, divided by √2 off the diagonal.
+
+        Returns:
+            Symmetric matrices in float64, (..., features + 1, features + 1).
+        """
         rows, columns, scale = (array.to(point.device) for array in self._triangle)
         size = self.features + 1
         matrix = torch.zeros(*point.shape[:-1], size, size, dtype=torch.float64, device=point.device)
@@ -163,16 +184,21 @@ class RidgeStatistics(Deterministic):
     def coefficients(self, point: Tensor, published: "MeanStatistics") -> "list[Coefficient]":
         """Compute every weight with its 95 % interval.
 
-        With H = A₊ + λ I, s² the mean square of the residuals and v = (std R²)², the covariance to first order in
-        the noise is
+        With H = A₊ + λ I, w = H⁻¹ b, s² the mean square of the residuals y - ⟨w, z⟩, n the number of records, and
+        v = (std R²)² the variance of the noise in the unit of z zᵀ, the covariance to first order in the noise is
 
             Cov w = H⁻¹ [ s² A₊ / n  +  v/2 ((1 + ‖w‖²) I + w wᵀ) ] H⁻¹.
 
-        The interval is for the weights of the population under the same penalty.
+        Moments and std are divided by the share of row indices that count.  For two classes, weights are doubled
+        and covariances are multiplied by 4.  The interval is for the weights of the population under the same
+        penalty.
 
         Args:
             point: Released moments, (d,).
             published: Public numbers of the release.
+
+        Returns:
+            A coefficient for each feature, the constant included.
         """
         std, record_count, counted_share, _ = published
         matrix, size = self.moment_matrix(point / counted_share).numpy(), self.features

@@ -66,8 +66,9 @@ class ScoreKind:
 def auc(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute the area under the ROC curve, with ties counted half.
 
-    For several classes it is the mean over classes of one class against the others.  Classes that all records
-    have, or no record has, are left out of the mean.
+    For two classes the area is the share of pairs of a record of class 1 and one of class 0 in which the first one
+    has the larger score.  For several classes the result is the mean over classes of the area of one class against
+    the others.  Classes that all records have, or no record has, are left out of the mean.
 
     Args:
         outputs: Logits, (..., n, classes) or (..., n, 1).
@@ -86,7 +87,15 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """Compute the Mann-Whitney statistic of scores (..., n), from the ranks of the positive records."""
+    """Compute the Mann-Whitney statistic of scores (..., n), from the ranks of the positive records.
+
+    With P positive records of n, the statistic is (Σ ranks - P (P + 1)/2) / (P (n - P)), shape (...).  Equal
+    scores have the mean of their ranks.
+
+    Args:
+        scores: Scores of all records, (..., n).
+        positive: Mask of the positive records, (n,).
+    """
     # Sorted, so that searches are near each other.
     sorted_scores, positive_scores = (
         _sorted(scores),
@@ -203,7 +212,13 @@ class ScoreView(EvaluationView):
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """Evaluate on all records, and with `silos` on the records of each silo as well.
 
-        The records of a silo are consecutive, and silos have the order of `silos`.
+        The records of a silo are consecutive, and silos have the order of `silos`.  Each metric NAME is then also
+        NAME_at_SILO for every silo, NAME_mean_of_silos, and NAME_worst_silo: the largest of the silos' values for
+        `LOWER_IS_BETTER`, else the smallest.
+
+        Args:
+            point: Models, (..., d).
+            records: Test records without leading axes, (n, …).
         """
         evaluation = self._evaluate_part(point, records)
         if not self.silos:
@@ -245,7 +260,7 @@ def check_scores(
     regression: bool,
     survival: bool = False,
 ) -> None:
-    """Check that all test records, and those of each silo, have these scores.
+    """Check that scores are defined for all test records together, and for those of each silo.
 
     Args:
         scores: Names of the scores.
@@ -284,7 +299,7 @@ class SummedScores(View):
     """`base` with increments that are scores of its test records, at points (..., d) that are models.
 
     Guarantee: an increment is a function of its own record and the model, and its norm is at most `norm`, whatever
-    the model is: a loss that is not finite counts as `loss_bound`.
+    the model is: a loss of NaN or inf counts as `loss_bound`, and -inf as 0.
     """
 
     loss_bound: float
@@ -337,7 +352,11 @@ class SummedScores(View):
         return {}
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
-        """Compute the contribution of each record in float64, (..., B, `dimension`), for `model` (..., d)."""
+        """Compute the contribution of each record in float64, (..., B, `dimension`), for `model` (..., d).
+
+        The columns are the share of right labels minus 1/2, for a classification only, and the loss divided by
+        `loss_bound`, clamped to [0, 1], minus 1/2.  A loss of NaN or inf counts as `loss_bound`, and -inf as 0.
+        """
         if not self.classes:
             return self._scale_losses(self.base.losses(model, records)).unsqueeze(-1)
         if (labelled_view := find_labelled_view(self.base)) is not None:
@@ -371,7 +390,7 @@ def scores_to_metrics(mean: Tensor, loss_bound: float, *, classes: bool) -> dict
 
 
 def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> SummedScores:
-    """Make the objective of summed scores.
+    """Make the objective whose increments are scores of test records, or refuse the model.
 
     Args:
         base: Objective of the model.
