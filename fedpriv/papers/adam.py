@@ -36,6 +36,7 @@ class AdamState(NamedTuple):
     """The server's vectors between two rounds, each (..., d)."""
 
     iterate: Tensor
+    """x_t."""
     first: Tensor
     """m_t."""
     second: Tensor

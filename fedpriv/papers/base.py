@@ -158,6 +158,7 @@ class Problem:
     """The public numbers of a run from which an algorithm's parameters follow."""
 
     dimension: int
+    """d: number of parameters of the model."""
     lipschitz: float
     """G: bound on the norm of one record's gradient, or inf if none is known."""
     smoothness: float
@@ -171,9 +172,11 @@ class Problem:
     epsilon: float | None = None
     """ε of the guarantee at `delta`, or None for a run that is not private."""
     delta: float = 1e-5
+    """δ of the guarantee."""
     seed: int = 0
     """Seed of the public random choices that an optimizer makes before round 1."""
     silos: int = 1
+    """Number of silos."""
     gap: float = math.inf
     """Φ: bound on F(x_1) - inf F, or inf if none is known.
 
@@ -207,8 +210,11 @@ class Condition(NamedTuple):
     """A condition `left ≤ right` of a theorem or bound, with its `text` as the paper writes it."""
 
     text: str
+    """Condition as the paper writes it."""
     left: float
+    """Value of the left side in this run."""
     right: float
+    """Value of the right side in this run."""
 
     @property
     def holds(self) -> bool:
@@ -220,9 +226,11 @@ class Prescription(NamedTuple):
     """The numbers that a theorem asks for, which are empty if it cannot be evaluated."""
 
     theorem: str
+    """Name of the theorem in its paper."""
     numbers: Mapping[str, float]
     """Values by the names that runs use: rounds, batch, clip, noise std, and the fields of the optimizer."""
     conditions: tuple[Condition, ...] = ()
+    """Conditions of the theorem, with their values."""
     assumption: str = ""
     """Assumption of the theorem that cannot be checked by numbers."""
     refusal: str | None = None
@@ -260,6 +268,7 @@ class ReleaseNumbers(NamedTuple):
     batch: int
     """B: number of records of all silos in a round."""
     dimension: int
+    """d: number of coordinates of a release."""
     clips: Floats
     """Norm bounds on one record's increment, (T,)."""
     stds: Floats
@@ -280,10 +289,13 @@ class Bound(NamedTuple):
     """Upper bound `value` on the mean excess risk if the conditions hold, or inf if it is vacuous."""
 
     value: float
+    """Bound on the mean excess risk, or inf if it is vacuous."""
     conditions: tuple[Condition, ...]
+    """Conditions under which the bound holds."""
     assumption: str = (
         "records are independent, and no increment is longer than its clip; over the best point of the ball"
     )
+    """Assumption of the bound that cannot be checked by numbers."""
 
 
 @dataclass(frozen=True)
@@ -291,10 +303,15 @@ class Algorithm:
     """One row of the table."""
 
     name: str
+    """Name in scenarios."""
     title: str
+    """Name for people."""
     source: str
+    """Paper of the algorithm."""
     settings: type[Settings]
+    """Type of the row's own keys."""
     estimator: Callable[[Any, Problem], Estimator]
+    """Estimator from settings and problem: increments and clips of every round."""
     mechanism: Callable[[Any, Problem, Workload], Mechanism]
     """Mechanism for the running sums of the estimator under the run's schedule."""
     optimizer: Callable[[Any, Problem, float], Optimizer]
@@ -425,7 +442,9 @@ class ScheduledSteps:
     """Optimizer `inner` whose step in round t is multiplied by `factors[t - 1]`."""
 
     inner: SteppingOptimizer
+    """Optimizer with a `step`."""
     factors: tuple[float, ...]
+    """Factors η_t / η of the step, (T,)."""
 
     def start(self, initial: Tensor) -> Any:
         return self.inner.start(initial)
@@ -447,7 +466,9 @@ class FadingState(NamedTuple):
     """State of the inner optimizer, and the mean of its models, (..., d)."""
 
     inner: Any
+    """State of the inner optimizer."""
     mean: Tensor
+    """a_t, (..., d)."""
 
 
 @dataclass(frozen=True)
@@ -458,6 +479,7 @@ class FadingAverage:
     """
 
     inner: Optimizer
+    """Optimizer whose outputs are averaged."""
     decay: Scalar
     """β, in (0, 1)."""
 

@@ -183,7 +183,7 @@ class AcceleratedParameters:
     corollary: str
     """Name of the corollary that prints the noise."""
     conditions: tuple[Condition, ...]
-    """Conditions of the theorem with this problem's numbers, of which some may not hold."""
+    """Conditions of the theorem with this problem's numbers.  Some may not hold."""
     assumption: str
     """Condition that no number can show."""
 

@@ -4,7 +4,8 @@
 Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017), Algorithm 1.
 
 **Local DP-SGD** is DP-SGD (Abadi et al. 2016, Algorithm 1) inside the silos, as with Opacus inside a Flower
-client.  Silos take noisy clipped steps, and every few rounds the server averages their points:
+client.  Silos take noisy clipped steps, and every few rounds the server averages their points.  A release is a
+silo's mean clipped gradient with noise, and p_i is the weight of silo i:
 
     w_{t+1} = w_t - η Σ_i p_i release_{i,t}     the mean of the silos' own points
     x_{t+1} = w_{t+1} if t is a multiple of `every`, else x_t
@@ -33,10 +34,12 @@ coordinate).  Their Δ_t is the clients' mean displacement, and g_t = -Δ_t is t
 | `second` | v_t | (..., d) |
 
 **Quantile clipping**: in every row of cohorts the clip may follow a quantile of the clients' norms.  Source:
-Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.
+Andrew, Thakkar, McMahan & Ramaswamy 2021, Algorithm 1, with both noisy means in one vector.  A client sends a bit,
+1 if its displacement fits the clip, and b~_t is the noisy share of such clients.  γ is the share that should fit.
+The displacement in units of C_t and the bit, as the coordinate ρ (bit - ½), have norm κ = √(1 + ρ²/4) at most.
 
     b~_t = ½ + (last coordinate) / ρ
-    C_{t+1} = C_t exp(-η_C (b~_t - γ))
+    C_{t+1} = C_t exp(-η_C (b~_t - γ)), between MIN_ADAPTIVE_CLIP and MAX_ADAPTIVE_CLIP
     the optimizer gets C_t · (first d coordinates)
 
 | here | paper | shape |
@@ -174,7 +177,9 @@ class LocalAveraging:
     """
 
     step: Scalar
+    """η of a silo's own steps."""
     every: int
+    """Number of rounds between two queries that differ."""
 
     def start(self, initial: Tensor) -> AveragingState:
         return AveragingState(initial, initial)
@@ -279,6 +284,7 @@ class FedAdagrad:
     """Optimizer whose steps of length `step` are divided by the root of the sum of all squares."""
 
     step: Scalar
+    """η."""
     first_decay: Scalar
     """β₁: weight of the server's momentum."""
     floor: float = field(metadata=SHARED)

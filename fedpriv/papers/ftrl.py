@@ -3,14 +3,14 @@
 Source: Kairouz et al., "Practical and Private (Deep) Learning Without Sampling or Shuffling" (ICML 2021),
 Algorithm 1 and its momentum variant (section 5).
 
-    v_t = γ v_{t-1} + S~_t
-    x_{t+1} = Π(x_1 - η v_t)
+    v_t = γ v_{t-1} + S~_t,   v_0 = 0
+    x_{t+1} = Π(x_1 - η v_t),   Π the projection on a ball around 0
 
 | here | paper | shape |
 |---|---|---|
-| `released` | s~_t, the noisy sum of all gradients so far | (..., d) |
+| `released` | s~_t (S~_t above), the noisy sum of all gradients so far | (..., d) |
 | `velocity` | v_t | (..., d) |
-| `step` | 1/λ | scalar |
+| `step` | 1/λ (η above) | scalar |
 | `momentum` | γ | scalar |
 """
 

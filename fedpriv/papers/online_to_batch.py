@@ -2,7 +2,8 @@
 
 Source: Zhang, Tran & Cutkosky, "Differentially Private Online-to-Batch for Smooth Losses" (NeurIPS 2022).  The
 increment of round t is α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z).  The x_t are the weighted averages of an online
-learner's iterates w_t in a convex set of diameter D.  Losses are G-Lipschitz and H-smooth.
+learner's iterates w_t in a convex set of diameter D, and α_{1:t} is α_1 + … + α_t.  Losses are G-Lipschitz and
+H-smooth.
 
 The paper states the bound on increments up to constants.  The bound is derived here:
 

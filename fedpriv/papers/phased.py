@@ -261,7 +261,11 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
 
 
 def _compute_bound(settings: PhasedSettings, problem: Problem, released: ReleaseNumbers) -> Bound:
-    """Bound the excess risk, where the noise ξ_i has root mean square norm η_i √d std of phase i's empty round."""
+    """Bound the excess risk, with the noise of each phase from its empty round.
+
+    The root mean square norm of ξ_i is η_i √d std_i, where std_i is the noise of the release in the empty round
+    that ends phase i, per coordinate and in units of a gradient.
+    """
     lengths = _problem_phases(problem).lengths
     steps = [settings.step * phase_step_factor(phase) for phase in range(1, len(lengths) + 1)]
     stds = released.stds[np.cumsum([length + 1 for length in lengths]) - 1]

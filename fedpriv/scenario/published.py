@@ -124,9 +124,9 @@ class Growth(BaseModel):
     by: str
     """Swept key of the compared values, such as algorithm.name."""
     metric: str
-    """Metric of a run that must reach the target."""
+    """Metric whose mean over seeds must be at most the target."""
     factor: float
-    """Factor of the target below."""
+    """Factor of the target."""
     scale: float
     """Product L R, the unit of the target factor · scale · (1/√n + √d/(ε n))."""
     theory: dict[str, float] = {}
