@@ -27,6 +27,7 @@ class SplitClipping(NamedTuple):
     """
 
     rounds_per_epoch: int
+    """Number of rounds of an epoch."""
     mixing: Scalar
     """γ."""
     difference_clip: Scalar
@@ -57,10 +58,15 @@ class Round(NamedTuple):
     """
 
     t: int
+    """Number of the round, from 1."""
     coefficients: tuple[float, ...]
+    """Coefficients of the gradients at this round's query, the one before, …."""
     decay: float
+    """Factor of q_{t-1} in the running sum: 1 for a prefix sum, 0 for no sum or a restart."""
     clip: Scalar
+    """Norm bound on one record's increment."""
     scale: float
+    """Factor of the gradient in the release, above 0."""
     split: SplitClipping | None = None
     """Clipping of an increment in parts, or None if it is clipped as a whole."""
     local: LocalRound | None = None
@@ -128,6 +134,7 @@ class PowerWeights:
     """Weights α_t = t^power (Zhang, Tran & Cutkosky 2022, there t^k)."""
 
     power: int
+    """Power of t, 0 or more."""
 
     def weight(self, t: int) -> float:
         return float(t**self.power) if t else 0.0
@@ -188,9 +195,11 @@ class RecursiveGradient:
     """
 
     clip: Scalar
+    """Norm bound on increments, before growth and drift."""
     first_clip: Scalar | None = None
     """Clip of round 1, whose increment is a plain gradient, or None for `clip`."""
     weights: Weights = field(default_factory=LinearWeights)
+    """Weights α_t of the rounds."""
     drift_clip: Scalar = 0.0
     """Bound 2LD on the drift.
 
@@ -205,8 +214,11 @@ class RecursiveGradient:
     Increments of the weights t^k grow like t^(k-1).
     """
     decay: float = 1.0
+    """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
+    """Rounds after which the sums restart from 0, or None if they never restart."""
     memory: int = 2
+    """Number of queries that a silo remembers, this round's included."""
 
     def round(self, t: int) -> Round:
         weight, previous_weight = self.weights.weight(t), self.weights.weight(t - 1)
@@ -237,7 +249,9 @@ class RaisedClips:
     """
 
     base: Estimator
+    """Estimator whose clips are multiplied."""
     factors: tuple[float, ...] = field(metadata=SHARED)
+    """Factor of every round's clip, (T,)."""
 
     @property
     def decay(self) -> float:
@@ -267,10 +281,15 @@ class PlainGradient:
     """
 
     clip: Scalar
+    """Norm bound on increments."""
     coefficient: float = field(default=1.0, metadata=SHARED)
+    """Factor of the gradient in an increment."""
     decay: float = field(default=0.0, metadata=SHARED)
+    """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
+    """Rounds after which the sums restart from 0, or None if they never restart."""
     memory: int = 1
+    """Number of queries that a silo remembers, this round's included."""
 
     def round(self, t: int) -> Round:
         return Round(t, (self.coefficient,), self.decay, self.clip, scale=1.0)
@@ -284,13 +303,17 @@ class LocalGradient:
     """
 
     clip: Scalar
+    """Norm bound on increments."""
     step: Scalar
     """Length of a step."""
     every: int
     """Number of steps between two averages."""
     decay: float = field(default=0.0, metadata=SHARED)
+    """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
+    """Rounds after which the sums restart from 0, or None if they never restart."""
     memory: int = 1
+    """Number of queries that a silo remembers, this round's included."""
 
     def round(self, t: int) -> Round:
         return Round(
@@ -313,10 +336,15 @@ class VarianceReducedGradient:
     """
 
     anchor_clip: Scalar
+    """Norm bound on the increments of anchors, which are gradients."""
     clip: Scalar
+    """Norm bound on the increments of other rounds, which are differences of gradients."""
     period: int
+    """Number of rounds from an anchor to the next."""
     decay: float = field(default=1.0, metadata=SHARED)
+    """Decay of the running sum q_t (`Estimator.decay`)."""
     memory: int = 2
+    """Number of queries that a silo remembers, this round's included."""
 
     def round(self, t: int) -> Round:
         return (
@@ -337,15 +365,23 @@ class SplitGradient:
     """
 
     clip: Scalar
+    """Norm bound on gradients."""
     difference_clip: Scalar
+    """Norm bound on the change of a gradient between epochs."""
     residual_clip: Scalar
+    """Norm bound on the change of a gradient since the start of the epoch."""
     mixing: Scalar
+    """γ."""
     rounds_per_epoch: int
     """Number of rounds of an epoch."""
     coefficient: float = field(default=1.0, metadata=SHARED)
+    """α."""
     decay: float = field(default=0.0, metadata=SHARED)
+    """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
+    """Rounds after which the sums restart from 0, or None if they never restart."""
     memory: int = 1
+    """Number of queries that a silo remembers, this round's included."""
 
     def round(self, t: int) -> Round:
         split = SplitClipping(self.rounds_per_epoch, self.mixing, self.difference_clip, self.residual_clip)

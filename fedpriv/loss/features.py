@@ -285,6 +285,7 @@ class MeanOverCopies(Unjudged):
     """
 
     base: Loss
+    """Loss of one copy."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self.base.value(*self._flatten_copies(outputs, labels)).view(outputs.shape[:2]).mean(1)
@@ -316,11 +317,13 @@ class AugmentedView(View):
     copies_objective: Objective
     """Objective over rows that hold the copies of a record."""
     augmentation: Augmentation
+    """Number and transforms of the copies."""
     picture: tuple[int, int, int]
     """Shape (channels, height, width) of a record."""
     seed: int
     """Seed of the first model, which keys the coins."""
     batch_layout: BatchLayout | None = None
+    """Round, silos and row indices of the batch, set by `for_batch`, or None before."""
 
     @property
     def dependence(self) -> Dependence:

@@ -77,6 +77,7 @@ class ParameterUse(NamedTuple):
     """Use of a weight by one call of a function, at one point of an increment or as a difference of two."""
 
     function: LayerFunction
+    """Function that the weight goes into."""
     inputs: Tensor
     """Inputs as `linear_part` returns them, (B, …)."""
     output_gradient: Tensor
@@ -111,9 +112,13 @@ class ConvolutionFunction:
     axes: int
     """Number of spatial axes, 1 or 2."""
     stride: tuple[int, ...]
+    """Distance of neighbouring positions by axis."""
     padding: tuple[int, ...]
+    """Zeros before and after the input by axis."""
     dilation: tuple[int, ...]
+    """Distance of neighbouring values of a patch by axis."""
     groups: int
+    """Number of groups of channels that do not meet."""
 
     def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         assert weight is not None
@@ -223,6 +228,7 @@ class LayerNormFunction:
     shape: tuple[int, ...]
     """Lengths of the axes that are normalized, which are the last ones."""
     eps: float
+    """Summand of the variance."""
 
     def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return functional.layer_norm(inputs, self.shape, weight, bias, self.eps)
@@ -245,7 +251,9 @@ class GroupNormFunction:
     """Normalization of (N, channels, …) by groups of channels, as functional.group_norm."""
 
     groups: int
+    """Number of groups of channels, each of which is normalized."""
     eps: float
+    """Summand of the variance."""
 
     def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return functional.group_norm(inputs.flatten(0, 1), self.groups, weight, bias, self.eps).view(inputs.shape)

@@ -311,7 +311,9 @@ class _CallGradient(NamedTuple):
     """A call, and the gradients of the losses at its outputs, (B, …)."""
 
     call: TracedCall
+    """Call of a layer function."""
     output_gradient: Tensor
+    """Gradients of the losses at the outputs, times the point's coefficient, (B, …)."""
 
 
 class _TracedPass(NamedTuple):

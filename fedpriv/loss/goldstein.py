@@ -97,6 +97,7 @@ class SeededDirections:
     """
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
+    """One seed for each replicate, or one for all."""
 
     def sphere(
         self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None
@@ -185,6 +186,7 @@ class RandomSmoothing(View):
     anchor_direction_count: int
     """Directions for increments of a single point."""
     shares_directions: bool
+    """Whether all points of an increment have the same directions."""
     direction_source: Directions
     """Source of the random directions."""
     batch_layout: BatchLayout | None = None

@@ -71,9 +71,11 @@ class LayeredObjective(BaseModuleObjective):
     """Loss of a sequential module's outputs, made by `from_module`."""
 
     module: nn.Sequential
+    """Sequential module of the model."""
     leading_layers: tuple[StatelessLayer, ...]
     """Layers before the first layer with parameters."""
     blocks: tuple[LayerBlock, ...]
+    """Layers with parameters in order, each with the layers up to the next."""
     values_per_record: int
     """Approximate number of values that one record takes at one point."""
 

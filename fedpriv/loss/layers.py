@@ -39,6 +39,7 @@ class Pointwise:
     """
 
     function: Callable[[Tensor], Tensor]
+    """Function of each value."""
     gradient: Callable[[Tensor, Tensor], Tensor]
     """Input gradient from the output gradient and the outputs."""
 
@@ -55,7 +56,9 @@ class Reshape:
     """nn.Flatten and nn.Unflatten of one record's values."""
 
     input_shape: Shape
+    """Shape of one record's inputs."""
     output_shape: Shape
+    """Shape of one record's outputs."""
 
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
         return values.reshape(*values.shape[: -len(self.input_shape)], *self.output_shape), values
@@ -71,6 +74,7 @@ class MaxPool:
     input_shape: Shape
     """Shape (channels, height, width) of one record's inputs."""
     layer: nn.MaxPool2d
+    """torch's layer, which has the sizes."""
 
     def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.layer
@@ -162,8 +166,11 @@ class Dense:
     """nn.Linear."""
 
     input_size: int
+    """Number of inputs."""
     output_size: int
+    """Number of outputs."""
     has_bias: bool
+    """Whether the layer has a bias."""
 
     @property
     def working_values(self) -> int:
@@ -195,6 +202,7 @@ class DenseTerms:
     inputs: Sequence[Tensor]
     """Inputs v_k, (..., B, inputs) each."""
     has_bias: bool
+    """Whether the terms include the gradient of a bias."""
 
     def to_dtype(self, dtype: torch.dtype) -> "DenseTerms":
         output_gradients, inputs = (
@@ -280,12 +288,19 @@ class Convolution:
     """
 
     input_shape: Shape
+    """Shape (channels, height, width) of one record's inputs."""
     output_shape: Shape
+    """Shape (channels, height, width) of one record's outputs."""
     kernel: tuple[int, int]
+    """Height and width of a patch."""
     stride: tuple[int, int]
+    """Distance of neighbouring positions, down and right."""
     padding: tuple[int, int]
+    """Rows and columns of zeros on each side of the input."""
     dilation: tuple[int, int]
+    """Distance of neighbouring pixels of a patch, down and right."""
     has_bias: bool
+    """Whether the layer has a bias."""
 
     @property
     def working_values(self) -> int:
@@ -327,6 +342,7 @@ class GradientTerms:
     """The gradients themselves, (..., B, size) each, of the weight and of the bias if there is one."""
 
     gradients: list[Tensor]
+    """Gradients by the weight and, if there is one, by the bias, (..., B, size) each."""
 
     def to_dtype(self, dtype: torch.dtype) -> Self:
         return type(self)([part.to(dtype) for part in self.gradients])

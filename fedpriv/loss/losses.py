@@ -289,6 +289,7 @@ class SizeError(Unjudged):
     """
 
     power: Literal[1, 2]
+    """Power of output and label in the error."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._residual(outputs, labels).squeeze(-1).abs()
@@ -358,6 +359,7 @@ class LabelSmoothing:
     """Cross-entropy with a `share` of the label spread evenly over all classes (Szegedy et al. 2016)."""
 
     share: float
+    """Share of the label that is spread, in [0, 1)."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return (1.0 - self.share) * CrossEntropy().value(outputs, labels) + self.share * (
@@ -381,7 +383,9 @@ class ClassWeighting:
     """
 
     base: Loss
+    """Loss that is multiplied."""
     weights: tuple[float, ...]
+    """Factor of the loss by class, 0 or more."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._label_weights(outputs, labels) * self.base.value(outputs, labels)
@@ -409,7 +413,9 @@ class MeanOverLabels:
     label_axes: int
     """Number of axes of one record's labels."""
     has_single_output: bool
+    """Whether a label has one output without an axis of its own."""
     ignores_missing: bool
+    """Whether labels `IGNORED_CLASS` are missing."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         flat_outputs, classes, is_counted = self._flatten_labels(outputs, labels)
@@ -453,6 +459,7 @@ class FunctionLoss(Unjudged):
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
+    """Function of one record's output and label that returns the loss, ()."""
     label_shape: tuple[int, ...]
     """Shape of one record's labels."""
     output_axes: int

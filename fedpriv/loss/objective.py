@@ -146,6 +146,7 @@ class OuterProduct(NamedTuple):
     The derivative is computed in the written order (`IntegerScores`).
     """
     classes: int
+    """Number of scores of a record."""
     denominator: int
     """Factor of the features before they are rounded to integers."""
     max_feature_norm: int
@@ -389,6 +390,7 @@ class View:
     """
 
     base: Objective
+    """Objective that methods are delegated to."""
 
     @property
     def dependence(self) -> Dependence:

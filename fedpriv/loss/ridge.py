@@ -226,8 +226,11 @@ class Coefficient(NamedTuple):
     """A weight with its 95 % interval for sampling and noise together."""
 
     value: float
+    """Weight."""
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
 
 
 class MeanStatistics(NamedTuple):

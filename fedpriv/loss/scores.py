@@ -204,6 +204,7 @@ class ScoreView(EvaluationView):
     """
 
     scores: tuple[Score, ...]
+    """Names of the scores in `SCORES`."""
     silos: tuple[tuple[str, int], ...] = ()
     """Silos in the order of their test records, as pairs (name, records)."""
     label_unit: int | float = 1
