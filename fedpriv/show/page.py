@@ -99,7 +99,12 @@ def order_charts(charts: Sequence[Chart]) -> list[tuple[Chart, bool]]:
 
 
 def _draw_panel(chart: Chart, panel: Panel) -> Markup:
-    """Draw a panel as an SVG element, with height and left margin that fit the names of any rows."""
+    """Draw a panel as an SVG element, with height and left margin that fit the names of any rows.
+
+    Args:
+        chart: Chart with the rows, labels and scales that all panels share.
+        panel: Panel to draw.
+    """
     left_margin, height = _LEFT_MARGIN, HEIGHT
     if chart.rows:
         left_margin = min(240, 24 + round(max(map(len, chart.rows)) * _CHARACTER_WIDTH))

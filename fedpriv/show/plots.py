@@ -78,7 +78,10 @@ def render_svgs(folder: Path, results: Results) -> dict[str, str]:
 
 
 def draw_charts(charts: Sequence[Chart], folder: Path, name: str, title: str = "") -> list[Path]:
-    """Draw charts into one figure, write it as folder/`name`.png and .svg, and return both paths."""
+    """Draw charts into one figure, write it as folder/`name`.png and .svg, and return both paths.
+
+    `title` stands above all panels, and may have several lines.
+    """
     with _plot_settings():
         figure = make_figure(charts, title)
         paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
@@ -131,7 +134,9 @@ def plot_title(results: Results) -> str:
 def _charts_by_file(folder: Path, results: Results) -> dict[str, list[Chart]]:
     """Group charts by the name of their file.
 
-    Curves of one panel share a file, and so do the two charts of noise.
+    Curves are the charts of metrics by rounds.  Curves of one panel share the file "curves", and curves of several
+    panels have the name of their metric.  Both charts of noise share the file "noise", and every other chart has
+    the name of its key.
     """
     charts_by_name: dict[str, list[Chart]] = {}
     for chart in make_charts(results, list(read_history(folder)), load_audit(folder)):
@@ -255,7 +260,11 @@ def _line_style(series: Series) -> dict[str, Any]:
 
 
 def _add_legend(figure: "Figure", charts: Sequence[Chart]) -> None:
-    """Add a legend of the series, and of hollow marks, to the right or below a chart with named rows."""
+    """Add a legend of the series, and of hollow marks, to the right or below a chart with named rows.
+
+    A name has one entry, even if series of several charts have it.  Charts whose legends are empty, and which have
+    no published values, get no legend.
+    """
     from matplotlib.lines import Line2D
 
     handles: dict[str, dict[str, Any]] = {}

@@ -279,7 +279,8 @@ def _describe_clip_unit(cell: Mapping[str, Any]) -> str:
 def _describe_noise(stream: ReleaseStream, clip_unit: str = "") -> str:
     """Describe a stream: its party, number of releases, noise and clip, followed by their `clip_unit`.
 
-    An external first step has only its charged μ, and a stream without noise only its number of releases.
+    A stream is all releases of a party in the rounds of a run, or in a first step of its own before them.  An
+    external first step has only its charged μ, and a stream without noise only its number of releases.
     """
     party = stream.party_name if stream.step == ROUNDS else f"{stream.party_name}, {_FIRST_STEP}"
     if stream.party_name == EXTERNAL_PARTY:
@@ -371,7 +372,7 @@ def store_audit(folder: Path, outcome: Mapping[str, Any]) -> None:
 
 
 def load_audit(folder: Path) -> StoredAudit | None:
-    """Load the stored audit of a run, or None if none is stored.
+    """Load the stored audit of a run from RUN_DIR/audit.json, or return None if none is stored.
 
     Raises:
         InputError: If the file is damaged.

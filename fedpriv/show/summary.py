@@ -283,7 +283,8 @@ def published_metrics(results: Results) -> list[Metric]:
 def list_warnings(results: Results) -> list[str]:
     """Return warnings in Markdown of claims that disagree with the releases, and of missing cells.
 
-    A complete run whose claims agree has no warning.
+    A complete run whose claims agree has no warning.  Up to `_MAX_LISTED` incomplete sweep points are named, with
+    their seeds that have no result.
     """
     warnings = []
     if warning := describe_differing(results):

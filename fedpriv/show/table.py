@@ -111,7 +111,10 @@ def make_tables(results: Results) -> list[TextTable]:
 
 
 def _silo_tables(results: Results) -> list[TextTable]:
-    """Make a table for each metric of silos' own test records, a row a sweep point and a column a silo."""
+    """Make a table for each metric of silos' own test records, a row a sweep point and a column a silo.
+
+    The mean over silos and the worst silo are further columns.
+    """
     tables = []
     for metrics in silo_metrics(results).values():
         titles = [metric.title.rpartition(", ")[2].removeprefix("at ") for metric in metrics]
@@ -256,7 +259,10 @@ def _render_markdown(results: Results) -> str:
 
 
 def _align_columns(table: TextTable) -> str:
-    """Render Markdown whose columns also align as plain text, labels to the left, figures to the right."""
+    """Render Markdown whose columns also align as plain text, labels to the left, figures to the right.
+
+    Every column is as wide as its longest text, and at least three characters.
+    """
     columns = []
     for index, (header, *body) in enumerate(zip(table.heads, *table.body, strict=True)):
         width = max(3, len(header), *map(len, body))

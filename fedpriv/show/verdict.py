@@ -58,7 +58,11 @@ class PartyView:
 
 
 def describe_run(results: Results) -> str:
-    """Describe training, scores and privacy of a run, and whether its noise is secret."""
+    """Describe training, scores and privacy of a run, and whether its noise is secret, in one paragraph.
+
+    Noise is secret in a release, and has a public seed in a simulation.  A run with cells of both kinds is said
+    to be protected.  A run of simulated and noiseless cells has no sentence on its noise.
+    """
     if not results.cells:
         return "No cell is finished yet."
     sentences = [
@@ -158,8 +162,8 @@ class Strength(NamedTuple):
 def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | None:
     """Return the strength of a finished sweep point, or None for a point without noise.
 
-    Points are compared by ε, as long as the run has one δ.  If it has several, points are compared by μ, unless a
-    cell with noise has none.
+    Points are compared by ε if all cells with noise have the same δ.  If they have several δ, points are compared
+    by μ, unless a cell with noise has no μ, and then by ε and δ.
     """
     cell = cells_at_point(results, point)[0]
     if cell["epsilon"] is None:
@@ -178,7 +182,11 @@ def _find_strength(results: Results, point: Mapping[str, Any]) -> Strength | Non
 
 
 def _describe_privacy(results: Results) -> str:
-    """Describe μ by the best guess of an attacker, or the largest (ε, δ) if a cell has no μ."""
+    """Describe μ by the best guess of an attacker, or the largest (ε, δ) if a cell has no μ.
+
+    The best guess is the largest probability of guessing right which of two equally likely neighbours was used.
+    If a cell has no noise, the text also says that such a cell protects nothing.
+    """
     mus = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     unit = " or ".join(dict.fromkeys(cell["unit"] for cell in results.cells))
     if any(cell["epsilon"] is None for cell in results.cells):

@@ -160,7 +160,16 @@ def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tenso
 
 
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
-    """Compute a silo's integer sum of each round, (d,), by its own code, without noise at queries 0."""
+    """Compute a silo's integer sum of each round, (d,), by its own code, without noise at queries 0.
+
+    Under a trusted server, whose plan is used here, a silo sends its sum without noise.
+
+    Args:
+        cell: Cell of the run.
+        plan: Plan of the run, of any trust setting.
+        shard: Records of the silo.
+        silo_id: Number of the silo.
+    """
     records, sending_plan = unit_records(shard, cell), dataclasses.replace(plan, trust=TRUSTED)
     silo = Silo.for_release(silo_id, sending_plan, records, bytes(32), b"")
     state, sums = silo.initial_state(), []

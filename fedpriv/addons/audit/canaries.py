@@ -91,7 +91,8 @@ class GuardedSilo:
     def back_up(self) -> Callable[[], None]:
         """Copy the ledger, its rollback mark and its key, and return a function that restores the copies.
 
-        A backup of the machine restores these files together.
+        The guard is stopped for the copy, and also while the copies are restored.  A backup of the machine
+        restores these files together.
         """
         self._ledger.close()
         contents = {path: path.read_bytes() for path in self._files()}

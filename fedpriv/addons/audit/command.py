@@ -30,6 +30,9 @@ _LINE_SECONDS = 5.0  # between two lines of progress without a terminal
 def audit_scenario(request: AuditRequest) -> None:
     """Audit the first cell of a scenario, print the report, and store it on request.
 
+    The report, or JSON, is printed and stored even if the claim is refuted.  An outcome is stored only with a run
+    of the same algorithm, trust and model, and only for rounds in a public order, whose claim is a μ.
+
     Raises:
         InputError: If the scenario or an option is not valid.
         AuditRefutedError: If the claim is refuted.
@@ -74,7 +77,10 @@ def _format_family(outcome: Audit, name: str, bound: float) -> str:
 def _show_progress() -> Iterator[Callable[[float], None]]:
     """Show progress on stderr, as a bar on a terminal and in lines elsewhere.
 
-    Standard output stays free for JSON.
+    Standard output stays free for JSON.  Lines are at least 5 s apart.
+
+    Yields:
+        Function that is called with the finished share of the work, from 0 to 1.
     """
     console = Console(stderr=True)
     if console.is_terminal:
@@ -95,7 +101,10 @@ def _show_progress() -> Iterator[Callable[[float], None]]:
 
 
 def _format_report(outcome: Audit) -> str:
-    """Format the outcome as a table of the claim, the bound, the tests and the power."""
+    """Format the outcome as lines of text on the claim, the bound, the tests and the power.
+
+    Where rounds are secret, the claim is an (ε, δ) with the μ that its curve allows at the test's false alarms.
+    """
     claimed = format_epsilon_delta(outcome.claimed_epsilon, outcome.delta)
     if outcome.alarms is None:
         claimed = f"μ = {format_upper(outcome.claimed_mu, 6)}, {claimed}"

@@ -43,7 +43,10 @@ _RELEASES_PER_LEDGER = 32
 
 
 def make_counts_cell(cell: Cell, mu: float) -> Cell:
-    """Cut a plan to two rows in each of at most three silos, recalibrated to `mu` by the code under audit."""
+    """Cut a plan to two rows in each of at most three silos, recalibrated to `mu` by the code under audit.
+
+    The unit of protection is a record.  The tables of the plan, and so its queries, stay the same.
+    """
     schema, silos = _schema(cell), min(cell.federation.silos, _MAX_SILOS)
     table = schema.model_copy(update={"sites": schema.sites[:silos]}) if schema.sites else schema
     federation = cell.federation.model_copy(

@@ -210,6 +210,14 @@ def run_families(
 ) -> dict[str, FamilyResult]:
     """Run the families that are named in `families`, and return their results by name.
 
+    A family of tests has its share of `failure`, and one result or several (`audit_canaries`).
+
+    Args:
+        parts: Parts of the run by name.
+        failure: Probability that some bound exceeds a claim that holds, at most.
+        families: Names in `FAMILIES`.  Other names are ignored.
+        progress: Function that is called with the finished share of the work.
+
     Guarantee: if all claims hold, some bound exceeds its claim with probability at most `failure`: the failure
     shares of the families add up to 1 (Bonferroni).
     """

@@ -285,7 +285,8 @@ def _canary_scores(plan: Plan, canary_round: int, trials: Trials) -> Mapping[str
 def noise_factor(plan: Plan) -> Scores:
     """Return B, (T, T), of a mechanism with one fresh vector a round.
 
-    The noise of release t is row t of B times the fresh vectors of all rounds.
+    The noise of release t is row t of B times the fresh vectors of all rounds.  So the mechanism is run once with
+    the t-th unit vector (T,) as the fresh vector of round t, and its noise in round t is row t.
 
     Raises:
         InputError: If the mechanism draws several vectors a round.

@@ -109,7 +109,7 @@ def check_clients(cell: Cell) -> None:
 
 
 class ClientPool:
-    """Silo 0 of a plan whose rows are clients, each with as many equal records as count."""
+    """Silo 0 of a plan whose rows are clients, each with equal records, as many as count."""
 
     def __init__(self, cell: Cell, plan: Plan, shard: Shard) -> None:
         self._plan, self._records, self._key = plan, unit_records(shard, cell), system_key()
@@ -309,7 +309,10 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
 def open_silos(
     cell: Cell, plan: Plan, shards: Sequence[Shard]
 ) -> Iterator[tuple[Path, Sequence[RestartableSilo]]]:
-    """Yield a new folder, and a guard or pool of clients for each shard, and remove the folder afterwards."""
+    """Yield a new folder, and a guard or pool of clients for each shard, and remove the folder afterwards.
+
+    Guards of cells with persons get a shard in which each row of theirs is a person (`expand_units`).
+    """
     with temporary_folder() as name:
         silos: Sequence[RestartableSilo]
         if cell.federation.clients is not None:
@@ -329,7 +332,12 @@ def _run_twice(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return replies of silo 0 in two interleaved runs, and of silo 1, if it exists, in the first run.
 
-    The second run has another query.  Silo 0 is restarted half-way.
+    Both runs read the same records, and the second one has another query in all rounds.  Silo 0 is restarted
+    half-way.
+
+    Returns:
+        Replies (d,) by round: of silo 0 in the first run, of silo 0 in the second run, and of silo 1, or none if
+        there is a single silo.
     """
     confident_query = _confident_query(queries[0])
     first_replies, second_replies, other_silo_replies = [], [], []
@@ -388,7 +396,16 @@ def collect_broadcasts(
 ) -> list[Tensor]:
     """Collect the releases of a deployed server that adds the noise, in the rounds that have `queries`.
 
-    The server is ended half-way, and another one continues from its journal.
+    The server is ended half-way, and another one continues from its journal.  Silo 0 is restarted after each half.
+
+    Args:
+        plan: Plan of the run.
+        folder: Folder of the server's journal.
+        silos: All silos of the run.
+        queries: Queries that the server sends, in place of those of an optimizer.
+
+    Returns:
+        Releases (d,) of rounds 1, 2, …
     """
     grid, initial = InProcessGrid(make_client_app(silos, "run"), len(silos), {}), queries[0]
     releases: list[Tensor] = []

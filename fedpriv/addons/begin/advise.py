@@ -182,7 +182,7 @@ class Forecast:
 
     @property
     def sentence(self) -> str:
-        """Forecast as a text for a person."""
+        """Forecast as a text for a person, with a warning if a constant prediction may do as well."""
         coordinate_std, vector_norm = format_upper(self.std, 3), format_upper(self.norm, 3)
         sentence = (
             f"Noise of the published model: {coordinate_std} in each coordinate, {vector_norm} in all, "

@@ -81,7 +81,11 @@ class ColumnSummary:
         return are_integers and self.records - self.missing >= _MIN_OCCURRENCES * self.distinct
 
     def describe(self) -> str:
-        """Describe the column's values, missing cells and remedies in a line."""
+        """Describe the column's values, missing cells and remedies in a line.
+
+        A column with odd cells shows the first of them.  A column of numbers shows its range.  A column of words
+        shows the most frequent ones, and a remedy if nearly all words are dates, or numbers with decimal commas.
+        """
         gaps = f", {self.missing} missing" if self.missing else ""
         if self.odd_cells:
             return (

@@ -236,7 +236,7 @@ def sign_certificate(body: Mapping[str, Any], silos: Sequence[Mapping[str, Any]]
 
 
 def read_certificate(path: Path) -> dict[str, Any]:
-    """Read a certificate without recomputing a figure or checking a signature.
+    """Read a certificate's JSON document without recomputing a figure or checking a signature.
 
     Raises:
         InputError: If the file is no certificate of this format.

@@ -391,7 +391,11 @@ def format_page(certificate: VerifiedCertificate) -> str:
 
 
 def format_model_card(certificate: VerifiedCertificate) -> str:
-    """Format the model card as Markdown, with the metadata block that model hubs read."""
+    """Format the model card as Markdown, with the metadata block that model hubs read.
+
+    The card has the first line, the title, the claim with its unit (none for a run without noise), and all
+    questions and answers of the page.  Texts of other parties are escaped.
+    """
     run, record = certificate.body["run"], certificate.body["record"]
     lines = [
         *("---", "tags:", "- differential-privacy", "- federated-learning", "- fedpriv", "---"),

@@ -380,7 +380,7 @@ class RevocationMonitor:
 
 
 def _is_revoked(path: Path, key: bytes) -> bool:
-    """Whether a key's file has another key, or is missing in an existing folder.
+    """Whether a key's file has another key than `key` (PEM), or is missing in an existing folder.
 
     A file that cannot be read revokes nothing.
     """
