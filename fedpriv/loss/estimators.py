@@ -29,7 +29,7 @@ class SplitClipping(NamedTuple):
     rounds_per_epoch: int
     """Number of rounds of an epoch."""
     mixing: Scalar
-    """γ."""
+    """γ: weight of the fresh gradients at the start of the epoch, against those that are carried over."""
     difference_clip: Scalar
     """Norm bound on the change of a gradient between epochs."""
     residual_clip: Scalar
@@ -358,7 +358,10 @@ class VarianceReducedGradient:
 class SplitGradient:
     """Momentum of gradients that are split into parts at the start of every epoch.
 
-    See rounds/floats.py.  `mixing` is γ, and `coefficient` is α with decay = 1 - α.
+    With g a record's gradient, v_q the query at which epoch q starts and x_t this round's query, three vectors are
+    clipped separately: α g(v_q), α g(v_q) - α g(v_{q-1}) and α g(x_t) - α g(v_q).  The sums of the first two are
+    mixed with weight γ.  The mixture and the third sum are added to a running sum with decay = 1 - α (recursion in
+    rounds/floats.py).
 
     Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
     `difference_clip` and `residual_clip`, coefficient included.

@@ -416,7 +416,8 @@ class AugmentedView(View):
     def _draw_transforms(self, slots: BatchLayout) -> NDArray[np.int64]:
         """Draw transforms: pixels down, pixels right, and 1 for a mirror.
 
-        The result is (B, copies, 3), or (replicates, B, copies, 3) if replicates read different rows.
+        Pixels are uniform in -shift … shift, and a mirror has probability 1/2 if copies are mirrored.  The result
+        is (B, copies, 3), or (replicates, B, copies, 3) if replicates read different rows.
         """
         copies, shift, flip = self.augmentation.copies, self.augmentation.shift, int(self.augmentation.flip)
         choices = np.tile([2 * shift + 1, 2 * shift + 1, flip + 1], copies)
@@ -431,9 +432,13 @@ class AugmentedView(View):
         return RowRandomIntegers(seed_key(self.seed, "augmentation"))
 
     def _make_copies(self, batch: Batch, transforms: NDArray[np.int64]) -> Batch:
-        """Batch of rows that hold all copies of a record, one after another.
+        """Batch of rows that hold all copies of a record, one after another, (..., B, copies · features).
 
-        `transforms` are as of `_draw_transforms`.
+        Labels and weights are those of `batch`.
+
+        Args:
+            batch: Records (..., B, features) and their weights.
+            transforms: Transforms of each record's copies, (B, copies, 3) or (replicates, B, copies, 3).
         """
         (features, labels), weights = batch
         flat_rows = features.reshape(-1, *features.shape[-2:])

@@ -74,7 +74,7 @@ def is_inside(name: str, layer: str) -> bool:
 
 
 class FunctionalModule:
-    """Forward pass of a module as a function of its parameters.
+    """Forward pass of a module as a function of its parameters and a batch of records.
 
     The names of its tensors are read once, by the constructor.
     """

@@ -302,7 +302,7 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
 def _first_outputs_and_gradients(
     module: nn.Module, parameters: dict[str, Tensor], batch: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Outputs of record 0, and the gradients of the sum of their squares."""
+    """Outputs of record 0 of a batch (B, f), and the gradients of the sum of their squares."""
     with torch.enable_grad():
         outputs = FunctionalModule(module)(parameters, batch)
         trainable = [parameter for parameter in parameters.values() if parameter.requires_grad]

@@ -102,6 +102,7 @@ class LayeredObjective(BaseModuleObjective):
         check_module(module)
         if type(module) is not nn.Sequential:
             return None
+        # A record of zeros goes through the layers, which shows the shapes of inputs and outputs.
         leading_layers: list[StatelessLayer] = []
         blocks: list[LayerBlock] = []
         values, probe = features, torch.zeros(1, features)
@@ -128,6 +129,7 @@ class LayeredObjective(BaseModuleObjective):
                 blocks[-1] = blocks[-1]._replace(stateless_layers=(*blocks[-1].stateless_layers, stateless))
             else:
                 leading_layers.append(stateless)
+        # The names differ if a layer occurs twice or a parameter is frozen.
         parameter_names = [name for block in blocks for name in (block.weight, block.bias) if name is not None]
         if parameter_names != list(trainable_parameters(module)):
             return None

@@ -98,7 +98,13 @@ class MaxPool:
 def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> StatelessLayer | None:
     """Return the counterpart of torch's layer, or None for a subclass or a layer without counterpart.
 
-    `inward` and `outward` are the shapes of one record's inputs and outputs.
+    Counterparts exist for nn.Tanh, nn.ReLU, nn.Flatten, nn.Unflatten, and nn.MaxPool2d without `ceil_mode` and
+    without indices as outputs.
+
+    Args:
+        layer: Layer of torch.
+        inward: Shape of one record's inputs.
+        outward: Shape of one record's outputs.
     """
     if type(layer) is nn.Tanh:
         return Pointwise(torch.tanh, torch.ops.aten.tanh_backward)
@@ -361,9 +367,15 @@ class GradientTerms:
 
 
 def match_parameter_layer(layer: nn.Module, inward: Shape, outward: Shape) -> ParameterLayer | None:
-    """Return the counterpart of torch's layer, or None if it has no closed form or is a subclass.
+    """Return the counterpart of torch's layer, or None for a subclass or a layer without closed form.
 
-    `inward` and `outward` are the shapes of one record's inputs and outputs.
+    Counterparts exist for nn.Linear on flat inputs, and for nn.Conv2d without groups and with zeros as padding,
+    whose amount is given in numbers.
+
+    Args:
+        layer: Layer of torch.
+        inward: Shape of one record's inputs.
+        outward: Shape of one record's outputs.
     """
     if type(layer) is nn.Linear and len(inward) == 1:
         return Dense(layer.in_features, layer.out_features, layer.bias is not None)

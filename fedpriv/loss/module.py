@@ -406,6 +406,8 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
 def check_module(module: nn.Module) -> None:
     """Check that a record's gradient can depend on neither other records nor random numbers.
 
+    The layers are judged by their types and settings, and nothing is run.
+
     Raises:
         InputError: A layer, which is named, mixes records or draws random numbers; or no parameter is trainable.
     """
@@ -418,7 +420,12 @@ def check_module(module: nn.Module) -> None:
 
 
 def why_refused(layer: nn.Module) -> str | None:
-    """Return the reason why a layer cannot be used, with an alternative, or None if it can be used."""
+    """Return the reason why a layer cannot be used, with an alternative, or None if it can be used.
+
+    Refused layers mix records (BatchNorm without fixed statistics, an embedding scaled by frequency), remember
+    records (running statistics), draw random numbers (dropout, RReLU, fractional pooling), change their weight
+    (`max_norm`), or have no parameters yet (lazy layers).
+    """
     if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
         return "mixes the records of a batch; GroupNorm or LayerNorm does not"
     if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:

@@ -128,7 +128,10 @@ def lora(
 def merged(module: nn.Module) -> nn.Module:
     """Copy a module, with plain Linear layers of weight W + scale · B A for the layers of `lora`.
 
-    Parameters have the names that they had before `lora`.
+    Outputs are the module's up to rounding.  Parameters have the names that they had before `lora`.
+
+    Args:
+        module: Module that `lora` returned, which is not changed.
     """
     copied = copy.deepcopy(module)
     for layer in copied.modules():
