@@ -86,7 +86,7 @@ def write_table(folder: Path) -> str:
 
 
 def make_tables(results: Results) -> list[TextTable]:
-    """Make the tables of a run, followed by those of silos and add-ons.
+    """Make the tables of a run, followed by those of silos and add-ons unless it has [scaling].
 
     | run | tables |
     |---|---|
@@ -368,7 +368,9 @@ class ExponentFit:
 
     exponent: float
     half_width: float
+    """Half of the width of the exponent's 95 % interval."""
     size_count: int
+    """Number of sizes n that reached their targets."""
 
 
 def find_requirements(results: Results, scaling: Growth) -> dict[str, dict[float, Requirement]]:

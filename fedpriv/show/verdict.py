@@ -297,7 +297,9 @@ class RunComparison:
     settings: Sequence[tuple[str, str, str]]
     """Settings that differ between the first cells: key, value in the first run, value in the second."""
     header: Sequence[str]
+    """Names of the columns."""
     body: Sequence[Sequence[str]]
+    """Texts of each row."""
     label_count: int
 
 

@@ -157,10 +157,14 @@ class _Bound(NamedTuple):
 
     claimed_mu: float
     mu: float
+    """Shown μ."""
     epsilon: float
+    """Shown ε."""
     claimed_epsilon: float
     statistic: str
+    """Name of the test."""
     alarms: float | None = None
+    """Rate of false alarms of the test, or None for a claim of a μ."""
 
 
 def _make_bound(result: FamilyResult, delta: float) -> _Bound:

@@ -307,7 +307,9 @@ class CanaryLayout:
     def make_shard(self, present: NDArray[np.bool_], relation: str) -> Shard:
         """Make a shard whose canaries have `FAR_NORM` in their feature, and whose other records are zero.
 
-        An absent canary is zero under zero-out.  Under replace-one it is a record with the opposite increment.
+        Canary i has feature i, so that row `row_indices[i]` of the (rows, n) features is `FAR_NORM` in column i,
+        with label 0.  An absent canary has label 1.  It is zero under zero-out, and under replace-one it keeps
+        its feature, so that its increment is the opposite.
 
         Args:
             present: (n,), whether each canary is present.

@@ -210,6 +210,10 @@ def run_trials(cell: Cell, layout: CanaryLayout, seed: int, queries: Sequence[Te
         layout: Rounds and rows of the canaries.
         seed: Seed of the coins.
         queries: Queries in place of zeros.  With them the trials have no differences.
+
+    Returns:
+        Trials with the releases of all rounds.  An untrusted server sees single silos, and so has differences,
+        too: of silos 0 and 1, if there are two, and of two runs of silo 0, the second with other queries.
     """
     count = len(layout.rounds)
     plan = make_plan(cell, make_canary_objective(cell, count), for_release=True)
@@ -396,7 +400,9 @@ def collect_broadcasts(
 ) -> list[Tensor]:
     """Collect the releases of a deployed server that adds the noise, in the rounds that have `queries`.
 
-    The server is ended half-way, and another one continues from its journal.  Silo 0 is restarted after each half.
+    The server runs with the silos as its clients, and writes a journal.  It is ended half-way, and a second server
+    continues from the journal, and computes the releases of the first half again.  Silo 0 is restarted after each
+    half.
 
     Args:
         plan: Plan of the run.

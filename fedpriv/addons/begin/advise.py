@@ -176,9 +176,11 @@ class Forecast:
     travel: float
     """Largest norm of the model."""
     q: float
+    """Signal-to-noise ratio of the records, as in the table of this module."""
     enough: bool
     """Whether q is at least `MIN_Q`."""
     classes: int
+    """Number of classes, or 0 for a real target."""
 
     @property
     def sentence(self) -> str:
@@ -501,6 +503,7 @@ def as_advised(tree: Mapping[str, Any], data: Dataset, settings: Mapping[str, An
         data: Records that a program gives.
         settings: Values that the program sets, by dotted key.
     """
+    # Other settings, such as another algorithm or unit, are outside of the advice.
     if any(key.startswith(_SECTIONS) and key not in (*_FACT_KEYS, *_FURTHER_KEYS) for key in settings):
         return dict(tree)
     federation, algorithm, privacy = (dict(tree[name]) for name in ("federation", "algorithm", "privacy"))

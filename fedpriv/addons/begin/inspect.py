@@ -46,6 +46,7 @@ class ColumnSummary:
 
     name: str
     records: int
+    """Number of cells, missing ones included."""
     missing: int
     """Number of missing cells."""
     span: tuple[float, float] | None

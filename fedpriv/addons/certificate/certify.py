@@ -75,6 +75,7 @@ class SignedCertificate:
 
     body: Mapping[str, Any]
     silos: Sequence[Mapping[str, Any]]
+    """Signed statements (`attest`), in the order of their silos."""
 
     @property
     def is_simulation(self) -> bool:
@@ -106,6 +107,7 @@ class VerifiedCertificate(SignedCertificate):
     """Certificate whose signatures are checked and whose figures are recomputed."""
 
     claim: PrivacyClaim[Any] | None
+    """Recomputed claim, or None for a run without noise."""
     is_planned_here: bool = True
     """Whether the scenario could be planned here.
 

@@ -91,6 +91,7 @@ class SuperLink:
     control: ControlClient
     """Client that can start runs on the SuperLink."""
     home: Path | None = None
+    """Folder of the SuperLink's socket and log."""
     address: str | None = None
     """Address for SuperNodes, or None without any."""
     process: subprocess.Popen[bytes] | None = None
@@ -260,11 +261,13 @@ class LocalSilo:
 
     number: int
     policy: Path
+    """File of the silo's policy, from `write_silos`."""
     superlink: str
     """Address of the SuperLink."""
     key_folder: Path
     """Folder of the SuperNode's key."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """Started processes by name, "guard" and "supernode"."""
 
     @property
     def home(self) -> Path:
