@@ -73,8 +73,13 @@ class Clipping(NamedTuple):
 def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
     """Bound the norm along an axis from above, in float64, and drop the axis.
 
-    The bound is inf or NaN where the norm is not known.  The bound is too large by about n/2 + 4 roundings of the
-    type in which the n squares are added: float32 for up to 1,024 of them.
+    The bound is the computed norm, times a factor and plus a number that cover all rounding.  It is inf or NaN
+    where the norm is not known.  The bound is too large by about n/2 + 4 roundings of the type in which the n
+    squares are added: float32 for up to 1,024 of them, else float64.
+
+    Args:
+        vectors: Vectors of n values along `axis`.
+        axis: Axis of the values.
     """
     size = vectors.shape[axis]
     factor, summand = _norm_correction(size, vectors.dtype)
@@ -181,7 +186,9 @@ def clipping_if_certain(
 
 
 def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipping:
-    """Compute the factors weights · min(1, clip / norm) of increments with these bounds.
+    """Compute the factors weights · min(1, clip / norm) of increments with these bounds, (..., B).
+
+    `norm` is the upper bound of an increment's norm plus its largest rounding.
 
     Guarantee: a factor times its increment, summed in the type of `weights`, has norm at most weight · `clip`
     whatever the increment is, for clips of 2^-40 to 2^40.  Records that are not finite, or too large for the type
@@ -207,9 +214,13 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
 
 
 def never_above(values: Tensor, bound: Scalar) -> bool:
-    """Whether no value is above its bound, or NaN, as far as `is_known_true` decides.
+    """Whether it is certain that no value is above its bound, or NaN.
 
-    A tensor of bounds is broadcast.
+    On a GPU the result is False, since reading values would take time; it is True for no values.
+
+    Args:
+        values: Values, of any shape.
+        bound: One bound, or a tensor of bounds that is broadcast.
     """
     if not values.numel():
         return True

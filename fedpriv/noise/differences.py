@@ -1,24 +1,28 @@
 """Noise of three trees, for momentum-tree-reduced and momentum-tree-aligned.
 
 Source: Tran & Cutkosky, Momentum Aggregation for Private Non-convex ERM (NeurIPS 2022), Algorithm 2, with its
-errata (docs/momentum.md).  Every increment is split at v_q, the query at the start of its epoch q:
+errata (docs/momentum.md).  The increment of round t is g_t(w_t): g_t is the gradient on the round's batch, and w_t
+the query.  An epoch has N rounds.  Every increment is split at v_q, the query at the start of its epoch q:
 
     G_t = g_t(v_q),   Δ_t = g_t(v_q) - g_t(v_{q-1}),   r_t = g_t(w_t) - g_t(v_q)
 
-The sums of G are estimated as (1 - γ) (last epoch's estimate + sum of Δ) + γ (sum of G).  Differences of gradients
-are smaller than gradients, so that they need less noise.  In a fixed order the exact part of the estimate is plain
-momentum.  The three trees therefore yield the noise only.
+The sums of G are estimated as (1 - γ) (last epoch's estimate + sum of Δ) + γ (sum of G), with a mixing weight γ
+between 0 and 1.  Differences of gradients are smaller than gradients, so that they need less noise.  In a fixed
+order the exact part of the estimate is plain momentum.  The three trees (of G, Δ and r) therefore yield the noise
+only.  A node of a tree is the decayed sum of an interval of rounds (`tree`).  The nodes form four groups, each
+with one standard deviation:
 
 | group | nodes | one record moves an increment by |
 |---|---|---|
-| early | of G that end in the first two epochs | clip |
+| early | of G that end in the first two epochs (`AlignedDifferences`: in the first epoch) | clip |
 | late | of the other G | clip |
 | difference | of Δ | `difference` |
 | residual | of r | `residual` · (rounds since the epoch began), or `residual` if increments are clipped |
 
 `AlignedDifferences` is a variant of Algorithm 2's noise with trees inside each epoch.  The variant is ours, not
 the paper's.  The paper composes the sums of the last N rounds from windows that slide over epoch boundaries.  The
-variant composes them from prefixes of single epochs, for the positions p = 1 … N in an epoch:
+variant composes them from prefixes of single epochs q = 0, 1, …, which are the first p rounds of an epoch, p = 1
+… N:
 
     Q_{q,p} = (1 - γ) (Q_{q-1,p} + prefix of Δ) + γ (prefix of G),   Q_{0,p} = prefix of G
     sum of G up to t = Q_{q,p} + Σ_{k<q} decay^{p + (q-1-k) N} Q_{k,N}
@@ -68,7 +72,10 @@ THREE_TREES_DESCRIPTION = (
 
 
 class NodeGroups(NamedTuple):
-    """A value for each group of nodes."""
+    """Values for each group of nodes of the module's table, (N,).
+
+    Entry i is for the record at position i of an epoch of N rounds.
+    """
 
     early: Floats
     late: Floats
@@ -83,11 +90,12 @@ class DifferenceTrees(Mechanism):
     | field | meaning |
     |---|---|
     | `rounds_per_epoch` | N: rounds of an epoch |
-    | `mixing` | γ |
+    | `mixing` | γ, the weight of new sums of G against those carried over from the last epoch |
     | `difference`, `residual` | bounds of the module's table, under zero-out and before the batch mean |
-    | `movement` | bound of ‖w_{t+1} - w_t‖ that they rest on, or None if they are clip norms |
-    | `std_*` | standard deviation of each group, relative to the fresh vectors |
-    | `least` | least sensitivity that is charged, in clips, for noise sized by the paper and not by counting |
+    | `movement` | bound of ‖w_{t+1} - w_t‖ that both bounds rest on, or None if the bounds are clip norms |
+    | `decay` | decay of the running sums per round |
+    | `std_*` | standard deviation of a node's noise in each group, in multiples of that of the fresh vectors |
+    | `least` | least sensitivity that is charged, in clips, for noise sized by the paper, or 0 |
 
     Guarantee: for queries that move by at most `movement` a round, one record moves a node by no more than its
     group's bound, whatever was released before.  The squares of these moves over `std_*`², summed over every
@@ -147,6 +155,15 @@ class DifferenceTrees(Mechanism):
     def attained_sensitivity(self, workload: Workload) -> Sensitivity:
         """Compute the sensitivity by counting nodes, without `least`.
 
+        The square is the largest Σ_k (squared displacement in group k) / std_k² over the records.  A group without
+        nodes may have std_k = 0, and counts 0.
+
+        Args:
+            workload: Workload with the clips and the fixed order.
+
+        Returns:
+            Sensitivity relative to the standard deviation of fresh vectors, in the unit of the clips, as a bound.
+
         Raises:
             InputError: The trees do not factor the workload, or a released group of nodes has no noise.
         """
@@ -192,7 +209,11 @@ class DifferenceTrees(Mechanism):
             raise InputError("bounds on differences and on the movement must be above 0")
 
     def residual_squared_norms(self, workload: Workload) -> Floats:
-        """Compute each record's squared displacement in the r tree, which spans the whole run, (N,)."""
+        """Compute each record's squared displacement in the r tree, which spans the whole run, (N,).
+
+        Entry i is for the record at position i of an epoch.  If the run is shorter than an epoch, entries
+        without a round are 0.
+        """
         rounds_since_anchor = np.arange(workload.rounds) % self.rounds_per_epoch
         # A clipped r moves by `residual` at most, however long ago the epoch began.
         max_distance = self.rounds_per_epoch if self.movement is not None else 1
@@ -207,16 +228,18 @@ Trees = TypeVar("Trees", bound=DifferenceTrees)
 
 
 def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
-    """Set the group standard deviations D_k √(W_k / λ_k), in multiples of the clip.
+    """Set the group standard deviations √(M_k / λ_k), in multiples of the largest clip.
 
-    D_k² W_k is the largest squared displacement of a record in group k.  λ_k is the group's share of the privacy
-    loss, and the λ_k sum to 1.
+    M_k is the largest squared displacement of a record in group k = early, late, difference, residual.  λ_k is the
+    group's share of the privacy loss, and the λ_k sum to 1.  The sensitivity is then at most the largest clip.  A
+    group without released nodes (M_k = 0) gets 0.
 
     Args:
         trees: Trees, whose standard deviations are replaced.
         workload: Workload of the run.
         shares: "equal" for equal λ_k of all groups that are released.  "best" for the least mean variance, λ_k ∝
-            √(A_k D_k² W_k), where A_k is the group's part of the mean variance at standard deviation 1.
+            √(A_k M_k), where A_k is the mean variance of the releases if group k alone has noise, of standard
+            deviation 1.
 
     Returns:
         The same trees with these standard deviations.
@@ -239,7 +262,11 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
 
 
 def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
-    """Set the node standard deviations 2h σ √V_{≤2N}, … of Algorithm 2, with L put back.
+    """Set the standard deviations of nodes to those that Algorithm 2 states.
+
+    In multiples of that of fresh vectors, which is 2 clip σ, these are √V_{≤2N} for early nodes, √V_{>2N} for late
+    nodes, and `difference` / (2 clip) · √V_{>2N} for nodes of Δ and of r (V: `paper_window_counts`).  `difference`
+    includes the smoothness constant L, which the algorithm's box omits.
 
     Args:
         trees: Trees with a bound of the queries' movement.
@@ -267,8 +294,11 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
 def paper_window_counts(rounds: int, rounds_per_epoch: int) -> tuple[float, float]:
     """Compute V_{≤2N} = 3 log2 N and V_{>2N} = 4 (T/N) log2 N of Algorithm 2.
 
+    These are the paper's bounds on the nodes that hold one record: of G's nodes that end by round 2N, and of all
+    later ones.
+
     Args:
-        rounds: T.
+        rounds: T, rounds of the run.
         rounds_per_epoch: N.
 
     Raises:
@@ -320,13 +350,16 @@ class AlignedDifferences(DifferenceTrees):
         return NodeGroups(early, late, difference, self.residual_squared_norms(workload))
 
     def variance(self, workload: Workload) -> Floats:
-        """Compute the variance of every release epoch by epoch, (T,).
+        """Compute the noise variance of every release per coordinate, epoch by epoch, (T,).
 
-        A release adds the filtered noise n of the nodes of prefix p and the decayed noise c of earlier epochs.  n
-        and c are correlated, because the nodes of prefix p and those of the whole epoch overlap.
+        The release at position p of an epoch has three noises: n, the filtered noise of the nodes of prefix p; c,
+        the noise carried over from earlier epochs, decayed by decay^p; and the noise of the r tree, independent of
+        n and c.  n and c are correlated, because c contains earlier noise of the nodes that make up the whole
+        epoch, and prefix p uses some of the same nodes.  The variances are for fresh vectors of variance 1.
         """
         self.check_workload(workload)
         # Per unit of squared weight of a node: node_variance of n, past_variance of c, and their covariance.
+        # overlaps[p-1] is the sum of products of a common node's weights in n and in c.
         rounds_per_epoch, decay, retention = self.rounds_per_epoch, self.decay, 1.0 - self.mixing
         row_norms = nodes.row_squared_norms(rounds_per_epoch, decay)
         positions = np.arange(1, rounds_per_epoch + 1)
@@ -362,8 +395,16 @@ class AlignedDifferences(DifferenceTrees):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
 
-        The state has three parts: the r tree's stack, the filtered noise of the last N positions, and the epoch's
-        stack.  The bottom of the epoch's stack is the noise of earlier epochs, decayed to the end of the last.
+        The state is a flat tuple of vectors in three parts.  First comes the stack of the r tree (see
+        `BinaryTree.noise`), which is empty if N = 1.  Then comes a ring: the filtered noise of the nodes at the
+        last N positions, oldest first, so that ring[0] is that of the same position one epoch ago.  Last comes
+        the epoch's stack: the noise of prefixes of the current epoch, each including earlier epochs, shortest
+        prefix first.  Its bottom is the noise of all earlier epochs, decayed to the end of the last one.
+
+        Args:
+            state: State before round t.
+            t: Round, from 1.
+            fresh: Fresh vectors, stacked: for r (if N > 1), for G, and from the second epoch on for Δ.
         """
         stack_size, ring_size, _ = self._state_sizes(t - 1)
         stack, ring, epoch_stack = (
@@ -414,12 +455,13 @@ class AlignedDifferences(DifferenceTrees):
 class DifferenceFactorization(Factorization):
     """Factorization of increments whose parts r, G and Δ are clipped separately.
 
-    A round's fresh vectors come in the same order as the parts.
+    A round's fresh vectors come in the same order as the parts: r if N > 1, G, and from the second epoch on Δ.
     """
 
     has_parts: ClassVar[bool] = True
 
     trees: AlignedDifferences = dataclasses.field(kw_only=True)
+    """Trees with their bounds of r and Δ, which are clip norms in real units, and with a rounded decay."""
 
     def part_clips(self, t: int) -> tuple[float, ...]:
         return (
@@ -437,9 +479,10 @@ class DifferenceFactorization(Factorization):
 
 @dataclass(frozen=True)
 class IntegerAligned(IntegerStrategy):
-    """C of `AlignedDifferences` on integers: one tree over the run, two that restart every epoch.
+    """C of `AlignedDifferences` on integers.
 
-    Round t takes, stacked in this order, r (if rounds_per_epoch > 1), G, and from the second epoch on Δ.
+    C consists of a tree of r over the whole run, and of trees of G and of Δ that restart every epoch.  Round t
+    takes, stacked in this order, r (if rounds_per_epoch > 1), G, and from the second epoch on Δ.
 
     | field | meaning |
     |---|---|
@@ -469,9 +512,11 @@ class IntegerAligned(IntegerStrategy):
         )
 
     def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
-        """Return the released nodes in groups of equal noise.
+        """Return the released nodes in groups of equal noise: those of G, Δ and r.
 
-        A record is in every epoch's trees once.
+        Every round releases one node of each tree.  `early` counts the rounds of the first epoch.  Roundings are
+        bounded for one participation in the trees of G and Δ, because an epoch holds a record once, and for all
+        participations in the tree of r.
 
         Args:
             rounds: Number of rounds of the run.
@@ -503,7 +548,17 @@ class IntegerAligned(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Return the nodes that end at t, one for each part, and the next state.
 
-        The state consists of the stacks of the three trees.
+        The state consists of the stacks of the trees of r (if N > 1), G and Δ, one after the other, as
+        `IntegerTree` stores them.
+
+        Args:
+            state: State before round t.
+            t: Round, from 1.
+            sums: Sums of the round's parts r (if N > 1), G, and from the second epoch on Δ: (parts, d), in units
+                of the lattice.
+
+        Returns:
+            (parts, d) and the state.
 
         Guarantee: r is taken as 0 in the first round of an epoch, where accounting charges nothing for r.
         """

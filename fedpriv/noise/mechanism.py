@@ -56,6 +56,8 @@ class Columns(NamedTuple):
 def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
     """Compute factors D_t of the clips that leave the sensitivity unchanged, (T,).
 
+    A clip of S · D_t in round t in place of S costs every record what the worst record costs without factors.
+
     Args:
         columns: Columns of the mechanism's C.
         workload: Workload with the clips and the participations.
@@ -94,8 +96,9 @@ def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
 def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
     """Compute D for several passes in a fixed order with equal clips, (T,).
 
-    D maximizes Π D_t over the rounds of every record.  Some factors are below 1: late clips do not only rise, a
-    record's clips are redistributed over its rounds.
+    For each record with rounds i, j, … D maximizes Π D_i under Σ_ij D_i D_j ⟨C_i, C_j⟩ = the largest Σ_ij ⟨C_i,
+    C_j⟩ of any record.  Some factors are below 1: late clips do not only rise, a record's clips are
+    redistributed over its rounds.
 
     Guarantee: every record costs what the worst one cost without D.
 
@@ -137,12 +140,18 @@ def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
 
 
 def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) -> InnerProducts:
-    """Return the inner products of the columns of a lower-triangular Toeplitz C.
+    """Return a function that computes inner products of columns of a lower-triangular Toeplitz C.
+
+    ⟨C_i, C_j⟩ = Σ_{k < n} c_k c_{k+|i-j|}, where n is the number of rounds from the later one of i and j to the
+    end of its block, or 0 if i and j lie in different blocks.  Partial sums of a lag |i-j| are computed once.
 
     Args:
         coefficients: First column of C, with zeros beyond its end.
         rounds: T.
         block: Rounds after which C restarts, or None if it does not.
+
+    Returns:
+        Function of some rounds, counted from 0: (n,) -> (n, n).
     """
     length = rounds if block is None else min(block, rounds)
     first_column = np.zeros(length)
@@ -173,9 +182,15 @@ def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) 
 
 
 def _record_scale(inner: Floats, squared_norm: float) -> Floats:
-    """Factors D of one record's rounds, the largest Σ log D at one squared norm, (n,).
+    """Compute the factors D of one record's n rounds with the largest Σ log D_i, (n,).
 
-    There 1/D_i is proportional to Σ_j ⟨C_i, C_j⟩ D_j, which the iteration solves.
+    The squared norm D^T X D is given.  There 1/D_i is proportional to Σ_j X_ij D_j.  The iteration D_i ← √(D_i /
+    Σ_j X_ij D_j) solves that, until no factor changes by more than a relative 1e-12, or for at most 1,000
+    steps.  At last D is multiplied by one number for the norm.
+
+    Args:
+        inner: Inner products X_ij = ⟨C_i, C_j⟩ of the record's columns, (n, n).
+        squared_norm: Squared norm that D^T X D gets.
     """
     scale = np.ones(len(inner))
     for _ in range(_MAX_STEPS):
@@ -201,6 +216,7 @@ class Sensitivity(NamedTuple):
     exact: bool
     """Whether the distance is attained, so that `value` is not only an upper bound."""
     reason: str
+    """Description of the way in which `value` was computed, for reports."""
 
 
 class ColumnBlocks(NamedTuple):

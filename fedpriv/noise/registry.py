@@ -54,6 +54,11 @@ _ROUNDING = 1e-6
 def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
     """Check a mechanism's claims in a workload as far as they can be measured.
 
+    Three claims are checked: B, measured from `noise`, is lower-triangular with a diagonal of at least
+    `fresh_std` and above 0; a state holds at most `memory_vectors` vectors; and `certified` and
+    `attained_sensitivity` are at least the sensitivity of C = B^-1 A (up to a relative 1e-6).  A is the matrix
+    of running sums.
+
     Guarantee: a mechanism that passes has a certificate that is not below the sensitivity of C = B^-1 A, for the B
     that its `noise` applies to unit vectors, and is asked in public orders, for any queries.
 
@@ -106,7 +111,9 @@ def _prefix_sum_matrix(workload: Workload) -> Floats:
 
 @lru_cache(maxsize=4)
 def _noise_matrix(mechanism: Mechanism, rounds: int) -> tuple[Floats, int]:
-    """Return B, (T, T), as `noise` applies it to unit vectors, and the most vectors of a state.
+    """Measure B, (T, T), by running `noise` on unit vectors, and the most vectors of a state.
+
+    Round t gets the unit vector e_t as its fresh vector, so that the noise of round t is row t of B.
 
     Raises:
         InputError: A round takes several fresh vectors.
@@ -156,7 +163,8 @@ USER_MECHANISMS: dict[str, type[Mechanism]] = {}
 def add_mechanism(kind: type[Mechanism]) -> None:
     """Add a mechanism to the table, for scenarios that name it and for reading back runs with it.
 
-    A user's mechanism of the same name is replaced.
+    A user's mechanism of the same name is replaced.  The class is not tested here: `check_readable` does that
+    before a run.
 
     Args:
         kind: Frozen dataclass that follows `Mechanism`, with fields of numbers, text and tuples.
@@ -243,7 +251,9 @@ def needs_fit(name: str, options: MechanismOptions) -> bool:
 
 
 def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> Mechanism:
-    """Build the mechanism that a scenario names.
+    """Build the mechanism that a scenario names, with all its numbers given.
+
+    "auto" is refused, because it names a fit and not a mechanism (`needs_fit`).
 
     Args:
         name: Name of the mechanism.
@@ -278,7 +288,10 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
 
 
 def mechanism_from_data(data: Mapping[str, Any]) -> Mechanism:
-    """Build a mechanism from the output of `Mechanism.as_data`.
+    """Build a mechanism from the output of `Mechanism.as_data`, as a ledger stores it.
+
+    Args:
+        data: "name" and the fields of the mechanism's class.
 
     Raises:
         InputError: No mechanism has this name, or a number is out of its range.
@@ -297,7 +310,9 @@ _IMPORT_HINT = "; for one of your own, name the file that adds it in FEDPRIV_IMP
 def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> None:
     """Check that a ledger's reader would build an equal mechanism, and that its claims hold.
 
-    A name alone proves nothing: the class that a name is read as has to be the class that makes the noise.
+    Mechanisms of fedpriv pass.  One of a user has to be in the table under its name, to survive a round trip
+    through JSON, equal and with the same hash, and to pass `check_mechanism_claims`.  A name alone proves
+    nothing: the class that a name is read as has to be the class that makes the noise.
 
     Args:
         mechanism: Mechanism of the run.

@@ -1,7 +1,10 @@
 """Sensitivity: the largest distance by which one record can move C s, from the columns of C.
 
-The result is exact wherever the worst case is known, and a bound otherwise.
-Let u_i be a record's increments in the rounds S in which it takes part, ‖u_i‖ ≤ clip_i.  Then
+s_t is the sum of increments of round t = 1 … T, and C_i, (T,), is column i of the strategy matrix.  The result
+is exact wherever the worst case is known, and a bound otherwise.  A record takes part in the rounds S.  In a
+fixed order S is every `rounds_per_epoch`-th round from a position on.  In a separated participation S may be any
+pattern: at most `max_rounds_per_record` rounds, at least `min_separation` apart.  Distances are in the unit of
+the clips.  Let u_i be a record's increments in its rounds S, ‖u_i‖ ≤ clip_i.  Then
 
     ‖Σ_{i∈S} u_i ⊗ C_i‖² = Σ_{i,j∈S} ⟨u_i, u_j⟩ ⟨C_i, C_j⟩ ≤ Σ_{i,j∈S} clip_i clip_j |⟨C_i, C_j⟩|
 
@@ -37,7 +40,9 @@ def record_squared_norms(
 ) -> Floats:
     """Compute the squared norm of the record at each position of a fixed order, (rounds_per_epoch,).
 
-    Different periods have no column of C in common.
+    C restarts with every period, so that columns of different periods are orthogonal, and squared norms of the
+    periods add up.  In a single pass, and if no period holds a record twice, squared norms are sums of clip² ·
+    ‖column‖².
 
     Args:
         workload: Clips, participation and period.
@@ -101,9 +106,10 @@ _MAX_STEPS = 400
 
 
 def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload: Workload) -> Sensitivity:
-    """Return the smaller one of a bound and the bound from rows, for separated participations.
+    """Return the smaller one of a bound and the bound of `sensitivity_from_rows`.
 
-    In other orders, and beyond `MAX_ROUNDS` rounds, the sensitivity is returned as it is.
+    The second bound is for separated participations.  In other orders, and beyond `MAX_ROUNDS` rounds, the
+    sensitivity is returned as it is.
 
     Guarantee: an exact sensitivity is returned unchanged, and a bound is replaced by a bound.
 
@@ -122,7 +128,10 @@ def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload
 def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: MinSeparation) -> Sensitivity:
     """Compute the smaller one of the bound by search and the bound by heaviest patterns.
 
-    Both bounds are in the units of C s.
+    Both are in the units of C s, which are those of the clips.  X_ij = clip_i clip_j ⟨C_i, C_j⟩.  The search
+    (`farthest_pattern`) is for the largest Σ_{i,j∈S} X_ij.  If it ends at a pattern, that pattern's sum is
+    exact.  Otherwise the second bound is computed as in the module: the heaviest pattern over the weights ρ_i,
+    where ρ_i is the heaviest pattern in row i of X.
 
     Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where the result
     is exact, a pattern moves C s as far.
@@ -144,16 +153,21 @@ def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: Min
 def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bool]:
     """Bound Σ_{i,j∈S} X_ij over the allowed patterns S, and return whether one attains the bound.
 
-    A step fixes the latest rounds of S, one more than the step before it in its branch.  An earlier round i with
-    at most k rounds before it adds X_ii, twice X_ij for each fixed j, and at most twice the heaviest pattern of k
-    rounds before it in its own row.  The heaviest chain of such rounds is found by dynamic programming.
+    The search is best-first branch and bound, of at most 400 steps: the branch with the largest bound is refined
+    next.  A step fixes the latest rounds of S, one more than the step before it in its branch.  An earlier round
+    i with at most k rounds before it adds X_ii, twice X_ij for each fixed j, and at most twice the heaviest
+    pattern of k rounds before it in its own row.  The heaviest chain of such rounds is found by dynamic
+    programming.
 
     Guarantee: the bound of every branch that is not searched is at least its worst pattern, and the largest bound
     is returned.
 
     Args:
-        weights: X ≥ 0, (T, T).
+        weights: X ≥ 0, symmetric, (T, T).
         pattern: Allowed patterns.
+
+    Returns:
+        Bound of the squared distance, and whether a pattern attains it.
     """
     # Time is reversed: earlier rounds have higher indices.
     reversed_weights, gap, rounds = weights[::-1, ::-1], pattern.min_separation, len(weights)
@@ -191,9 +205,15 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
 
 
 def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSeparation) -> list[Floats]:
-    """Bound the sum that a round adds with 0, 1, … rounds after it.
+    """Bound, for every round, the sum that it adds with at most 0, 1, … rounds after it, each (T,).
 
-    The bound is the round's own weight plus twice the heaviest pattern of other rounds in the same row.
+    The bound is the round's own weight plus twice the heaviest pattern of later rounds in the same row.  The
+    list ends early if more rounds change nothing.  Rounds come in the order of the search, the last round first.
+
+    Args:
+        later_weights: X with zeros left of the `min_separation`-th upper diagonal, (T, T).
+        diagonal: Own weights X_ii, (T,).
+        pattern: Allowed patterns.
     """
     bounds = [diagonal]
     for heaviest in islice(_heaviest_by_count(later_weights, pattern), pattern.max_rounds_per_record - 1):
@@ -214,7 +234,10 @@ def heaviest_patterns(weights: Floats, pattern: MinSeparation) -> Floats:
 
 
 def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floats]:
-    """Yield the heaviest patterns of at most 1, 2, … rounds, each (n,)."""
+    """Yield the weights of every row's heaviest pattern of at most 1, 2, … rounds: (n, T) -> (n,) each.
+
+    best[i] = max(best[i-1], weight_i + best of one round fewer [i - min_separation]), over the last round i.
+    """
     gap, (rows, rounds) = pattern.min_separation, weights.shape
     best = np.zeros((rows, rounds + 1))  # best[:, i]: weight of the heaviest pattern in the first i rounds
     for _ in range(pattern.max_rounds_per_record):
@@ -225,7 +248,7 @@ def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floa
 
 
 def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
-    """Compute the worst record of any C ≥ 0 whose columns are known.
+    """Compute the sensitivity of any C ≥ 0 whose columns are known, by trying every record.
 
     In an order of N positions this takes T²/N inner products of columns.
 
@@ -275,6 +298,10 @@ def certify_toeplitz(
 ) -> Sensitivity:
     """Compute the exact worst case of a Toeplitz C where one is known, else the smallest of three bounds.
 
+    C's coefficients never increase.  In a single pass the longest column, times its clip, is the worst.  In a
+    fixed order every position is tried, or only the first for equal clips without restarts.  For separated
+    participations the bounds are those of `_certify_separated` and of `sensitivity_from_rows`.
+
     Args:
         workload: Clips, participation and period.
         coefficients: Function that returns c_0, c_1, …, at most T of them, with zeros beyond their end.
@@ -303,10 +330,17 @@ def certify_toeplitz(
 def _certify_separated(
     workload: Workload, pattern: MinSeparation, coefficients: Floats, column_squares: Floats
 ) -> Sensitivity:
-    """Certify separated participations under a Toeplitz C.
+    """Compute the sensitivity of separated participations under a Toeplitz C, or a bound.
 
-    The result is exact for equal clips without restarts, and for columns that never overlap in any allowed
-    pattern.  Otherwise it is the smaller one of two bounds.
+    Without restarts the result is exact for equal clips, and for columns that never overlap in any allowed
+    pattern.  Otherwise it is the smaller one of two bounds: all clips as large as the largest, in the earliest
+    pattern (without restarts only), and the sum of clip · ‖column‖ over the heaviest pattern.
+
+    Args:
+        workload: Clips and period.
+        pattern: Allowed patterns.
+        coefficients: First column of C, with zeros beyond its end.
+        column_squares: Squared norms of the columns of C, (T,).
     """
     squared_norms = workload.clips**2 * column_squares
     if workload.period is None:
@@ -329,7 +363,15 @@ def _earliest_pattern(
 ) -> Sensitivity:
     """Compute clip · ‖Σ_k C_{1 + k gap}‖ for the largest clip in rounds 1, 1 + gap, …, in O(T).
 
-    The pattern has at most `max_participations` rounds.
+    The pattern has at most `max_participations` rounds.  The result is marked as exact, which holds for equal
+    clips.
+
+    Args:
+        workload: Rounds and clips.
+        coefficients: First column of C, with zeros beyond its end.
+        column_squares: Squared norms of the columns of C, (T,), used if columns do not overlap.
+        gap: Rounds between two participations.
+        max_participations: Most rounds of the pattern.
     """
     rounds = workload.rounds
     if len(coefficients) <= gap:

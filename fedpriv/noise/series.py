@@ -1,5 +1,9 @@
 """Lower-triangular Toeplitz matrices as power series, and the workload of running sums.
 
+A mechanism factors the matrix A of running sums, (T, T) for T rounds, as A = B C: a record moves C s by its
+sensitivity, and B z is the noise of the releases for fresh vectors z.  A Toeplitz matrix with series[t-i] in row
+t and column i is the power series Σ_j series[j] x^j, where x delays by one round.
+
 The workload says which running sums are released, and in which rounds one record takes part in them:
 
     A[t, i] = decay^(t-i) for i ≤ t in the same period, else 0
@@ -64,7 +68,7 @@ class Workload:
     period: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers.
+        """Check that rounds, decay, clips and period are in their ranges.
 
         Raises:
             InputError: A number is out of its range, or clips are not one for each round.
@@ -140,7 +144,10 @@ def geometric_sums(ratio: float, counts: Floats) -> Floats:
 
     Args:
         ratio: Ratio in [0, 1].
-        counts: Numbers n of terms, (n,).
+        counts: Numbers n ≥ 0 of terms, an array of any shape.
+
+    Returns:
+        A sum for each number, in the shape of `counts`.
 
     Example:
         >>> geometric_sums(0.5, np.array([0.0, 1.0, 2.0])).round(6).tolist()
@@ -203,12 +210,14 @@ def square_root(decay: float, count: int) -> Floats:
 
 
 def inverse(series: Floats, count: int) -> Floats:
-    """Compute the first `count` coefficients of 1/series, for a series that starts with 1.
+    """Compute the first `count` coefficients w of 1/c, for a series c that starts with 1.
 
-    The recursion w_t = -Σ_j c_j w_{t-j} runs in blocks of rounds, each of which is one matrix product.
+    The recursion w_t = -Σ_{j ≥ 1} c_j w_{t-j}, w_0 = 1, runs entry by entry in the first block of 1,024, and
+    then in blocks, each of which is one matrix product with the b - 1 entries before it (`history_response`).
+    It ends early once the coefficients are constant but for rounding: the rest is that constant.
 
     Args:
-        series: Coefficients, of which the first is 1, (b,).
+        series: Coefficients c, of which the first is 1, (b,), zero beyond their end.
         count: Number of coefficients of the result, 1 or more.
 
     Returns:
@@ -282,8 +291,10 @@ def column_squared_norms(series: Floats, rounds: int) -> Floats:
 def record_squared_norms(series: Floats, clips: Floats, rounds_per_epoch: int) -> Floats:
     """Compute the squared norms of the records of a fixed order under a Toeplitz C ≥ 0.
 
-    Columns i and i + s have inner product Σ_{j < T-i-s} c_j c_{j+s}: one cumulative sum for every lag s that is a
-    multiple of `rounds_per_epoch`, O(T² / rounds_per_epoch) in all, less for a banded series.
+    A record's squared norm is Σ_{i,j} clip_i clip_j ⟨C_i, C_j⟩ over its rounds i, j, which lie a multiple of
+    `rounds_per_epoch` apart.  It is the square of the distance by which the record can move C s.  Columns i and
+    i + s have inner product Σ_{j < T-i-s} c_j c_{j+s}: one cumulative sum for every lag s that is a multiple of
+    `rounds_per_epoch`, O(T² / rounds_per_epoch) in all, less for a banded series.
 
     Args:
         series: Coefficients of C, zero beyond their end.
@@ -316,11 +327,15 @@ class Mode(NamedTuple):
     """Vector M in the state of a stream: a row gets gain · M, and then M = pole · M + z."""
 
     pole: float
+    """Factor by which M decays in a round."""
     gain: float
+    """Weight of M in a row of B z."""
 
 
 def check_roots(theta: Roots, phi: Roots, decay: float) -> None:
-    """Check that the roots interlace and lie in [0, decay], or in [0, 1] for decay = 0.
+    """Check that the roots interlace, θ_1 > φ_1 > θ_2 > …, and lie in [0, decay].
+
+    For decay = 0 the range is [0, 1].
 
     Guarantee: roots that pass have a C with coefficients ≥ 0 that never increase, whoever chose the numbers.
 
@@ -381,11 +396,12 @@ def series_from_roots(denominator_roots: Roots, numerator_roots: Roots, count: i
 
 
 def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
-    """Return the modes of B = A C^-1: row t is z_t + Σ gain · M_{t-1}.
+    """Return the modes of B = A C^-1, which stream the noise: row t of B z is z_t + Σ gain · M_{t-1}.
 
-    B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 - φ_i x)) has a mode for each pole p > 0, with gain r_p p.  A pole
-    that a zero cancels (θ_1 = decay) has none.  With decay = φ_m = 0 the pole at 0 is double, and one more mode,
-    which is the last fresh vector, has the rest of b_1 as its gain.
+    M_t = pole · M_{t-1} + z_t is a decayed sum of fresh vectors.  B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 -
+    φ_i x)) has a mode for each pole p > 0 (decay and the φ), with gain p Π_i (p - θ_i) / Π_q (p - q) over the
+    other poles q.  A pole that a zero cancels (θ_1 = decay) has none.  With decay = φ_m = 0 the pole at 0 is
+    double, and one more mode, which is the last fresh vector, has the rest of b_1 as its gain.
 
     Args:
         decay: Decay of the running sums.

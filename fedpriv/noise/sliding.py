@@ -1,8 +1,10 @@
 """Noise of Algorithm 2 as in the paper: sums over the last N rounds, in windows that slide.
 
 Source: Tran & Cutkosky 2022, Algorithm 2 and its reconstruction, streamed.  N is `rounds_per_epoch`, and G_t and
-Δ_t are the noise of the gradient tree and of the difference tree in the window of N rounds that ends at t.  Window
-noise w_t and prefix noise p_t obey recursions with a lag of N rounds:
+Δ_t are the noise of the gradient tree and of the difference tree in the window of N rounds that ends at t, each
+the decayed sum of the noise of the nodes that make up the window (`tree.cover`).  A node is a pair (level, end):
+the 2^level rounds up to `end`.  In this file w_t is not a query.  Window noise w_t and prefix noise p_t obey
+recursions with a lag of N rounds:
 
     w_t = G_t                                             before round 2N
     w_t = (1 - mixing) (w_{t-N} + Δ_t) + mixing G_t       from round 2N on
@@ -82,12 +84,13 @@ class SlidingDifferences(DifferenceTrees):
         return NodeGroups(early_norms, late_norms, difference_norms, self.residual_squared_norms(workload))
 
     def variance(self, workload: Workload) -> Floats:
-        """Compute the variance of every release, (T,), by a recursion with three moments.
+        """Compute the noise variance of every release per coordinate, (T,), by a recursion with three moments.
 
-        The recursions of p_t and w_t give one for the variances of both and their covariance, with a lag of N,
-        since G_t and Δ_t are independent of the noise up to round t - N.  The paper has a sum in place of the
-        recursion, with the coefficients (1-α)^{2q'N} of the base prefix, S² of the base window and S_i² of the
-        other windows.
+        The moments are the variances of p_t and w_t, and their covariance, for fresh vectors of variance 1.  The
+        noise of the r tree is independent, and its variance is added.  The recursions of p_t and w_t give one
+        for the variances of both and their covariance, with a lag of N, since G_t and Δ_t are independent of the
+        noise up to round t - N.  The paper has a sum in place of the recursion, with the coefficients
+        (1-α)^{2q'N} of the base prefix, S² of the base window and S_i² of the other windows.
         """
         self.check_workload(workload)
         rounds, rounds_per_epoch, retention = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing
@@ -124,7 +127,12 @@ class SlidingDifferences(DifferenceTrees):
         return len(self.fresh_nodes(t))
 
     def fresh_nodes(self, t: int) -> tuple[tuple[TreeKind, int], ...]:
-        """Return the tree and the level of the node to which each fresh vector of round t belongs."""
+        """Return the tree and the level of the node to which each fresh vector of round t belongs.
+
+        These are the nodes that end at t: one of the r tree (if N > 1), and one of each level whose length
+        2^level ≤ N divides t, of the gradient tree, and of the difference tree if the node begins after the first
+        epoch.
+        """
         lowest = (t & -t).bit_length() - 1
         levels = range(min(lowest + 1, self._levels))
         fresh: list[tuple[TreeKind, int]] = [("residual", lowest)] if self.rounds_per_epoch > 1 else []
@@ -133,7 +141,15 @@ class SlidingDifferences(DifferenceTrees):
         return tuple(fresh)
 
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
-        """Return the noise of round t and the next state, whose parts are those of `_SlidingState`."""
+        """Return the noise of round t and the next state, whose parts are those of `_SlidingState`.
+
+        The noise is p_t of the module's recursions plus that of the r tree.
+
+        Args:
+            state: State before round t, a flat tuple of vectors.
+            t: Round, from 1.
+            fresh: Fresh vectors, stacked in the order of `fresh_nodes(t)`.
+        """
         rounds_per_epoch, retention = self.rounds_per_epoch, 1.0 - self.mixing
         state_before = self._unpack_state(state, t - 1)
         std_gradient = self.std_early if t <= 2 * rounds_per_epoch else self.std_late
@@ -181,9 +197,9 @@ class SlidingDifferences(DifferenceTrees):
         return total
 
     def _live_nodes(self, t: int, first: int) -> Iterator[Node]:
-        """Yield nodes in the window of round t+1 that ended by round t.
+        """Yield the nodes (level, end) in the window of round t+1 that ended by round t, level by level.
 
-        None of them begins before round `first`.
+        None of these nodes begins before round `first`.
         """
         start = max(first, t - self.rounds_per_epoch + 2)
         for level in range(self._levels):
@@ -192,7 +208,10 @@ class SlidingDifferences(DifferenceTrees):
             yield from ((level, end) for end in range(earliest, t + 1, length))
 
     def _part_ends(self, t: int) -> tuple[int, int, int, int, int]:
-        """End of each part of the state after round t, as a number of vectors."""
+        """End of each part of the state after round t, as a number of vectors from the state's beginning.
+
+        The parts are, in order, those of `_SlidingState`; the last number is the length of the state.
+        """
         stack = t.bit_count() if self.rounds_per_epoch > 1 else 0
         prefixes = stack + min(t, self.rounds_per_epoch)
         windows = prefixes + min(max(0, t - self.rounds_per_epoch + 1), self.rounds_per_epoch)
@@ -217,15 +236,15 @@ class SlidingDifferences(DifferenceTrees):
 
 
 def check_movement(bound: Scalar, query_before: "Tensor", query: "Tensor", message_start: str) -> None:
-    """Check that a query moved by at most a bound.
+    """Check that a query moved by at most a bound since the round before, in Euclidean distance.
 
     Guarantee: the distance is that of the two vectors as they are, computed in float64.
 
     Args:
-        bound: Largest allowed distance.
+        bound: Largest allowed distance, a number or one for each leading index.
         query_before: Query of the round before, (..., d).
         query: Query, (..., d).
-        message_start: Beginning of the message.
+        message_start: Beginning of the error message.
 
     Raises:
         RunError: The distance is above the bound, or NaN.

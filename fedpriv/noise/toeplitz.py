@@ -105,9 +105,17 @@ def _noise_step(
 ) -> tuple["Tensor", MechanismState]:
     """Return row t of B z and the next state, for a banded C or C^-1.
 
-    The state holds the last noise and at most `len(weights)` vectors, latest first.  The vectors are the last rows
-    of C^-1 z with `keep_rows` (C is banded), or the last fresh vectors without (C^-1 is banded).  `weights` are
-    the weights of these vectors in this round's row of C^-1 z.
+    Row t of C^-1 z is v_t = z_t + Σ_j weights[j-1] · (v_{t-j} or z_{t-j}), and the noise is n_t = v_t + decay ·
+    n_{t-1}.  The state holds the last noise and at most `len(weights)` vectors, latest first.  The vectors are
+    the last rows of C^-1 z with `keep_rows` (C is banded), or the last fresh vectors without (C^-1 is banded).
+    `weights` are the weights of these vectors in this round's row of C^-1 z.  Before round 1 the state is empty.
+
+    Args:
+        state: State before round t.
+        fresh: Fresh vector z_t.
+        decay: Decay of the running sums.
+        weights: Weights of earlier vectors, latest first, (bands - 1,).
+        keep_rows: Whether the vectors are rows of C^-1 z.
     """
     if not state:
         return fresh, (fresh, fresh)[: 1 + len(weights)]
@@ -182,9 +190,10 @@ class BandedSquareRoot(_Banded):
 
     @classmethod
     def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
-        """Return mechanisms of a few widths, and the square root itself, which would store T vectors.
+        """Return mechanisms of a few numbers of bands, and the square root itself.
 
-        The comparison shows the gain from more memory.
+        The square root would store T vectors.  The bands are 1, 8 and 64 as far as below T.  Beyond a million
+        rounds the square root is left out.  The comparison shows the gain from more memory.
         """
         banded = [cls(workload.decay, bands) for bands in _COMPARED_BANDS if bands < workload.rounds]
         mechanisms = {mechanism.label: mechanism for mechanism in banded}
@@ -274,9 +283,9 @@ class IntegerBanded(IntegerStrategy):
         return IntegerBounds(max_bound, max_bound)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """Return (C s)_t and the next state.
+        """Return (C s)_t = s_t + Σ_j ⌊c_j s_{t-j}⌉ and the next state, for sums s_t, int64, of any shape.
 
-        The state holds the last increments, latest first: one fewer than there are bands.
+        The state holds the last sums of increments, latest first: one fewer than there are bands.
         """
         if not self.coefficients:
             return sums, ()
@@ -324,10 +333,16 @@ class BandedInverseSquareRoot(_Banded):
         return row
 
     def strategy_series(self, count: int) -> Floats:
-        """Return the coefficients of C.
+        """Return the first `count` coefficients of C, rounded up to a series that never increases.
+
+        They are those of 1 / (banded C^-1).  Where rounding lets one fall below a later one, by at most 1e-12,
+        it is replaced by the largest later absolute value.
+
+        Args:
+            count: Number of coefficients.
 
         Raises:
-            InputError: The coefficients increase, so that the worst pattern is not known.
+            InputError: The coefficients increase by more, so that the worst pattern is not known.
         """
         coefficients = series.inverse(np.array(self._inverse_coefficients[:count]), count)
         upper_bounds = np.maximum.accumulate(np.abs(coefficients[::-1]))[::-1]  # least falling series above it
@@ -398,7 +413,13 @@ class AnchoredSquareRoot(Mechanism):
         return dataclasses.replace(unsized, anchor=anchor_clip / (clip * float(norm)))
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return the exact sensitivity of one pass.
+        """Return the exact sensitivity of one pass, the largest clip_t · n_t over the rounds t.
+
+        n_t is the distance by which a record moves C s at clip 1: 1 / `anchor` for a record of an anchor, and
+        otherwise the norm of its column of C'.
+
+        Args:
+            workload: Workload that restarts every `period` rounds, with decay 1.
 
         Raises:
             InputError: Records are read more than once, or the mechanism does not factor the workload.
@@ -436,7 +457,9 @@ class AnchoredSquareRoot(Mechanism):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
 
-        The state holds the anchor's noise, and the square root's state since the anchor.
+        The noise of an anchor is `anchor` times its fresh vector.  A later round of the period has the anchor's
+        noise plus correlated noise on the changes since, which is that of a full square root.  The state holds
+        the anchor's noise, and the square root's state since the anchor.
         """
         if not state or (t - 1) % self.period == 0:
             noise = fresh * self.anchor

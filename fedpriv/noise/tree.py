@@ -148,11 +148,11 @@ def row_squared_norms(rounds: int, decay: float) -> Floats:
 
 
 def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
-    """Compute the squared norms of the records of a fixed order.
+    """Compute the squared norms of the records of a fixed order, one for each position of an epoch.
 
-    A record's squared norm is Σ_nodes (Σ_i clip_i decay^(z-i))² over its rounds i in a node.  A node of at most
-    `rounds_per_epoch` rounds holds a record once.  Longer nodes are summed level by level, in O(T log(T /
-    rounds_per_epoch)), or O(T) for equal clips.
+    It is the square of the distance by which a record can move C s.  A record's squared norm is Σ_nodes (Σ_i
+    clip_i decay^(z-i))² over its rounds i in a node.  A node of at most `rounds_per_epoch` rounds holds a record
+    once.  Longer nodes are summed level by level, in O(T log(T / rounds_per_epoch)), or O(T) for equal clips.
 
     Args:
         clips: Clip norm of each round, (T,).
@@ -181,7 +181,14 @@ def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> 
 def _level_squared_norms(clips: Floats, length: int, rounds_per_epoch: int, decay: float) -> Floats:
     """Compute each record's squared norm in a level's released nodes, (N,).
 
-    The nodes have `length` rounds, more than an epoch.
+    The squared norm is Σ_nodes (Σ_i clip_i decay^(z-i))².  The nodes are every other block of `length` rounds,
+    more than an epoch, so that a record has several rounds i in one.
+
+    Args:
+        clips: Clip norm of each round, (T,).
+        length: Rounds of a node, which ends at z.
+        rounds_per_epoch: N, rounds between two participations of a record.
+        decay: Decay per round.
     """
     nodes = np.arange(0, len(clips) // length, 2)
     node_rounds = nodes[:, None] * length + np.arange(length)  # (nodes, length), rounds counted from 0
@@ -194,8 +201,10 @@ def _level_squared_norms(clips: Floats, length: int, rounds_per_epoch: int, deca
 def _equal_clip_squared_norms(rounds: int, length: int, rounds_per_epoch: int, decay: float) -> Floats:
     """Compute each record's squared norm in a level's released nodes for clips of 1, (N,).
 
-    The result is that of `_level_squared_norms`, in less time: a record's weight in a node depends only on the
-    number of rounds between the record's last round in the node and the node's end, which is less than an epoch.
+    A record whose last round in a node lies e rounds before the node's end weighs decay^e Σ_k decay^(kN) in it,
+    over its participations k in the node.  The result is that of `_level_squared_norms`, in less time: a
+    record's weight in a node depends only on the number of rounds between the record's last round in the node
+    and the node's end, which is less than an epoch.
 
     Args:
         rounds: T.
@@ -225,6 +234,8 @@ def separated_squared_norm(
     In a node of n rounds a record weighs at most κ(n) = Σ_{j < min(max_participations, ⌈n / min_separation⌉)}
     decay^(j min_separation).  The nodes of one level are disjoint, and each of the record's rounds weighs at most
     1.  So the squares of a level sum to at most κ(n) min(max_participations, κ(n) · nodes).
+
+    The sum over the levels is the bound.
 
     Args:
         rounds: T.
@@ -278,7 +289,7 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
     """Return the ends of a level's nodes that some window's cover uses, (n,).
 
     The windows are [max(1, u - N + 1), u] for u = earliest … T.  A node is in the cover of a window if the window
-    contains the node, but not its parent.
+    contains the node, but not its parent.  For each node the code computes the first and the last such u.
 
     Args:
         rounds: T.
@@ -413,7 +424,15 @@ class BinaryTree(Mechanism):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
 
-        The state holds the noise of the prefixes that end at the set bits of t, longest node first.
+        The noise of the prefix [1, t] is the fresh vector, the noise of the node that ends at t, plus
+        decay^lowbit(t) times the noise of the prefix [1, t - lowbit(t)].  The state holds the noise of prefixes,
+        shortest first: their ends are the binary digits of t, added up one by one from the highest (4, 6, 7 for
+        t = 7).  With a period, t is the position in the period.
+
+        Args:
+            state: State before round t.
+            t: Round, from 1.
+            fresh: Fresh vector z_t.
         """
         position = t if self.period is None else (t - 1) % self.period + 1
         if position == 1:
@@ -434,7 +453,15 @@ class BinaryTree(Mechanism):
         )
 
     def _certify_separated(self, workload: Workload, pattern: MinSeparation, squared_norms: Floats) -> Sensitivity:
-        """Certify separated participations: exactly for one, otherwise by a bound at the largest clip."""
+        """Compute the sensitivity of separated participations.
+
+        The result is exact for one participation, and otherwise a bound as if every clip were the largest.
+
+        Args:
+            workload: Workload of the run.
+            pattern: Its allowed patterns.
+            squared_norms: Squared norms of the columns of C, (T,).
+        """
         if pattern.single_pass:
             squared_norm_max = float(np.max(workload.clips**2 * squared_norms))
             return Sensitivity(math.sqrt(squared_norm_max), True, "one participation: its nodes")
@@ -514,9 +541,11 @@ class IntegerTree(IntegerStrategy):
         return IntegerBounds(max_bound, max_bound)
 
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
-        """Return the node that ends at t and the next state.
+        """Return the node that ends at t and the next state, vectors of integers shaped like `sums`.
 
-        The state holds the nodes of the set bits of t's position in its period, longest first.
+        The state holds the nodes of the set bits of t's position in its period, longest first.  Like the carry
+        of a binary counter, the node of round t takes over the stack's last nodes, its left halves: node =
+        ⌊decay^(2^l) · left half⌉ + node, for the levels l = 0, 1, … below its own.
         """
         stack = [] if is_restart(t, self.period) else list(state)
         node = sums

@@ -1,8 +1,10 @@
 """Calibration of a run before round 1: noise, lattice and grid for its privacy target.
 
+A cell is one run of a scenario with all its settings, and a row is the algorithm that it names, a row of the
+algorithms' table, with an estimator (increments and running sums), a mechanism (noise) and an optimizer.
 Releases are integers on a lattice (`make_exact_plan`).  Simulations in floating point have noise of
-`calibrate_float_noise`, which protects nobody, and a `Grid` on which masked messages can be added.  A guarantee in
-real numbers needs clips, noise and sums that floating point holds, so that `check_clips`, `check_noise` and
+`calibrate_float_noise`, which protects nobody, and a `Grid` on which masked messages can be added.  A guarantee
+in real numbers needs clips, noise and sums that floating point holds, so that `check_clips`, `check_noise` and
 `check_sums` refuse others.
 
 Before a cell is planned or sent, its noise may be fitted to the points that the run publishes: a mechanism's name
@@ -70,14 +72,19 @@ def compute_response(
 ) -> NoiseResponse:
     """Compute the weights of released sums in the points that an optimizer publishes.
 
-    The points are the output after `rounds` rounds, and some that are evenly spaced among
-    x_2, …, x_T and the output.
+    The points are the output after T rounds, and some that are evenly spaced among the queries x_2, …, x_T and the
+    output.  The weights are the gradients of the points with respect to the releases, in one coordinate: the
+    optimizer is run as a stream (`_OptimizerStream`) and differentiated (`apply_adjoint`).  First it is checked
+    to be linear.
 
     Args:
         optimizer: Optimizer of the row.
         make_round: Function of t that returns the estimator's public record of round t.
         rounds: T.
         max_points: Most points besides the output, or None for `max_queries(rounds)`.
+
+    Returns:
+        Weights of the points, (points, T), and of the output, (T,).
 
     Raises:
         InputError: The optimizer is not linear in the released sums.
@@ -129,7 +136,12 @@ class _OptimizerStream:
 def _probe_stream(stream: _OptimizerStream, rounds: int, factor: float) -> Floats:
     """Compute query and output after each of the first rounds, (rounds, 2).
 
-    The inputs are `factor` times fixed ones.
+    The release of round t is `factor` · (-1)^t / t, in one coordinate.
+
+    Args:
+        stream: Stream of two rows, the first of which answers with queries and the second with outputs.
+        rounds: Number of rounds.
+        factor: Factor of the releases.
     """
     state, answers = stream.start(2), []
     for t in range(1, rounds + 1):
@@ -188,7 +200,9 @@ def fit_scenario_noise(
     cached_fits: Mapping[str, FittedNoise],
     on_fit: Callable[[FittedNoise], None] = lambda _: None,
 ) -> tuple[Scenario, dict[str, FittedNoise]]:
-    """Fit the noise of every cell that leaves it to be fitted.
+    """Fit the noise of every cell that leaves its noise to be fitted.
+
+    Cells with the same request (the text of everything that a fit depends on) share one fit.
 
     Args:
         scenario: Scenario of the run.
@@ -230,7 +244,9 @@ def response_and_workload(
 ) -> tuple[NoiseResponse, Workload]:
     """Return the response of a row's published points to noise, and the workload of its running sums.
 
-    Both are in units of the row's clip and steps.
+    The response has the weights of the released sums in the points: those of the row's optimizer, or the
+    identity for a row that publishes the released rows themselves.  Both are computed for clips and steps of
+    scale 1, in one dimension.
 
     Args:
         row: Row of the algorithms' table.
@@ -260,9 +276,10 @@ def response_and_workload(
 
 
 def _fit_request(cell: Cell) -> str | None:
-    """Return a text of everything that the fit of a cell depends on, or None if nothing is to be fitted.
+    """Return a JSON text of everything that the fit of a cell depends on, or None without a fit.
 
-    The scale of clips and steps is left out, so that cells that differ in this scale share a fit.
+    The text has the row, the mechanism's name and options, the settings and the participation.  The scale of
+    clips and steps is left out, so that cells that differ in this scale share a fit.
     """
     settings = cell.algorithm.settings
     if not (isinstance(settings, NoiseSettings) and settings.needs_fit):
@@ -313,6 +330,8 @@ Then 22 binary digits of float64 lie below one standard deviation.
 
 def check_clips(rounds: Iterable[Round], max_batch_size: int, is_private: bool) -> None:
     """Check that increments can be clipped to the clips of every round.
+
+    A clip has to lie between 2^-40 and 2^40, and the clip divided by the batch has to be at least 2^-70.
 
     Args:
         rounds: Rounds of the run.
@@ -395,6 +414,9 @@ def make_exact_plan(
 ) -> ExactPlan:
     """Plan the lattice, sums and noise of a run whose releases are integers.
 
+    The cell's μ is converted to a μ for the units of one silo in the public order, for which the finest lattice
+    and its noise are fitted.  Then the precision of a clip and the slack of the claim are checked.
+
     Guarantee: the recorded μ is not above the cell's target, and the slack not above 2^-60.
 
     Args:
@@ -408,6 +430,7 @@ def make_exact_plan(
     Raises:
         InputError: The run's releases cannot be made of integers.  The message names the algorithm and the reason.
     """
+    # The target in the public order.
     name, schedule, trust = cell.algorithm.row.name, cell.schedule, cell.algorithm.trust_setting
     targets = cell.target_mus
     assert targets is not None  # a run without noise has no exact plan
@@ -422,6 +445,7 @@ def make_exact_plan(
         mu = schedule.calibrated_mu(sums, target, cell.privacy.delta) * share
         return (unit.mu_per_silo(mu) if trust.publishes_sums(0) else mu / unit.max_silos) * _MU_MARGIN
 
+    # Lattice and noise, for the largest sum that a party forms: of all silos, or of one.
     sizes, rounds = cell.batch_sizes, range(1, schedule.rounds + 1)
     batch_total = sum(sizes) if trust.publishes_sums(SERVER) else max(sizes)
     party_count = trust.noise_sources_per_release(len(sizes))
@@ -445,6 +469,7 @@ def make_exact_plan(
             exact = exact.with_budgets(list(map(silo_mu, targets)))
     except InputError as error:
         raise InputError(f"{name}: what it releases cannot be made of integers: {error}") from None
+    # Precision and slack.
     if increment_diameter < APART and math.sqrt(objective.dimension) * _MIN_CLIP_UNITS > min(exact.norms(1)):
         raise InputError(
             f"{name}: {objective.dimension} values of {min(exact.norms(1))} units are too coarse; ask for fewer "
@@ -577,7 +602,15 @@ def batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, .
 
 
 def max_running_sum(schedule: Participation, estimator: Estimator) -> float:
-    """Bound the norm of the silos' mean running sum in every round, whatever the records are."""
+    """Bound the norm of the silos' mean running sum in every round, whatever the records are.
+
+    The bound is the largest n_t over the rounds t, with n_t = decay_t · n_{t-1} + (most batches / expected
+    batches) · (largest contribution of round t).
+
+    Args:
+        schedule: Participation of the records.
+        estimator: Estimator of the row.
+    """
     max_norm = norm = 0.0
     for round_record in make_rounds(estimator, schedule.rounds):
         # A round that reads k batches divides by k.
@@ -595,7 +628,11 @@ def calibrate_float_noise(
     weights: tuple[float, ...],
     increment_diameter: float = APART,
 ) -> Noise:
-    """Compute the noise of every party that reaches the cell's target, none for a cell without one.
+    """Compute the noise of every party that reaches the cell's target, in floating point.
+
+    A cell without a target gets no noise.  The participation gives the μ' to which noise has to be calibrated
+    (amplification by secret sampling allows a larger one), and the trust setting turns μ' into standard
+    deviations.
 
     Guarantee: a public order gets its μ exactly; sampling gets the (ε, δ) of that μ at the cell's δ.
 

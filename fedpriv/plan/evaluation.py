@@ -42,7 +42,9 @@ _ALGORITHM = "dp-sgd"
 def first_step_cell(cell: Cell) -> Cell | None:
     """Return the run that is the cell's first step, or None if no first step is left to take.
 
-    Every silo's records of the rounds take part, once, in the only round of the first step.
+    The first step is a run of DP-SGD with one round, whose objective is moments of the columns with numbers.
+    Every silo's records of the rounds take part, once, in this round: its batch is (batches of a silo) · (batch
+    size).  None is returned for data without a table and for scaling that is known or not asked for.
 
     Guarantee: the first step is √share · μ-GDP for each record under the cell's relation,
     where the run's target is μ.
@@ -141,9 +143,15 @@ def partition_test_records(cell: Cell) -> list[Tensor]:
 
 
 def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | None:
-    """Return the row indices in `test_with_missing` of each silo, in reading order.
+    """Return the row indices in `test_with_missing` of each silo, in reading order, (rows of the silo,).
 
-    The result is None if any row may go to any silo.
+    The result is None if any row may go to any silo, and is otherwise as `partition_test_records` says: rows
+    that the silo also has in the training part (if cells of a table decide which rows count, and no units are
+    formed), rows of the silo's site (for a partition by site), or both, the former first.
+
+    Args:
+        cell: Cell of the training.
+        task: Task of the cell.
     """
     by_site, by_row = (
         cell.data.partition == "site",
@@ -173,7 +181,12 @@ def _fixed_test_indices(cell: Cell, task: Task) -> list[NDArray[np.int64]] | Non
 def _take_first(
     cell: Cell, indices_by_silo: Sequence[NDArray[np.int64]], sizes: Sequence[int]
 ) -> list[NDArray[np.int64]]:
-    """Return each silo's first rows, as many as the evaluation has.
+    """Return each silo's first rows, as many as the evaluation reads there.
+
+    Args:
+        cell: Cell of the training, for messages.
+        indices_by_silo: Row indices of each silo.
+        sizes: Number of rows of each silo.
 
     Raises:
         InputError: A silo has too few.  The message names the silo.
@@ -213,7 +226,8 @@ def train_indices_of_silos(cell: Cell) -> list[NDArray[np.int64]]:
     """Return the row indices, in the data set, of each silo's training records, in reading order.
 
     A silo that holds persons gets all records of its persons, whether they count or not, in the order of the data.
-    A silo that holds clients gets their records unit by unit.
+    A silo that holds clients gets their records unit by unit.  Otherwise the rows are those of
+    `partition_records`.
     """
     task, shares = load_task(cell), [share.numpy() for share in partition_records(cell)]
     if task.unit_indices is None:
@@ -229,7 +243,9 @@ class EvaluationPlan:
     """Plan of a cell's evaluations, with the names of its silos."""
 
     plan: Plan
+    """Plan of the run of all evaluations."""
     scores: SummedScores
+    """Objective whose increments are a record's scores, and which converts means of them to metrics."""
     silo_names: tuple[str, ...]
     """Names of silo 0, 1, … for metrics of each silo, or empty if only metrics of all silos are reported."""
     counted_share: float = 1.0
@@ -245,6 +261,11 @@ class EvaluationPlan:
 
     def metrics(self, published: Tensor) -> dict[str, float]:
         """Compute metrics by name from an evaluation's published means.
+
+        Means over the rows read are divided by `counted_share`, to become means over the rows that count.
+        Metrics of all silos come from the weighted mean over silos.  With `silo_names` each silo's metrics
+        follow under "metric_at_name", with their mean and worst value.  Curves and other further figures come
+        from the means over the rows read, with the standard deviation of their noise.
 
         Args:
             published: (silos, `dimension`), or (1, `dimension`) if only the mean over silos is published.
@@ -280,8 +301,10 @@ def evaluation_count(cell: Cell) -> int:
 def evaluation_cell(cell: Cell) -> Cell:
     """Return the run of a cell's evaluations, with a round for each evaluation of all test records.
 
-    The noise is calibrated to the evaluations' own target.  Under secure aggregation every silo adds the whole
-    noise, so that its message is private by itself.
+    The run is one of DP-SGD whose increments are scores, clipped to norm `increment_norm` of the
+    section [evaluation], or 0.5 in a regression.  The noise is calibrated to the evaluations' own target, or
+    absent without one.  Under secure aggregation every silo adds the whole noise, so that its message is private
+    by itself.
     """
     section, silos = cell.evaluation, cell.federation.silos
     assert section is not None
@@ -304,7 +327,7 @@ def evaluation_cell(cell: Cell) -> Cell:
 
 
 def make_evaluation_plan(cell: Cell, objective: Objective, *, for_release: bool = False) -> EvaluationPlan | None:
-    """Plan a cell's evaluations.
+    """Plan a cell's evaluations as a separate run, whose queries are models.
 
     Guarantee: the releases of all evaluations together are `evaluation.mu`-GDP for each test record.
 

@@ -1,9 +1,10 @@
 """Plan of a run: everything that is public and fixed before round 1.
 
 Silo, server, accountant and every engine build the same plan from the same scenario cell (`make_plan`), so that no
-number has to be sent.  A plan contains the calibrated parts of the run, the types and lengths of its messages, and
-a table of its rounds (`PlannedRound`).  `allows_absences` and `excess_risk_bound` state two
-properties of a run in advance.
+number has to be sent.  A cell is one run of a scenario with all its settings, and a row is the algorithm that it
+names: estimator (increments and running sums), mechanism (noise) and optimizer.  A plan contains the calibrated
+    parts of the run, the types and lengths of its messages, and a table of its rounds (`PlannedRound`).
+    `allows_absences` and `excess_risk_bound` state two properties of a run in advance.
 """
 
 import math
@@ -120,6 +121,7 @@ class Plan:
     """
 
     schedule: Participation
+    """Participation: which records take part in which rounds."""
     batch_sizes: tuple[int, ...]
     """Records of each silo in a round, expected if sampled.
 
@@ -128,13 +130,19 @@ class Plan:
     weights: tuple[float, ...]
     """Weight p_i of each silo's mean in the server's mean.  The weights sum to 1."""
     estimator: Estimator
+    """Definition of the increments and their running sums, round by round."""
     mechanism: Mechanism
+    """Correlation of the noise over the rounds, and its sensitivity."""
     noise: Noise
+    """Standard deviation of every party's fresh vectors, none for a run that is not private."""
     optimizer: Optimizer
+    """Map from releases to queries and to the output."""
     relation: Relation
+    """Neighbouring relation of the claim."""
     objective: Objective
     """Loss whose increments silos compute.  Evaluations are of the model's own loss."""
     trust: Trust
+    """Trust setting: who adds noise, and who sees messages."""
     dtype: torch.dtype
     """Type of queries and models."""
     exact_plan: ExactPlan | None = None
@@ -203,7 +211,12 @@ class Plan:
         object.__setattr__(self, "rounds", tuple(self._planned_rounds()))
 
     def _planned_rounds(self) -> Iterator[PlannedRound]:
-        """Iterate over the public numbers of all rounds, in order."""
+        """Iterate over the public numbers of all rounds, in order.
+
+        The derived fields `integers_at_server` and `masked` must be set.  A stored vector has d numbers, or d
+        for each noise vector if the server adds up integers; a masked message on integers has word_bits / 8
+        bytes for each.
+        """
         schedule, exact, length = self.schedule, self.exact_plan, self.objective.dimension
         steps = make_rounds(self.estimator, schedule.rounds)
         for step, next_decay in zip(steps, [*(step.decay for step in steps[1:]), 0.0], strict=True):
@@ -273,7 +286,7 @@ class Plan:
 
 
 def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) -> Plan:
-    """Calibrate the noise to the cell's privacy target and derive the optimizer from it.
+    """Plan a run: calibrate the noise to the cell's privacy target and derive the optimizer from it.
 
     Guarantee: clips, noise and sums of a plan are numbers that floating point holds (see `calibration`);
     InputError otherwise, for a silo's guard and for a simulation alike.
@@ -287,6 +300,7 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     Raises:
         InputError: The run cannot be planned.
     """
+    # Parts that do not depend on the noise, and their checks.
     check_scaling_known(cell)
     row, settings, trust = cell.algorithm.row, cell.algorithm.settings, cell.algorithm.trust_setting
     schedule = cell.schedule
@@ -303,6 +317,7 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     unit_objective = _view_by_unit(row_objective, unit)
     if private:
         check_dependence(unit_objective, schedule.allowed_dependence, f'federation.sampling = "{schedule.name}"')
+    # Noise, on integers or in floating point.
     exact, grid = None, None
     diameter = find_increment_diameter(unit_objective, estimator, mechanism, schedule)
     if _uses_integers(cell, for_release):
@@ -341,7 +356,8 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
 def make_uncalibrated_parts(cell: Cell, problem: Problem) -> tuple[Estimator, Mechanism, Workload]:
     """Return estimator, mechanism and running sums of a cell's row, before any noise is calibrated.
 
-    A row may raise its clips once its mechanism is known, and the running sums then have the raised clips.
+    The mechanism is made for the running sums of the estimator's own clips.  A row may raise its clips once its
+    mechanism is known, and the running sums then have the raised clips.
     """
     row, settings, schedule = cell.algorithm.row, cell.algorithm.settings, cell.schedule
     estimator = row.estimator(settings, problem)
@@ -384,6 +400,8 @@ def find_increment_diameter(
     objective: Objective, estimator: Estimator, mechanism: Mechanism, order: Participation
 ) -> float:
     """Return the largest distance of two increments in clips, 2 unless a smaller one is proved.
+
+    A smaller one is the class's `diameter` / clip, at least 1, times 1 + 2^-20 for roundings.
 
     Guarantee: smaller than 2 only where all that is released is one round's sum of increments that are public
     vectors or moments, means of them, or zeros, no two of them further apart than their class's `diameter`; and
@@ -447,7 +465,8 @@ def _uses_integers(cell: Cell, for_release: bool) -> bool:
 def excess_risk_bound(cell: Cell, plan: Plan) -> Bound | None:
     """Return the bound on the excess risk that the cell's row proves for its settings, or None.
 
-    Nothing is proved for
+    The bound is computed by the row from public numbers: the problem's, the clips, and the standard deviation of
+    the noise in each release.  Nothing is proved for
 
     - runs without a ball, and losses that are not known to be convex and smooth in the run's ball,
     - records that are read more than once or in secret,
@@ -491,7 +510,11 @@ NO_ABSENCES = Absences({})
 
 
 def draw_absences(cell: Cell) -> Absences:
-    """Draw the absences of a scenario, a function of its seed and the same for every engine."""
+    """Draw the absences of a scenario, a function of its seed and the same for every engine.
+
+    A silo is absent in the rounds that `federation.away` lists for it, and in every other round with probability
+    `federation.drop_out`, independently.
+    """
     federation, rounds = cell.federation, cell.schedule.rounds
     rounds_by_silo: dict[int, set[int]] = {
         int(silo): set(absent_rounds) for silo, absent_rounds in federation.away.items()

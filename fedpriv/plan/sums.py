@@ -1,4 +1,10 @@
-"""Released running sums as accounting needs them: sensitivities, blocks and overlaps."""
+"""Released running sums as accounting needs them: sensitivities, blocks and overlaps.
+
+Running sums A s of the increments s of T rounds are released with the noise B z of a mechanism, A = B C, which is
+post-processing of C s + z.  Column C_t, (T,), is what the increment of round t adds to C s, times the
+increment.  Under secret participation a record's rounds are unknown, but two of them are at least `groups`
+rounds apart.
+"""
 
 import math
 from dataclasses import dataclass
@@ -27,6 +33,7 @@ class IntegerRelease(NamedTuple):
     sigma: float
     """Noise parameter σ of one party's fresh vector of scale 1, in units."""
     dimension: int
+    """Number of values of a vector."""
     owners: int
     """Number of parties that each add noise of `sigma`."""
 
@@ -36,10 +43,15 @@ class RunningSums:
     """Released running sums as accounting needs them, as `participation.orders.ReleasedSums`."""
 
     mechanism: Mechanism
+    """Mechanism of the noise, which factors the workload."""
     workload: Workload
+    """Running sums, their clips and the participation."""
     relation: Relation
+    """Neighbouring relation."""
     record_weight: float = 1.0
+    """Weight of one record's increment in the sums, as 1 / batch in a mean."""
     increment_diameter: float = APART
+    """Largest distance of two increments, in clips."""
     exact: bool = False
     """Whether the sums are released as integers."""
 
@@ -51,7 +63,7 @@ class RunningSums:
         return self.certified.value
 
     def block_displacement(self, groups: int) -> float:
-        """Compute κ = max_t clip_t ‖C_t‖.
+        """Compute κ = max_t clip_t ‖C_t‖, rounded up, for a C whose columns have few bands.
 
         κ is the norm bound of the vector that one record adds to C s for one of its rounds.
 
@@ -91,7 +103,9 @@ class RunningSums:
     def displacement_and_overlap(self, groups: int) -> tuple[float, float]:
         """Compute κ and the largest overlap of two rounds of one record, 0 for disjoint blocks.
 
-        The overlap of rounds s and t is ⟨C_s, C_t⟩ clip_s clip_t / κ².
+        The overlap of rounds s and t is ⟨C_s, C_t⟩ clip_s clip_t / κ², from 0 to 1.  Noise whose columns fade
+        without an end has overlaps.  All other noise, integers, and mechanisms with an assumption are treated as
+        `block_displacement` does.
 
         Guarantee: κ² and the overlap times κ² are v and a of `accounting.fading` at σ = 1, rounded up, for noise
         that fades, C ≥ 0, in real numbers.
@@ -119,7 +133,11 @@ class RunningSums:
         return math.sqrt(max_square) * (1.0 + _ROUNDING), max_product * (1.0 + 1e-12) / max_square
 
     def fading_overlaps(self, groups: int, bins: int) -> FadingOverlaps | None:
-        """Compute by how much overlaps fade, over κ².
+        """Compute a bound of the overlaps of a record's rounds as chains that fade, in units of κ².
+
+        A chain (`accounting.chain`) bounds the overlaps by a covariance that falls with the distance of two
+        rounds.  The k-th rounds of all groups are treated as one round: inner products of their columns are
+        replaced by the largest of any group, and clips too, in units of κ.
 
         Guarantee: the chains are above all overlaps of two rounds of one record, whatever the record's group, for
         the noise of `displacement_and_overlap`.

@@ -51,7 +51,7 @@ from fedpriv.scenario.schema import Cell, ModelSection
 
 
 def group_records(records: Records, units: UnitTable) -> Records:
-    """Group records into units.
+    """Group records into units, with a row of zeros and the label of an absent record for each absent one.
 
     If the units take the records one after another, the result is a view of the records.
 
@@ -74,7 +74,7 @@ def group_records(records: Records, units: UnitTable) -> Records:
 
 
 def order_by_site(test: Records, sites: Sites | None) -> tuple[Records, tuple[tuple[str, int], ...]]:
-    """Sort test records by site.
+    """Sort test records by site, in the order of the sites' names, and count them.
 
     Args:
         test: Test records.
@@ -105,6 +105,7 @@ class PublicTask:
     """Data set as features of a model, as a server needs it: without training records."""
 
     objective: Objective
+    """Loss of the cell's model over such records."""
     test: Records
     """Test records, sorted by site if the data name the sites."""
     site_sizes: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
@@ -120,6 +121,7 @@ class Task(PublicTask):
     """Public task with the training records, which only silos and simulations have."""
 
     train: Records
+    """Training records, or units of them if `unit_indices` is set."""
     train_sites: NDArray[np.int64] | None = field(default=None, kw_only=True)
     """Site of each training record, or None if the data name no sites."""
     persons: NDArray[np.str_] | None = field(default=None, kw_only=True)
@@ -143,13 +145,16 @@ class Task(PublicTask):
 def make_records(features: Tensor, labels: NDArray[Any], dtype: torch.dtype) -> Records:
     """Combine features with labels, where a regression's labels get type `dtype`.
 
-    Several labels of a record follow its features in the same row.  The `labels` of such records only state
-    whether each record counts.
+    Labels of rows that do not count are marked, and stay so (`counted_mask`).  Several labels of a record follow
+    its features in the same row.  The `labels` of such records only state whether each record counts.
 
     Args:
         features: (B, f).
         labels: (B,) classes or numbers, or (B, …) for several labels of a record.
         dtype: Type of real-valued labels.
+
+    Returns:
+        Features (B, f), or (B, f + labels of a record), and labels (B,).
     """
     counts = counted_mask(labels)
     if labels.ndim > 1:
@@ -169,10 +174,15 @@ class ModelInputs:
     """
 
     data_name: str
+    """Name of the data set."""
     model: ModelSection
+    """Section [model], with the map from records to features."""
     dtype: str
+    """Type of the features, "float32" or "float64"."""
     table: TableSchema | None = None
+    """Schema of a table in [data], or None."""
     scaling: Scaling | None = None
+    """Means and deviations of the table's columns, or None without scaling."""
     resplit: tuple[int | None, float | None] = (None, None)
     """Number of a new split and spared share of the training records, each None for data as published.
 
@@ -217,6 +227,12 @@ class ModelInputs:
     def make_objective(self, layout: FeatureLayout, classes: int) -> Objective:
         """Return the model's loss over records of this layout.
 
+        A module's loss may be over augmented records, and an algorithm may extend the loss.
+
+        Args:
+            layout: Layout of a row of features.
+            classes: Number of classes, 0 for real targets.
+
         Raises:
             InputError: Records have several labels, and the model takes one.
         """
@@ -239,7 +255,7 @@ class ModelInputs:
 
 @lru_cache(maxsize=2)
 def _load_public_task(inputs: ModelInputs) -> PublicTask:
-    """Load the public part of a task on first use."""
+    """Load the public part of a task on first use: its objective, and test records sorted by site."""
     inputs.model.row.check_data(inputs.model.name, inputs.data_name)
     held_out = load_held_out(inputs.data_name, table=inputs.table)
     test, site_sizes = order_by_site(inputs.make_records(held_out.images, held_out.labels), held_out.sites)
@@ -254,7 +270,9 @@ def _load_public_task(inputs: ModelInputs) -> PublicTask:
 
 
 def load_public_task(cell: Cell) -> PublicTask:
-    """Return the task of a deployment's server.
+    """Return the task of a deployment's server, with the metrics of the scenario.
+
+    If the server does not evaluate and the data are a table, the schema suffices and no record is loaded.
 
     Raises:
         InputError: The scenario holds out, splits or spares training records, of which a deployment's server has
@@ -276,7 +294,8 @@ def load_public_task(cell: Cell) -> PublicTask:
 def make_schema_task(cell: Cell, schema: TableSchema) -> PublicTask:
     """Return the task of a server without a table, from the public schema.
 
-    Silos evaluate, so that no test record is needed.
+    Silos evaluate, so that there are no test records.  A single row of zeros is mapped to learn the layout of
+    features.
     """
     inputs = ModelInputs.from_cell(cell)
     image = np.zeros((1, len(schema.raw_columns) if cell.model.row.of_cells else schema.width))
@@ -291,7 +310,7 @@ def make_schema_task(cell: Cell, schema: TableSchema) -> PublicTask:
 
 @lru_cache(maxsize=2)
 def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> Task:
-    """Load a task on first use.
+    """Load a task on first use: training and test records as features, and the model's objective.
 
     The cached task is shared, so that callers must not write to it.
 
@@ -302,6 +321,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
     Raises:
         InputError: Data set and model do not fit, or there are too few records.
     """
+    # The data set, split and blanked as asked for.
     data, model = inputs.data_name, inputs.model
     dataset = load(
         data,
@@ -312,6 +332,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
     split, spared_share = inputs.resplit
     dataset = dataset if split is None else draw_split(dataset, split)
     dataset = dataset if spared_share is None else blank_training_share(dataset, spared_share)
+    # Checks that data and model fit together.
     if model.is_regression != (dataset.class_count == 0):
         labels = "real numbers" if dataset.class_count == 0 else "classes"
         raise InputError(
@@ -325,6 +346,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
         if dataset.raw_cells is None:
             raise InputError(f"model.name = {model.name!r}: is of a table, and {display_name(data)} is none")
         train_images, test_images = dataset.raw_cells, np.zeros((len(test_images), dataset.raw_cells.shape[1]))
+    # Features, and training records held out in place of test records.
     layout = inputs.make_layout(train_images, dataset.train_labels, dataset.class_count)
     train = inputs.make_records(train_images, dataset.train_labels)
     test = inputs.make_records(test_images, dataset.test_labels)
@@ -337,6 +359,7 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
         )
         if sites is not None:
             sites = Sites(sites.names, sites.train[:-validation], sites.train[-validation:])
+    # Test records that count, sorted by site.
     counts_mask = counted_mask(test.labels.numpy())
     scored_records, site_sizes = order_by_site(
         Records(*(column[torch.from_numpy(counts_mask)] for column in test)) if not counts_mask.all() else test,
@@ -386,8 +409,12 @@ def _load_unit_task(
 ) -> Task:
     """Load the task whose training rows are units: persons, or clients of `max_records` records each.
 
-    `clients` is the size of the pool with the section that partitions records over it, or None for clients whose
-    records are consecutive in the data.
+    Args:
+        unit: Unit of protection, "user" or "client".
+        inputs: Data set, and map of its records.
+        validation: Number of training records that are held out, or None.
+        clients: Number of clients with the section [data] that partitions records over them, or None for clients
+            whose records are consecutive in the data.
     """
     task = load_task_of_inputs(inputs, validation)
     count = len(task.train.labels)
@@ -412,7 +439,9 @@ def _load_unit_task(
 
 
 def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
-    """Return the task's objective with the metrics of the scenario.
+    """Return the task's objective with the metrics of the scenario, as views that score the test records.
+
+    The objective is unchanged if silos evaluate, or if the scenario asks for no metrics.
 
     Raises:
         InputError: The metrics, or Goldstein stationarity, cannot be computed on the test records.
@@ -444,6 +473,8 @@ def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
 def check_record_count(cell: Cell) -> None:
     """Check that the data set has as many training records as the cell reads.
 
+    One pass reads (batches of a silo) · (batch sizes of all silos) records, or units if these are rows.
+
     Raises:
         InputError: The data set, or one of its sites, has fewer.
     """
@@ -466,7 +497,7 @@ def check_record_count(cell: Cell) -> None:
 
 
 def _check_site_sizes(cell: Cell, task: Task) -> None:
-    """Check that each site has the training records that its silo reads.
+    """Check that each site has as many training records as its silo reads, batches · batch size.
 
     Raises:
         InputError: A site has fewer.  The message names the site.
@@ -485,6 +516,9 @@ def _check_site_sizes(cell: Cell, task: Task) -> None:
 
 def partition_records(cell: Cell) -> list[Tensor]:
     """Return the row indices of each silo's training records, in reading order.
+
+    Rows are records, or units if these are rows of the task.  They are drawn with the cell's seed: iid, skewed
+    by label, or by site.
 
     Guarantee: no record is held twice, so one record of one silo is one record of the federation.
 
@@ -522,7 +556,17 @@ def row_labels(task: Task) -> NDArray[Any]:
 
 
 def _partition_rows(data: DataSection, labels: NDArray[np.int64], sizes: list[int], seed: int) -> SiloRows:
-    """Partition rows over silos as [data] says, except by site, which takes no labels."""
+    """Partition rows over silos as [data] says, except by site, which takes no labels.
+
+    Args:
+        data: Section [data], whose `partition` is "dirichlet", "shards" or "iid".
+        labels: Label of each row, (rows,).
+        sizes: Number of rows of each silo.
+        seed: Seed of the draw.
+
+    Returns:
+        Row indices of each silo.
+    """
     if data.partition == "dirichlet":
         assert data.concentration is not None
         return partition_dirichlet(labels, sizes, seed, data.concentration)

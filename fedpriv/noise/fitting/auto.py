@@ -1,10 +1,12 @@
 """Choice of `mechanism = "auto"`: the least state among mechanisms that are nearly the best for a row.
 
-A fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The result is
-a mechanism with its numbers, which are stored and certified, and never fitted again.
+A row is one run to be planned: a workload of running sums, and the weights of its releases in the published
+points.  A fit takes public numbers only (the optimizer's coefficients, clips, the schedule), before round 1.  The
+result is a mechanism with its numbers, which are stored and certified, and never fitted again.
 
-Mechanisms are compared by the noise that each leaves in the output and in the queries (J of `fitting/cost.py`).
-Figures are for noise calibrated to sensitivity 1 (μ = 1 under zero-out), and inversely proportional to μ.
+Mechanisms are compared by the noise that each leaves in the output and in the queries.  J (`fitting/cost.py`) is
+the sum of both variances relative to their lower bounds: 1 or 2 at best.  Standard deviations are for noise
+calibrated to sensitivity 1 (μ = 1 under zero-out), and inversely proportional to μ.
 
 The best sizes of scheduled noise have a closed form.  With fresh noise d_t z_t, J is Σ_t d_t² w_t, where w_t is
 the squared weight of round t in all rows.  A record that has moved the sum of round t by m_t is charged Σ_t
@@ -37,10 +39,15 @@ A round with little weight gets much noise, but not without limit.
 
 
 def fit_sizes(cost: NoiseCost) -> ScheduledGaussian:
-    """Fit the sizes of scheduled noise.
+    """Fit the sizes d_t of scheduled noise, independent noise of a different size in each round.
 
-    The sizes are the best ones if one record moves every sum the most, as with prefix sums and equal clips, and
-    nearly the best otherwise.
+    d_t² = m_t / √w_t as in the module's closed form, with m_t from `max_displacements`.  √w_t is smoothed over
+    rounds, and at least a thousandth of the largest.  The sizes are divided by the first one.  They are the best
+    ones if one record moves every sum the most, as with prefix sums and equal clips, and nearly the best
+    otherwise.
+
+    Args:
+        cost: Cost of noise for the row, whose `weights` (n, T) give w_t.
     """
     workload = cost.workload
     weights = np.sqrt(_neighbour_weights(np.sum(cost.weights**2, axis=0), len(cost.weights)))
@@ -52,9 +59,14 @@ def fit_sizes(cost: NoiseCost) -> ScheduledGaussian:
 def _neighbour_weights(weights: Floats, rows: int) -> Floats:
     """Smooth the weights of rounds between queries, (T,).
 
-    A round gets the smaller one of the largest weights before and after the round, as far as two queries lie
-    apart.  A fit of many rounds looks at `rows` queries.  A round between two of them may have weight in other
-    queries only, and noise there must not seem free.  Weights that fall or rise steadily are unchanged.
+    A fit of many rounds looks at a few of the queries only.  A round between two of these may have weight in other
+    queries, and noise there must not seem free.  So round t gets the smaller one of two maxima: of the weights of
+    rounds t - reach … t, and of rounds t … t + reach, where `reach` is the distance of two queries.  Weights that
+    fall or rise steadily are unchanged, and so are all weights if every round can have a row (T ≤ rows).
+
+    Args:
+        weights: Squared weight of each round, summed over the rows, (T,).
+        rows: Number of rows of weights: the queries at which the fit looks, and perhaps the output.
     """
     reach = max(0, -(-len(weights) // max(1, rows - 1)))  # one of the rows may be the output
     if len(weights) <= rows:
@@ -66,8 +78,14 @@ def _neighbour_weights(weights: Floats, rows: int) -> Floats:
 def max_displacements(workload: Workload) -> Floats:
     """Compute the largest distance by which a record can have moved the sum of every round, (T,).
 
-    The record of round t has moved it by its clips, decayed by whole epochs.  Any other record has moved it by its
-    largest displacement in the round before, decayed.
+    A record that takes part in round t, and took part every `spacing` rounds before (the rounds of an epoch, or
+    the least separation), has moved the sum by r_t = clip_t + decay^spacing · r_{t-spacing}.  If a record takes
+    part in k rounds only, the clip of k · spacing rounds ago is subtracted, decayed.  Any other record has moved
+    the sum by at most decay times the largest distance of the round before.  The result is the larger one of
+    both.  In a single pass r_t = clip_t.
+
+    Args:
+        workload: Clips, decay and participation.
     """
     order, rounds = workload.public_order, workload.rounds
     spacing, last_round_distance = rounds, rounds
@@ -97,13 +115,14 @@ _FEW_ROUNDS = 2
 
 @dataclass(frozen=True)
 class MechanismCandidate:
-    """Mechanism fitted to a row, with its memory and its noise there."""
+    """Mechanism fitted to a row, with its memory and the noise that it leaves in the row."""
 
     mechanism: Mechanism
+    """Mechanism with its fitted numbers."""
     vector_count: int
-    """Most vectors in its state."""
+    """Most vectors in the mechanism's state."""
     noise: float
-    """√J."""
+    """√J, noise relative to lower bounds."""
 
     @property
     def name(self) -> str:
@@ -117,7 +136,7 @@ class MechanismCandidate:
 def fit_named(
     cost: NoiseCost, name: str, options: MechanismOptions, *, scalable: bool = True
 ) -> MechanismCandidate:
-    """Fit a mechanism that a scenario names without numbers.
+    """Fit a mechanism that a scenario names without numbers, and return it with its memory and noise.
 
     Args:
         cost: Cost of noise for the row.
@@ -178,11 +197,14 @@ def choose_candidate(candidates: Sequence[MechanismCandidate]) -> MechanismCandi
 def fit_kind(
     cost: NoiseCost, kind: type[BufferedToeplitz], max_vectors: int, *, scaled: bool
 ) -> MechanismCandidate:
-    """Return the best mechanism of one kind: λ-CGD, or buffers of at most `max_vectors` vectors.
+    """Return the mechanism of one kind with the least J, of at most `max_vectors` vectors.
+
+    For `BufferedToeplitz` candidates of λ-CGD count too, as buffers with one root.  The returned mechanism is an
+    object of `kind`.
 
     Args:
         cost: Cost of noise for the row.
-        kind: Class of the mechanism.
+        kind: `LambdaCgd` or `BufferedToeplitz`.
         max_vectors: Most vectors in the state.
         scaled: Whether noise is scaled.
 
@@ -212,7 +234,8 @@ def fit_kind(
 def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield candidates of at most `max_vectors` vectors that no earlier candidate dominates.
 
-    A candidate dominates another if it has at most as many vectors and at most as much noise, up to ties.
+    A candidate dominates another if it has at most as many vectors and at most as much noise, where noise within a
+    relative 1e-6 counts as equal.  The order is that of `all_candidates`, simple mechanisms first.
 
     Args:
         cost: Cost of noise for the row.
@@ -232,6 +255,10 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
 
 def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield one candidate of every kind and size that a state may allow, dominated ones too.
+
+    The order is: independent noise, scheduled noise, a tree if its state fits, banded square roots if records take
+    part more than once, λ-CGD and buffers without scaled noise, and with it.  With one or two rounds there is
+    independent noise only.  Callers compare `vector_count` with `max_vectors`.
 
     Args:
         cost: Cost of noise for the row.
@@ -259,7 +286,11 @@ def _make_candidate(mechanism: Mechanism, cost: NoiseCost) -> MechanismCandidate
 
 
 def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
-    """Yield λ-CGD, and buffered noise of more roots as far as the state allows, without scaled noise."""
+    """Yield λ-CGD, and buffered noise of more roots as far as the state allows, without scaled noise.
+
+    Buffers have m = 2 or 3 pairs of roots (θ_i, φ_i), and a last φ_m that is 0 or fitted (`last_free`).  No
+    candidate is yielded if the state allows no vector.
+    """
     if not max_vectors:
         return
     workload, loss = cost.workload, PlainLoss(cost)
@@ -277,7 +308,12 @@ def _plain_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCa
 
 
 def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
-    """Yield candidates with scaled noise, for one pass with equal clips, where the scale follows from C."""
+    """Yield candidates with scaled noise, for one pass with equal clips, where the scale follows from C.
+
+    Scaled noise divides the noise of increment t by D_t, so that all columns of C diag(D) have one norm.
+    Candidates have m = 1, 2 or 3 pairs of roots as far as the state allows.  No candidate is yielded for other
+    participations.
+    """
     workload = cost.workload
     if not workload.schedule.single_pass or not workload.equal_clips:
         return
@@ -319,7 +355,10 @@ class PublishedNoise:
 
 @dataclass(frozen=True)
 class MechanismComparison:
-    """One mechanism's line in a comparison."""
+    """One mechanism's line in a comparison, for noise of μ = 1 under zero-out.
+
+    Noise is given as a standard deviation per coordinate.
+    """
 
     sensitivity: Sensitivity
     """Sensitivity, which is also the standard deviation of fresh vectors."""
@@ -334,6 +373,8 @@ class MechanismComparison:
 
 def compare_mechanism(mechanism: Mechanism, response: NoiseResponse, workload: Workload) -> MechanismComparison:
     """Compute a mechanism's line in a comparison, for noise of μ = 1 under zero-out.
+
+    Fresh vectors then have the sensitivity as their standard deviation, by which all noise is multiplied.
 
     Args:
         mechanism: Mechanism of the line.

@@ -1,22 +1,26 @@
 """Cost of a mechanism's noise in the points that a run publishes: its output and its queries.
 
-With gradients fixed and no projection active, both are affine in the released rows.  A fit minimizes a mechanism's
-variance there, relative to lower bounds that hold for any mechanism:
+A run releases T rows, the noisy running sums of rounds 1 … T.  With gradients fixed and no projection active,
+output and queries are affine in the released rows: a published point is h · (released rows), and a
+`NoiseResponse` has the weights h, (T,), of each point.  A fit minimizes a mechanism's variance in the points,
+relative to lower bounds LB of the standard deviation that hold for any mechanism:
 
     J = V_output / LB_output² + mean_t V_t / mean_t LB_t²
 
-V is the variance in a published point for noise calibrated to sensitivity 1.  Both terms are 1 at best.  A row
-without an output in its `NoiseResponse` (theorems about the mean noise of the rows) has the second term alone.
+V is the variance in a published point for noise calibrated to sensitivity 1, V_t that of the query of round t.
+Both terms are 1 at best.  A response without an output (theorems about the mean noise of the rows) has the
+second term alone.
 
-Lower bounds: a number h · (released rows) = a · (increments) with a = h A moves by Σ clip_i |a_i| if a record
-moves its increments by their clips in the right directions.  A mechanism of sensitivity 1 that releases that
-number alone needs at least this standard deviation.
+Lower bounds: a number h · (released rows) = a · (increments), with a = h A and A the matrix of running sums, moves
+by Σ clip_i |a_i| over a record's rounds i if the record moves its increments by their clips in the right
+directions.  A mechanism of sensitivity 1 that releases that number alone needs at least this standard deviation.
 
 Variances follow from linear maps of streams.  An optimizer maps released rows to queries, and a mechanism maps
-fresh vectors to noise.  Both are affine, one round after the other.  A row of the map, the weight of each round's
-input in one number, is the gradient of that number: `apply_adjoint` computes all rows in one backward pass, with a
-replicate for each row.  Mechanisms with a noise series need no backward pass: their variances are those of
-rational filters along the last axis, in sections of first order, so that no small gap of two roots is a divisor.
+fresh vectors to noise.  Both are affine and computed one round after the other (`LinearStream`).  A row of the
+map, the weight of each round's input in one number, is the gradient of that number: `apply_adjoint` computes all
+rows in one backward pass, with a replicate for each row.  Mechanisms with a noise series need no backward pass:
+their variances are those of rational filters along the last axis, in sections of first order, so that no small
+gap of two roots is a divisor.
 """
 
 from collections.abc import Sequence
@@ -87,8 +91,10 @@ class NoiseStream:
 def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
     """Compute the weight of every round's input in Σ_t weights[r, t] · answer_t, for each row r.
 
-    Only some rounds' graph is in memory at a time.  The states between these segments are computed once, forwards,
-    and stored.
+    The weights are the gradient of that number, by automatic differentiation at inputs of 0.  Rounds are
+    processed in segments of 1,000, the last segment first, so that only one segment's graph is in memory.  The
+    states before each segment are computed once, forwards, and stored.  The gradient with respect to a segment's
+    first state is passed on to the segment before it.
 
     Args:
         stream: Linear map from inputs to answers.
@@ -126,7 +132,7 @@ def apply_adjoint(stream: LinearStream, weights: Floats) -> Floats:
 
 
 def _segment_states(stream: LinearStream, rows: int, starts: range) -> "list[tuple[Tensor, ...]]":
-    """Return the state before every round of `starts`, for inputs of 0."""
+    """Return the stream's state before every round of `starts`, for inputs of 0, as vectors (rows, 1)."""
     import torch
 
     zero_input = torch.zeros((rows, 1), dtype=torch.float64)
@@ -191,13 +197,15 @@ def spaced_indices(rounds: int, count: int) -> NDArray[np.int64]:
 
 
 def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
-    """Compute the noise variance in every row, (n,), for fresh vectors of variance 1.
+    """Compute the noise variance ‖h B‖² in every row h, (n,), for fresh vectors of variance 1.
 
-    A mechanism without a series is run as a stream, which takes torch.
+    B z is the mechanism's noise in the T releases.  There are three cases: a row that weighs one release only, a
+    mechanism with a noise series b (B is Toeplitz, so that h B is a convolution, backwards in time), and any other
+    mechanism, which is run as a stream, which takes torch.
 
     Args:
         mechanism: Mechanism of the noise.
-        rows: Weights of the released rows, (n, T).
+        rows: Weights h of the released rows, (n, T).
         workload: Running sums.
     """
     if np.all(np.count_nonzero(rows, axis=1) == 1):  # every row has one release
@@ -213,6 +221,8 @@ def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> 
 
 def filter_rational(signal: Floats, zeros: Sequence[float], poles: Sequence[float]) -> Floats:
     """Apply Π (1 - zero x) / Π (1 - pole x) to a signal (..., T), where x delays by one round.
+
+    Factors are applied pair by pair, y_t = s_t - zero s_{t-1} + pole y_{t-1}.  The shorter list is filled with 0.
 
     Args:
         signal: Signal (..., T), filtered along the last axis.
@@ -266,6 +276,9 @@ def increment_weights(rows: Floats, decay: float) -> Floats:
 def std_lower_bounds(rows: Floats, workload: Workload) -> Floats:
     """Compute the least standard deviation in h · (released rows) for each row h: (n, T) -> (n,).
 
+    The bound of a row is the largest Σ clip_i |a_i| over the rounds i of one record, with a = h A (see the
+    module): over patterns of separated participations, or over the positions of a fixed order.
+
     Args:
         rows: Weights of the released rows, (n, T).
         workload: Running sums.
@@ -286,11 +299,15 @@ def std_lower_bounds(rows: Floats, workload: Workload) -> Floats:
 
 @dataclass(frozen=True)
 class NoiseCost:
-    """Cost J of one row's response under one workload, from numbers that are public before round 1."""
+    """Cost J of a mechanism's noise in one response under one workload.
+
+    J depends on numbers that are public before round 1 only.
+    """
 
     workload: Workload
+    """Running sums, their clips and the participation."""
     weights: Floats
-    """Responses, weighted so that J is the square of sensitivity · ‖rows B‖, (n, T)."""
+    """Weights R of the releases in each point, divided so that J = sensitivity² · ‖R B‖², (n, T)."""
 
     def evaluate(self, mechanism: Mechanism) -> float:
         """Compute J with the mechanism's certified sensitivity."""
@@ -299,14 +316,18 @@ class NoiseCost:
 
 
 def make_noise_cost(response: NoiseResponse, workload: Workload) -> NoiseCost:
-    """Return the cost of noise for a response.
+    """Return the cost of noise for a response, with the points' weights divided by lower bounds.
+
+    The divisors are those of J.  Queries are divided by √(number of queries · mean of their squared lower
+    bounds), the output by its own bound.
 
     Args:
         response: Weights of the released rows in the published points.
         workload: Running sums.
 
     Raises:
-        InputError: The response is for other rounds, the sums restart, or the lower bounds are not known.
+        InputError: The response is for another number of rounds, the sums restart, or the run is phased, so that
+            the lower bounds are not known.
     """
     if response.rounds != workload.rounds:
         raise InputError(f"the response is for {response.rounds} rounds, the workload has {workload.rounds}")

@@ -6,9 +6,11 @@ The fit is deterministic.  The roots are functions of unbounded numbers v: with 
 
     log J = log ‖C u‖² + log ‖R B‖²    R the rows of a `NoiseCost`, u the worst record: its clips in its own rounds
 
-Here B = A C^-1, and A is the matrix of running sums with decay.  The first columns of C and B are power series c
-and b in the delay x.  Their derivatives are ∂c/∂θ = x/(1 - θx) c and ∂b/∂θ = -x/(1 - θx) b, and for φ the signs
-change.  Both norms are those of filtered signals, so every derivative is one more filter.
+Here C = Π (1 - φ_i x) / Π (1 - θ_i x) is the strategy matrix as a power series in the delay x by one round, and
+the s_l in (0, 1) have no other meaning than to order the roots.  m is the number of pairs (θ_i, φ_i).  B = A
+C^-1, and A is the matrix of running sums with decay.  The first columns of C and B are power series c and b in
+x.  Their derivatives are ∂c/∂θ = x/(1 - θx) c and ∂b/∂θ = -x/(1 - θx) b, and for φ the signs change.  Both norms
+are those of filtered signals, so every derivative is one more filter.
 """
 
 import math
@@ -25,13 +27,15 @@ from fedpriv.participation.orders import MinSeparation
 
 
 def worst_record(coefficients: Floats, workload: Workload) -> Floats:
-    """Return the record u for which ‖C u‖ is the sensitivity, (T,).
+    """Return the record u for which ‖C u‖ is the sensitivity: the clips in its rounds, 0 elsewhere, (T,).
 
-    For separated participations with unequal clips u is a substitute that is charged more than any pattern: the
-    largest clip in the earliest rounds.  That suffices for fits, since their results are certified afterwards.
+    In a single pass u is in the round with the longest column, times the clip.  In a fixed order u is at the worst
+    position of an epoch, which is the first for equal clips.  For separated participations with unequal clips u
+    is a substitute that is charged more than any pattern: the largest clip in the earliest rounds.  That
+    suffices for fits, since their results are certified afterwards.
 
     Args:
-        coefficients: First column of C.
+        coefficients: First column of C, (T,).
         workload: Clips and participations.
     """
     schedule, clips = workload.schedule, workload.clips
@@ -67,7 +71,7 @@ class RootLoss:
 
     @cached_property
     def increment_weights(self) -> Floats:
-        """R A, with the last round first, since noise enters a row backwards in time."""
+        """R A, (n, T), with the last round first, since noise enters a row backwards in time."""
         return filter_rational(self.cost.weights[:, ::-1], (), (self.workload.decay,))
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
@@ -175,17 +179,26 @@ _MAX_LOGIT = 40.0
 
 @dataclass(frozen=True)
 class RootFit:
-    """Roots, and the log J of a fit with them."""
+    """Roots of a fitted C, and their log J."""
 
     theta: series.Roots
+    """Poles θ_1 > θ_2 > … of C."""
     phi: series.Roots
+    """Zeros φ of C, as many as poles."""
     loss: float
+    """log J."""
 
 
 def fit_lambda(cost: NoiseCost) -> RootFit:
-    """Fit the λ of λ-CGD: θ = (λ,), φ = (0,).
+    """Fit the λ of λ-CGD, C = 1 / (1 - λx), to the least log J: θ = (λ,), φ = (0,).
 
-    The noise of λ-CGD on row r is (R A)_r + (decay - λ) · (delayed sum), so that ‖R B‖² is a quadratic in λ.
+    B = A C^-1 = (1 - λx) / (1 - decay x) = 1 + (decay - λ) x / (1 - decay x), so that ‖R B‖² is a quadratic in λ,
+    whose three coefficients are computed once.  The search is over log(1 - λ / max), where max is the decay (1 for
+    decay 0): on a grid of 12 values from 1 - λ / max = 0.05 / T to 0.95, and then between the neighbours of the
+    best.
+
+    Args:
+        cost: Cost of noise for the row.
     """
     from scipy.optimize import minimize_scalar  # slow to import, and needed only for fits
 
@@ -213,21 +226,23 @@ def fit_lambda(cost: NoiseCost) -> RootFit:
 
 
 def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots) -> RootFit:
-    """Fit pairs of roots by gradient descent.
+    """Fit pairs of roots by minimizing log J with L-BFGS-B over the unbounded numbers v of the module.
 
-    The descent starts from log-spaced distances to `decay`, and from a single root with pairs that nearly cancel.
-    Pairs that cancel in the end are left out, so that the fit may have fewer.
+    There are two starts: roots at log-spaced distances to the largest allowed root (the decay, or 1 for decay 0),
+    and a single root with pairs that nearly cancel.  The better result is refined by a second descent, unless the
+    rows have too many numbers.  Pairs that cancel in the end are left out, so that the fit may have fewer.
 
     Args:
         loss: log J as a function of the roots.
-        count: Number of pairs.
+        count: Number m of pairs (θ_i, φ_i).
         last_free: Whether φ_m is fitted, else φ_m = 0.
-        around: Single root of a start.
+        around: Single root of the second start, the λ of `fit_lambda`, as a tuple of one.
     """
     from scipy.optimize import minimize
 
     max_root = _max_root(loss.workload)
 
+    # log J and its gradient with respect to v, by the chain rule through the products ρ.
     def evaluate(numbers: Floats) -> tuple[float, Floats]:
         ratios = np.exp(-np.logaddexp(0.0, numbers))  # 1 - s
         roots = np.asarray(max_root * np.cumprod(ratios), np.float64)
@@ -257,9 +272,16 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
 
 
 def _starting_points(workload: Workload, count: int, last_free: bool, around: float) -> Iterator[Floats]:
-    """Yield v for log-spaced distances of the roots, and for one root with pairs that nearly cancel.
+    """Yield two starts v, (2m,) or (2m - 1,) if φ_m is not fitted.
 
-    `around` is that root, relative to the largest allowed one.
+    The first has roots at log-spaced distances below the largest allowed root, from 0.6 / (rounds between two
+    participations) to 0.75 of it.  The second has one root and pairs that nearly cancel.
+
+    Args:
+        workload: Participation, from which the smallest distance follows.
+        count: Number m of pairs.
+        last_free: Whether φ_m is fitted.
+        around: The one root of the second start, relative to the largest allowed root.
     """
     root_count = 2 * count if last_free else 2 * count - 1
     schedule = workload.schedule
@@ -276,9 +298,17 @@ def _unbounded_roots(ratios: Floats) -> Floats:
 
 
 def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], float]:
-    """Remove neighbouring roots that cancel, and set φ_m = 0 or θ_1 = decay where log J stays as low.
+    """Remove pairs of roots that nearly cancel, and set φ_m = 0 or θ_1 to the largest allowed root.
 
-    Fewer or simpler roots take less state.
+    A change is accepted if it raises log J by at most 1e-9, and changes are tried until none is accepted.  Fewer
+    or simpler roots take less state.
+
+    Args:
+        roots: θ_1, φ_1, θ_2, φ_2, …, falling.
+        loss: log J as a function of these roots.
+
+    Returns:
+        The simpler roots in the same order, and their log J.
     """
     max_root = _max_root(loss.workload)
     while True:
@@ -293,7 +323,11 @@ def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], fl
 
 
 def _simpler_roots(roots: list[float], max_root: float) -> Iterator[list[float]]:
-    """Yield the roots without two neighbours, with φ_m = 0, and with θ_1 = `max_root`."""
+    """Yield simpler variants of the roots θ_1, φ_1, …, one change at a time.
+
+    These are the roots without two neighbours, with φ_m = 0, and with θ_1 = `max_root`.
+    At least one pair of roots is left.
+    """
     for index in range(len(roots) - 1 if len(roots) > 2 else 0):
         yield roots[:index] + roots[index + 2 :]
     if roots[-1]:

@@ -97,12 +97,13 @@ def scale_bound(bound: int, multiplier: int, extra: int = 0) -> int:
 
 
 def repeated_squares(multiplier: int, count: int) -> tuple[int, ...]:
-    """Compute the coefficients of λ, λ², λ⁴, … in multiples of 2^-31.
+    """Compute the coefficients of λ, λ², λ⁴, … λ^(2^(count-1)) in multiples of 2^-31, (count,).
 
-    Powers are computed to 192 binary digits, and only the results are rounded to 31.
+    Each power is the square of the last.  Powers are computed to 192 binary digits, and only the results are
+    rounded to 31, so that roundings do not add up.
 
     Args:
-        multiplier: λ in multiples of 2^-31.
+        multiplier: λ in multiples of 2^-31, from 0 to 2^31.
         count: Number of coefficients.
     """
     digits = 192
@@ -130,15 +131,19 @@ def pack_masked(noisy: Ints, mask: UnsignedInts, word: int) -> bytes:
 
 
 def unpack_sum(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> Ints:
-    """Sum all silos' messages to the sum of their y, exact if it lies within ±2^(word-1).
+    """Sum all silos' masked messages to the sum of their noisy integers y, as the masks add up to 0.
 
-    A sum beyond wraps: the model is wrong then, but the noise is not smaller, since the residue is a function of
-    the sum.
+    Words are added modulo 2^word and read as signed numbers, so that the sum is exact if it lies within
+    ±2^(word-1).  A larger sum wraps around: the model is wrong then, but privacy holds, since the residue is a
+    function of the sum.
 
     Args:
-        messages: Output of `pack_masked` of each silo.
-        word: Bits of a word.
+        messages: Output of `pack_masked` of each silo, word / 8 bytes a value.
+        word: Bits of a word, a multiple of 8 from 8 to 64.
         shape: Shape of y.
+
+    Returns:
+        Sum of y, in this shape.
 
     Raises:
         RunError: A message has another length.
@@ -180,7 +185,7 @@ def compile_function(function: FunctionT) -> FunctionT | None:
 def set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:
     """Set the lower halves of the AES counters (2 n, 2) of n values.
 
-    Value k gets blocks `first` + 2 places[k] and the next one.
+    Value k gets the blocks of numbers `first` + 2 places[k] and `first` + 2 places[k] + 1.
 
     Args:
         counters: Counters of two blocks a value, (2 n, 2), which are changed.
@@ -204,22 +209,24 @@ def attempt_values(
     out: Ints,
     retries: Ints,
 ) -> int:
-    """Make one attempt of the discrete Gaussian at each of n places.
+    """Make one attempt of the discrete Gaussian D(σ) at each of n places, by rejection sampling.
 
-    The attempt at a place is written to `out`[place], even if it is refused.  1 - x ≤ exp(-x) accepts nearly all
-    attempts that are accepted.
+    An attempt proposes a magnitude a = m 2^k + j with a sign (the bits of words 0 and 1, `gaussian`), and
+    accepts it if a uniform u, the upper 64 bits of which are word 2, is below exp(-x) with x = j (2 m 2^k + j) /
+    2σ².  -0 is refused, so that 0 counts once.  The proposal is written to `out`[place], even if it is refused.
+    A first test with 1 - x ≤ exp(-x) accepts nearly all attempts that are accepted, without an exponential.
 
     Args:
-        random_words: Random words of each place, (n, 4).
+        random_words: Random words of 64 bits of each place, (n, 4).
         places: Indices of values in `out`, (n,).
-        high: Upper words of the columns' thresholds.
-        alias: Alias of each column.
+        high: Upper 64 bits of the columns' thresholds, (512,).
+        alias: Alias of each column, (512,).
         low_bits: k, bits of the lower part j of a magnitude.
         quotient: 1 / 2σ².
-        band: Distance of a uniform from its bound below which only integers can decide.
-        out: Values.
-        retries: Buffer of n places or more, for refused places and, as ~place, for undecided ones.  These are ties
-            with a threshold, and uniforms within `band` of the bound.
+        band: Distance of u from exp(-x) below which only integers can decide.
+        out: Values, which are changed at `places`.
+        retries: Buffer of n places or more, for refused places and, as ~place, for undecided ones.  Undecided are
+            ties of word 0 with a threshold's upper word, and uniforms within `band` of exp(-x).
 
     Returns:
         Number of places written to `retries`.

@@ -1,8 +1,8 @@
 """Discrete Gaussian noise D(σ) on the integers, with P(z) proportional to exp(-z² / 2σ²).
 
-The distribution is exact but for 2^-120 in total variation, a value.
-A value is a magnitude a = m · 2^k + j and a sign, with 16 ≤ σ / 2^k < 32 (k = 0 below σ = 32).  An attempt reads
-two AES blocks, four words of 64 bits:
+The distribution of each value is within 2^-120 of D(σ) in total variation.  A value is drawn by rejection sampling
+from the bits of AES-256 blocks.  It is a magnitude a = m · 2^k + j and a sign, with 16 ≤ σ / 2^k < 32 (k = 0
+below σ = 32).  An attempt reads two AES blocks, four words of 64 bits:
 
 1. Word 1 picks one of 512 columns (9 bits), the sign (1 bit) and j (the lowest k bits).  Word 0 against the
   column's threshold of 128 bits gives m from an alias table of exp(-(m 2^k)² / 2σ²).
@@ -88,7 +88,10 @@ class AliasTable:
 
 @lru_cache(maxsize=64)  # a pure function, and a table takes some ten milliseconds
 def make_alias_table(sigma: float) -> AliasTable:
-    """Return the table for σ, which as a float is a rational and is not rounded.
+    """Compute the alias table for σ, which as a float is a rational and is not rounded.
+
+    The weights exp(-(m 2^k)² / 2σ²), m = 0 … 511, are computed in integers of 192 bits, and thresholds of 128 bits
+    are split into two words.
 
     Args:
         sigma: σ, 16 ≤ σ < 2^48.
@@ -139,9 +142,17 @@ def exp_fixed(exponent: Fraction, bits: int) -> int:
 
 
 def _build_aliases(weights: list[int]) -> tuple[list[int], list[int]]:
-    """Compute thresholds ⌊2^128 q⌋ and aliases of every column (Vose 1991).
+    """Compute threshold ⌊2^128 q⌋ and alias of every column by Vose's method (1991).
 
-    A full column is its own alias.
+    With n columns of equal probability, a column keeps its own value with probability q, and gives its alias
+    otherwise.  Columns that have less than the mean weight are filled up, one by one, by a donor with more.  A
+    full column is its own alias.
+
+    Args:
+        weights: Weight of each value, (n,).
+
+    Returns:
+        Thresholds and aliases, (n,) each.
     """
     count, total = len(weights), sum(weights)
     remaining = [weight * count for weight in weights]
@@ -207,12 +218,18 @@ class _ChunkWorkspace(threading.local):
         out: Ints,
         retries: Ints,
     ) -> int:
-        """Make attempts like `fixed_point.attempt_values`, in some twenty passes of NumPy."""
+        """Make one attempt at each place like `fixed_point.attempt_values`, in some twenty passes of NumPy.
+
+        Arguments and result are the same: proposals are written to `out`, refused places and (as ~place) undecided
+        ones to `retries`, and their number is returned.  `places` are at most 4,096.
+        """
+        # Names of working memory: a row serves several quantities, one after the other.
         count = len(places)
         column, threshold_row, magnitude_column, low, base = (row[:count] for row in self._integers)
         exponent, uniform = (row[:count] for row in self._floats)
         is_sure, mask = (row[:count] for row in self._booleans)
         picks, thresholds = random_words[:, 1], threshold_row.view(np.uint64)
+        # The magnitude m 2^k + j, from the column, its threshold and alias, and the lowest k bits.
         np.right_shift(picks, _U64(55), out=column.view(np.uint64))
         high.take(column, out=thresholds, mode="clip")
         alias.take(column, out=magnitude_column, mode="clip")
@@ -222,6 +239,7 @@ class _ChunkWorkspace(threading.local):
         np.left_shift(magnitude_column, low_bits, out=base)
         magnitude = np.add(base, low, out=magnitude_column)
         is_sure &= np.not_equal(magnitude, 0, out=mask)
+        # Sure acceptance: u + x < 1 - band, since 1 - x ≤ exp(-x).
         base += magnitude
         np.copyto(exponent, low)
         exponent *= base  # each factor is below 2^53 and exact
@@ -229,6 +247,7 @@ class _ChunkWorkspace(threading.local):
         np.copyto(uniform, random_words[:, 2])
         uniform *= 2.0**-64
         is_sure &= np.less(np.add(uniform, exponent, out=base.view(np.float64)), 1.0 - band, out=mask)
+        # The sign, bit 54, and the signed value.
         np.left_shift(picks, _U64(9), out=column.view(np.uint64))
         column >>= 63  # 0 or -1
         np.bitwise_xor(magnitude, column, out=low)
@@ -237,6 +256,7 @@ class _ChunkWorkspace(threading.local):
             out[places[0] : places[-1] + 1] = low
         else:
             out[places] = low
+        # The few others: compare with exp(-x).
         uncertain = np.flatnonzero(np.logical_not(is_sure, out=is_sure))
         margin = uniform[uncertain] - np.exp(-exponent[uncertain])
         is_undecided = (np.abs(margin) < band) | (random_words[uncertain, 0] == thresholds[uncertain])
@@ -280,7 +300,11 @@ class KeyedDiscreteGaussian:
         self._stream, self._band = _U64(party << 32 | t), band
 
     def vector(self, size: int, sigma: float, node: int = 0) -> Ints:
-        """Draw D(σ)^size.
+        """Draw a vector of independent values of D(σ), (size,), int64.
+
+        A first attempt is made at every place, in chunks of 4,096.  Then undecided places are decided in
+        integers, and refused places get a next attempt from other blocks, until every place has an accepted
+        value.
 
         Args:
             size: Number of values.
@@ -322,7 +346,17 @@ class KeyedDiscreteGaussian:
     def _attempt(
         self, workspace: _ChunkWorkspace, table: AliasTable, places: Ints, stream: tuple[int, int], out: Ints
     ) -> Ints:
-        """Write the (node, attempt)-th values at these places into `out`.
+        """Make one attempt at each of these places, and write the proposals into `out`.
+
+        Random words are AES blocks of the places' counters.  Loops are compiled for outputs of 4,096 values or
+        more, if numba is installed.
+
+        Args:
+            workspace: Working memory of this thread.
+            table: Alias table of σ.
+            places: Indices of values in `out`, at most 4,096.
+            stream: Node and number of the attempt, which select the blocks.
+            out: Values, which are changed.
 
         Returns:
             Refused and undecided places, as in `fixed_point.attempt_values`.
@@ -352,7 +386,16 @@ class KeyedDiscreteGaussian:
         return workspace.retries[:retry_count].copy()
 
     def _decide_exactly(self, table: AliasTable, place: int, node: int, attempt: int, out: Ints) -> bool:
-        """Decide one attempt in integers and write its value into `out`.
+        """Decide one attempt exactly, in integers, and write its proposal into `out`.
+
+        The random words are those of the floating-point attempt, here with all 128 bits of threshold and uniform.
+
+        Args:
+            table: Alias table of σ.
+            place: Index of the value in `out`.
+            node: Number of the vector.
+            attempt: Number of the attempt.
+            out: Values, which are changed at `place`.
 
         Returns:
             Whether the attempt is accepted.
@@ -427,7 +470,7 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
         party: Silo number or `SERVER`.
         t: Round.
         chain: Query chain, which includes round t's query.
-        sums: (C s)_t, (d,) or (draws, d).
+        sums: Integers (C s)_t to which the noise is added, (d,) or (draws, d).
 
     Raises:
         ValueError: The chain has another length than `QUERY_CHAIN_BYTES`.
@@ -443,7 +486,9 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
 
 
 def _hash_link(chain: bytes, tag: bytes, query: bytes | memoryview) -> bytes:
-    """Hash a chain with a tag and a query, each behind its length, so that no two pairs hash alike.
+    """Compute SHA-256 of chain, tag and query, 32 bytes: the next query chain.
+
+    Tag and query follow their lengths of 8 bytes, so that no two pairs give the same hashed bytes.
 
     Raises:
         ValueError: The chain has another length than `QUERY_CHAIN_BYTES`.

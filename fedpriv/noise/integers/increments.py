@@ -1,5 +1,8 @@
 """Increments of records as integer vectors of bounded norm: truncated, then checked in integers.
 
+An increment in R^d, clipped to `clip`, is multiplied by a factor (units of the lattice per unit of an increment)
+and truncated to integers of Euclidean norm at most K, the clip in units of the lattice.
+
 Truncation towards zero enlarges no coordinate, |trunc x| ≤ |x|, so no norm grows: one record moves a sum by at
 most K under zero-out and 2K under replace-one.  Truncation needs no √d/2 for the rounding, no secret randomness
 and no redraw.  The bias is at most √d / K of the clip.  Proof: docs/proofs/truncation.md.
@@ -108,7 +111,17 @@ def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, coun
 def _truncate_rows(
     increments: NDArray[np.floating], norm: int, factor: float, out: Floats | None = None
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Truncate rows (b, d) in float64, and return a mask (b,) of those of norm at most K."""
+    """Truncate rows (b, d) to integers in float64, and return a mask (b,) of those of norm at most K.
+
+    Rows are shrunk to safe exponents, scaled to the lattice or to norm K (1 - 2^-30), and truncated, a chunk of
+    columns at a time.  Then the norms are checked.  Rows that the mask excludes have any values, NaN too.
+
+    Args:
+        increments: (b, d).
+        norm: K, from 1 to below 2^53.
+        factor: Units of the lattice per unit of an increment.
+        out: Memory of the result, which may be `increments`, or None for new memory.
+    """
     check_norm(norm)
     with np.errstate(all="ignore"):
         values, exponent = shrink_rows(increments, out)
@@ -135,8 +148,10 @@ def check_norm(norm: int) -> None:
 def shrink_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[Floats, NDArray[np.int32]]:
     """Multiply rows by 2^-e so that no square over- or underflows.
 
+    The largest absolute value of a row then lies in [½, 1), unless the row is 0.
+
     Args:
-        rows: (b, d).
+        rows: (b, d), float32 or float64.
         out: Memory of the result, which may be `rows`, or None for new aligned memory, since sums may round by
             their address.
 
@@ -157,10 +172,11 @@ def shrink_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[
 
 
 def squared_norms(rows: Floats) -> Floats:
-    """Sum the squares of every row, (b,), within a relative 2^-30 for d ≤ 2^42 in any order of additions.
+    """Sum the squares of every row, (b, d) -> (b,), within a relative 2^-30.
 
-    The error is γ_n = n 2^-53 / (1 - n 2^-53) with n ≤ 2^22 + 1 for a block of 2^22 values and its squares, plus
-    one a block.
+    The error bound holds for d ≤ 2^42 in any order of additions.  Squares are summed in blocks of 2^22 columns.
+    The relative error is γ_n = n 2^-53 / (1 - n 2^-53) with n ≤ 2^22 + 1 for a block of 2^22 values and its
+    squares, plus one a block.
     """
     total = np.einsum("bd,bd->b", rows[:, :_BLOCK], rows[:, :_BLOCK])
     for start in range(_BLOCK, rows.shape[-1], _BLOCK):
@@ -240,10 +256,12 @@ def sum_rank_one(
     norm: int,
     factor: float,
 ) -> Ints:
-    """Sum r_b ⊗ x_b over records, (classes · f,) int64.
+    """Sum the integer increments r_b ⊗ x_b over records b, (classes · f,) int64.
 
-    r_b is Σ_k coefficients[k] · residuals at points[k], truncated to the lattice.  A record with a feature that is
-    not finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.
+    The loss is a function of linear scores.  x_b are the features in multiples of 1/denominator, as integers.
+    r_b, (classes,), is Σ_k coefficients[k] · residuals at points[k], truncated to integers with ‖r_b‖ ‖x_b‖ ≤
+    K.  Records are processed in chunks of at most 2^20 values of features.  A record with a feature that is not
+    finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and 2 `norm` under replace-one, and what
     it adds is a function of its own row, the query and public numbers, with the same bits on every processor,
@@ -252,10 +270,10 @@ def sum_rank_one(
 
     Args:
         outer: Outer products of the objective.
-        points: Points of the query.
+        points: Points of the query, each (classes · f,).
         coefficients: Coefficient of each point.
-        features: (B, f).
-        labels: (B,).
+        features: Real features, (B, f).
+        labels: Classes, (B,).
         norm: K of the lattice.
         factor: Units of the lattice per unit of an increment.
     """
@@ -296,9 +314,10 @@ def _round_features(features: NDArray[np.floating], outer: OuterProduct) -> Floa
 def integer_residuals(
     residuals: NDArray[np.floating], features: NDArray[np.integer], norm: int, factor: float
 ) -> Floats:
-    """Truncate residuals to integers r with ‖r_b‖ ‖x_b‖ ≤ K.
+    """Truncate residuals of b records and c classes to integers r with ‖r_b‖ ‖x_b‖ ≤ K.
 
-    Residuals that are not finite become zeros, and so do rows with features beyond ±2^16.
+    Residuals are multiplied by `factor`, or by less where that would exceed K (1 - 2^-30), and truncated towards
+    zero.  Residuals that are not finite become zeros, and so do rows with features beyond ±2^16.
 
     Guarantee: Σ over the d = c · f values of r_b ⊗ x_b of their squares is at most K², exactly, as for
     `truncate_increments`, and row b depends on row b of the arguments alone.
@@ -331,10 +350,11 @@ def integer_residuals(
 
 
 def sum_outer_products(residuals: Floats, features: NDArray[np.integer], norm: int) -> Ints:
-    """Sum r_b ⊗ x_b of the output of `integer_residuals`, flat (c · f,) int64, exactly.
+    """Sum r_b ⊗ x_b over the records b exactly, with r from `integer_residuals`, flat (c · f,) int64.
 
-    Every product and every partial sum over `rows` records is at most rows · K < 2^53 in absolute value, so that
-    float64 adds them without rounding in any order.  The whole sum has to stay below 2^63.
+    Sums are matrix products of at most `rows` = ⌊(2^53 - 1) / K⌋ records each.  Every product and every partial
+    sum over `rows` records is at most rows · K < 2^53 in absolute value, so that float64 adds them without
+    rounding in any order.  The whole sum has to stay below 2^63.
 
     Args:
         residuals: Integers, (b, c).
@@ -381,7 +401,10 @@ def sum_integer_increments(
 ) -> Ints:
     """Sum the clipped increments of a round's records on the run's lattice, exactly, (d,) int64.
 
-    A round of fewer than `min_calls` records takes as much work as a round of that many.
+    One of three ways is taken: counts of cells in one pass (shipped objectives of `SUMMED_BY_CELL`), outer
+    products of integers where K and the features are suitable (`suits_rank_one`), and otherwise vectors, one
+    record after another.  A round of fewer than `min_calls` records takes as much work as a round of that many,
+    except for counts.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
@@ -419,6 +442,7 @@ def sum_integer_increments(
         batch = Batch(Records(features, label), torch.ones(1, dtype=torch.float64))
         return objective.per_record(aligned_query, batch, row, clip)
 
+    # Outer products: records that do not count have features of 0, and so an increment of 0.
     if outer is not None and suits_rank_one(norm, outer, records.features.shape[-1]):
         points, counted_features = (
             [point.numpy() for point in aligned_query.points],
@@ -426,6 +450,7 @@ def sum_integer_increments(
         )
         features, labels = _pad_rows(counted_features, min_calls), _pad_rows(records.labels.numpy(), min_calls)
         return sum_rank_one(outer, points, query.coefficients, features, labels, norm, factor)
+    # Vectors: one record after another, in a batch of one each.
     total = np.zeros(objective.dimension, np.int64)
     fallback = torch.zeros(1, 1, dtype=torch.float64).expand(1, objective.dimension)  # takes no memory
     indices = (

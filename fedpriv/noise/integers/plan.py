@@ -1,7 +1,12 @@
 """Lattice, norms and noise of an exact run, fitted to each other before round 1.
 
-`fit_lattice` finds the finest lattice on which no integer of a run can overflow, with the noise for the run's μ.
-The `ExactPlan` that it returns gives the integer numbers of each round.
+An exact run adds integer noise to sums of integers, in multiples of a lattice's unit.  `fit_lattice` finds the
+finest lattice on which no integer of a run can overflow, with the noise for the run's μ (Gaussian differential
+privacy).  The `ExactPlan` that it returns gives the integer numbers of each round.
+
+s are the sums of increments, and C s the sums that are released with noise (`strategies`).  A round takes one
+vector of d values, or several.  K is the largest norm of one record's integers in a vector, in units of the
+lattice.
 """
 
 import math
@@ -44,8 +49,9 @@ class ExactRunInputs:
     |---|---|
     | `factorization` | B and C, with clips in real units |
     | `record_counts` | records that all silos whose sums are added *hold* for each round, without dummy records |
-    | `dimension` | d |
-    | `mu` | target of the run |
+    | `dimension` | d, values of a vector |
+    | `relation` | neighbouring relation of the claim, "zero-out" or "replace-one" |
+    | `mu` | μ that the run may cost at most |
     | `party_count` | M if every silo adds a share of the noise, 1 if one party adds all of it |
     | `word_bits` | bits of a word in which sums are formed |
     """
@@ -98,13 +104,13 @@ class ExactPlan:
         return self.party_claims[party] if self.party_claims else self.claim
 
     def with_budgets(self, mus: Sequence[float]) -> "ExactPlan":
-        """Return the plan in which party i adds the noise of `mus[i]`.
+        """Return a plan on the same lattice with noise of a separate budget `mus[i]` at each party i.
 
         Guarantee: none of `mus` is below the μ that the lattice was fitted to, so no word can overflow: less noise
         leaves all bounds as they are.  Each party's claim is of its own noise alone.
 
         Args:
-            mus: μ of each party.
+            mus: μ of each party, (parties,).
 
         Raises:
             InputError: A party's noise is too little for the lattice.
@@ -178,6 +184,9 @@ def claim_for_noise(
 def fit_lattice(run: ExactRunInputs) -> ExactPlan:
     """Fit the finest lattice, at most 2^37 units a clip, on which no integer can overflow its word.
 
+    The search starts with the finest lattice (κ = 36, with 2^36 to 2^37 units in the largest clip) and makes it
+    coarser, by as many bits as are certainly missing, until all bounds hold.
+
     Guarantee: |(C s)_t| and every integer on the way to it stay below 2^61, sums with 16 σ of noise too, and in
     words of w < 64 bits sums with 14 σ of noise below 2^(w-1): computed in integers, for any records.
 
@@ -214,9 +223,15 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
 
 
 def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactPlan | None]:
-    """Return 0 and the plan on this lattice, or a lower bound of the bits by which it must be coarser.
+    """Return 0 and the plan on this lattice, or a number of bits by which it must be coarser, and None.
 
-    The bound is 1 or more, and comes with None.
+    The number is 1 or more, and never more than needed.  Four integers have limits: those on the way to C s
+    (2^61), C s with 16 σ of noise (2^61), one party's σ (2^48), and C s with 14 σ of noise, which must fit into
+    a signed word.  σ is the largest of all parties' noise together, for the run's μ.
+
+    Args:
+        run: Inputs of the run.
+        lattice: Lattice to try.
     """
     factorization, strategy = run.factorization, run.factorization.strategy
     rounds = factorization.workload.rounds

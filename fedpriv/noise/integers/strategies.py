@@ -2,7 +2,8 @@
 
     y_t = (C s)_t + z_t,   z_t from D(scale_t σ)^d
 
-is the only output of a run.  Everything computed later, B included, is a function of y.  Where C has coefficients
+with the sums of increments s_t, integers in units of the lattice, and discrete Gaussian noise D of d values, is
+the only output of a run.  Everything computed later, B included, is a function of y.  Where C has coefficients
 other than 0 and 1 its products are rounded to integers, and neighbours may round differently:
 `NoiseGroup.rounding_difference` bounds the difference.
 
@@ -46,9 +47,10 @@ _MIN_CLIP, _MAX_CLIP = 2.0**-40, 2.0**40
 
 @dataclass(frozen=True)
 class Lattice:
-    """Multiples of 2^`exponent`."""
+    """Lattice of the multiples of the unit u = 2^`exponent`, on which real numbers become integers."""
 
     exponent: int
+    """Binary logarithm of the unit."""
 
     @property
     def unit(self) -> float:
@@ -172,9 +174,9 @@ class IntegerStrategy(Protocol):
 def run_missed_rounds(
     strategy: IntegerStrategy, state: IntState, first: int, last: int, size: int
 ) -> tuple[list[Ints], IntState]:
-    """Compute (C s)_t of the missed rounds first … last, where s = 0, and the next state.
+    """Compute (C s)_t of the missed rounds first … last, where s = 0, and the state after them.
 
-    No round is missed if first > last.
+    No round is missed if first > last: the list is empty then, and the state unchanged.
 
     Args:
         strategy: C on integers.
@@ -182,6 +184,9 @@ def run_missed_rounds(
         first: First missed round.
         last: Last missed round.
         size: d.
+
+    Returns:
+        An output for each missed round, (d,) or (draws, d), and the state.
     """
     outputs = []
     for t in range(first, last + 1):
@@ -250,7 +255,9 @@ def pack_state(state: IntState) -> bytes:
 
 
 def unpack_state(packed: bytes) -> IntState:
-    """Read a state from packed bytes, without a copy, so that callers must not write into it.
+    """Read a state from the output of `pack_state`: vectors (d,) that share the bytes' memory.
+
+    Callers must not write into the vectors.  A state without vectors is an empty tuple.
 
     Raises:
         RunError: The bytes are no state.
@@ -265,10 +272,10 @@ def unpack_state(packed: bytes) -> IntState:
 
 
 def sqrt_above(value: Fraction) -> float:
-    """Compute the smallest float whose square is at least `value` ≥ 0.
+    """Compute the smallest float whose square is at least `value` ≥ 0, a root rounded up.
 
-    The result is proved by comparing squares in integers.  `value` may be any rational whose root is within the
-    range of floats.
+    An approximate root is moved by one float after another until exact squares show the result to be right.
+    `value` may be any rational whose root is within the range of floats.
     """
     root = _approximate_root(value)
     while Fraction(root) ** 2 < value:
@@ -342,14 +349,16 @@ def integer_distance(
 ) -> float:
     """Compute Δ = factor · sensitivity · (1 + 2^-40) · rounding factor + √(Σ (e / scale)²), rounded up.
 
-    The sum goes over all released values.  e bounds the *difference* of two roundings, so that replace-one does
-    not double it.
+    Δ bounds the distance by which one record can move all of C s, in units of the lattice and relative to the
+    scales of noise.  `factor` is by how much more a record moves a sum under the relation than under zero-out.
+    The sum goes over all released values, d for each vector.  e is the group's `rounding_difference`: it bounds
+    the *difference* of two roundings, so that replace-one does not double it.
 
     Args:
         sensitivity: Sensitivity of C for integers of norm K_t under zero-out, relative to the scales of noise.
         relation: Neighbouring relation, which determines `factor`.
         groups: Groups of fresh vectors.
-        dimension: d.
+        dimension: d, values of a vector.
         rounding_factor: Factor of the sensitivity for rounded coefficients.
         increment_diameter: Largest distance of two records' integers, in clips.
     """
@@ -399,18 +408,21 @@ def claim_for_sigma(
     draws: Sequence[int],
     party_count: int = 1,
 ) -> ExactClaim:
-    """Claim of noise of σ > 16 of every party, with the guarantee of `claim_for_mu`.
+    """Claim of M parties with noise of `sigma` units each: μ = Δ / √(M σ² - h²), rounded up.
+
+    The guarantee is that of `claim_for_mu`, for the μ computed here.  h² is deducted because the noise is
+    discrete (see the module).
 
     Args:
-        distance: Δ.
+        distance: Δ, by which one record can move C s, from `integer_distance`.
         sigma: σ of one party's noise of scale 1, in units.
         groups: Groups of fresh vectors.
         dimension: d.
         draws: Number of fresh vectors of every round.
-        party_count: Number of parties that add noise.
+        party_count: M, number of parties that add noise.
 
     Raises:
-        InputError: A group's σ is outside of 2^16 … 2^48.
+        InputError: M σ² is not above h², or a group's σ is outside of 2^16 … 2^48.
     """
     variance = party_count * Fraction(sigma) ** 2 - _deducted_variance(groups)
     if not variance > 0:
