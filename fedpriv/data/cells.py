@@ -253,7 +253,9 @@ class RawTable:
     """Table of cells, whose columns have one length."""
 
     source: str
+    """Name of the table in messages, such as the path of its file."""
     columns: Mapping[str, CellColumn]
+    """Columns by name, in the order of the file."""
     row_unit: str
     """Unit of the numbers that `locate_rows` returns: "line" or "row"."""
     locate_rows: Callable[[Sequence[int]], list[int]]

@@ -245,7 +245,9 @@ class Source:
     """
 
     label: str
+    """Name of the source in messages."""
     write: Callable[[Path], None]
+    """Function of the root folder."""
 
 
 @dataclass(frozen=True)

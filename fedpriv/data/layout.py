@@ -32,7 +32,9 @@ class InputLayout(NamedTuple):
     """Shape and kind of one input of a module, for one record."""
 
     shape: tuple[int, ...]
+    """Shape of one record's input, without the axis of the records."""
     kind: InputKind
+    """Numbers (bytes among them), tokens, or a mask of booleans."""
 
     @property
     def size(self) -> int:

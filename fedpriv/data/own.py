@@ -30,7 +30,9 @@ class Sites:
 
     names: tuple[str, ...]
     train: NDArray[np.int64]
+    """Indices of the training records' sites, (training records,)."""
     test: NDArray[np.int64]
+    """Indices of the test records' sites, (test records,)."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,13 @@ class Dataset:
     test_images: NDArray[Any]
     test_labels: NDArray[Any]
     class_count: int
+    """Number of classes, or 0 for a regression."""
     sites: Sites | None = None
     """Site of each record, or None if the data name no sites."""
     persons: NDArray[np.str_] | None = None
     """Name of each training record's person, (n,), or None if the data name no persons."""
     label_scale: float = 1.0
-    """Size of 1 of a label in the unit of a real target."""
+    """Number of units of a real target that a difference of 1 between labels stands for."""
     row_indices: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Row numbers of the training and the test records in a table's file, from 0, or None."""
     raw_cells: NDArray[np.float64] | None = None
@@ -68,8 +71,11 @@ class HeldOutData:
     images: NDArray[Any]
     labels: NDArray[Any]
     class_count: int
+    """Number of classes, or 0 for a regression."""
     sites: Sites | None = None
+    """Sites of the test records, without training records, or None if the data name no sites."""
     label_scale: float = 1.0
+    """Number of units of a real target that a difference of 1 between labels stands for."""
 
 
 NPZ_SUFFIX = ".npz"

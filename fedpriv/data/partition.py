@@ -256,7 +256,9 @@ class TableSplit:
     """Places of a file's rows in the training and in the test part."""
 
     train: SplitRows
+    """Rows of the training part."""
     test: SplitRows
+    """Rows of the test part.  Both parts may have the same rows, which then count in one of them at most."""
 
 
 def split_rows(

@@ -46,10 +46,11 @@ class FeatureColumn(TableSection):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
-        """Check that the column is of one kind, with a value of this kind for missing ones.
+        """Check that the column is of one kind, numbers or words, with a value of this kind for missing ones.
 
         Raises:
-            ValueError: A key is missing, or does not fit the kind.
+            ValueError: Both or none of `range` and `values` are given, one of them is malformed, or `missing` is
+                no number of the range or none of the words.
         """
         if (self.range is None) == (self.values is None):
             raise ValueError("a column has either range, for numbers, or values, for words")
@@ -267,7 +268,10 @@ class TableSchema(TableSection):
 
     @property
     def label_scale(self) -> float:
-        """Size of 1 of the scaled target in the target's own unit."""
+        """Number of the target's own units that a difference of 1 in the scaled target stands for.
+
+        The number is half the length of `range`, or 1 for classes.
+        """
         return 1.0 if self.range is None else (self.range[1] - self.range[0]) / 2.0
 
 

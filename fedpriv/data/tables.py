@@ -199,6 +199,8 @@ def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutDa
 def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
     """Load a silo's own table, in the order of its file, with or without a column for the site.
 
+    Without the column all records are the silo's, and the raw cells have its number for the site.
+
     Args:
         path: File of the silo's table.
         schema: Public facts on its columns.

@@ -52,8 +52,11 @@ class FollowTheRegularizedLeader:
     """
 
     step: Scalar
+    """η."""
     radius: Scalar
+    """Radius of the ball, which may be infinite."""
     momentum: Scalar = 0.0
+    """γ."""
 
     def start(self, initial: Tensor) -> LeaderState:
         return LeaderState(initial, torch.zeros_like(initial), initial)

@@ -88,8 +88,11 @@ class PublicChoices:
     """
 
     seeds: tuple[int, ...] = field(metadata=PER_REPLICATE)
+    """Public seed of each replicate."""
     rounds: int
+    """T."""
     window: int
+    """W, in rounds."""
     publishes_last: bool = False
     """Whether the last complete window is always published, while the theorems are about a random one."""
 
@@ -146,8 +149,11 @@ class O2NC:
     """
 
     step: Scalar
+    """η."""
     radius: Scalar
+    """D, the largest step."""
     choices: PublicChoices
+    """Positions s_t, and the window that is published."""
 
     def start(self, initial: Tensor) -> O2NCState:
         zero = torch.zeros_like(initial)

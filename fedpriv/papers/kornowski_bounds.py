@@ -108,6 +108,7 @@ class NonsmoothProblem:
     gap: float
     smoothing: float
     order: Order = "exact"
+    """Oracle's view of a record."""
     direction_count: int = 1
     """Number J of random directions for each record and query."""
     shares_directions: bool = True

@@ -88,11 +88,13 @@ class GradientAndHessian(View):
     """
 
     base: LogisticRegression
+    """Logistic model of p parameters without a penalty."""
     gradient_clip: float = field(metadata=SHARED)
     curvature_clip: float = field(metadata=SHARED)
     kappa: float = field(metadata=SHARED)
     """κ: factor of the Hessian's part."""
     penalty: float = field(metadata=SHARED)
+    """λ, which no increment depends on."""
 
     convex = False
     lipschitz = smoothness = math.inf

@@ -33,7 +33,9 @@ class NoisyMinibatch:
     """
 
     rounds: int
+    """R."""
     batch: int
+    """K: records of one silo in a round."""
     sigma: float
     conditions: tuple[Condition, ...]
     """Upper bound on ε, and K ≤ n."""

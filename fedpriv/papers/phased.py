@@ -113,8 +113,11 @@ class PhasedSGD:
     """
 
     phases: Phases
+    """Numbers n_i of gradient rounds, with an empty round after each phase."""
     step: Scalar
+    """η."""
     radius: Scalar
+    """Radius of K."""
 
     def start(self, initial: Tensor) -> PhasedState:
         return PhasedState(initial, initial, torch.zeros_like(initial))

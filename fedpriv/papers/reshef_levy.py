@@ -73,7 +73,9 @@ class AnytimeSGD:
     """
 
     step: Scalar
+    """η."""
     radius: Scalar
+    """Radius D/2 of K."""
     publishes_next: bool = False
     """Whether the output is x_{T+1}, the point after the last round, and not x_T."""
 
@@ -100,7 +102,10 @@ class AnytimeSGD:
 
 @dataclass(frozen=True)
 class Mu2Parameters:
-    """Numbers that a theorem requires, with its bound on the excess risk."""
+    """Numbers that a theorem requires, with its bound on the excess risk.
+
+    The module's table has the symbols and units of the fields without a text.
+    """
 
     rounds: int
     clip: float

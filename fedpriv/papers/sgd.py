@@ -66,7 +66,9 @@ class ProjectedSGD:
     step: Scalar
     radius: Scalar
     momentum: Scalar = 0.0
+    """γ, or 0 without a velocity."""
     averaged: bool = False
+    """Whether the output is the mean of x_2 … x_{T+1}."""
     output_round: Scalar | None = None
     """U of the published x_U, drawn by public randomness before the run, or None."""
 

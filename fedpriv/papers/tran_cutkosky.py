@@ -136,8 +136,11 @@ class TheoremParameters(NamedTuple):
 
     rounds: int
     alpha: float
+    """Weight of a new gradient in the momentum."""
     step: float
+    """Length of every step."""
     mixing: float
+    """γ of Theorem 9, or 0 for Theorem 6."""
 
 
 def simple_noise_multiplier(epsilon: float, delta: float, reduced: bool = False) -> float:

@@ -192,10 +192,12 @@ class Scenario:
     """Scenario file with its overrides: all points to run, and the published values."""
 
     name: str
+    """Name of the scenario, of lower-case letters, digits and dashes."""
     title: str
     axes: Mapping[str, list[Any]]
     """Values of each swept key, by its dotted name."""
     seeds: list[int]
+    """Seeds of the runs at each point."""
     points: list[SweepPoint]
     """Runs, in the order of the axes' values, with the seeds of a point one after another."""
     published: PublishedValues | None

@@ -86,7 +86,8 @@ PUBLISHED_METRICS = ("test_loss", "test_accuracy", "test_accuracy_mean_of_silos"
 class PublishedTables(BaseModel):
     """Section [paper] with published values, which reports show beside measured ones.
 
-    Each metric is a table rows × columns.  A section [table] has the same layout without published values.
+    Each metric is a table rows × columns, as a list of rows, or None if it was not published.  A section [table]
+    has the same layout without published values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -300,12 +301,17 @@ class Tuning(BaseModel):
     settings: int = Field(ge=1)
     """Number of settings in the grid of every row, or tried from it."""
     held_out: int = Field(ge=1)
+    """Number of held-out training records on which settings were compared."""
     metric: str
+    """Metric by which settings were compared."""
     law: Literal["none", "negative-binomial", "poisson"] = "none"
     """Distribution of the number of runs of a private choice, or "none" without accounting."""
     mean: float | None = None
+    """Mean of this distribution, or None without one."""
     eta: float = 0.0
+    """Parameter η of the negative binomial distribution."""
     rows: tuple[TunedChoice, ...] = ()
+    """Choice for each tuned point of the sweep."""
 
     @property
     def run_count_distribution(self) -> RunCountDistribution | None:

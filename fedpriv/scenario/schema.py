@@ -261,6 +261,10 @@ class Cell(Section):
     def _check_sections(self) -> Self:
         """Check the requirements that sections have of each other.
 
+        The checks are, in order: absent silos, the unit of protection, masks, budget shares, the table, the first
+        step of [data.scale], models of times, ridge statistics (which are released once), the model's own check,
+        and [evaluation].
+
         Raises:
             ValueError: A requirement is not met.  The message is of the first one that is not.
         """
