@@ -29,10 +29,12 @@ from fedpriv.study.results import read_claims, read_history
 
 @dataclass(frozen=True)
 class Evaluation(MetricsMixin):
-    """Metrics of the test set after one round.  The accuracy is a share, 0 … 1."""
+    """Metrics of the test set after one round."""
 
     round: int
+    """Number of the round, from 1."""
     metrics: Mapping[str, float]
+    """Metrics by name, such as test_loss and test_accuracy (a share, 0 … 1)."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,23 @@ class Privacy:
     """
 
     trust: str
+    """Name of the trust setting."""
     relation: str
+    """Relation of neighbouring data sets, "replace-one" or "zero-out"."""
     unit: str
+    """Description of the unit of protection, in which neighbours differ."""
     noise: str
     """Kind of noise: "simulation" (seeded, protects no record), "release" or "none"."""
     delta: float
+    """δ of both ε."""
     mu: float | None
+    """μ of Gaussian DP, or None without noise, and for a guarantee that no μ describes."""
     zcdp: float | None
+    """Zero-concentrated DP, μ²/2, or None without μ."""
     epsilon: float | None
+    """Exact ε at δ, or None without noise."""
     epsilon_paper: float | None
+    """ε of the papers' formula, or None without μ."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,11 @@ class CellResults(MetricsMixin):
     point: Mapping[str, Any]
     """Swept values by dotted key."""
     seed: int
+    """Seed of records and noise."""
     silos: int
+    """Number of silos."""
     rounds: int
+    """Number of rounds."""
     metrics: Mapping[str, float]
     """Metrics of the final model on the test set: "test_loss", "test_accuracy" (a share), and others.
 
@@ -89,11 +102,15 @@ class CellResults(MetricsMixin):
     fraction_clipped: float | None
     """Share of clipped increments, or None if silos do not report it."""
     wall_seconds: float
+    """Share of this cell in the run time, in seconds."""
     privacy: Privacy
+    """Guarantee of the run, computed from its releases."""
     history: tuple[Evaluation, ...]
+    """Evaluations after some rounds, in the order of rounds."""
     scenario: Mapping[str, Any]
     """Resolved scenario as plain data."""
     model_file: Path
+    """File of the published model, a NumPy array (d,)."""
     module: nn.Module | None = field(default=None, compare=False)
     """Untrained module of the calling program, or None if the scenario names a model."""
 

@@ -46,8 +46,10 @@ def insert_own_data(
     loss: LossArgument,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Replace the [data] and [model] of a scenario by these records and this module.
+    """Return a scenario whose [data] and [model] name these records and this module.
 
+    Records and module are registered in this process under their names, and `tree` is not changed.  Without
+    records the scenario keeps its own data and model.
     Records and module get names that are digests of their content, so that a run can be resumed only with the same
     records and module.  If the scenario sets none of `federation.samples`, `batch` and `clients`, all training
     records are read once an epoch.
@@ -65,6 +67,7 @@ def insert_own_data(
     Raises:
         InputError: The records, the module or their combination cannot be used.
     """
+    # Cases without records in arrays: a DataFrame, or the scenario's own data.
     completed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     if is_data_frame(train):
         return _insert_frame(completed, train, test, model)
@@ -75,6 +78,7 @@ def insert_own_data(
         if model is not None:
             raise InputError("model: a module is given with train and test; a scenario's data has models by name")
         return completed
+    # Records, under the digest of their values.
     splits = to_record_arrays(cast(RecordSource, train)), to_record_arrays(test)
     dataset = make_dataset(ARGUMENT_NAMES, *splits, classes)
     name = in_memory_name(_digest_arrays(*(array for part in splits for array in part)))
@@ -83,6 +87,7 @@ def insert_own_data(
     federation = completed.setdefault("federation", {})
     if not {"samples", "batch", "clients"} & federation.keys():
         federation["samples"] = len(dataset.train_labels)
+    # Module, under the digest of its parameters, buffers, structure and loss.
     if model is not None:
         record, real = dataset.train_images.shape[1:], dataset.class_count == 0
         constants = [values.detach().cpu().numpy() for values in (*model.parameters(), *model.buffers())]
@@ -101,7 +106,9 @@ def insert_own_data(
 
 
 def _insert_frame(tree: dict[str, Any], frame: DataFrame, test: object, model: object) -> dict[str, Any]:
-    """Replace the scenario's data file by a DataFrame.
+    """Register a DataFrame, write its name into the scenario's [data], and return the scenario.
+
+    The scenario's [data.table] describes the columns, and which rows are test records.
 
     Raises:
         InputError: Test records or a module are given, too, or the scenario does not describe a table.
@@ -155,6 +162,8 @@ def run(
     ray: str | None = None,
 ) -> RunResults:
     """Run every cell of a scenario, as `fedpriv run` does, and return the results.
+
+    The results are written into a folder while cells finish, with a table of measured and published values.
 
     Args:
         scenario: Name of a shipped scenario, a file, or a scenario as nested dictionaries.

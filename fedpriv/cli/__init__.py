@@ -15,13 +15,18 @@ from fedpriv.core.errors import FedprivError, InputError, RunError, sanitize_lin
 from fedpriv.core.extensions import load_add_on_parts
 
 INTERRUPTED = 130
+"""Exit code of a process that was interrupted."""
 
 _PATH_ERRORS = {EACCES, EEXIST, EISDIR, ENOENT, ENOTDIR, EPERM, EROFS}
 _PATH_REMEDY = "; give another path, which this user may write and read"
 
 
 def main() -> None:
-    """Run the `fedpriv` script."""
+    """Run the `fedpriv` script, and end the process with a message and an exit code on a known error.
+
+    The code is 130 for an interrupt (Ctrl-C), 2 for bad input (also a path that cannot be used, a number that is
+    too large, or a Flower that lacks a name), and 1 for a run that failed (also for a full disk or memory).
+    """
     from fedpriv.cli.app import app  # imported late: add-ons' options, which it imports, import this package
 
     try:
@@ -52,7 +57,10 @@ def _end(message: str, code: int) -> None:
 
 @contextmanager
 def _translate_torch_errors() -> Iterator[None]:
-    """Raise torch's RuntimeError for an overflow or a lack of memory as OverflowError or MemoryError."""
+    """Raise torch's RuntimeError for an overflow or a lack of memory as OverflowError or MemoryError.
+
+    The error is recognized by its message, because torch has no types for these errors.  Other errors pass.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -33,11 +33,14 @@ _PIPED_WIDTH = 160  # width of piped output, which has none of its own
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table: its name, whether it holds numbers, and whether its text may wrap."""
+    """Column of a table."""
 
     name: str
+    """Heading of the column."""
     is_numeric: bool = False
+    """Whether the column holds numbers, which are aligned on the right."""
     can_wrap: bool = False
+    """Whether the column's text may wrap to several lines."""
 
 
 @cache
@@ -63,7 +66,15 @@ def print_plain(line: str, *, bold: bool = False) -> None:
 
 
 def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table as wide as the terminal, or a block for each row if its numbers do not fit."""
+    """Print a table as wide as the terminal, or a block for each row if the table does not fit.
+
+    The table fits if every column that may not wrap has its full width, and the others 12 characters.
+
+    Args:
+        caption: Caption above the table, or "" for none.
+        columns: Columns of the table.
+        rows: Text of each row in each column.
+    """
     console, rows = _make_console(), [list(map(_printable_line, row)) for row in rows]
     widths = [
         max(len(text) for text in (heading.name, *(row[n] for row in rows))) for n, heading in enumerate(columns)
@@ -89,7 +100,10 @@ def print_rich(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[
 
 
 def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a block for each row, with one line for each value, which fits any width."""
+    """Print a block of lines for each row, each with a column's name and its value in the row.
+
+    A value that does not fit on the line goes to the next line, and an empty value is left out.
+    """
     console = _make_console()
     if caption:
         print_plain(caption, bold=True)
@@ -103,6 +117,7 @@ def print_blocks(caption: str, columns: Sequence[Column], rows: Sequence[Sequenc
 
 
 NamedLines = list[tuple[str, str]]
+"""Pairs of a name that scenarios can use and a description."""
 
 
 def list_kinds(kind_name: str | None) -> None:
@@ -225,10 +240,12 @@ KINDS: dict[str, Callable[[], NamedLines]] = {
 
 
 def print_coefficients(folder: Path, *, as_json: bool) -> None:
-    """Print the coefficients of each finished cell.
+    """Print the coefficients of each finished cell with their 95 % intervals.
+
+    The output is a table for each cell, in which a star marks an interval without 0, or one line of JSON.
 
     Raises:
-        InputError: The run has another model.
+        InputError: The run has another model than `compute_coefficients` reads.
         RunError: A claim differs from the releases, after a table was printed.
     """
     from fedpriv.show.summary import format_value
@@ -267,12 +284,19 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
 
 
 def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[str, "Coefficient"]]:
-    """Compute the coefficients of a cell of results.json by feature, with the constant last.
+    """Compute the coefficients of a cell of results.json, by feature, with the constant last.
 
-    The intervals contain the noise of the ledger's releases, not of the plan.
+    A coefficient is a weight of the regression that the model holds, with a 95 % interval for sampling and noise.
+    The noise is that of the ledger's releases, not of the plan.  Its variance in the mean over silos is
+    Σ_stream std² · Σ_silo share², where a silo's share is its share of all records, and a stream of the server
+    counts with share 1.
+
+    Args:
+        record: Record of the cell.
+        folder: Folder of the run, which has the model's file.
 
     Raises:
-        InputError: The cell has another model.
+        InputError: The cell has neither the model of ridge statistics nor the algorithm noisy-newton.
     """
     import numpy as np
     import torch
@@ -290,11 +314,13 @@ def compute_coefficients(record: Mapping[str, Any], folder: Path) -> list[tuple[
             f"{folder}: model.name = {cell.model.name!r}: coefficients have intervals where the model is "
             f"{RIDGE_STATISTICS!r}, or the algorithm {NOISY_NEWTON.name!r}"
         )
+    # Objective that knows how to compute coefficients, under the views of it that the algorithm uses.
     schema, sizes = cell.data.table_schema, cell.batch_sizes
     objective = (load_public_task(cell) if schema is None else make_schema_task(cell, schema)).objective
     while isinstance(objective, View) and not isinstance(objective, GradientAndHessian):
         objective = objective.base
     assert isinstance(objective, RidgeStatistics | GradientAndHessian)
+    # Noise of the mean over silos, from the ledger.
     variance, shares = 0.0, [size / sum(sizes) for size in sizes]
     for stream in map(stream_from_data, record["releases"]):
         silo_shares = [shares[silo] for silo in stream.silos] or [1.0]

@@ -22,10 +22,12 @@ from fedpriv.study.sweep import find_free_folder
 def open_run_folder(run_config: Mapping[str, Any]) -> RunObserver:
     """Make a results folder for the one cell that a user's run configuration names.
 
+    The result is an observer that writes the run's results into the folder.
     The folder is `out`, or for an empty `out` the first free one of runs/NAME, runs/NAME-2, …
 
     Args:
-        run_config: Flower's run configuration.
+        run_config: Flower's run configuration.  The keys `scenario`, `set` and `cell` name the cell, and a
+            `run-token` says that the run is fedpriv's own deployment.
 
     Raises:
         InputError: The configuration names no cell, or the folder holds results.

@@ -32,7 +32,11 @@ M = TypeVar("M", bound="BaseModel")
 
 
 def expand_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command whose options are a function's parameters, with each group replaced by its fields."""
+    """Make a command whose options are a function's parameters, with each group replaced by its fields.
+
+    A group is a parameter whose annotation is a dataclass.  For a function f(target: TargetOptions) the command
+    has the options mu, zcdp, epsilon and delta, and calls f with the TargetOptions of their values.
+    """
     parameters = signature(command).parameters.values()
     flat_parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
@@ -221,7 +225,9 @@ MetricsAddress = Annotated[
 
 
 def parse_settings(model: type[M], assignments: Sequence[str], defaults: Mapping[str, Any] | None = None) -> M:
-    """Make a model from KEY=VALUE assignments over its `defaults`.
+    """Make an object of a pydantic model from KEY=VALUE texts over its `defaults`.
+
+    A value is TOML, as in a scenario file, and counts as a text if it is no TOML.
 
     Raises:
         InputError: A key or a value is refused; the message names the key.
@@ -268,9 +274,9 @@ def guarantee_of_multiplier(order: "ParticipationOptions", multiplier: float, ro
     """Compute the guarantee of a noise multiplier for records that take part in secret.
 
     Args:
-        order: Participation of the records.
-        multiplier: Standard deviation of the noise / clip norm.
-        rounds: Number of rounds.
+        order: Participation of the records, which has to be secret, and their neighbours.
+        multiplier: Noise multiplier, the standard deviation of the noise over the clip norm.
+        rounds: Number of rounds, or None if the user gave none.
 
     Raises:
         InputError: The number of rounds is missing, or the participation is not secret.
@@ -344,7 +350,16 @@ GROUP_SUFFIX = "_together"
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
-    """Print facts as one JSON object, or as a table with the caveats of the largest ε."""
+    """Print facts as one JSON object, or as a table with the caveats of the largest ε.
+
+    The caveats are sentences on an ε and δ that protect little.  An ε by another formula, or of several units, has
+    none.
+
+    Args:
+        facts: Values by name, with numbers unrounded.  The caveats read names that begin with "epsilon", and
+            "delta".
+        as_json: Whether to print JSON.
+    """
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -367,7 +382,10 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _format_fact(name: str, value: Any) -> str:
-    """Format a value rounded to the safe side: leakage and its terms up, a noise multiplier down."""
+    """Format a fact in nine digits, rounded to the safe side: a noise multiplier down, other numbers up.
+
+    The one truth value is whether a sensitivity is exact, and texts and whole numbers stay as they are.
+    """
     if isinstance(value, bool):
         return "yes" if value else "no, an upper bound"
     if not isinstance(value, float):

@@ -97,6 +97,7 @@ def compare(
     from fedpriv.accounting.guarantees import GaussianDP
     from fedpriv.study.setting import measure_seconds_per_round, tabulate_mechanisms
 
+    # Secret participation has a table of its own, of the mechanisms that it amplifies.
     setting, mu = federation.make_setting(rounds), target.in_mu
     if setting.has_secret_order:
         if algorithm is not None or plot is not None:
@@ -117,6 +118,7 @@ def compare(
         raise InputError(
             f"--decay {setting.decay}: an algorithm has a decay of its own, with its own settings (--set)"
         )
+    # Table of mechanisms, with measured times and a chart if they are requested.
     response, workload = _find_response(algorithm, settings or [], setting)
     table = tabulate_mechanisms(setting, mu, response, workload, max_vectors)
     size = (_DEFAULT_DIMENSION if algorithm else 0) if dimension is None else dimension
@@ -126,6 +128,7 @@ def compare(
         from fedpriv.show.plots import save_chart
 
         save_chart(make_comparison_chart(table, f"{algorithm or 'running sums'}, {rounds} rounds"), plot)
+    # Output, as JSON or as a table above the facts.
     facts = setting_facts(setting, federation.unit) | ({} if algorithm is None else {"algorithm": algorithm})
     if as_json:
         rows = [
@@ -152,7 +155,18 @@ def compare(
 def _print_amplified(
     setting: "AccountingSetting", unit: str, mu: float, delta: float, claim: dict[str, Any], as_json: bool
 ) -> None:
-    """Print the mechanisms that secret participation amplifies, at the (ε, δ) that μ gives at δ."""
+    """Print the noise of the mechanisms that secret participation amplifies, at one guarantee.
+
+    The guarantee is the (ε, δ) that μ-Gaussian DP gives at δ.
+
+    Args:
+        setting: Setting with secret participation.
+        unit: Name of the unit of protection.
+        mu: μ of the target.
+        delta: δ of the target.
+        claim: Facts of the target, which are printed last.
+        as_json: Whether to print JSON.
+    """
     costs = setting.compare_mechanisms(mu, delta)
     if as_json:
         rows = [{"mechanism": name, **cost_facts(cost)} for name, cost in costs.items()]
@@ -180,6 +194,15 @@ def _find_response(
     algorithm: str | None, settings: list[str], setting: "AccountingSetting"
 ) -> tuple["NoiseResponse", "Workload"]:
     """Find the response in which noise is compared, and the running sums that are released.
+
+    The response has the weights of the noisy running sums in an algorithm's queries and output.  Without an
+    algorithm it has the running sums themselves, and these are the setting's.  The running sums of an algorithm
+    have its own decay, and its clip norms times the setting's.
+
+    Args:
+        algorithm: Name of a row of the table of algorithms, or None.
+        settings: KEY=VALUE texts for the algorithm's own keys.
+        setting: Rounds, participation and clip norm.
 
     Raises:
         InputError: The algorithm is unknown, noise cannot be fitted to it, or a setting is refused.
@@ -220,7 +243,16 @@ def _parse_algorithm_settings(row: "Algorithm", assignments: list[str]) -> "Nois
 def _comparison_lines(
     table: "MechanismTable", seconds: list[float | None], dimension: int
 ) -> list[tuple[str, ...]]:
-    """Format the lines of a table of mechanisms, with columns for an algorithm's output if it has one."""
+    """Format a table of mechanisms as texts: a header, a line for each mechanism, and the lower bound.
+
+    The noise in output and queries, and its ratio to the lower bound, have columns if an algorithm's output is
+    compared.  Otherwise there is a column for the noise in running sums, and one for its ratio.
+
+    Args:
+        table: Mechanisms and the lower bound.
+        seconds: Seconds of a round of each mechanism's noise, or None if they are not measured.
+        dimension: Length of the vectors whose time is measured, or 0 for a table without times.
+    """
     has_output = table.lower_bound.output is not None
     published = ["output", "queries", "output/least", "queries/least"] if has_output else ["in sums", "/least"]
     header = ["mechanism", "noise std", "rms error", "last round", "in the mean", *published]
@@ -313,7 +345,7 @@ def _entry_data(entry: "LedgerEntry") -> dict[str, Any]:
 
 
 def _ledger_lines(entry: "LedgerEntry") -> list[tuple[str, ...]]:
-    """Format one line for each stream of a cell.
+    """Format one line of texts for each release stream of a cell, with its μ and the claim of the cell.
 
     The cell's claim is that of its worst stream, because a record is in only one stream of a step.  A first step
     is composed with the rounds in the claim of both.  Streams of evaluations come last: their claim is on test

@@ -36,14 +36,20 @@ _MAX_SPARKLINE_WIDTH = 30
 
 @dataclass
 class CurrentCell:
-    """Latest evaluation of the cell with number `index`."""
+    """Evaluations of the cell that a live line shows."""
 
     index: int
+    """Number of the cell."""
     label: str
+    """Swept values and seed of the cell."""
     privacy: str
+    """Target of the cell, as ε at δ, or "no noise"."""
     metric_name: str = ""
+    """Name of the metric in `values`, or "" before the first evaluation."""
     latest: str = ""
+    """Text of the latest evaluation, or "" before the first."""
     values: list[float] = field(default_factory=list)
+    """Metric of each evaluation so far."""
 
     @staticmethod
     def from_point(index: int, point: SweepPoint) -> "CurrentCell":
@@ -78,7 +84,10 @@ def format_privacy(cell: Cell) -> str:
 
 
 def draw_sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the last `width` values as bars between their smallest and their largest."""
+    """Draw the last `width` values as bars of eight heights between their smallest and their largest.
+
+    Equal values have the lowest bar.  The result is "" without a value, and for a width of 0 or less.
+    """
     recent_values = values[-width:] if width > 0 else []
     if not recent_values:
         return ""

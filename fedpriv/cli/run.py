@@ -56,9 +56,11 @@ class LivePage(RunObserver):
         self._event_count += 1
 
     def page(self) -> tuple[bytes, str]:
-        """Return the page and its version.
+        """Return the page, encoded HTML, and its version, a digest of the number of events so far.
 
-        Before there are results, the page is a sentence that says so, and the version is "".
+        The page is rendered again if there were events since, and if a second has passed since the last time.  A
+        folder that cannot be read leaves the last page.  Before there is a page, a sentence says so, and the
+        version is "".
         """
         from fedpriv.show.page import render_page  # slow to import, so imported for --watch only
 
@@ -81,7 +83,11 @@ class LivePage(RunObserver):
 
 
 def _make_handler(live_page: LivePage) -> type[BaseHTTPRequestHandler]:
-    """Make the request handler of a live page."""
+    """Make the request handler of a live page, which answers GET / and GET /version.
+
+    The page asks for its version again and again, and reloads itself when the version changes.  Other paths get
+    the status 404, and requests to another host name 403.
+    """
 
     class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -132,7 +138,7 @@ INTERRUPTED = 130
 
 
 def print_memory_need(path: Path, options: RunOptions) -> None:
-    """Check a scenario as a run does, and print the memory that the run needs.
+    """Check a scenario as a run does, and print the memory that is needed and that is available.
 
     Raises:
         InputError: The run would be refused.
@@ -148,7 +154,9 @@ def print_memory_need(path: Path, options: RunOptions) -> None:
 
 
 def run_scenario(path: Path, options: RunOptions, display_options: DisplayOptions) -> None:
-    """Run a scenario's missing cells, and show the results.
+    """Run a scenario's missing cells, write the table of results, and show the results.
+
+    Nothing is shown with --quiet or --json.
 
     An interrupt or SIGTERM ends the process with exit code 130; finished cells stay stored.  If the engine can
     resume a failed cell, a RunError also prints the command that resumes the run.
@@ -168,6 +176,7 @@ def run_scenario(path: Path, options: RunOptions, display_options: DisplayOption
     import_files(options.imports)
     scenario = load_scenario(path, options.overrides)
     rerun = options.format_command(str(path))
+    # Run, in which SIGTERM acts as an interrupt.
     previous_handler = signal.signal(signal.SIGTERM, _interrupt)
     try:
         with _serve_live_page(observers) if display_options.watch else nullcontext():

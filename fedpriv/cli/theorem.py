@@ -122,10 +122,16 @@ def _format_count(number: float | None) -> str:
 
 
 def _print_point(comparison: dict[str, Any]) -> None:
-    """Print the numbers of a sweep point beside those of each theorem, then the theorems' conditions."""
+    """Print the numbers of a sweep point beside those of each theorem, then the theorems' conditions.
+
+    Args:
+        comparison: Result of `compare_with_theorems`.
+    """
+    # Problem: the numbers that the theorems start from.
     swept = ", ".join(f"{key} = {value}" for key, value in comparison["point"].items())
     print_text(f"{comparison['algorithm']}{f' at {swept}' if swept else ''}\n")
     print_table([(name, _format_number(name, value)) for name, value in comparison["problem"].items()])
+    # Table: a line for each number, a column for the scenario and for each theorem.
     scenario_numbers, theorems, bound = comparison["scenario"], comparison["theorems"], comparison["bound"]
     columns = [
         {} if "refusal" in scenario_numbers else scenario_numbers,
@@ -147,6 +153,7 @@ def _print_point(comparison: dict[str, Any]) -> None:
         for name in dict.fromkeys(itertools.chain(*columns))
     ]
     print_table([header, *lines])
+    # Conditions, and reasons why a run is refused.
     if "refusal" in scenario_numbers:
         print_text(f"\nthe scenario cannot be run: {scenario_numbers['refusal']}\n")
     for theorem_section in theorems:
@@ -176,10 +183,13 @@ def _print_conditions(section: dict[str, Any]) -> None:
 
 
 def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str:
-    """Format a value in six digits.
+    """Format a value in six digits, ε and δ rounded up, other numbers but noise to nearest.
 
-    `is_prescribed` noise is prescribed by a theorem, and rounded up.  Other noise is that of
-    a run, and rounded down.
+    Args:
+        name: Name of the value, which says whether the value is an ε ("epsilon…"), a δ or a "noise std".
+        value: Number or text, or None for a dash.
+        is_prescribed: Whether a theorem prescribes the value.  Noise is then rounded up, and the noise of a run is
+            rounded down.
     """
     if not isinstance(value, float):
         return "-" if value is None else str(value)
@@ -193,9 +203,14 @@ def _format_number(name: str, value: Any, *, is_prescribed: bool = False) -> str
 
 
 def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | None) -> dict[str, Any]:
-    """Compare the numbers of one sweep point with those of each theorem.
+    """Compare the numbers of one sweep point with those of each theorem of its algorithm.
 
-    A theorem that cannot be run has the reason as "refusal".
+    The result has "point" (swept values), "algorithm", "problem" (public numbers that theorems start from),
+    "scenario" (numbers of a run, with the measured excess risk if known), "theorems" (numbers, conditions,
+    assumption and "refusal" of each) and "bound" (of the excess risk at the scenario's numbers, or None without
+    one).  A "refusal" is the reason why the numbers cannot be run, or None if they can.  A scenario that cannot be
+    run has a "refusal" in place of its numbers.  A Lipschitz constant, smoothness or bound that is infinite is
+    None.
 
     Args:
         point: The sweep point.

@@ -119,10 +119,12 @@ class ExactAccountant:
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Replace the state of this accountant.
+        """Replace the releases of this accountant by stored ones, after checking them as `compose` does.
+
+        After an error the accountant is unchanged.
 
         Args:
-            state: State that `state_dict` returned.
+            state: State that `state_dict` of an accountant with this configuration returned.
 
         Raises:
             InputError: The state is damaged, or of another configuration.
@@ -144,7 +146,11 @@ class ExactAccountant:
         self._counts = loaded._counts
 
     def _add_events(self, event: GaussianPrivacyEvent, count: int) -> Counter[GaussianPrivacyEvent]:
-        """Return the counts of events after `count` more releases, without composing these."""
+        """Return the counts of events after `count` more releases, and leave the accountant unchanged.
+
+        Raises:
+            InputError: The event or `count` is refused, as `compose` documents.
+        """
         refuse(
             {
                 f"population_size = {event.population_size} of an event: the accountant is of "
@@ -159,7 +165,12 @@ class ExactAccountant:
 
 
 def _guarantee(config: PrivacyConfig, counts: Counter[GaussianPrivacyEvent]) -> GaussianDP | PoissonGaussian:
-    """Return the guarantee of the composition of all events."""
+    """Return the guarantee of the composition of all events, with rounding errors counted.
+
+    Poisson-sampled events are all equal, and compose by their privacy loss distribution at the sampling rate
+    sample_size / population_size.  Other events compose to μ² = Σ count / z² over their noise multipliers z, and
+    no event gives μ = 0.
+    """
     if config.sampling_method is SamplingMethod.POISSON and counts:
         ((event, count),) = counts.items()
         rate = min(1.0, event.sample_size / event.population_size * _ROUND_UP)

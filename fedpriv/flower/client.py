@@ -3,6 +3,9 @@
     private = PrivateClient(context, Net(), nn.CrossEntropyLoss())
     return private.train(msg, load_data(context))
 
+A message has a round t and the run's terms (`Terms`).  In round 0 a silo answers with its number, and with a
+public key if it masks.  In rounds t from 1 it answers with its release, the noisy vector of the round, (d,).
+
 If the node's configuration names a guard, the guard answers the call, and `records` are not read.
 """
 
@@ -67,6 +70,7 @@ _STATE_RECORD = "fedpriv-private"
 AppRecords = RecordSource | DataLoader[Any]
 """(records, labels), a torch Dataset of such pairs, or a DataLoader that does not shuffle."""
 Arrays = tuple[NDArray[Any], NDArray[Any]]
+"""(features, labels), with one row for each record."""
 
 
 class PrivateClient:
@@ -138,7 +142,11 @@ class PrivateClient:
     def _answer_by_guard(
         self, socket: Path, content: RecordDict, terms: Terms, cell: Cell, number: int
     ) -> RecordDict:
-        """Pass the message to the guard, which checks the query and has budget and records.
+        """Pass the message to the guard at `socket`, which checks the query and has budget and records.
+
+        Round 0 checks the shapes of the app's arrays against the guard's model, and asks the guard to admit the
+        run and, if silos mask, for its public key.  The answer has the silo's number.  Later rounds ask for the
+        release at the query, the message's arrays.
 
         Raises:
             RunError: The guard refuses, or the strategy has a seed.
@@ -167,7 +175,16 @@ class PrivateClient:
     def _answer_by_silo(
         self, content: RecordDict, terms: Terms, cell: Cell, number: int, records: AppRecords
     ) -> RecordDict:
-        """Answer as a silo in this process, without a guard."""
+        """Answer as silo `number` in this process, without a guard.
+
+        Round 0 makes the run's memory in the Context.  Later rounds restore the silo from the memory, compute its
+        release at the query, the message's arrays, and store the new state.  The last round forgets key and state.
+        A run with a seed also sends the numbers of records and of clipped records.
+
+        Raises:
+            InputError: The arrays are not the module's trainable parameters, or the scenario cannot be planned.
+            RunError: The records cannot be used, or the message does not continue the remembered run.
+        """
         record = content.array_records[ARRAYS]
         ModelLayout.from_arrays(record).check_module(self._module)
         arrays = _read_records(records, cell.schedule.batches_per_silo * cell.batch_sizes[number])
@@ -190,10 +207,12 @@ class PrivateClient:
         )
 
     def _recall_memory(self, terms: Terms, arrays: Arrays) -> dict[str, Any]:
-        """Return the run's memory in the Context, with a key.
+        """Return the run's memory in the Context, after checking that the message continues the run.
 
-        Round 0 makes the key if there is none.  The fingerprint of the records discloses nothing about them once
-        the key is forgotten.
+        The memory has "terms" (digest of the terms without the round), "records" (keyed fingerprint of the
+        records), "key" (key of the silo's noise), and after round 1 "state" (state of the silo).  Key and state
+        are b"" after the last round.  Round 0 makes memory and key if there are none.  The fingerprint of the
+        records discloses nothing about them once the key is forgotten.
 
         Raises:
             RunError: The message does not continue the run that this node remembers, records or scenario have
@@ -266,7 +285,7 @@ def normalize_loss(loss: Any) -> LossArgument:
 
 
 def _read_records(records: AppRecords, count: int) -> Arrays:
-    """Read the first `count` records.
+    """Read the features and labels of the first `count` records, the ones that the scenario's rounds read.
 
     Raises:
         RunError: The records are shuffled, cannot be read or are fewer than `count`.  The message discloses
@@ -300,6 +319,16 @@ def _objective_and_records(
 ) -> tuple[Objective, Records]:
     """Make the module's loss, and the records in the form that the loss reads.
 
+    Labels that are floats make a regression, and integers are classes, whose number is that of the module's
+    outputs.  The module itself is copied and not changed.
+
+    Args:
+        module: Module that maps (n, …) to (n, outputs).
+        loss: Loss of the module, or None for the default.
+        features: Features of the records, (n, …).
+        labels: Labels of the records, (n,) or (n, …).
+        dtype: Type of the computation.
+
     Raises:
         RunError: The records cannot be used.  The message discloses nothing about them.
         InputError: Module, loss and shape of the records do not fit each other.
@@ -324,9 +353,10 @@ def _objective_and_records(
 
 
 def _count_classes(module: nn.Module, choice: LossChoice, features: NDArray[Any], dtype: torch.dtype) -> int:
-    """Return the number of classes, from the module's outputs for a record of zeros.
+    """Return the number of classes, the number of the module's outputs for a record of zeros.
 
-    The number is 2 for a loss of a single logit, and for a module that fails, which is reported later.
+    The number is 2 for a loss of a single logit, and for a module that fails, which is reported later.  Of
+    `features`, (n, …), only the shapes and types of a record's inputs are used.
     """
     single = choice.function is None and choice.name in LOSSES and LOSSES[choice.name].has_single_output
     probe = torch.zeros(1, sum(part.size for part in describe_inputs(features)), dtype=dtype)

@@ -65,8 +65,11 @@ class ModelLayout:
     """Names and shapes of a model's arrays in the order of its state_dict, and their common type."""
 
     names: tuple[str, ...]
+    """Name of each array."""
     shapes: tuple[tuple[int, ...], ...]
+    """Shape of each array."""
     dtype: str
+    """Type of all arrays, "float32" or "float64"."""
 
     @staticmethod
     def from_arrays(arrays: ArrayRecord) -> "ModelLayout":
@@ -151,6 +154,8 @@ class ModelLayout:
     def check_module(self, module: nn.Module) -> None:
         """Check that a server's arrays, whose layout this is, are the module's trainable parameters.
 
+        Names, shapes and their order have to agree.
+
         Raises:
             InputError: An array has another name, shape or place.  The message names the first such array.
         """
@@ -187,6 +192,7 @@ class Terms(NamedTuple):
     t: int
     """Number of the round, or 0 before round 1, when silos announce their numbers."""
     cell_json: str
+    """Scenario of the run as JSON text."""
     seeded: bool
     """Whether noise follows from the scenario's seed, as in a simulation."""
 
@@ -250,13 +256,13 @@ def cell_from_scenario(path: Path, row: str | None, seed: int | None) -> Cell:
 
 
 def cell_from_keywords(row: str, keywords: Mapping[str, Any], seed: int | None) -> Cell:
-    """Resolve the run that keywords describe.
+    """Resolve the run that keywords describe, as the cell of a scenario with one run.
 
     Args:
-        row: Row of the table of algorithms.
-        keywords: Values for keys of [federation], [privacy] or the row's own section; `model` is a section or a
-            name.
-        seed: Seed of a simulation, or None.
+        row: Name of a row of the table of algorithms.
+        keywords: Values by key.  A key belongs to the row's own section, to [federation] or to [privacy], in this
+            order of precedence.  `model` is a section or a name.
+        seed: Seed of a simulation, or None for a run whose noise is the operating system's.
 
     Raises:
         InputError: A key or a value cannot be used.
@@ -404,7 +410,10 @@ class SiloGuard:
     def steps(
         self, arrays: Sequence[NDArray[Any]], server_round: int, names: Sequence[str] = ()
     ) -> list[NDArray[Any]]:
-        """Take the steps of `train` from a NumPyClient's list of arrays, in the order of a state_dict.
+        """Take K noisy steps from a NumPyClient's list of arrays, in the order of a state_dict.
+
+        Step k is x_{k+1} = x_k - η · release_k, with the scenario's step η, where the guard forms release_k from
+        the silo's records at x_k.  Round r of the server takes the guard's rounds (r-1)K + 1 … rK.
 
         Args:
             arrays: Parameters of the module.
@@ -470,12 +479,17 @@ class SiloGuard:
     def scores(
         self, arrays: Sequence[NDArray[Any]], server_round: int, names: Sequence[str] = ()
     ) -> dict[str, float]:
-        """Return the scores of `evaluate` for a NumPyClient's list of arrays, in the order of a state_dict.
+        """Ask the guard for the noisy mean scores of a NumPyClient's arrays on the silo's test records.
+
+        The scenario's `run.evaluations` are spread evenly over the server's rounds, the last one among them.
 
         Args:
-            arrays: Parameters of the module.
+            arrays: Parameters of the module, in the order of a state_dict.
             server_round: Number of the server's round, from 1.
             names: Names of the arrays, or none for the order of a state_dict.
+
+        Returns:
+            "eval_loss", and "eval_acc" (a share) of a classifier, or {} in a round without an evaluation.
 
         Raises:
             InputError: The round or an array is not that of the guard's scenario.

@@ -5,7 +5,9 @@
     result = strategy.start(grid, ArrayRecord(Net().state_dict()), evaluate_fn=evaluate)
 
 Every ClientApp answers with `PrivateClient`.  Round 0 releases nothing: it asks each node for its silo's number,
-and whether its module, its records and its guard fit the run.
+and whether its module, its records and its guard fit the run.  In round t, from 1, the query x_t, (d,), goes to
+all silos as named arrays, each silo answers with its release, (d,), and the row's optimizer turns their noisy mean
+into x_{t+1} and into the model that the run would publish.
 """
 
 import logging
@@ -142,7 +144,7 @@ class PrivateStrategy(FedAvg):
         evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None = None,
         **keywords: Any,
     ) -> None:
-        """Fix the terms of the run.
+        """Fix the terms of the run, from keywords or from a scenario file.
 
         Args:
             row: Row of the table of algorithms, such as "dp-mu2-fl".
@@ -280,7 +282,9 @@ class PrivateStrategy(FedAvg):
         return result
 
     def _count_affordable_rounds(self, planned_rounds: int) -> int:
-        """Return the number of rounds whose ε is at most `max_epsilon`, or all rounds without a limit.
+        """Return the largest number of rounds whose ε is at most `max_epsilon`, or all rounds without a limit.
+
+        The ε of the first t rounds together grows with t, so that t is found by bisection.
 
         Raises:
             InputError: Round 1 alone exceeds the limit, or the run adds no noise.
@@ -354,7 +358,10 @@ class PrivateStrategy(FedAvg):
         return published, MetricRecord({"epsilon": epsilon, "delta": self.cell.privacy.delta})
 
     def summary(self) -> None:
-        """Log the terms of the run."""
+        """Log the terms of the run: algorithm, trust, silos, rounds, and whom the noise protects.
+
+        Warnings say that the noise is a seed's, or that metrics of clients are releases outside the claim.
+        """
         algorithm, plan = self.cell.algorithm, self.plan
         _log.info("\t├──> %s, %s", algorithm.row.title, plan.trust.title)
         _log.info("\t├──> %d silos, %d rounds", len(plan.weights), plan.schedule.rounds)

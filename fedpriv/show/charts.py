@@ -49,25 +49,30 @@ class Mark:
     """Point of a series, with a tooltip and the half-width of its error band or bar."""
 
     x: float
+    """Value on the x axis, in the units of the chart's `x_label`."""
     y: float
+    """Value on the y axis, or the number of the row, from 0, plus an offset in the row."""
     tooltip: str = ""
+    """Text of the mark in the HTML report, or "" for none."""
     spread: float = 0.0
-    """Half-width along y, or along x in a chart with named rows."""
+    """Half-width of the error band or bar, along y, or along x in a chart with named rows."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Marks that share a name and a look, joined by a line unless `line` is False.
-
-    Without `dots`, only the line is drawn.  `hollow` marks are rings around the marks of other series.
-    """
+    """Marks that share a name and a look."""
 
     name: str
+    """Name in the legend."""
     look: Look
+    """Colour, dashes and marker."""
     marks: Sequence[Mark]
     line: bool = True
+    """Whether a line joins the marks."""
     dots: bool = True
+    """Whether the marks themselves are drawn."""
     hollow: bool = False
+    """Whether the marks are rings, around the marks of other series."""
     published: Sequence[Mark] = ()
     """Values that a paper reports for the same settings, drawn as hollow marks of the same look."""
 
@@ -85,13 +90,17 @@ class Chart:
     """Figure of panels side by side that share one y axis."""
 
     key: str
+    """Name of the chart, such as "privacy" or the key of a metric."""
     caption: str
     x_label: str
     y_label: str
     panels: Sequence[Panel]
     note: str = ""
+    """Sentences below the chart, or "" for none."""
     log_x: bool = False
+    """Whether the x axis is logarithmic."""
     log_y: bool = False
+    """Whether the y axis is logarithmic."""
     ticks: Sequence[float] = ()
     """Tick positions on the x axis, or empty for round numbers."""
     rows: Sequence[str] = ()
@@ -176,8 +185,17 @@ def _make_metric_chart(
 ) -> Chart:
     """Make a chart with one series for each point of `axes`, grouped in panels.
 
-    At most 12 panels and `MAX_SERIES` series for each panel are drawn.  The note counts the
-    points that are omitted.
+    `make_layout` decides which swept keys become panels.  At most 12 panels and `MAX_SERIES` series for each panel
+    are drawn.  The note counts the points that are omitted.  The y axis is logarithmic if the marks span a wide
+    range and the metric is not a percentage.
+
+    Args:
+        results: Results of the run.
+        key: Name of the chart.
+        metric: Metric on the y axis.
+        caption_suffix: End of the caption, which begins with the metric's title.
+        axes: Values of each swept key that distinguishes series.
+        make_series: Function (point, name, look) that makes the series of a point.
     """
     layout = make_layout(axes)
     series_by_panel: dict[str, list[Series]] = {}
@@ -220,7 +238,8 @@ def privacy_key(results: Results) -> str:
 def _privacy_chart(results: Results) -> Chart | None:
     """Chart test accuracy against μ or ε, one series for each combination of the other settings.
 
-    Runs without test accuracy show their first metric.  The result is None if all cells share one privacy level.
+    Runs without test accuracy show their first metric.  The result is None if all cells share one privacy level,
+    or none has one.
     """
     levels = privacy_levels(results)
     if len(levels) < 2:
@@ -239,9 +258,16 @@ def _privacy_chart(results: Results) -> Chart | None:
 
 
 def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, Any], series: Series) -> Series:
-    """Fill `series` with the measured and published values of points that match `fixed`.
+    """Fill `series` with the measured and published values of the sweep points that match `fixed`.
 
-    The measured marks are sorted by μ or ε.
+    A measured mark has μ or ε as x, the metric's mean over seeds as y, and its standard deviation as spread.
+    Measured marks are sorted by x.  A point without finished cells or without a level has no mark.
+
+    Args:
+        results: Results of the run.
+        metric: Metric on the y axis.
+        fixed: Values of swept keys that a point must have.
+        series: Series with name and look, and without marks.
     """
     scale = privacy_key(results)
     measured: list[Mark] = []
@@ -264,9 +290,15 @@ def _make_privacy_series(results: Results, metric: Metric, fixed: Mapping[str, A
 
 
 def _rounds_chart(results: Results, history: Sequence[Mapping[str, Any]], metric: Metric) -> Chart:
-    """Chart a metric by round.
+    """Chart a metric by round, with one series for each sweep point.
 
+    A mark is the mean over seeds, with the standard deviation as spread.
     If runs in one panel differ in length, the x axis is the percentage of each run's rounds.
+
+    Args:
+        results: Results of the run.
+        history: Evaluations of all cells, as `read_history` yields them.
+        metric: Metric on the y axis.  Evaluations without it are left out.
     """
     by_cell = group_by((line for line in history if metric.key in line), lambda line: line["cell"])
     panels = make_layout(results.axes).panels
@@ -293,7 +325,9 @@ def _clipping_chart(results: Results) -> Chart | None:
     """Chart the percentage of clipped increments, one row for each setting.
 
     A larger clip norm biases the increments less and adds more noise, so this chart helps to choose the clip norm.
-    The result is None for a single setting, and if no increment was clipped, every one was,
+    A mark is the mean over seeds with the standard deviation.  The kinds of the chart's layout, such as trust
+    settings, are series, which lie above one another in a row.  At most `MAX_SERIES` rows are drawn.  The result
+    is None for a single setting, and if no increment was clipped, every one was,
     or silos do not report it.
     """
     shares = {cell["fraction_clipped"] for cell in results.cells}
@@ -334,11 +368,14 @@ def _clipping_chart(results: Results) -> Chart | None:
 
 @dataclass(frozen=True)
 class _UsedMechanism:
-    """Setting with clip norm and batch size 1, its μ, and the label of the mechanism that the run used."""
+    """Mechanism that a run used, with the question that the noise charts answer about all mechanisms."""
 
     setting: AccountingSetting
+    """Setting of the run, with clip norm and batch size 1."""
     mu: float
+    """μ of the run's claim."""
     label: str
+    """Label of the mechanism."""
 
 
 _HORIZON_COUNT = 12
@@ -347,8 +384,9 @@ _HORIZON_COUNT = 12
 def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Chart the noise of each mechanism at a run's guarantee, by accounting alone.
 
-    The charts describe the first cell that has a μ and a mechanism that a scenario can name.  There are none
-    without such a cell.
+    The charts describe the first cell that has a μ and that `_find_used_mechanism` can compare with other
+    mechanisms: one with a mechanism that a scenario can select, with running sums, and with whole epochs.  There
+    are no charts without such a cell, and the second chart needs several silos.
     """
     question = next(filter(None, (_find_used_mechanism(cell) for cell in cells if cell["mu"] is not None)), None)
     if question is None:
@@ -367,7 +405,12 @@ def make_noise_charts(cells: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
-    """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it."""
+    """Find the mechanism that a cell used, with its accounting setting, or None if charts cannot show it.
+
+    Charts cannot show a mechanism that no scenario selects, sums of single rounds (decay 0), for which all
+    mechanisms add the same noise, and a run that ends within an epoch.  If sums restart from 0 after a period, the
+    setting has the rounds of one period.
+    """
     stream = stream_from_data(cell["releases"][0])
     # Without running sums, all mechanisms add the same noise.
     if not isinstance(stream.mechanism, SELECTABLE_MECHANISMS) or stream.decay == 0.0:
@@ -388,7 +431,11 @@ def _find_used_mechanism(cell: Mapping[str, Any]) -> _UsedMechanism | None:
 
 
 def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
-    """Chart the root mean square over rounds of the noise in a release, against the number of rounds."""
+    """Chart the root mean square over rounds of the noise in a release, against the number of rounds.
+
+    Up to twelve numbers of rounds, from one round for each epoch to the run's, are spaced geometrically.  Each has
+    its own calibration at the run's μ, with one series for each mechanism.
+    """
     setting = question.setting
     lengths = np.unique(np.geomspace(1, setting.rounds // setting.epochs, _HORIZON_COUNT).astype(int))
     horizons = [int(length) * setting.epochs for length in lengths]
@@ -411,7 +458,11 @@ def _noise_by_rounds_chart(question: _UsedMechanism, note: str) -> Chart:
 
 
 def _noise_in_mean_chart(question: _UsedMechanism) -> Chart:
-    """Chart the noise in a silo's release, and in the mean over silos without and with a trusted server."""
+    """Chart the noise in a silo's release, and in the mean over silos without and with a trusted server.
+
+    The noise is the root mean square over rounds at the run's μ.  Each of the three has a row, in which the
+    mechanisms lie above one another.
+    """
     setting = question.setting
     costs = {
         trust: replace(setting, trust=trust).compare_mechanisms(question.mu) for trust in ("untrusted", "trusted")
@@ -444,7 +495,11 @@ def _mechanism_label(name: str, question: _UsedMechanism) -> str:
 
 
 def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
-    """Chart the noise of mechanisms at one guarantee, the smallest ratio to the lower bound on top."""
+    """Chart the noise of mechanisms at one guarantee, the smallest ratio to the lower bound on top.
+
+    Each mechanism has a row, with its noise in queries (or running sums) over the lower bound of all mechanisms,
+    and, for an algorithm with an output, the noise in the output over its bound.  A vertical line marks ratio 1.
+    """
     has_output = table.lower_bound.output is not None
     lines = sorted(table.lines, key=lambda line: line.ratio.output or line.ratio.queries)
     queries = "in queries, root mean square" if has_output else "in running sums, root mean square"
@@ -471,15 +526,19 @@ def make_comparison_chart(table: MechanismTable, title: str) -> Chart:
 def _tradeoff_chart(results: Results, audit: StoredAudit | None) -> Chart | None:
     """Chart missed records against false alarms for the best membership test on one record.
 
-    There is a curve for each μ whose curve can be told from the axes, at most six of them.  With an audit there is
-    the point of the audit's attack.  The result is None without a curve and without an audit.
+    A membership test decides whether a record took part.  Under μ-Gaussian DP no test has, at a rate α of false
+    alarms, a rate of misses below Φ(Φ⁻¹(1 - α) - μ), with Φ the normal distribution function.  There is such a
+    curve for each μ that cells claim, or that an audit tested, if the curve can be told from the axes.  Of more
+    than six curves, those of the three smallest and the three largest μ are drawn.  The diagonal is blind
+    guessing.  With an audit there is the point at which its attack would make both errors equally often.  The
+    result is None without a curve and without an audit.
     """
     claims = [cell["mu"] for cell in results.cells if cell["mu"] is not None]
     mus = sorted({float(format_upper(mu)) for mu in [*claims, *([audit.claimed_mu] if audit else [])]})
     visible_mus = [mu for mu in mus if _NORMAL.cdf(-mu / 2) >= _MIN_VISIBLE_ERROR]
     if not visible_mus and audit is None:
         return None
-    # `level_look` tells six levels apart.
+    # Curves, and the diagonal of blind guessing.  `level_look` tells six levels apart.
     drawn_mus = visible_mus if len(visible_mus) <= 6 else [*visible_mus[:3], *visible_mus[-3:]]
     diagonal = [Mark(a, 1 - a, f"{a:.3g}, {1 - a:.3g}") for a in (0.0, 1.0)]
     series = [Series("blind guessing", replace(shade(5), dash=1), diagonal, dots=False)]
