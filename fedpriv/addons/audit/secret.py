@@ -128,12 +128,13 @@ def _claimed_stream(plan: Plan) -> ReleaseStream:
 def _to_weight_units(plan: Plan, releases: Floats) -> Floats:
     """Divide releases by the weight of one record's increment in each round.
 
-    Releases with independent noise, without decay, are divided by the weight alone.  Correlated noise is whitened
-    first.  The releases are r = B y with y = C s + z: increments s (T,), independent
-    noise z (T,), noise factor B and strategy C, both (T, T).  A record of round t moves y along column c_t of C,
-    whose matched filter is the best test of that round.  So the result of round t is c_tᵀ B⁻¹ r / (‖c_t‖ m), with
-    the largest product m of a round's weight and its column's norm.  Filters of rounds that lie `groups` apart
-    read disjoint blocks, so that their noise is independent.
+    Releases with independent noise and no decay, or of a mechanism whose columns have no blocks
+    (`Mechanism.blocks`),
+    are divided by the weight alone.  Other noise is whitened first.  The releases are r = B y with y = C s + z:
+    increments s (T,), independent noise z (T,), noise factor B and strategy C, both (T, T).  A record of round t
+    moves y along column c_t of C, whose matched filter is the best test of that round.  So the result of round t
+    is c_tᵀ B⁻¹ r / (‖c_t‖ m), with the largest product m of a round's weight and its column's norm.  Filters of
+    rounds that lie `groups` apart read disjoint blocks, so that their noise is independent.
 
     Args:
         plan: Plan of the run.
