@@ -251,7 +251,7 @@ class GroupNormFunction:
     """Normalization of (N, channels, …) by groups of channels, as functional.group_norm."""
 
     groups: int
-    """Number of groups of channels, each of which is normalized."""
+    """Number of groups of channels that are normalized separately."""
     eps: float
     """Summand of the variance."""
 

@@ -413,7 +413,7 @@ class MeanOverLabels:
     label_axes: int
     """Number of axes of one record's labels."""
     has_single_output: bool
-    """Whether a label has one output without an axis of its own."""
+    """Whether a label has one output, without an axis of outputs."""
     ignores_missing: bool
     """Whether labels `IGNORED_CLASS` are missing."""
 
