@@ -276,7 +276,7 @@ class NoisyNewton:
         return state
 
     def update(self, state: Tensor, released: Tensor, current: Round) -> Tensor:
-        """Average the noisy Hessian into A_t, and step to x_{t+1}, (..., d + d (d + 1)/2) together."""
+        """Average the noisy Hessian into A_t, and step to x_{t+1}, (..., p + p (p + 1)/2) together."""
         size, t = self.parameters, current.t
         mean = released / current.scale
         mean_hessian = state[..., size:]
