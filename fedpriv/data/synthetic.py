@@ -190,9 +190,9 @@ def make_sentences(train: int, test: int) -> tuple[Tokens, Tokens, Tokens, Token
     """Return training tokens (n, 16) and labels, test tokens and labels, always the same.
 
     A sentence has two parts about two different topics, with the marker at a random position 2 … 7 between them.
-    Every other word is one of its part's topic with probability `_TOPIC_SHARE`, and otherwise a common word.  The
-    topic of the second part is the label.  The set of words in a sentence reveals both topics, and only the order
-    of the words reveals the topic of the second part.
+    Each word but the marker is one of its part's topic with probability `_TOPIC_SHARE`, and otherwise a common
+    word.  The topic of the second part is the label.  The set of words in a sentence reveals both topics, and only
+    the order of the words reveals the topic of the second part.
 
     Args:
         train: Number of training sentences.
