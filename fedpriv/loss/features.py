@@ -383,6 +383,9 @@ class AugmentedView(View):
 
         An empty batch is one chunk.
 
+        Args:
+            batch: Records (..., B, …) in the order of the batch layout, and weights, (B,) or (..., B).
+
         Raises:
             ValueError: The batch layout has another number of rows.
         """

@@ -494,7 +494,10 @@ class GhostObjective(ModuleObjective):
             terms: dict[str, LayerTerms] = {}
 
             def store_gradient(index: int, call: TracedCall, output_gradient: Tensor) -> None:
-                """Store a call with its gradients, or make terms if its parameters have no other use."""
+                """Store a call with its gradients, or make terms of these at once.
+
+                Terms are made at an only point, if neither the weight nor the bias of the call is in another call.
+                """
                 weight, bias = call.parameter_names
                 if is_only_point and all(
                     name is None or weights[name] + biases[name] == 1 for name in call.parameter_names

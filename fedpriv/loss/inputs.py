@@ -130,7 +130,7 @@ class LabelledView(RecordView):
         """Share of right labels of each record, and the record's loss, (..., B) both.
 
         `point` is (..., d), and `records` have their labels behind their features.  Missing class labels do not
-        count.  A view whose `has_accuracy` is False cannot be asked.
+        count.  The view's `has_accuracy` has to be True.
         """
         labelled, base = self.with_labels(records), _find_module_objective(self.base)
         outputs = self.base.outputs(point, labelled)

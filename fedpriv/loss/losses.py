@@ -73,7 +73,10 @@ class HazardLoss(Unjudged):
         return is_survived * outputs.sigmoid() - is_event * (-outputs).sigmoid()
 
     def _survived_and_event(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Indicators of the bins that a record survived, and of the bin of its event, (..., B, K) each."""
+        """Indicators of the bins that a record survived, and of the bin of its event, (..., B, K) each.
+
+        A record without an observed event has no bin of an event.
+        """
         bins = outputs.shape[-1]
         survived_count, is_observed = decode_labels(labels, bins)
         bin_index = torch.arange(bins, device=outputs.device)

@@ -134,7 +134,10 @@ class RidgeStatistics(Deterministic):
         return vectors, compute_clipping(vector_bounds(upper_norm(vectors)), batch.weights, clip)
 
     def _moments(self, records: Records) -> Tensor:
-        """Vectors svec(u uᵀ) in float64, (..., B, `dimension`)."""
+        """Vectors svec(u uᵀ) of all records in float64, (..., B, `dimension`).
+
+        u = (z, y)/R has the label y = ±1 for classes, and a number clamped to [-1, 1] otherwise.
+        """
         labels = records.labels.double()
         labels = 2.0 * labels - 1.0 if self.classes else labels.clamp(-1.0, 1.0)
         u = torch.cat([records.features.double(), labels.unsqueeze(-1)], dim=-1) / self.norm_bound
@@ -162,7 +165,10 @@ class RidgeStatistics(Deterministic):
         return matrix
 
     def compute_weights(self, point: Tensor) -> Tensor:
-        """Compute the weights of the score ⟨weights, z⟩, (..., features)."""
+        """Compute the weights w = (A₊ + λ I)⁻¹ b of the score ⟨w, z⟩, (..., features), doubled for two classes.
+
+        `point` (..., d) are the released moments.
+        """
         matrix, size = self.moment_matrix(point), self.features
         values, vectors = torch.linalg.eigh(matrix[..., :size, :size])
         solution = (vectors.mT @ matrix[..., :size, size:]).squeeze(-1) / (values.clamp(min=0.0) + self.penalty)

@@ -242,7 +242,11 @@ class ScoreView(EvaluationView):
         return evaluation._replace(metrics=metrics)
 
     def _evaluate_part(self, point: Tensor, records: Records) -> ModelEvaluation:
-        """Evaluate `base` on some records, with the scores as further metrics."""
+        """Evaluate `base` on some records, with the scores as further metrics test_NAME.
+
+        Each metric is (...) for models `point` (..., d) and records (n, …).  The mean absolute error (mae) is
+        multiplied by `label_unit`, and other metrics are not.
+        """
         evaluation = self.base.evaluate(point, records)
         if not self.scores:
             return evaluation
