@@ -19,9 +19,9 @@ missing, failed, malformed or non-finite reply ends the run with the silo's numb
 formed over fewer silos.  A scenario may let an absent silo count with an increment of 0 instead.  The silo's
 weight then stays, and the absence is recorded.
 
-`CheckpointStore` remembers the latest ledger checkpoint in each silo's replies and sends it with the next query,
-in this run and in later ones.  The checkpoint reveals a rollback to a silo whose ledger and rollback mark were
-restored together.  The files, one for each silo, hold public values.  Removing one only loses a check.
+`CheckpointStore` remembers the latest ledger checkpoint (a position in the silo's ledger) in each silo's replies
+and sends it with the next query, in this run and in later ones.  The checkpoint reveals a rollback to a silo whose
+ledger and rollback mark were restored together.  The files, one for each silo, hold public values.  Removing one only loses a check.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -119,7 +119,7 @@ class JournalEntry(NamedTuple):
     """Journal entry of a finished round, from which its release can be computed again."""
 
     noisy_values: Tensor
-    """q~_t, (d,), or the noisy integers y_t as one row."""
+    """q~_t, (d,), or the noisy integers y_t, flattened, if the server adds up integers."""
     query_chain: bytes = b""
     """Query chain, or b"" if the noise does not depend on the queries."""
 

@@ -40,6 +40,7 @@ _FLOAT64_BYTES = 8
 _NOISE_BLOCK_COUNT = 4
 """Blocks of noise in memory: one in use, two prefetched, one being drawn."""
 _NOISE_BLOCK_VALUES = 2**21
+"""Values of a block of noise, unless one round has more."""
 _VECTORS_PER_REPLICATE = 8
 """Vectors of a replicate in a round: query, increments, their sum, noise, mean and step."""
 _INPROCESS_VECTORS = 14
@@ -288,7 +289,9 @@ class Connection:
     """
 
     superlink: str | None = None
+    """Address unix:SOCKET or HOST:PORT, or None for a SuperLink of the run's own."""
     root_certificates: Path | None = None
+    """File of the certificates, or None if none are given."""
 
     def __post_init__(self) -> None:
         address, certificates = self.superlink, self.root_certificates

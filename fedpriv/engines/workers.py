@@ -148,7 +148,9 @@ class Workers:
     """
 
     count: int | None = None
+    """Number of worker processes on this machine, or None for a cluster."""
     address: str | None = None
+    """Address of a Ray cluster, or None for processes on this machine."""
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.address is None):

@@ -370,9 +370,11 @@ class SiloGuard:
     """
 
     socket: Path
+    """Unix socket on which the guard answers."""
     run: str
     """Name of the run in the silo's ledger."""
     silo: int
+    """Number of the silo, from 0."""
     cell: Cell
     """App's scenario: a release is the noisy mean of a batch's clipped gradients."""
     cell_json: str

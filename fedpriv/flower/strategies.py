@@ -333,9 +333,10 @@ class PrivateStrategy(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Update the optimizer with the noisy mean, and return the model.
+        """Update the optimizer with the noisy mean of the replies, and return the model.
 
-        Some rounds have metrics: the ε of all rounds so far, and its δ.
+        At most 20 rounds, spread evenly with the last one among them, have metrics: the ε of all rounds so far,
+        and its δ.  A run without noise has none.
 
         Args:
             server_round: Number of the round, from 1.

@@ -169,7 +169,11 @@ class RunFolder(RunObserver):
         append_line(self.path / "history.jsonl", line)
 
     def finished(self, place: int, finished: CellOutcome) -> None:
-        """Store the outcome of a cell, so that a run which is killed afterwards keeps it."""
+        """Store the outcome of a cell, so that a run which is killed afterwards keeps it.
+
+        The model gets a file of its own, and the record becomes a line of cells.jsonl.  results.json is rewritten
+        if the last time is a second ago, or if no cell is missing.
+        """
         model = f"models/{place:04d}.npy"
         write_vector(self.path / model, finished.model)
         record = {**make_cell_record(place, self.scenario.points[place], finished, self._engine), "model": model}

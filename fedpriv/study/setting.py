@@ -69,6 +69,9 @@ def compute_cost(
 ) -> MechanismCost:
     """Compute the cost of a mechanism whose noise is calibrated to a target.
 
+    The error in round t is σ √v_t, with σ the standard deviation of a party's fresh vectors, and v_t the variance
+    of the mechanism's noise in running sum t for fresh vectors of variance 1.
+
     Args:
         mechanism: The mechanism.
         workload: Running sums that are released.

@@ -121,7 +121,7 @@ class CellRecord(BaseModel):
     releases: list[dict[str, Any]]
     """Release streams of the run as data, its ledger."""
     evaluation: dict[str, Any] | None = None
-    """Privacy of the federated evaluation for test records, or None without one."""
+    """Entry on the federated evaluation by silos, with its claim for test records, or None without one."""
     silos: int
     clients: int = 0
     """Number of clients, or 0 if the scenario sets none."""
