@@ -41,6 +41,7 @@ class NormBounds(NamedTuple):
     Times `rounding_count` and the relative rounding of the sum's type, this bounds the norm that rounding adds.
     """
     rounding_count: float
+    """Number of relative roundings of `rounding_scale`."""
     operand_norm: Tensor
     """Upper bound of the norm of all numbers from which an increment is computed."""
 
@@ -93,8 +94,9 @@ def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
 
 
 def joint_upper_norm(vectors: Tensor) -> float:
-    """Bound the norm of all vectors joined to one from above, and so the norm of each of them.
+    """Bound the norm of all vectors joined to one from above, and so the norm of each vector.
 
+    The vectors are a tensor of any shape, read as one vector of all values.
     The bound is computed like `upper_norm`, in fewer calls.
     """
     size = vectors.numel()
@@ -168,7 +170,8 @@ def clipping_if_certain(
         clip: Clip norm.
 
     Returns:
-        The clipping, or None if the cheap bound does not decide.
+        The clipping, or None if the cheap bound does not decide: if the bound is above the clip or above
+        the largest representable norm, the clip is a tensor, or output gradients lie on a GPU or have no values or more than 1,024.
     """
     if (
         not isinstance(clip, float)

@@ -78,9 +78,13 @@ class NodeGroups(NamedTuple):
     """
 
     early: Floats
+    """Nodes of G that end early."""
     late: Floats
+    """Other nodes of G."""
     difference: Floats
+    """Nodes of Δ."""
     residual: Floats
+    """Nodes of r."""
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,7 @@ class Sensitivity(NamedTuple):
     """Distance by which one record can move C s, with the reason."""
 
     value: float
+    """Distance in the unit of the clips, relative to fresh vectors of standard deviation 1."""
     exact: bool
     """Whether the distance is attained, so that `value` is not only an upper bound."""
     reason: str

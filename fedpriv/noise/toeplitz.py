@@ -148,6 +148,7 @@ class _Banded(Toeplitz):
     """Base class of mechanisms with `bands` diagonals, of C or of its inverse."""
 
     decay: float = field(default=1.0, metadata=SHARED)
+    """Decay of the running sums per round."""
     bands: int = 16
 
     def __post_init__(self) -> None:
@@ -389,7 +390,9 @@ class AnchoredSquareRoot(Mechanism):
     )
 
     period: int
+    """Rounds of a period, the anchor included."""
     anchor: float = 1.0
+    """Ratio of the standard deviations of an anchor's noise and of the fresh noise of other rounds."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.period <= _MAX_PERIOD:

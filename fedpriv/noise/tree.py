@@ -384,7 +384,9 @@ class BinaryTree(Mechanism):
     words: ClassVar[str] = "Gaussian noise on the nodes of a binary tree over the rounds"
 
     decay: float = field(default=1.0, metadata=SHARED)
+    """Decay of the running sums per round."""
     period: int | None = None
+    """Rounds after which a new tree starts, or None for one tree."""
 
     @classmethod
     def of(cls, workload: Workload, options: Any) -> Self:
@@ -512,7 +514,9 @@ class IntegerTree(IntegerStrategy):
     """
 
     decay: int
+    """Decay in multiples of 2^-31."""
     period: int | None = None
+    """Rounds after which a new tree starts, or None for one tree."""
 
     def __post_init__(self) -> None:
         check_decay(self.decay)

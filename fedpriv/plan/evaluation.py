@@ -101,7 +101,8 @@ def apply_scaling(cell: Cell, scaling: Scaling) -> Cell:
 def assume_scaling(cell: Cell) -> Cell:
     """Return the cell as its rounds will be planned, whatever the first step computes.
 
-    A cell whose scaling is known, or that has none, is returned unchanged.
+    Scaling by means of 0 and deviations of 1 stands for the first step's result.  A cell whose scaling is known,
+    or that has none, is returned unchanged.
     """
     schema = cell.data.table_schema
     if schema is None or not cell.data.needs_first_step:

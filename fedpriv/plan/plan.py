@@ -3,8 +3,8 @@
 Silo, server, accountant and every engine build the same plan from the same scenario cell (`make_plan`), so that no
 number has to be sent.  A cell is one run of a scenario with all its settings, and a row is the algorithm that it
 names: estimator (increments and running sums), mechanism (noise) and optimizer.  A plan contains the calibrated
-    parts of the run, the types and lengths of its messages, and a table of its rounds (`PlannedRound`).
-    `allows_absences` and `excess_risk_bound` state two properties of a run in advance.
+parts of the run, the types and lengths of its messages, and a table of its rounds (`PlannedRound`).
+`allows_absences` and `excess_risk_bound` state two properties of a run in advance.
 """
 
 import math
@@ -496,6 +496,7 @@ class Absences:
     """Rounds in which each silo is absent, in order, without silos that are never absent."""
 
     rounds: Mapping[int, tuple[int, ...]]
+    """Rounds of absence, from 1 and in order, by silo number."""
 
     def __bool__(self) -> bool:
         return bool(self.rounds)

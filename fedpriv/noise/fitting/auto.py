@@ -367,6 +367,7 @@ class MechanismComparison:
     rows_last: float
     """Noise of the released sum in the last round."""
     published_noise: PublishedNoise
+    """Noise in the published queries and in the output."""
     vector_count: int
     """Most vectors in a state."""
 

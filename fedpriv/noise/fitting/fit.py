@@ -59,6 +59,7 @@ class RootLoss:
     """log J as a function of the roots θ_1, φ_1, θ_2, φ_2, … in falling order."""
 
     cost: NoiseCost
+    """Weights R of the published points, with the workload."""
 
     @property
     def workload(self) -> Workload:
@@ -75,7 +76,7 @@ class RootLoss:
         return filter_rational(self.cost.weights[:, ::-1], (), (self.workload.decay,))
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
-        """Compute log J and its gradient with respect to the roots."""
+        """Compute log J and its gradient with respect to the roots, for roots (2m,) and a gradient (2m,)."""
         raise NotImplementedError
 
 

@@ -63,10 +63,15 @@ class AliasTable:
     """
 
     sigma: Fraction
+    """σ, exactly."""
     low_bits: int
+    """k, bits of the lower part j of a magnitude."""
     high: UnsignedInts
+    """Upper 64 bits of the thresholds, (512,)."""
     low: UnsignedInts
+    """Lower 64 bits of the thresholds, (512,)."""
     alias: NDArray[np.int64]
+    """Value m of a column whose threshold is not above the uniform, (512,)."""
     quotient: float
     """1 / 2σ², rounded, for predictions."""
 
@@ -114,7 +119,8 @@ def make_alias_table(sigma: float) -> AliasTable:
 def exp_fixed(exponent: Fraction, bits: int) -> int:
     """Compute 2^bits exp(-exponent) for exponent ≥ 0, rounded down, with an error below 1 + 2^-60.
 
-    Taylor's series of exp(-exponent / 2^h) is summed in integers with 96 more bits and squared h times.
+    Taylor's series of exp(-exponent / 2^h) is summed in integers with 96 more bits and squared h times, with h
+    such that exponent / 2^h is below 2^-7.  The result is 0 for exponents above 2 · bits.
 
     Args:
         exponent: Exponent ≥ 0.
@@ -318,6 +324,7 @@ class KeyedDiscreteGaussian:
         """
         if not (0 <= node < _MAX_NODES and 0 <= size <= _MAX_VALUES):
             raise ValueError(f"node {node}, {size} values: outside of what one stream can number")
+        # A first attempt at every place.
         table, out, workspace = make_alias_table(sigma), np.empty(size, np.int64), _DESK
         workspace.counters[: 2 * size, 0] = self._stream
         starts, retries, attempt = range(0, size, _CHUNK), np.empty(0, np.int64), 0
@@ -325,6 +332,7 @@ class KeyedDiscreteGaussian:
             np.add(workspace.row[: size - start], start, out=workspace.indices[: size - start]) for start in starts
         )
         retries_by_chunk = [self._attempt(workspace, table, places, (node, 0), out) for places in chunks]
+        # Exact decisions, and further attempts at refused places.
         while len(waiting_places := np.concatenate([retries, *retries_by_chunk])):
             refused = [
                 place

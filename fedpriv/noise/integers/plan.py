@@ -89,8 +89,11 @@ class ExactPlan:
     """Exact run on its lattice."""
 
     inputs: ExactRunInputs
+    """Inputs from which the plan was fitted."""
     lattice: Lattice
+    """Lattice of all integers of the run."""
     claim: ExactClaim
+    """Claim of the run's releases, with their noise."""
     max_output: int
     """R, bound of sums of C s, in units."""
     party_claims: tuple[ExactClaim, ...] = ()

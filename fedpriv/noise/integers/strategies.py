@@ -324,6 +324,7 @@ class ExactClaim:
     With several parties this is a share of the whole noise.
     """
     party_count: int
+    """Number of parties that each add noise of `sigma`."""
     mu: float
     """Upper bound of Δ / √(σ² - h²), computed from the σ that is used."""
     slack: float
