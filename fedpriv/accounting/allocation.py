@@ -250,9 +250,9 @@ class AllocatedGaussian(Sampled):
     """Number of epochs begun, where an epoch that stopped early counts as whole."""
     relation: Relation = "zero-out"
     common_share: float = 0.0
-    """Largest overlap of two rounds of a unit, relative to a round's squared distance, 0 for independent noise.
+    """Largest overlap of two rounds of a unit, relative to a round's squared distance.
 
-    The share is a/v of `fading`, below 1.
+    The share is a/v of `fading`, below 1, and 0 for independent noise.
     """
     overlaps: FadingOverlaps | None = None
     """Chains above these overlaps for a second bound, or None if their fading is not known."""

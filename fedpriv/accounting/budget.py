@@ -293,8 +293,7 @@ def price_at_distance(charge: ApproximateGDP, distance: int = 1) -> Price:
 
     Args:
         charge: Charge of the run for its own neighbours.
-        distance: Number of steps between neighbours of the run that lie between neighbours of the budget.  It is k
-            if a
+        distance: Number of steps between neighbours of the run that lie between neighbours of the budget: k if a
             unit of the budget holds k units of the run, and twice as many if the run was charged under zero-out
             and the budget is under replace-one.
 
@@ -340,7 +339,9 @@ class Capacity:
     """
 
     row_count: int
+    """Number of units that a round evaluates."""
     overflow_probability: float
+    """Bound of the probability that a round draws more."""
 
 
 def find_capacity(units: int, rate: float) -> Capacity:

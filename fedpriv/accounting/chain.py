@@ -438,7 +438,7 @@ class ExponentGrid:
         return self._cached_transitions[ratio, std]
 
     def _compute_transitions(self, ratio: float, std: float) -> Floats:
-        """Return the probabilities of x = `ratio` · U + `std` · z after its rounding to the grid, (size, size).
+        """Return the probabilities of x = `ratio` · U + `std` · z, rounded to the grid, (size, size).
 
         U is the exponent before, one for each row, and z is standard normal.  x is rounded to a point p with the
         probability that the quadratic B-spline at (x - p)/h gives.  Each entry is the integral of this probability

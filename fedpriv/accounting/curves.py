@@ -165,9 +165,10 @@ def lower_gaussian_curve(mu: float) -> Curve:
 
 
 def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
-    """Return Φ(-a) - e^ε Φ(-b), with the largest rounding error added or subtracted.
+    """Return δ of μ-GDP at each ε, with the largest rounding error added or subtracted.
 
-    `sign` is 1 for an upper bound and -1 for a lower bound.
+    δ is Φ(-a) - e^ε Φ(-b) with a = ε/μ - μ/2 and b = ε/μ + μ/2.  `sign` is 1 for an upper bound and -1 for a lower
+    bound.
     """
     values = np.asarray(epsilons, np.float64)
     if mu == 0.0:
@@ -179,7 +180,10 @@ def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
 
 
 def _tail_ratio(a: Floats, b: Floats) -> Floats:
-    """Return e^ε Φ(-b) / Φ(-a) as a ratio of Mills ratios, since e^ε φ(b) = φ(a)."""
+    """Return e^ε Φ(-b) / Φ(-a), with ε = (b² - a²)/2, as a ratio of Mills ratios (1 - Φ)/φ.
+
+    The factor e^ε cancels in it, since e^ε φ(b) = φ(a).
+    """
     half = np.sqrt(0.5)
     with np.errstate(over="ignore", invalid="ignore"):
         mills_ratio = erfcx(b * half) / erfcx(a * half)

@@ -157,7 +157,7 @@ def _compose_epochs(
     multiplier: float,
     resolution: ChainResolution,
 ) -> Curve | None:
-    """Return the curve of δ of all epochs and of the shared variance, or None where an epoch's is not computed.
+    """Return the curve of δ of all epochs and the shared variance, or None without an epoch's losses.
 
     The losses of the epochs add up on a common grid, and those of one Gaussian release with μ = `units` ·
     √(shared variance) / `multiplier` are added.
@@ -266,7 +266,7 @@ def _likelihood_ratios(
 
 
 def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
-    """Return a bound of the distribution of ln S under P, or None where there is no grid of exponents.
+    """Return a bound of the distribution of ln S under P, or None without a grid of exponents.
 
     The mass under P at a value s is s times its mass under Q.  Mean above the grid counts as infinite loss, and a
     grid that misses more than 1e-12 of it is computed again with a four times higher top, up to five times.
@@ -291,7 +291,7 @@ def epoch_removal_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 
 
 def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
-    """Return a bound of the distribution of -ln S under Q, or None where there is no grid of exponents.
+    """Return a bound of the distribution of -ln S under Q, or None without a grid of exponents.
 
     Mass at S = 0, and mass of walks that leave the grid, count as infinite loss.
     """
@@ -310,7 +310,7 @@ def epoch_addition_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
 
 
 def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
-    """Return an upper bound of H_ε under replace-one for ε ≥ 0, or None where there is no grid of exponents.
+    """Return an upper bound of H_ε under replace-one for ε ≥ 0, or None without a grid of exponents.
 
     The bound is computed at knots, values of ε a step apart.  Between two knots the bound is the chord in e^ε,
     and beyond the last knot it is that of the last one.
@@ -344,7 +344,7 @@ def epoch_replacement_curve(epoch: ChainEpoch) -> Curve | None:
 
 
 def epoch_replacement_losses(epoch: ChainEpoch) -> PrivacyLossDistribution | None:
-    """Return a bound of the loss distribution under replace-one, or None where there is no grid of exponents.
+    """Return a bound of the loss distribution under replace-one, or None without a grid of exponents.
 
     The hockey stick of the result is an upper bound of E (S - e^ε S')+ at values of ε ≥ 0 a step apart.  The pair
     is its own mirror image, which decides the hockey stick below 0.

@@ -61,8 +61,7 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
         safe: Condition that holds at some value above `high`.
         high: First value > 0 to try.
         tolerance: Largest relative distance of the result from a value at which `safe` fails.  0 means
-            neighbouring
-            floats.
+            neighbouring floats.
 
     Raises:
         InputError: `safe` does not hold at the largest float.
@@ -82,7 +81,9 @@ def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float =
 
 
 def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: float, tolerance: float) -> float:
-    """Return the same as `smallest_safe` with few calls of `safe`, for conditions that take long.
+    """Return about the smallest float > 0 for which `safe` holds, with few calls of `safe`.
+
+    Steps by `factor` away from `start` find an interval in which the condition changes, and a bisection ends it.
 
     Args:
         safe: Condition that holds at some value above `start`.

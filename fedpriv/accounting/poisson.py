@@ -245,7 +245,7 @@ def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) 
 
 @lru_cache(maxsize=4)
 def _cached_group_curve(mechanism: PoissonGaussian, size: int) -> Curve:
-    """Return the curve of δ of `size` units together, the highest over the directions of the relation, cached.
+    """Return the curve of δ of `size` units, the highest over the directions of the relation, cached.
 
     The hockey stick of one round is put on a grid of losses and composed with itself over all rounds.  The curve
     is 1 if ε of all rounds protects nobody (`is_useless`).

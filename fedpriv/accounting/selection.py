@@ -85,7 +85,9 @@ class NegativeBinomialRunCount:
     """
 
     mean: float
+    """E[K], 1 or more."""
     eta: float = 0.0
+    """Parameter η, 0 or at most 100."""
 
     def __post_init__(self) -> None:
         _check_mean(self.mean, min_mean=1.0)
@@ -194,8 +196,11 @@ class PrivateSelection:
     """
 
     mu: float
+    """μ of each run, its score included."""
     run_count: RunCountDistribution
+    """Distribution of the number K of runs."""
     later_mu: float = 0.0
+    """μ of later releases with the chosen settings, or 0 if there are none."""
 
     def __post_init__(self) -> None:
         check_positive("mu", check_mu(self.mu))

@@ -8,7 +8,8 @@ Neighbours differ by a unit that is exchanged for another one in the same secret
     H_ε(P‖Q) = (1/T) E (D_1 + … + D_T)+,   D_i = Y_i - e^ε / (Y_i e^(1/z²)),   Y_i = exp(Z_i/z - 1/(2z²)),
 
 with Z_i independent standard normal, (D)+ = max(D, 0), and the hockey stick H_ε(P‖Q), the
-largest P(A) - e^ε Q(A) of any event A, which is the smallest δ at ε.  A reflection exchanges P and Q, so that both orders are the same.
+largest P(A) - e^ε Q(A) of any event A, which is the smallest δ at ε.  A reflection exchanges P and Q, so that both
+orders are the same.
 
 The pair dominates all increments u and v of the two units, of norm 1 at most in clips and any functions of the
 past, at every ε of either sign, and pairs of epochs compose.  For groups of rounds a block of rounds replaces one

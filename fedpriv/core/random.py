@@ -2,7 +2,8 @@
 
 There are four kinds of streams:
 
-* `KeyedNormal`: Gaussian noise as a pure function of (key, party, round, node).  AES-256 in counter mode (NIST SP
+* `KeyedNormal`: Gaussian noise as a pure function of (key, party, round, node).  The party is a silo's number or
+  `SERVER`, and the node numbers the vectors that a party draws in a round.  AES-256 in counter mode (NIST SP
   800-38A; OpenSSL through `cryptography`) gives the bits, and the Box-Muller transform (Box & Muller 1958) the
   normals, in reused memory (`Workspace`).  The same code serves both noise regimes, and only the key differs: it
   is derived from the scenario's seed in a simulation, and drawn from the operating system in a deployment.
@@ -35,7 +36,7 @@ class Workspace:
 
     New pages would cost more than the draws.  A stream has bits for radii first, and for angles after them, so
     that the counters are those of two ranges of blocks.  The first `skipped` numbers of the
-    angles' blocks are left out.
+    angles' blocks are left out.  A block is the 16 bytes that AES makes of one counter.
     """
 
     def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
@@ -70,7 +71,15 @@ class Workspace:
         self._counter_start = None
 
     def fill_normals(self, cosines: NDArray[np.floating], sines: NDArray[np.floating]) -> None:
-        """Fill rows with the Box-Muller normals radius · cos(angle) and radius · sin(angle)."""
+        """Fill rows with the Box-Muller normals radius · cos(angle) and radius · sin(angle).
+
+        With w-bit integers a and b, the radius is √(-2 ln((|a| + 1/2) / 2^(w-1))), where |a| is a without its sign
+        bit, and the angle is 2π b / 2^w.
+
+        Args:
+            cosines: First normal of each pair, (count, at most `pairs`), written.
+            sines: Second normal of each pair, (count, at most `pairs`), written.
+        """
         radius, angle, rotated = self._radius, self._angle, self._rotated
         width = self._radius_bits.dtype.itemsize * 8
         # A radius loses its sign and gains half a unit, so that log(0) is impossible and the tail is precise.
@@ -222,7 +231,7 @@ class KeyedNormal:
         node: int = 0,
         out: NDArray[np.floating] | None = None,
     ) -> NDArray[np.floating]:
-        """Return Σ_k weights[k] · vector(size, parties[k], t, node), in `out` if it is given.
+        """Return Σ_k weights[k] · vector(size, parties[k], t, node), (size,), in `out` if it is given.
 
         Several short vectors are drawn at a time.  A long one is drawn in pieces, one party after another.
         """

@@ -1,6 +1,8 @@
 """Buffered linear Toeplitz (BLT) noise: nearly optimal for a stream, with few vectors of state.
 
-C is the Toeplitz matrix with interlacing poles θ and zeros φ (see `series`), and B = A C^-1.  Special cases:
+C is the Toeplitz matrix with the coefficients c_0 = 1 and c_k = Σ_i ω_i θ_i^(k-1), with interlacing poles θ and
+zeros φ and residues ω that follow from them (see `series`).  A is the matrix of running sums with a decay, and B =
+A C^-1, so that the noise of round t is (B z)_t for fresh vectors z.  Special cases:
 
 | θ | φ | noise | vectors of state |
 |---|---|---|---|
@@ -184,7 +186,8 @@ class BufferedToeplitz(Toeplitz):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return (B z)_t and the next state.
 
-        The state holds a vector for each mode of B.  With `column_scale` it holds the last noise, unless decay is
+        With modes m of B, of gain g_m and pole p_m, the result is z_t + Σ_m g_m b_m, and then b_m ← p_m b_m + z_t.
+        The state holds the vector b_m for each mode.  With `column_scale` it holds the last noise, unless decay is
         0, and a vector for each φ.
         """
         if self.column_scale:
@@ -215,9 +218,9 @@ class BufferedToeplitz(Toeplitz):
         return row
 
     def integer(self, workload: Workload) -> Factorization:
-        """Return the factorization on integers, with the C of rounded poles and residues.
+        """Return the factorization A = B C on integers, with the C of rounded poles and residues.
 
-        φ follows from them, so that B is the inverse of that C, times A.
+        φ follows from these, so that B is the inverse of the rounded C, times A.
         """
         strategy = make_integer_buffered(self.theta, self.phi)
         strategy = replace(strategy, digits=min(_DIGITS, strategy.max_roundings(workload.rounds).bit_length()))
@@ -239,7 +242,8 @@ class BufferedToeplitz(Toeplitz):
     def _scaled_noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return (B z)_t, (..., d), for a C with `column_scale`, and the next state.
 
-        The state is the last noise, unless decay is 0, and a buffer for each φ.
+        With n_t the result, and w the residues of C^-1, n_t = decay n_(t-1) + (z_t + Σ_m w_m u_m) / D_t, and then
+        u_m ← φ_m u_m + z_t.  The state is the last noise, unless decay is 0, and a buffer for each φ.
 
         Raises:
             InputError: The scale is not planned for this round.
@@ -261,7 +265,8 @@ class BufferedToeplitz(Toeplitz):
     def _scaled_variance(self, rounds: int) -> Floats:
         """Return the variance of the noise of every round, (rounds,), for fresh vectors of variance 1.
 
-        The variance follows round by round from the covariance of the state, (buffers + 1, buffers + 1).
+        The variance follows round by round from the covariance of the state (n, u) of `_scaled_noise`, (buffers +
+        1, buffers + 1): Cov ← M Cov Mᵀ + v vᵀ, for the transition M of the state and the weights v of z_t in it.
         """
         size = len(self.phi) + 1  # the last noise, and U of each φ
         covariance, variances = np.zeros((size, size)), np.empty(rounds)
@@ -401,7 +406,13 @@ class IntegerBuffered(IntegerStrategy):
         )
 
     def bound_integers(self, loads: Sequence[LoadBounds]) -> IntegerBounds:
-        """Bound |(C s)_t| and the buffers over all rounds, for sums whose bounds are the loads."""
+        """Bound |(C s)_t| and the buffers over all rounds, for sums whose bounds are the loads.
+
+        The bounds follow the recursion of the class, with every rounding upwards.
+
+        Args:
+            loads: Largest absolute value of a coordinate of s_t, one for each round.
+        """
         largest, max_state, buffers = 0, 0, [0] * len(self.theta)
         for (load,) in loads:
             output_share = sum(

@@ -6,6 +6,9 @@
 | scheduled | diag(d) | diag(1/d) A | Reshef & Levy 2024, any schedule σ_t: ρ = 2S √(Σ_t 1/σ_t²) |
 | leaf | A C^-1 | diag(1/noise) | Kornowski, Liu & Talwar, Algorithm 4 |
 
+A is the matrix of running sums, (A s)_t = s_t + decay (A s)_(t-1).  The noise of round t is (B z)_t for fresh
+vectors z, and a record is charged for the norm of C s.  The entries of diag are the sizes of the noise.
+
 Independent and scheduled noise have no state.  A schedule can add less noise to early sums than to late ones,
 which pays if the output weighs early sums more.  Leaf noise is added to every increment, and the noisy increments
 are added to the running sum, so that the noise accumulates over a period.
@@ -350,7 +353,8 @@ class ScheduledGaussian(Mechanism):
     def _squared_norm(self, workload: Workload, rounds: slice) -> float:
         """Return the squared norm of C s for a record that takes part in `rounds`.
 
-        Between these rounds its displacement only decays.
+        The displacement is y_t = decay y_(t-1) + clip_t, without the clip in other rounds, and the squared norm is
+        Σ_t y_t² / d_t².
         """
         increments = np.zeros(workload.rounds)
         increments[rounds] = workload.clips[rounds]

@@ -84,8 +84,11 @@ _FACT_TEXTS = {
 def declared_dependence(part: object) -> Dependence:
     """Return the dependence that an objective declares, or `UNDECLARED` if it declares none.
 
-    Guarantee: a view of an objective that declares nothing, or positions, depends on these, whatever the view
-    declares.
+    Guarantee: a view of an objective that declares nothing depends on undeclared facts, and one of an objective
+    that declares positions depends on positions, whatever the view declares.
+
+    Args:
+        part: The objective, or a view whose `base` is one.
     """
     declared: Any = getattr(part, "dependence", UNDECLARED)
     base = getattr(part, "base", None)

@@ -71,7 +71,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
     def rounds_of(self, count: int, silo: int, coins: SamplingRandomness) -> NDArray[np.int64]:
         """Return the rounds of each row of a silo's order, (count, n), numbers from 1, or 0 for none.
 
-        It is called in every round, and has to be a pure function of its arguments.
+        The method is called in every round, and has to be a pure function of its arguments.
 
         Args:
             count: Number of rows.
@@ -152,8 +152,8 @@ class ClientAvailability(DrawnOrder):
     The server stores no state of any client.
 
     A simulation draws for each client a residue modulo `min_separation`.  The client can come in rounds of this
-    residue, and comes in each with a probability for which cohorts have their expected size.  A cohort is never
-    cut and never filled up.
+    residue, and comes in each with probability `min_separation` / `rounds_per_epoch`, so that cohorts have their
+    expected size.  A cohort is never cut and never filled up.
 
     Guarantee: accounting is that of `MinSeparation`, which holds for every pattern that keeps the timers, whoever
     knows or chooses it.  The decision to come may depend on public facts and on the client alone, not on the data
@@ -192,7 +192,8 @@ class ClientAvailability(DrawnOrder):
     ) -> NDArray[np.int64]:
         """Return the clients that come in round t, (B,).
 
-        Of the other rounds only the earlier ones of a client's residue are drawn.
+        A client comes in round t if t has the client's residue, t is drawn, and fewer than `max_participations`
+        earlier rounds of the residue were drawn.
 
         Args:
             t: Round, from 1.
@@ -312,9 +313,8 @@ def make_participation(name: str, order: Participation, keys: ParticipationKeys)
         keys: Further keys of [federation].
 
     Raises:
-        InputError: `participation_from_data` would not return an equal participation, or it reads another number
-            of
-            records than the order.
+        InputError: `participation_from_data` would not return an equal participation, or the participation reads
+            another number of records than the order.
     """
     kind = find_sampling_class(name)
     result = kind.from_schedule(order, keys)

@@ -191,7 +191,16 @@ def build_message(metadata: Metadata, content: RecordDict) -> Message:
 def build_messages(nodes: Sequence[int], content: RecordDict, kind: str) -> list[Message]:
     """Build the message `Message(content, node, kind)` for every node.
 
-    All messages share the content.
+    All messages share the content.  The first is made by Flower's constructor, and its metadata is copied for each
+    node.
+
+    Args:
+        nodes: Ids of the receiving nodes.
+        content: Records of the message.
+        kind: Type of the message, such as "train".
+
+    Returns:
+        One message for each node, in their order.
     """
     if not nodes:
         return []
@@ -456,7 +465,9 @@ def vector_records(name: str, array: Array, config: Mapping[str, Any]) -> dict[s
 
 
 def read_raw_vector(content: RecordDict, name: str) -> bytes | Array:
-    """Return the encoded vector of this name, as .npy bytes or a Flower Array.
+    """Return the encoded vector of this name, as .npy bytes or, if it is long, a Flower Array.
+
+    Bytes are a value of the config record.  An array is the only one of the array record with this name.
 
     Raises:
         ValueError: The message carries no such vector.

@@ -3,12 +3,17 @@
     s_t = Σ_b weight_b · clip(Σ_k c_k ∇f(query_{t-k}; record b))
     q_t = decay · q_{t-1} + s_t
 
+Here b are the records of round t with their weights, c_k the estimator's coefficients of the current and earlier
+queries, s_t (d,) the sum of clipped increments, and q_t (d,) the running sum, whose noise is (B z)_t
+(noise/mechanism.py).
+
 Without noise a run has no privacy claim.  The map from increments to sums is linear, so the weighted mean over
-silos of their sums is the sum of all records' increments with weights p_i / B_i.  One silo's records and all
-silos' records therefore take the same code.
+silos of their sums is the sum of all records' increments with weights p_i / B_i for the weight p_i and batch size
+B_i of silo i.  One silo's records and all silos' records therefore take the same code.
 
 Increments may be clipped in parts (Tran & Cutkosky 2022, Algorithm 2, but with each part clipped separately and
-epochs of N rounds).  With v_q the query of the first round of epoch q,
+epochs of N rounds).  With w_t the query of round t, v_q that of the first round of epoch q, g_t(x) a record's
+gradient at x, α the estimator's coefficient, γ the mixing weight, and sums over the records of the round,
 
     G_t = clip(α g_t(v_q)),   Δ_t = clip(α g_t(v_q) - α g_t(v_{q-1})),   r_t = clip(α g_t(w_t) - α g_t(v_q))
     u_t = (1 - γ) (u_{t-N} + Δ_t) + γ G_t,   in the first epoch u_t = G_t
@@ -135,7 +140,11 @@ class FloatSteps:
         return torch.from_numpy(encoded + mask)
 
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
-        """Return Σ_i p_i · release_i (d,)."""
+        """Return Σ_i p_i · release_i (d,).
+
+        With a grid the messages are encoded releases with their weights and masks, whose masks cancel in the sum.
+        Otherwise they are releases (d,).
+        """
         if (grid := self.plan.grid) is not None:
             return torch.from_numpy(grid.decode_sum([message.numpy() for message in messages]))
         mean = torch.empty_like(messages[0])
@@ -277,7 +286,9 @@ class SeededNoise:
         return FreshNoise(torch.from_numpy(np.multiply(vectors, std, out=buffer, dtype=self._dtype)))
 
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
-        """Return vectors of variance 1, (d,) or (draws, d), and the same array or None.
+        """Return the party's vectors of variance 1, (d,) or (draws, d), and the same array or None.
+
+        A mechanism that needs several vectors in the round gets (draws, d).
 
         The array is returned twice if the caller may write into it.
         """

@@ -1,7 +1,8 @@
 """A round in integers, for a silo with a guard and for a server that adds the noise.
 
-Sums of increments s_t are integers, and every release is a function of y_t = (C s)_t + z_t, with z_t discrete
-Gaussian noise.  A mechanism factors the running sums A s by A = B C (noise/mechanism.py), so that B y = A s + B z.
+Sums of increments s_t (d,) are integers, in units of a public lattice.  Every release is a function of y_t = (C
+s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums decay · q_{t-1} + s_t,
+and a mechanism factors them by A = B C (noise/mechanism.py), so that B y = A s + B z.
 Thus B, which correlates the noise z, also computes the noisy running sums from y, and never reads s.
 """
 
@@ -63,8 +64,11 @@ class IntegerSteps:
     ) -> RoundSums:
         """Add the integer increments of one silo's records.
 
-        Guarantee: one record moves the part of each vector by at most K under zero-out and by at most 2 K under
-        replace-one, whatever the query is.  Only the sums depend on the records.
+        The sums are int64 (d,), or (vectors, d) if the round's noise has several vectors, with 0 for a part that
+        an epoch's first round, or the first epoch, lacks.
+
+        Guarantee: one record moves the part of each vector by at most K, its entry of `IntegerRound.norms`, under
+        zero-out and by at most 2 K under replace-one, whatever the query is.  Only the sums depend on the records.
         """
         ((silo, count),), step, plan = batch.silo_sizes, planned_round.step, self.plan
         if not count and not plan.schedule.secret:  # an empty secret round looks like any other
@@ -142,6 +146,8 @@ class IntegerSteps:
 
     def aggregate(self, messages: Sequence[Tensor], t: int) -> Tensor:
         """Add masked messages, or exact sums at a server that is trusted with them.
+
+        The result is int64, (d,) or (vectors, d).  The masks of all silos cancel in the sum modulo 2^w.
 
         Raises:
             RunError: A message is malformed, or an exact sum is out of its bound.
@@ -258,8 +264,10 @@ def add_exact_sums(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
 
     Args:
         sums: int64 (d,) of each silo.
-        bounds: B_i K_t of each silo, the largest absolute value that a coordinate of an honest silo's sum can
-            have.  64 bits hold the sum of all bounds.
+        bounds: Most records that each silo can read in the round times the largest norm K_t of a record's
+            integers,
+            which is the largest absolute value that a coordinate of an honest silo's sum can have.  64 bits hold
+            the sum of all bounds.
 
     Raises:
         RunError: A sum has another shape or dtype, or is out of its bound.

@@ -1,8 +1,7 @@
 """`fedpriv supernode`: the node of one silo, and the process that supervises it.
 
-The node is one process.
-
-With --apps the node is Flower's own SuperNode, beside an executor of the apps that a SuperLink sends.
+The parts of the service are one process, the silo's node.  With --apps they are Flower's own SuperNode, and an
+executor of the apps that a SuperLink sends.
 
 A node loses its SuperLink if the SuperLink was restarted, is away or refuses the key.  Such a node is started
 again, without limit, and so is one that was killed.  Any other end of a part ends the service.
@@ -113,6 +112,7 @@ def run_supernode(
         check_certificates(keys / AUTHORITY_FILE)
         key = keys / NODE_KEY_FILE
         refuse({f"{key}: no such key; run deploy/make-keys.sh, or ssh-keygen": not key.exists()})
+    # Serve health and metrics while the parts run.
     folder = service_folder(f"supernode-{silo}", health_path)
     monitor = SupernodeMonitor(superlink, folder, keys, EXECUTOR if apps else SUPERNODE)
     with (

@@ -205,7 +205,9 @@ class Cells(_PublicModel):
             raw: Raw cells of the records, (n, columns).
 
         Returns:
-            (n,), integers below `size`.  For moments x in [-1, 1], or 9 for a missing number.
+            (n,), integers below `size`.  For moments x in [-1, 1], or 9 for a missing number.  In a survival table
+            each group has the bins of events, the bins of censored records, one cell of records beyond all bins,
+            and one of records without a time or an event.
         """
         if self.form == "moments":
             (low, high), numbers = self.axes[0].edges or (0.0, 1.0), raw[:, self.axes[0].column]
@@ -364,7 +366,11 @@ class Indicators(Deterministic):
         return torch.zeros(self.dimension, dtype=self.dtype)
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Sum the increments of a batch in chunks of rows, (..., d), and count the clipped ones."""
+        """Sum the increments of a batch in chunks of rows, (..., d), and count the clipped ones.
+
+        Increments do not depend on the query's points.  They are multiplied by the sum of the query's coefficients
+        and clipped to norm `clip`.
+        """
         codes, weights = batch.records.features, batch.weights
         lead = np.broadcast_shapes(query.points[0].shape[:-1], codes.shape[:-2])
         total = torch.zeros(*lead, self.dimension, dtype=weights.dtype, device=codes.device)
@@ -433,7 +439,7 @@ class Indicators(Deterministic):
         return ModelEvaluation(point.sum(-1) * 0.0, None)
 
     def _make_vectors(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return -(a_j C_j e_k)_j, (..., B, d)."""
+        """Return -(a_j C_j e_k)_j for each record, (..., B, d), from codes (..., B, tables)."""
         parts = []
         for table_index, (table, columns) in enumerate(
             zip(self.settings.tables, self._column_tensors, strict=True)

@@ -1,8 +1,9 @@
 """AUC, sensitivity, specificity and calibration of a noisy table of class by score bin.
 
-The input is y = C n + noise for each class, where C is the square root of prefix sums and the noise has the same
-standard deviation in all coordinates.  All figures are functions of this release.  The counts of the two classes
-by bin are p and n, and their sums are P and N.  W_ij is 1 where bin i lies above bin j, and 1/2 for i = j.
+The input is y = C c + noise for each class, where c (bins,) are the class's counts by bin, C is the square root of
+prefix sums, and the noise has the same standard deviation in all coordinates.  All figures are functions of this
+release.  The estimated counts C^-1 y of classes 1 and 0 are p and n, and their sums are P and N.  W_ij is 1 where
+bin i lies above bin j, and 1/2 for i = j.
 
 | figure | estimate |
 |---|---|
@@ -61,11 +62,14 @@ class ReliabilityBin(NamedTuple):
 
 @dataclass(frozen=True)
 class TwoClassTable:
-    """Noisy table C n of class 1 and of class 0, (bins,) each, with the noise's std in records."""
+    """Noisy table y = C c + noise of class 1 and of class 0."""
 
     ones: Floats
+    """y of class 1, (bins,)."""
     zeros: Floats
+    """y of class 0, (bins,)."""
     std: float
+    """Standard deviation of the noise in each coordinate, in records."""
     edges: Floats
     """Edges between bins, in logits."""
     threshold_bin: int
@@ -102,7 +106,11 @@ class TwoClassTable:
         }
 
     def auc(self) -> IntervalEstimate:
-        """Estimate the area under the ROC curve."""
+        """Estimate the area under the ROC curve, pᵀ W n / (P N), with its interval.
+
+        The squared standard error is the larger of DeLong's and of Hanley & McNeil's variance, plus the variance
+        of the noise to first order, plus h²/3 for the fraction 2h of pairs that share a bin.
+        """
         p, n, bins = self._bin_counts(self.ones), self._bin_counts(self.zeros), len(self.ones)
         above = np.tril(np.ones((bins, bins)), -1) + np.eye(bins) / 2.0
         one_count, zero_count = float(p.sum()), float(n.sum())
@@ -119,7 +127,14 @@ class TwoClassTable:
         return _clip_interval(value, math.sqrt(sampling_variance + noise + tied_fraction**2 / 3.0))
 
     def _share_on_side(self, released: Floats, *, above: bool) -> tuple[float, float]:
-        """Return the share of a class on its side of the threshold, and the variance of that share."""
+        """Return the share of a class on its side of the threshold, and the variance of that share.
+
+        The variance is that of the noise to first order, plus the binomial one of sampling.
+
+        Args:
+            released: y of the class, (bins,).
+            above: Whether the side is that of scores from the threshold on, else below.
+        """
         root, sums = prefix_root_matrix(len(released)), self._prefix_sums(released)
         total = float(sums[-1])
         below = float(sums[self.threshold_bin - 1]) / total
@@ -128,7 +143,11 @@ class TwoClassTable:
         return (1.0 - below if above else below), noise + adjusted_share * (1.0 - adjusted_share) / total
 
     def calibration_error_squared(self) -> IntervalEstimate | None:
-        """Estimate the squared calibration error, or return None if no bin has enough records."""
+        """Estimate the squared calibration error, or return None if no bin has enough records.
+
+        The estimate is Σ_b (D_b² - v_b) / m_b, over Σ m_b, for the merged bins b.  The bias v_b of D_b² is the
+        variance of its noise plus m_b q (1 - q), with q the observed share of class 1.
+        """
         total = error = count = 0.0
         for rows in self._merge_bins():
             (gap, noise, record_count), share = self._calibration_gap(rows), self._observed_share(rows)
@@ -142,7 +161,11 @@ class TwoClassTable:
         return IntervalEstimate(value, max(0.0, value - half), max(0.0, value + half))
 
     def reliability(self) -> list[ReliabilityBin]:
-        """Return the observed shares in bins of the logit, with neighbours merged where there are few records."""
+        """Return the observed shares in bins of the logit, with neighbours merged where there are few records.
+
+        The mean score of a bin is its observed share minus D_b/m_b.  An interval of the share has the noise and
+        the binomial sampling variance.
+        """
         reliability_bins = []
         for rows in self._merge_bins():
             (gap, noise, record_count), share = self._calibration_gap(rows), self._observed_share(rows)

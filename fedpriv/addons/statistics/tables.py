@@ -51,6 +51,7 @@ class Statistics:
     """A plan with the schema of its table, and the scenario that releases it."""
 
     plan: StatisticsPlan
+    """Tables to release, with the data, budget and trust."""
     schema: TableSchema
     scenario: Scenario
 
@@ -212,8 +213,11 @@ class TableEstimate:
     """Labels of the cell, or labels of the group and the name of the figure."""
     value: float
     standard_error: float
+    """Standard deviation of the estimate, by noise or, for the population, by noise and sampling."""
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
     covers: str = "these records"
     """Subject of the interval: "these records", or "the population" if sampling is included."""
 
@@ -223,8 +227,11 @@ class TableResult:
     """Estimates and curves of a released table."""
 
     name: str
+    """Title of the table in the plan."""
     of: tuple[str, ...]
+    """Columns of the table."""
     kind: str
+    """Kind of the table: "counts", "means", "quantiles" or "survival"."""
     standard_error: float
     """Standard deviation of the noise in each released coordinate, in records."""
     estimates: tuple[TableEstimate, ...]
@@ -280,6 +287,9 @@ def read_table(
 
 def _estimate_moments(table: Cells, released: Floats, std: float) -> list[TableEstimate]:
     """Estimate the number of values, their mean and their standard deviation.
+
+    With (s_1, s_2, s_3) released sums of (x, 2x² - 1, 1.7), for numbers x scaled to -1 … 1, the number of values
+    is n = s_3/1.7, their mean is s_1/n and their variance (s_2/n + 1)/2 - (s_1/n)², in the scale of x.
 
     The last two need more than 4 standard errors of values.  Intervals for these records are by the delta method.
     Intervals for the population add the sampling variance of the mean.

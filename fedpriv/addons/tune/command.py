@@ -63,11 +63,17 @@ class Grids:
     by_value: Mapping[Any, Grid] | None = None
     """Grids by the value of `axis`, or None if rows share `for_all` or have default grids."""
     for_all: Grid = field(default_factory=dict)
+    """Grid of every row, or empty."""
     axis: str = "algorithm.name"
+    """Dotted key by whose value a row has its grid."""
 
 
 def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
     """Complete a request by its tuning file, if it names one.
+
+    A tuning file is TOML with the keys `scenario` (path from the file's folder), `grid` (a table of grids by the
+    value of a key), and optionally `axis` (this key), `fixed` (keys of all trials), `seeds` and `metric`.  Options
+    of the command line take precedence over `seeds` and held-out records, and the file's metric over the option.
 
     Returns:
         The request, with the scenario that the tuning file names, and the grids.

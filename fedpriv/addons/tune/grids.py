@@ -113,7 +113,10 @@ def parse_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def make_default_grid(cell: Cell) -> dict[str, list[Any]]:
-    """Return multiples, by factors from 1/9 to 9, of each positive number in the cell's [algorithm].
+    """Return a grid of multiples, by factors from 1/9 to 9, of numbers in the cell's [algorithm].
+
+    These are the numbers that the scenario sets and that may be any number above 0.  Each has 5 factors, or 25 if
+    there is one number only, equally spaced in logarithm.
 
     Raises:
         InputError: The scenario has no such number.
@@ -188,6 +191,7 @@ class GridPosition:
     number: int
     """Position, from 1."""
     count: int
+    """Number of values of the key."""
 
     @property
     def is_edge(self) -> bool:
@@ -218,7 +222,9 @@ class TuningRow:
     when: Mapping[str, Any]
     """Swept keys and their values, or the algorithm if nothing is swept."""
     cell: Cell
+    """Cell of the point, for the first seed."""
     grid: Grid
+    """Values to try, by dotted key."""
 
 
 def pair_grids(
@@ -249,7 +255,9 @@ class HeldOut:
     """Held-out training records, on which settings are compared: the last ones of the training set."""
 
     count: int
+    """Number of held-out records."""
     total_count: int
+    """Number of training records, held-out ones included."""
     silo_counts_by_run: tuple[tuple[int, ...], ...]
     """Number of held-out records that each silo reads, for each run of the scenario with different ones."""
 
@@ -373,7 +381,10 @@ def _resolve_trial(tree: dict[str, Any], setting: Setting) -> Cell:
 
 
 def _reduce_reading(cell: Cell, held_out: HeldOut) -> dict[str, Any]:
-    """Return fewer rounds, samples or batches if the remaining records do not suffice."""
+    """Return keys with fewer rounds, samples or batches if the remaining records do not suffice.
+
+    The result is empty if they suffice for one epoch.  A partition by site always gets the batches of its sites.
+    """
     federation, remaining = cell.federation, held_out.total_count - held_out.count
     if cell.data.partition == "site" and federation.batches is not None:
         return _reduce_site_batches(cell, held_out, federation.batches)

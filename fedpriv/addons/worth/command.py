@@ -34,9 +34,13 @@ class WorthRequest:
     """Options of a comparison with local models."""
 
     with_pooled: bool = False
+    """Whether to fit a model to the records of all silos, too."""
     with_any_learner: bool = False
+    """Whether to try learners of scikit-learn on each silo's records, too."""
     only_local: bool = False
+    """Whether to fit only the local models, so that reports find their scores in the cache."""
     with_personal: bool = False
+    """Whether to fit personal models, too."""
     grid: tuple[tuple[str, ...], tuple[float, ...], int | None, int, Path | None] | None = None
     """Trusts, ε, splits, seeds and file of the chart for a break-even, or None if none is requested."""
     as_json: bool = False
@@ -44,6 +48,9 @@ class WorthRequest:
 
 def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthRequest) -> None:
     """Print the references of a scenario, the gains of a run's models, or the gain against ε.
+
+    References are the scores of the silos' local models.  A run's folder has models to compare with them, and a
+    grid in the request runs the scenario anew for each ε.
 
     Raises:
         InputError: The comparison is not possible, as for `compute_references`, `compare_run` and `study_joining`,
@@ -118,7 +125,10 @@ def _print_run_folder(folder: Path, overrides: Sequence[str], request: WorthRequ
 
 
 def _fill_cache(cells: Sequence[Cell], request: WorthRequest) -> None:
-    """Fit the local models for each seed and model of the cells, so that tables have their row."""
+    """Fit the local models for each seed and model of the cells, and print their scores.
+
+    Tables of results then have a row of local models, whose scores they read from the cache.
+    """
     cells_by_key = {cache_key(cell): cell for cell in cells}
     if request.as_json:
         references_by_seed = {

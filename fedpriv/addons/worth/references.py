@@ -44,21 +44,27 @@ class LocalModelScores:
     """Scores of a silo's local model: the metric on its own test records, where larger is better."""
 
     silo: int
+    """Number of the silo."""
     name: str
+    """Name of the silo in tables."""
     train: int
+    """Number of training records."""
     test: int
+    """Number of test records."""
     score: float
+    """Accuracy in [0, 1], or the negative mean loss of a regression or of hazards."""
     constant: float
-    """Score of the best constant prediction: the class of most training records, or their mean."""
+    """Score of a constant prediction: the class of most training records, their mean, or constant hazards."""
     penalty: float
     """Penalty κ of the fit."""
     majority: float
-    """Share of the largest class among the training records, or 0 for a regression."""
+    """Share of the largest class among the training records, or 0 for a regression and for hazards."""
     balanced: float
     """Mean over classes of the accuracy if `majority` is above `ONE_CLASS_SHARE`, or else the score."""
     any_learner: float | None = None
     """Score of the best of several learners by the same folds, or None if they were not tried."""
     learner: str = ""
+    """Name of the best learner, or "" if none was tried."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class References:
     """Local models of silos in a federation."""
 
     metric: str
-    """"accuracy", or "-loss" for a regression."""
+    """Name of the score, "accuracy", or "-loss" for a regression and for hazards."""
     of: int
     """Number of silos of the federation."""
     silos: tuple[LocalModelScores, ...]

@@ -49,10 +49,13 @@ class HomeData:
     """A silo's records as a scenario's model sees them."""
 
     objective: Objective
+    """Loss of linear scores."""
     silo_records: SiloRecords
+    """Training records of the shard and of the held-out file, and test records of the shard."""
     read_by_guard: NDArray[np.bool_]
     """Mask of the training records that the guard held, (n,)."""
     seed: int
+    """Public seed of folds."""
 
 
 @dataclass(frozen=True)

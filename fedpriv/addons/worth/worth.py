@@ -9,9 +9,10 @@
 | recalibrated | x̂ with its intercepts and its scale fitted to D_i by the silo |
 | gain_i | m(x̂, T_i) - m(local_i, T_i) for a metric m of which larger values are better |
 
-local_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over D_i, with no penalty for intercepts and κ from five
-folds.  A partition by labels gives a silo test records with its own label shares (`partition_alike`).  On a common
-test set, a local model would be judged on classes that are missing from its training records.
+local_i minimises (1/n_i) Σ f(x; record) + (κ/2) ‖x‖² over the n_i records of D_i, with κ chosen on folds and a
+penalty for intercepts only where they would diverge (`local_models`).  A partition by labels gives a silo test
+records with its own label shares (`partition_alike`).  On a common test set, a local model would be judged on
+classes that are missing from its training records.
 
 Not private: every number here is a function of the records.  In a deployment none of them leaves a silo.
 """
@@ -75,13 +76,17 @@ class Gains:
     """Gains of a published model over the local models, silo by silo in the order of the references."""
 
     released: tuple[float, ...]
+    """Score m(x̂, T_i) of the released model."""
     recalibrated: tuple[float, ...]
+    """Score of the recalibrated model."""
     gains: tuple[float, ...]
+    """Score of the released model minus that of the local model."""
     balanced: tuple[float, ...]
-    """Mean over classes of the released model's accuracy."""
+    """Score of the released model, or its mean accuracy over classes where one class has most records."""
     personal: tuple[float, ...] = ()
     """Scores of the personal models, empty if they were not requested."""
     pulls: tuple[float, ...] = ()
+    """λ of the personal models, by which they are pulled to the released model."""
     judged: str = ""
     """Records by which the personal λ were chosen: "spared", or "folds" if any silo used folds."""
 
@@ -153,7 +158,13 @@ def budget_shares(cell: Cell) -> Mapping[str, float]:
 def _select_test_rows(cell: Cell, task: Task, shares: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
     """Return the row indices of each silo's test records among the task's test records.
 
-    By the kind of partition, a silo has the rows of its site, rows with its label shares, or all rows.
+    With partition "site" a silo has the rows of its site, with "iid" all rows, and with a partition by labels rows
+    in which labels have the shares of its training records.
+
+    Args:
+        cell: A cell of a scenario.
+        task: The cell's task.
+        shares: Row indices of each silo's training records.
     """
     labels = task.test_with_missing.labels.numpy()
     counts = np.flatnonzero(counted_mask(labels))
@@ -223,6 +234,9 @@ def compute_references(
     Raises:
         InputError: The model is not one of linear scores, units are clients, no silo has test records, or learners
             of scikit-learn cannot be tried.
+
+    Returns:
+        Scores of the local models of at most 16 silos.
     """
     cell = _without_spared(cell)
     objective = find_linear_objective(cell)
@@ -290,9 +304,13 @@ class GainEvaluator:
     """Silos of the references, ready to judge any number of models."""
 
     cell: Cell
+    """Cell without spared records."""
     objective: Objective
+    """Loss of linear scores."""
     references: References
+    """Scores of the local models."""
     silos: tuple[SiloRecords, ...]
+    """Records of the silos, in the order of the references."""
 
     @limit_to_one_thread()
     def evaluate(self, released: Floats) -> Gains:
@@ -466,6 +484,9 @@ def compare_run(
     with_personal: bool = False,
 ) -> list[PointGains]:
     """Compute the gains at every point of a run.
+
+    A point is one combination of swept values.  Each of its cells, one for a seed, is compared with local models
+    of the records that the silos have under this seed.
 
     Args:
         folder: Folder of the run, with its models.

@@ -54,7 +54,9 @@ class TaskProcess:
     """A task's process, and a client of the Runtime API with the task's token."""
 
     task_type: str
+    """Type of the task, the name of its program."""
     run_id: int
+    """Run to which the task belongs."""
     process: "subprocess.Popen[bytes]"
     client: ApiClient
     start_time: float = field(default_factory=time.monotonic)
@@ -135,7 +137,11 @@ class Executor:
         self.tasks: list[TaskProcess] = []
 
     def poll(self) -> None:
-        """Start the next task, and send heartbeats or report failures for the others."""
+        """Ask for one task and start its process, then send heartbeats or report failures for all tasks.
+
+        A task whose process still runs gets a heartbeat, and one whose process has ended is reported and
+        forgotten.
+        """
         try:
             answer = self._task_client.ask(
                 ACQUIRE_TASK, ACQUIRE_TASK.request_type(supported_task_types=self._types)
@@ -175,7 +181,14 @@ def _signed_headers(signer: SuperExecAuthHttpInterceptor, request: Any) -> Mappi
 
 
 def main(address: str, folder: str, parent: str, *types: str) -> NoReturn:
-    """Run the command line of `executor_command`."""
+    """Start tasks and watch over them until the parent process ends, and then end them.
+
+    Args:
+        address: Address of the Runtime API.
+        folder: Folder with the API's certificate and the executor's secret.
+        parent: Id of the process to which the executor belongs.
+        *types: Types of tasks to run.
+    """
     configure_service_logging()
     exit_on_signals()
     executor = Executor(address, Path(folder), int(parent), types)

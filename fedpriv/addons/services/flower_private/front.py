@@ -63,6 +63,7 @@ class MessageSession:
     """An announced message whose objects are on their way."""
 
     sender: int
+    """Node that announced the message."""
     missing_ids: set[str]
     """Ids of the objects that the SuperLink lacks."""
     waiting_nodes: set[int]
@@ -74,7 +75,9 @@ class MessageSession:
     query_id: str = ""
     """Id of the query that the reply answers, or "" for a query."""
     stored_ids: set[str] = field(default_factory=set)
+    """Ids of the objects that have come since the announcement."""
     last_activity: float = field(default_factory=time.monotonic)
+    """Time of the announcement or of the last object, on the monotonic clock."""
 
 
 class Exchange:
@@ -107,9 +110,12 @@ class Front:
     """
 
     def __init__(self, app: ASGIApp, *, long_polling: bool = True) -> None:
-        """Take the SuperLink's app.
+        """Wrap the SuperLink's app.
 
-        Without `long_polling` only the senders of replies are checked.
+        Args:
+            app: App of the SuperLink.
+            long_polling: Whether to handle all events of the module's table, or to check only the senders of
+                replies.
         """
         self.app = app
         self._waiting_events: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
@@ -161,7 +167,16 @@ class Front:
         return answer
 
     async def _hold(self, exchange: Exchange, node: int, seconds: float, body: Callable[[], bytes]) -> Response:
-        """Forward the request until the answer is not empty, time is up, or the sender has disconnected."""
+        """Forward the request until the answer is not empty, time is up, or the sender has disconnected.
+
+        The request is forwarded again when a message for the node is complete.
+
+        Args:
+            exchange: The request.
+            node: Node that waits for messages.
+            seconds: Longest wait.
+            body: Function that returns the body to forward, called for each attempt.
+        """
         departure, event = asyncio.ensure_future(exchange.receive()), asyncio.Event()
         deadline = time.monotonic() + seconds
         self._waiting_events[node].add(event)
@@ -184,7 +199,7 @@ class Front:
                 del self._waiting_events[node]
 
     async def _on_server_push(self, request: Any, exchange: Exchange) -> Response:
-        """Remember the node of each query, and await the objects of the queries."""
+        """Forward a server's queries, remember the node of each, and await their objects."""
         answer = await exchange.forward()
         if answer.status_code == 200:
             nodes = {
@@ -195,7 +210,11 @@ class Front:
         return answer
 
     async def _on_silo_push(self, request: Any, exchange: Exchange) -> Response:
-        """Refuse a reply in another node's name, and answer a repeated announcement with the missing objects."""
+        """Refuse a reply in another node's name, and answer a repeated announcement with the missing objects.
+
+        The first announcement of a reply goes to Flower.  If the reply answers a query to this node, its objects
+        are awaited, and the server that waits for replies is woken when they are complete.
+        """
         node, replies = request.node.node_id, [message.metadata for message in request.messages_list]
         if any(reply.src_node_id != node for reply in replies):
             return PlainTextResponse(f"node {node} replies as another node", 403)
@@ -234,7 +253,10 @@ class Front:
             self._wake(receivers)
 
     async def _on_object_push(self, request: Any, exchange: Exchange) -> Response:
-        """Wake the receivers of a complete message, and accept an object that is sent again."""
+        """Forward an object, wake the receivers of a complete message, and accept a repeated object.
+
+        An object that Flower refuses counts as stored if this session has stored it and its SHA-256 is its id.
+        """
         answer = await exchange.forward()
         session, name = self._sessions.get(request.session_id), request.object_id
         if session is None or session.sender != request.node.node_id or answer.status_code != 200:

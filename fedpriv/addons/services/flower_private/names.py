@@ -31,14 +31,23 @@ class PythonName:
     """A Python name, with a function's first parameters, a class's attributes or a constant's value."""
 
     module: str
+    """Module of the name."""
     name: str
+    """Function, class or constant in the module."""
     reason: str
+    """Use that fedpriv makes of the name."""
     parameters: str = ""
+    """First parameters of a function in order, separated by spaces, or "" if they are not checked."""
     attributes: str = ""
+    """Attributes that are used, separated by spaces."""
     value: object = None
+    """Expected value of a constant, or None if it is not checked."""
 
     def find_fault(self) -> str | None:
-        """Return a difference of the installed Flower from this row, or None."""
+        """Return a difference of the installed Flower from this row, or None.
+
+        A difference is a missing name, another value, a missing attribute, or other first parameters.
+        """
         path = f"{self.module}.{self.name}"
         try:
             value = getattr(importlib.import_module(self.module), self.name)

@@ -59,7 +59,12 @@ class Presence:
         self._refusals_path, self._start_time = refusals_path, time.time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request to the app, and record its sender."""
+        """Forward a request to the app, and record its sender.
+
+        A request to the Control API is recorded by the run in its header, if it follows one.  A request to the
+        Fleet API is recorded by the silo's key, after the app has admitted it (200) or refused its signature
+        (401).
+        """
         headers = (
             Headers(scope=scope) if scope["type"] == "http" else Headers()
         )  # the first of two equal headers, as Flower reads them
@@ -95,6 +100,11 @@ class Presence:
         """Record a silo's admitted request, or the refusal of a signed request with a wrong clock.
 
         Flower has verified the signature of an admitted request.  A refused request is verified here.
+
+        Args:
+            headers: Headers with the key, the time of the signature, and the signature.
+            came: Arrival of the request, in seconds of the epoch.
+            is_admitted: Whether the app admitted the request.
         """
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         silo = self._silos[self._name_by_key[key.strip()]]
@@ -218,10 +228,13 @@ class FederationSilo:
     """A silo with a registered key.  Times are in seconds of the epoch, or None for events that never happened."""
 
     silo: int
+    """Number of the silo."""
     connected: bool
+    """Whether a request was admitted in the last minute, and none was refused in the last two."""
     seen: float | None
     """Time of the last admitted request."""
     fedpriv: str | None
+    """Version that the silo claims to run."""
     clock_ahead: float | None
     """Seconds by which the silo's clock was ahead of the coordinator's, minus the request's travel time."""
     refused: str | None

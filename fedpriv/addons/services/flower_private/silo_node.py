@@ -2,6 +2,10 @@
 
     python -P -m fedpriv.addons.services.flower_private.silo_node SUPERLINK SILO GUARD KEYS|-
 
+SUPERLINK is the address of the Fleet API, SILO the number of the silo, GUARD the socket of its guard, and KEYS the
+folder with ca.crt and node.key, or "-" for a connection without TLS.  A query is a tree of objects, each named by
+the SHA-256 of its content, and so is a reply.
+
 The node runs no code that the SuperLink sends: a run whose bundle names another app gets an error reply.  The node
 exits with LOST_EXIT_CODE if the SuperLink is away or does not know the node's key, and is then started again by
 its supervisor.
@@ -275,7 +279,11 @@ class SiloNode:
             pause = min(2.0 * pause, 1.0)
 
     def _call_app(self, run: int, query: Message) -> Message:
-        """Return the app's reply to a query, or an error reply."""
+        """Return the app's reply to a query, or an error reply.
+
+        The app is called with the configuration of the run's bundle.  A run of another app, and an exception of
+        the app, give an error reply.
+        """
         if run not in self._configurations:
             self._configurations[run] = self._fetch_configuration(run)
         if (configuration := self._configurations[run]) is None:
@@ -370,7 +378,16 @@ def _flatten_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def main(superlink: str, silo: str, guard: str, keys: str) -> None:
-    """Run the command line in the module's docstring."""
+    """Connect the node, and answer queries until the process is asked to end or the SuperLink is lost.
+
+    The node's id is written to a file, so that a successor of a killed process can disconnect it.
+
+    Args:
+        superlink: Address of the SuperLink.
+        silo: Number of the silo.
+        guard: Socket of the silo's guard.
+        keys: Folder with ca.crt and node.key, or "-".
+    """
     configure_service_logging(silo=int(silo))
     exit_on_signals()
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
