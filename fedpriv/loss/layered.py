@@ -180,8 +180,8 @@ class LayeredObjective(BaseModuleObjective):
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         """Sum weighted gradients without clipping, (..., d), for a few models at a time.
 
-        Each model of `point` (..., d) goes with all of its records, (..., B, …) with weights (..., B) or (B,).  The
-        last leading axis of models is cut into chunks.  A point (d,) takes all records at once.
+        Each model of `point` (..., d) goes with all of its records, (..., B, …) with weights (..., B) or (B,).
+        The last leading axis of models is cut into chunks.  A point (d,) takes all records at once.
         """
         if point.dim() == 1:
             return self._sum_gradients(point, batch)

@@ -165,9 +165,9 @@ class RidgeStatistics(Deterministic):
         return matrix
 
     def compute_weights(self, point: Tensor) -> Tensor:
-        """Compute the weights w = (A₊ + λ I)⁻¹ b of the score ⟨w, z⟩, (..., features), doubled for two classes.
+        """Compute the weights w = (A₊ + λ I)⁻¹ b of the score ⟨w, z⟩, (..., features).
 
-        `point` (..., d) are the released moments.
+        `point` (..., d) are the released moments.  For two classes w is doubled, as a logit.
         """
         matrix, size = self.moment_matrix(point), self.features
         values, vectors = torch.linalg.eigh(matrix[..., :size, :size])
