@@ -21,7 +21,8 @@ weight then stays, and the absence is recorded.
 
 `CheckpointStore` remembers the latest ledger checkpoint (a position in the silo's ledger) in each silo's replies
 and sends it with the next query, in this run and in later ones.  The checkpoint reveals a rollback to a silo whose
-ledger and rollback mark were restored together.  The files, one for each silo, hold public values.  Removing one only loses a check.
+ledger and rollback mark were restored together.  The files, one for each silo, hold public values.  Removing one
+only loses a check.
 """
 
 from collections.abc import Callable, Iterable, Mapping
