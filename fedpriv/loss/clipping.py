@@ -170,8 +170,9 @@ def clipping_if_certain(
         clip: Clip norm.
 
     Returns:
-        The clipping, or None if the cheap bound does not decide: if the bound is above the clip or above
-        the largest representable norm, the clip is a tensor, or output gradients lie on a GPU or have no values or more than 1,024.
+        The clipping, or None if the cheap bound does not decide: if the bound is above the clip or above the
+        largest representable norm, the clip is a tensor, or output gradients lie on a GPU, have no values or more
+        than 1,024.
     """
     if (
         not isinstance(clip, float)

@@ -186,6 +186,9 @@ class DifferenceTrees(Mechanism):
     def check_workload(self, workload: Workload) -> None:
         """Check that the trees factor the workload and that their bounds are usable.
 
+        The order has to be fixed, with N batches in every epoch, because with other orders Δ would be a difference
+        between gradients of different records.  Sums may not restart.
+
         Args:
             workload: Workload of the run.
 

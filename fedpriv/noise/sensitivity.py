@@ -175,7 +175,12 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
     single_bounds = _single_round_bounds(np.triu(reversed_weights, gap), diagonal, pattern)
 
     def bound_additions(cross: Floats, round_count: int) -> Floats:
-        """Bound, for each round, the sum that it and at most `round_count` - 1 rounds after it can add."""
+        """Bound, for each round, the sum that it and at most `round_count` - 1 rounds after it can add.
+
+        `cross`, (T,), is twice the sum of X_ij over the fixed rounds j.  For k = 0, 1, … rounds afterwards the
+        bound is cross + (bound of the single round) + (largest bound of a round `gap` or more later with k - 1
+        rounds after it).
+        """
         tail[:] = 0.0
         for rounds_after in range(round_count):
             totals = cross + single_bounds[min(rounds_after, len(single_bounds) - 1)] + tail[gap:]

@@ -199,7 +199,7 @@ class SlidingDifferences(DifferenceTrees):
     def _live_nodes(self, t: int, first: int) -> Iterator[Node]:
         """Yield the nodes (level, end) in the window of round t+1 that ended by round t, level by level.
 
-        None of these nodes begins before round `first`.
+        None of these nodes begins before round `first`.  The state after round t stores their noise.
         """
         start = max(first, t - self.rounds_per_epoch + 2)
         for level in range(self._levels):

@@ -386,6 +386,8 @@ def load_task_of_inputs(inputs: ModelInputs, validation: int | None = None) -> T
 def load_task(cell: Cell) -> Task:
     """Return the cell's task, with units as rows and with the metrics of the scenario.
 
+    Without units rows are records.  If `run.passes` is set, gradients are computed in bfloat16.
+
     Raises:
         InputError: Data, model and metrics do not fit together, or there are too few records.
     """
@@ -441,7 +443,7 @@ def _load_unit_task(
 def _add_metrics(task: PublicTask, cell: Cell) -> Objective:
     """Return the task's objective with the metrics of the scenario, as views that score the test records.
 
-    The objective is unchanged if silos evaluate, or if the scenario asks for no metrics.
+    The objective is unchanged if silos evaluate, or if the scenario asks for no metrics and no Goldstein radius.
 
     Raises:
         InputError: The metrics, or Goldstein stationarity, cannot be computed on the test records.
