@@ -249,6 +249,7 @@ class AllocatedGaussian(Sampled):
     epochs: int = 1
     """Number of epochs begun, where an epoch that stopped early counts as whole."""
     relation: Relation = "zero-out"
+    """Neighbouring relation."""
     common_share: float = 0.0
     """Largest overlap of two rounds of a unit, relative to a round's squared distance.
 

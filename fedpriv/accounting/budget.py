@@ -71,6 +71,7 @@ class ApproximateGDP:
     """
 
     mu: float
+    """Parameter μ, 0 or more."""
     slack: float = 0.0
     """Slack δ₀."""
 

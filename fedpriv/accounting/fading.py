@@ -202,7 +202,9 @@ class ChainEpoch:
     """Rounds of one epoch along a chain with the noise in it, and the resolution of their grids."""
 
     chain: CovarianceChain
+    """Covariances of the exponents, with the noise multiplier in them."""
     resolution: ChainResolution
+    """Resolution of the grids."""
 
     @property
     def exponent_grid(self) -> ExponentGrid | None:

@@ -134,6 +134,7 @@ class GaussianDP:
     """
 
     mu: float
+    """Parameter μ of all releases together, 0 or more."""
 
     kind: ClassVar[str] = "gaussian-dp"
     alike: ClassVar[str] = kind

@@ -94,6 +94,7 @@ class PoissonGaussian(Sampled):
     rounds: int
     """Number of rounds (of a unit's class) in which the unit may be drawn."""
     relation: Relation = "zero-out"
+    """Neighbouring relation."""
 
     kind: ClassVar[str] = "poisson-gaussian"
     title: ClassVar[str] = "Poisson sampling"

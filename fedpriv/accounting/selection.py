@@ -156,6 +156,7 @@ class PoissonRunCount:
     """
 
     mean: float
+    """E[K], 1 or more."""
 
     def __post_init__(self) -> None:
         _check_mean(self.mean, min_mean=1.0)

@@ -96,6 +96,7 @@ class BufferedToeplitz(Toeplitz):
     words: ClassVar[str] = "Gaussian noise correlated over the rounds (a few decaying buffers)"
 
     decay: float = field(default=1.0, metadata=SHARED)
+    """Decay of the running sum, 0 to 1."""
     theta: series.Roots = field(default=(), metadata=SHARED)
     """Poles of C, in falling order, each at most `decay`, or at most 1 for decay 0."""
     phi: series.Roots = field(default=(), metadata=SHARED)
@@ -348,6 +349,7 @@ class ScaledFactorization(Factorization):
     """
 
     scaled_mechanism: BufferedToeplitz = field(kw_only=True)
+    """Mechanism B with its `column_scale` D."""
 
     def increment_scale(self, t: int) -> float:
         return self.scaled_mechanism.column_scale[t - 1]
@@ -370,7 +372,9 @@ class IntegerBuffered(IntegerStrategy):
     """
 
     theta: tuple[int, ...]
+    """θ_i of each buffer, in multiples of 2^-31."""
     omega: tuple[int, ...]
+    """ω_i of each buffer, in multiples of 2^-31."""
     digits: int = 0
 
     def __post_init__(self) -> None:

@@ -253,6 +253,7 @@ class ScheduledGaussian(Mechanism):
     sizes: tuple[float, ...] = field(metadata=SHARED)
     """Sizes d_1 … d_T of the noise of every planned round, as factors of the fresh noise."""
     decay: float = field(default=1.0, metadata=SHARED)
+    """Decay of the running sum, 0 to 1."""
 
     def __post_init__(self) -> None:
         if not self.sizes or not all(0.0 < size < math.inf for size in self.sizes):
@@ -382,6 +383,7 @@ class IntegerScheduled(IntegerPrefix):
     """C = A on integers, with noise of a separate size in every round."""
 
     sizes: tuple[float, ...] = ()
+    """Size of the noise of each round, as in `ScheduledGaussian`."""
 
     def noise_scales(self, t: int) -> tuple[float, ...]:
         return (self.sizes[t - 1],)
@@ -403,7 +405,9 @@ class LeafGaussian(Mechanism):
     words: ClassVar[str] = "Gaussian noise on every change of the running sum, which adds up from anchor to anchor"
 
     decay: float = field(default=1.0, metadata=SHARED)
+    """Decay of the running sum, with which the noise decays, too."""
     period: int | None = None
+    """Rounds after which the running sum restarts, or None if it never does."""
     first: float = field(default=1.0, metadata=SHARED)
 
     def __post_init__(self) -> None:
@@ -509,6 +513,7 @@ class PhaseEnds(Mechanism):
     words: ClassVar[str] = "Gaussian noise on the point that ends a phase, the only one that is published"
 
     phases: Phases
+    """Schedule of the phases."""
     largest_step: float
     smoothness: float
     lipschitz: float

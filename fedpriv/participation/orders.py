@@ -133,8 +133,11 @@ class ParticipationKeys:
     """Keys of [federation] that only some participations take, with defaults for missing keys."""
 
     groups: int = 1
+    """Number of groups of records, which take part in different rounds."""
     min_separation: int | None = None
+    """Smallest distance of two rounds of a record or client, or None if it is not set."""
     max_participations: int | None = None
+    """Most rounds of a record or client, or None if it is not set."""
 
     def refuse_timers(self, name: str) -> None:
         """Refuse the keys of clients that come by themselves.

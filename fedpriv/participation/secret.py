@@ -56,6 +56,7 @@ class SecretOrder(PlainDataclass):
     """
 
     rounds: int
+    """Number of rounds of the run."""
     rounds_per_epoch: int
     """Number of rounds of one pass, expected if sampled."""
     groups: int = 1

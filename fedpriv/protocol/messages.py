@@ -264,6 +264,7 @@ class Refusal(NamedTuple):
     """Reason why a silo released nothing, and whether a repeated query is refused, too (`is_final`)."""
 
     reason: str
+    """Reason in one line."""
     is_final: bool
 
 
@@ -367,6 +368,7 @@ class _VectorFormat(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     header: bytes
+    """Bytes of the .npy header, before the values."""
     dtype_name: str
     """Name of `dtype`, cached because NumPy takes 5 µs to make it."""
 
@@ -523,6 +525,7 @@ class RecordCounts(NamedTuple):
     """Number of records that took part in a round, and of those that were clipped."""
 
     drawn: int
+    """Number of records that took part."""
     clipped: int | None
     """Number of clipped records, or None if they are not counted, as in integer rounds."""
 

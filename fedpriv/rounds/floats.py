@@ -75,7 +75,9 @@ class FloatSteps:
     """
 
     plan: Plan
+    """Plan of the run, with the mechanism B, the weights and the public numbers of each round."""
     sample_noise: NoiseSampler = field(default=lambda party, t: None, repr=False)
+    """Source of a party's fresh vectors z."""
     objective: Objective | None = None
     """A silo's bounded view of the plan's objective, or None for the plan's own."""
 
@@ -359,8 +361,11 @@ class SimulatedEvaluation:
     """Evaluations of all silos of a simulation, computed at once in floating point by `metrics`."""
 
     evaluation_plan: EvaluationPlan
+    """Metrics of the evaluations, and their noise."""
     test_records: list[Records]
+    """Test records of each silo."""
     noise: KeyedNormal
+    """Public noise source of the evaluations."""
 
     @staticmethod
     def from_cell(cell: Cell) -> "SimulatedEvaluation | None":

@@ -45,7 +45,9 @@ class IntegerSteps:
     """
 
     plan: Plan
+    """Plan of the run, with the strategy C, the mechanism B and the units of each round."""
     key: bytes = field(repr=False)
+    """Key of the noise, secret in a deployment and derived from the seed in a simulation."""
 
     def initial_state(self, party: int) -> RoundState:
         """Return the state of C if the party adds noise, and that of B if it releases running sums."""

@@ -46,6 +46,7 @@ class Heartbeat(NamedTuple):
     last_attempt: float
     """Time of the last attempt, successful or not."""
     error: str
+    """Error since the last success, or ""."""
 
 
 def write_heartbeat(part: str, error: str = "") -> None:

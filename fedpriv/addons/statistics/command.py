@@ -233,6 +233,7 @@ class StatisticsResults:
     data: Mapping[str, Any]
     """Tables and claim as plain data, the content of statistics.json."""
     run: RunResults
+    """Results of the run that released the tables."""
 
     def table(self, name: str) -> Any:
         """Return a table by name: a DataFrame where pandas is installed, else a list of dictionaries.
@@ -279,7 +280,9 @@ class ReleasedTables:
 
     tables: tuple[TableResult, ...]
     data: dict[str, Any]
+    """Tables and claim as plain data, the content of statistics.json."""
     folder: Path
+    """Folder of the run."""
 
 
 def release_tables(

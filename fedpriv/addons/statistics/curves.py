@@ -225,7 +225,9 @@ class Grouping:
     """A column that splits test records into groups, as the features encode it."""
 
     name: str
+    """Name of the column."""
     labels: tuple[str, ...]
+    """Label of each group."""
     first_feature: int
     """Position of the column's first feature."""
     edges: tuple[float, ...] | None = None
@@ -332,7 +334,9 @@ class CurveScores(SummedScores):
     """
 
     settings: CurveSettings
+    """Bins, threshold and weight of the tables."""
     groupings: tuple[Grouping, ...]
+    """Grouping of each table."""
 
     @property
     def dimension(self) -> int:

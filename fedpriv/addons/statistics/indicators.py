@@ -341,7 +341,9 @@ class Indicators(Deterministic):
     """
 
     settings: StatisticsSettings
+    """Tables that are counted, with their scales a_j."""
     dtype: torch.dtype
+    """Type of the model."""
     dependence = Dependence.RECORD
 
     @property

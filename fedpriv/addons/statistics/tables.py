@@ -53,7 +53,9 @@ class Statistics:
     plan: StatisticsPlan
     """Tables to release, with the data, budget and trust."""
     schema: TableSchema
+    """Columns of the data with their public ranges and words."""
     scenario: Scenario
+    """Scenario of one round with the model "statistics"."""
 
     @staticmethod
     def from_plan(plan: StatisticsPlan) -> "Statistics":
@@ -212,6 +214,7 @@ class TableEstimate:
     of: tuple[str, ...]
     """Labels of the cell, or labels of the group and the name of the figure."""
     value: float
+    """Estimate in records, in the unit of a column, or a share."""
     standard_error: float
     """Standard deviation of the estimate, by noise or, for the population, by noise and sampling."""
     low: float
@@ -243,11 +246,15 @@ class Curve:
     """A curve over public edges, of one group, with the band of 95 % from `low` to `high`."""
 
     group: tuple[str, ...]
+    """Labels of the group, empty if there is one only."""
     at: tuple[float, ...]
     """Edges at which the curve has values."""
     values: tuple[float, ...]
+    """Share of records below each edge, or survival at it."""
     low: tuple[float, ...]
+    """Lower end of the band at each edge."""
     high: tuple[float, ...]
+    """Upper end of the band at each edge."""
 
 
 def read_table(

@@ -187,7 +187,9 @@ class GridPosition:
     """Position of a chosen value among those of its key."""
 
     key: str
+    """Dotted key."""
     value: Any
+    """Chosen value."""
     number: int
     """Position, from 1."""
     count: int

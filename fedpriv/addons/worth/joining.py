@@ -61,14 +61,17 @@ class JoiningRequest:
     """A scenario with overrides, the grid, and the number of splits and noise seeds."""
 
     scenario: Path
+    """Path of the scenario's file."""
     overrides: tuple[str, ...]
     """"KEY=VALUE" for each key that differs from the scenario's file."""
     trusts: tuple[str, ...]
     """Trust settings, or empty for all that the scenario can have."""
     epsilons: tuple[float, ...]
+    """Grid of ε, rising numbers above 0."""
     splits: int | None
     """Number of splits, 0 for the published split only, or None for the scenario's number (5 by default)."""
     seeds: int = _MIN_SEEDS
+    """Number of noise seeds of each split."""
     with_personal: bool = False
     """Whether personal models are fitted, too."""
 
@@ -113,6 +116,7 @@ class JoiningResult:
     """Results of splits 1 … n of a request, and separately of the published split."""
 
     request: JoiningRequest
+    """Request that was studied."""
     name: str
     """Name of the scenario."""
     delta: float

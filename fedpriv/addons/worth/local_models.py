@@ -82,10 +82,14 @@ class SiloRecords:
     """A silo's records as its model sees them.  `units` (n,) numbers the unit of each training record."""
 
     silo: int
+    """Number of the silo."""
     name: str
+    """Name of the silo."""
     train: Records
+    """Training records, n of them."""
     units: NDArray[np.int64]
     test: Records
+    """Test records, on which models are judged."""
 
 
 class Pull(NamedTuple):

@@ -76,6 +76,7 @@ class References:
     of: int
     """Number of silos of the federation."""
     silos: tuple[LocalModelScores, ...]
+    """Scores of each silo's local model."""
 
     @property
     def mean_score(self) -> float:

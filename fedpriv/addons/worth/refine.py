@@ -63,11 +63,17 @@ class RefinedScores:
     """Scores on the silo's own test records, where larger is better, and the personal model."""
 
     local_score: float
+    """Score of the silo's own model."""
     released_score: float
+    """Score of the released model."""
     recalibrated_score: float
+    """Score after a fit of the released model's intercepts and scale."""
     personal_score: float
+    """Score of the personal model."""
     constant_score: float
+    """Score of a constant prediction."""
     personal_model: PersonalModel
+    """Personal model, with its λ."""
 
 
 @limit_to_one_thread()

@@ -431,9 +431,13 @@ class PointGains:
     """A point of a run's sweep, with references and gains for each seed in the order of the seeds."""
 
     point: Mapping[str, Any]
+    """Swept keys and their values."""
     seeds: tuple[int, ...]
+    """Seeds of the point's cells."""
     references: tuple[References, ...]
+    """Scores of the local models, for each seed."""
     gains: tuple[Gains, ...]
+    """Gains of the run's model, for each seed."""
     budget_shares: Mapping[str, float]
     """Result of the function `budget_shares` for the point."""
 

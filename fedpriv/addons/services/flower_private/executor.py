@@ -60,7 +60,9 @@ class TaskProcess:
     process: "subprocess.Popen[bytes]"
     client: ApiClient
     start_time: float = field(default_factory=time.monotonic)
+    """Start of the task, on the monotonic clock."""
     last_heartbeat: float = 0.0
+    """Last heartbeat from here, on the monotonic clock, or 0."""
 
     def send_heartbeat(self) -> None:
         """Send a heartbeat for a task that takes long to start.

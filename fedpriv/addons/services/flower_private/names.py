@@ -72,13 +72,17 @@ class Route:
     """A request of Flower's wire: its path, and the fields of request and answer that are used."""
 
     api: str
+    """First part of the path, which names the API."""
     endpoint: str
     """Last part of the path."""
     message_name: str
     """Module and name of the messages, without the ending Request or Response."""
     reason: str
+    """Use that fedpriv makes of the route."""
     request_fields: str = ""
+    """Fields of the request, separated by spaces, with dots for nested ones."""
     answer_fields: str = ""
+    """Fields of the answer, in the same form."""
     only_for_speed: bool = False
     """Whether a Flower without the route is only slower."""
 

@@ -261,12 +261,17 @@ class FederationRun:
     """A run.  Times are in Flower's format, or "" for events that have not happened."""
 
     run: str
+    """Id of the run."""
     state: str
+    """State of the run in Flower, such as "running" or "finished:failed"."""
     started: str
+    """Start of the run."""
     finished: str
+    """End of the run."""
     rounds: int
     """Number of rounds that the run's server has reported."""
     folder: str
+    """Folder of the run's reports, or "" if the run names none."""
     orphan: bool
     """Whether the run is not over, and no `fedpriv run` has asked for it for a minute."""
     details: str = ""
