@@ -79,7 +79,7 @@ def fits(rounds: int, rounds_per_epoch: int) -> None:
             all_found.append(found)
             published = compare_mechanism(found.mechanism, response, workload).published_noise
             print(
-                f"    {found.name:22} {found.vectors} vectors, output {published.output / bound.output:.4f}, "
+                f"    {found.name:22} {found.vector_count} vectors, output {published.output / bound.output:.4f}, "
                 f"queries {published.queries / bound.queries:.4f}, √(J/2) {found.noise / 2**0.5:.6f}, "
                 f"{seconds:.2f} s"
             )

@@ -234,7 +234,7 @@ def test_the_radii_of_the_noise_do_not_tell_the_record(
 
 def exact_sums(silo: Any) -> list[NDArray[np.float64]]:
     """What the attacker knows: every round's sum of this world, at the queries it sends."""
-    state, sums = silo.start(), []
+    state, sums = silo.initial_state(), []
     for t in range(1, T + 1):
         release, state = silo.answer(state, t, zeros(torch.float32))
         sums.append(release.vector.numpy().copy())
