@@ -263,23 +263,23 @@ def print_coefficients(folder: Path, *, as_json: bool) -> None:
             for cell, coefficients in coefficients_by_cell
         ]
         sys.stdout.write(json.dumps(entries) + "\n")
-        return
-    for cell, coefficients in coefficients_by_cell:
-        point = "".join(f"{key} = {format_value(value)}, " for key, value in cell["point"].items())
-        lines = [
-            [
-                name,
-                f"{weight.value:.3f}",
-                f"{weight.low:.3f} – {weight.high:.3f}{'' if weight.low <= 0.0 <= weight.high else '  *'}",
+    else:
+        for cell, coefficients in coefficients_by_cell:
+            point = "".join(f"{key} = {format_value(value)}, " for key, value in cell["point"].items())
+            lines = [
+                [
+                    name,
+                    f"{weight.value:.3f}",
+                    f"{weight.low:.3f} – {weight.high:.3f}{'' if weight.low <= 0.0 <= weight.high else '  *'}",
+                ]
+                for name, weight in coefficients
             ]
-            for name, weight in coefficients
-        ]
-        print_table([[f"{point}seed {cell['seed']}", "weight", "95 %"], *lines])
-        sys.stdout.write("\n")
-    sys.stdout.write(
-        "features are scaled to -1 … 1; intervals have sampling and noise in them, of the population's weights "
-        "under the same penalty; * has no 0 in it\n"
-    )
+            print_table([[f"{point}seed {cell['seed']}", "weight", "95 %"], *lines])
+            sys.stdout.write("\n")
+        sys.stdout.write(
+            "features are scaled to -1 … 1; intervals have sampling and noise in them, "
+            "of the population's weights under the same penalty; * has no 0 in it\n"
+        )
     check_claims(folder, results)
 
 

@@ -1,12 +1,13 @@
 """Coefficients of a run: named by feature, with the noise of its ledger."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedpriv.cli import explore
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.loss.ridge import Coefficient, MeanStatistics, RidgeStatistics
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import make_schema_task
@@ -50,3 +51,17 @@ def test_coefficients_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = run_sweep(parse_scenario(tree, "test"), RunOptions(out=tmp_path / "run"))
     with pytest.raises(InputError, match="'softmax-regression': coefficients have intervals where"):
         explore.compute_coefficients(read_results(folder).cells[0], folder)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_coefficients_of_a_written_claim_are_shown_and_refused(tmp_path: Path, as_json: bool) -> None:
+    """Exit code 0 with --json, where a claim was smaller than its releases."""
+    tree = tree_of(tmp_path)
+    del tree["seed"]
+    folder = run_sweep(parse_scenario(tree, "test"), RunOptions(out=tmp_path / "run"))
+    explore.print_coefficients(folder, as_json=as_json)
+    written = json.loads((folder / "results.json").read_text())
+    written["cells"][0]["mu"] = 0.001
+    (folder / "results.json").write_text(json.dumps(written))
+    with pytest.raises(RunError):
+        explore.print_coefficients(folder, as_json=as_json)
