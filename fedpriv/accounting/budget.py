@@ -251,6 +251,9 @@ class LifetimeBudget:
     def why_over_budget(self, prices: Iterable[Price], price: Price) -> str | None:
         """Return the reason to refuse a run, or None if it fits.
 
+        A run fits if Σμ² is at most the square of the budget's μ and Σδ₀ at most its slack, with this run
+        included.
+
         Args:
             prices: Prices of the earlier runs.
             price: Price of the run.

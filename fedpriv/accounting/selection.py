@@ -102,7 +102,7 @@ class NegativeBinomialRunCount:
 
     @property
     def gamma(self) -> float:
-        """γ, rounded down, so that ln(1/γ) is not too small."""
+        """γ at which E[K] is `mean`, by bisection, rounded down, so that ln(1/γ) is not too small."""
         low, high = 0.0, min(1.0, 2.0 * (1.0 + self.eta) / self.mean)
         while high - low > 1e-15 * high:
             middle = 0.5 * (low + high)
@@ -212,7 +212,10 @@ class PrivateSelection:
         return min(self.epsilon_by_orders(delta), self.epsilon_by_curve(delta))
 
     def epsilon_by_curve(self, delta: float) -> float:
-        """Return the bound from the run's own curve, or infinity if the distribution of K has none."""
+        """Return the bound from the run's own curve, or infinity if the distribution of K has none.
+
+        The bound is ε₂ plus the ε at which the curve of a run with its later releases is δ/E[K].
+        """
         shift = self.run_count.epsilon_shift(self.mu)
         if math.isinf(shift):
             return math.inf
@@ -222,7 +225,11 @@ class PrivateSelection:
         ) * (1.0 + 1e-15)
 
     def epsilon_by_orders(self, delta: float) -> float:
-        """Return the smallest bound over Rényi orders, with the conversion of `renyi`."""
+        """Return the smallest bound over Rényi orders λ, with the conversion of `renyi`.
+
+        The bound at λ is ε'(λ) + ln((λ - 1)/λ) - (ln δ + ln λ)/(λ - 1), for ε' of the module's docstring with
+        later releases.  A search over ln(λ - 1) is repeated twice around its minimum.
+        """
         log_delta = math.log(check_delta(delta))
         low, high = math.log(MIN_ORDER_EXCESS), math.log(MAX_ORDER_EXCESS)
         for _ in range(1 + _REFINEMENTS):

@@ -289,7 +289,12 @@ class ScheduledGaussian(Mechanism):
         return {"noise_sizes": list(self.sizes)}
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return the sensitivity, which is exact for one pass and for a fixed order, and else a bound."""
+        """Return the sensitivity, which is exact for one pass and for a fixed order, and else a bound.
+
+        For one pass it is max_τ clip_τ ‖C_τ‖, and for a fixed order the largest ‖C s‖ of any record.  For
+        separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds is a bound, which is
+        tightened.
+        """
         self._check_workload(workload)
         order = workload.public_order
         if order.single_pass:
@@ -435,7 +440,11 @@ class LeafGaussian(Mechanism):
         return ColumnBlocks(1, 1.0 / self._noise_scales(workload))
 
     def variance(self, workload: Workload) -> Floats:
-        """Return the variance of the accumulated noise of every round, (rounds,)."""
+        """Return the variance v_t of the accumulated noise of every round, (rounds,).
+
+        With noise_t the size of round t, v_t = noise_t² + decay² v_(t-1), without the second term where sums
+        restart.
+        """
         check_matches(workload, self.decay, self.period)
         variances = np.empty(workload.rounds)
         variance = 0.0

@@ -88,9 +88,10 @@ class FloatSteps:
     def sum_increments(
         self, state: RoundState, planned_round: PlannedRound, query: Tensor, batch: RoundBatch
     ) -> RoundSums:
-        """Return q_t, the past vectors to remember and the number of clipped records (...).
+        """Return q_t = decay · q_{t-1} + s_t, the past vectors to remember and the clipped records' count.
 
-        See `update_running_sum`.
+        The count has the shape (...) of the leading axes.  Without rows that could have a weight, s_t is 0 and no
+        gradient is computed.
         """
         plan, (total,) = self.plan, state.accumulator
         objective = plan.objective if self.objective is None else self.objective
@@ -109,7 +110,11 @@ class FloatSteps:
     def add_noise(
         self, state: RoundState, t: int, sums: Tensor, party: int, query: Tensor | None
     ) -> tuple[Tensor, RoundState]:
-        """Return y_t (..., d) and the next state, with q_t only if the next round does not multiply it by 0."""
+        """Return y_t = q_t + (B z)_t, (..., d), and the next state.
+
+        The state holds q_t, or a single zero if the next round multiplies q_t by 0.  A party without noise gets
+        y_t = q_t.
+        """
         next_sums, decay = sums, self.plan.rounds[t - 1].next_decay
         if isinstance(decay, float) and decay == 0.0:
             # One value in memory: the next round multiplies these sums by 0.

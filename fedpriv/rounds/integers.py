@@ -109,9 +109,10 @@ class IntegerSteps:
     def add_noise(
         self, state: RoundState, t: int, sums: Tensor, party: int, query: Tensor | None
     ) -> tuple[Tensor, RoundState]:
-        """Return y_t and the next state of C, or s_t unchanged if this party adds no noise.
+        """Return y_t = (C s)_t + z_t and the next state of C, or s_t unchanged if this party adds no noise.
 
-        The state is as secret as the records.
+        The query chain is extended by the query, or by the fact that the round was missed.  The noise z_t depends
+        on the chain.  The state is as secret as the records.
         """
         previous_chain = state.query_chain
         chain = (
@@ -130,7 +131,10 @@ class IntegerSteps:
         return torch.from_numpy(noisy), next_state._replace(accumulator=as_tensors(accumulator))
 
     def release(self, state: RoundState, t: int, noisy: Tensor, party: int) -> tuple[Tensor, RoundState]:
-        """Return (B y)_t over the public batch size, float64 (d,), or y_t unchanged."""
+        """Return (B y)_t over the public batch size, float64 (d,), or y_t unchanged.
+
+        A party that releases integers leaves y_t unchanged.  For the server the batch size is the sum over silos.
+        """
         if not self._releases_sums(party):
             return noisy, state
         batch_sizes, integer_round = self.plan.batch_sizes, self._integer_round(t)

@@ -312,6 +312,9 @@ def _make_number_grouping(
 ) -> Grouping:
     """Make the groups of a number between edges, with the edges scaled like the features.
 
+    With k edges there are k + 1 groups.  A number x of the range `bounds` is the feature 2 (x - low)/(high - low)
+    - 1, at position `start`.
+
     Raises:
         InputError: An edge is not within the range of the number.
     """

@@ -252,7 +252,11 @@ def lower_toeplitz(values: Floats) -> Floats:
 
 @lru_cache(maxsize=256)
 def _squared_extent(block: CellBlock) -> tuple[float, float]:
-    """Return the squares of the largest column norm and the largest column distance of a block's C."""
+    """Return the squares of the largest column norm and the largest column distance of a block's C.
+
+    For prefix and suffix sums the longest column is the first or last of a Toeplitz matrix, and the largest
+    distance is that of this column from another one.
+    """
     if block.kind == "plain":
         return 1.0, 2.0 * (block.size > 1)
     values, max_distance = prefix_root(block.size), 0.0

@@ -117,6 +117,9 @@ def complete_request(request: TuneRequest) -> tuple[TuneRequest, Grids]:
 def tune_scenario(request: TuneRequest) -> None:
     """Choose settings, write the tuned scenario and print the table.
 
+    For each row of the scenario, settings of its grid are tried on fewer records and judged on the held-out ones,
+    openly or, with `private`, by a random number of runs.  Results are written into `out`, or runs/NAME-tuned.
+
     Raises:
         InputError: The scenario cannot be tuned.
     """

@@ -54,7 +54,11 @@ def check_grid(grid: Any, source: str) -> None:
 
 
 def _why_refused(key: str) -> str | None:
-    """Return the reason for which a grid may not vary a key, or None if it may."""
+    """Return the reason for which a grid may not vary a key, or None if it may.
+
+    Allowed are keys of [algorithm] except name and trust, of [model], and of [federation] for the reading of
+    records.
+    """
     section, _, name = key.partition(".")
     if key in ("seed", "seeds"):
         return "no setting to choose; give --seeds for those of the trials"

@@ -32,7 +32,8 @@ from fedpriv.show.plots import save_chart
 def make_gain_chart(result: JoiningResult) -> Chart:
     """Make the chart of the gain over each local model against ε.
 
-    The chart has a line with standard errors for each trust setting, and a line at zero.
+    The chart has a line with standard errors for each trust setting, and a line at zero.  Gains are means over
+    splits, seeds and silos, in percentage points for accuracies.
     """
     grid, (scale, _) = result.request.epsilons, scale_of(result.metric)
     ends = [Mark(epsilon, 0.0, "gain 0") for epsilon in (grid[0], grid[-1])]
@@ -78,7 +79,12 @@ def _format_gains(values: np.ndarray[Any, Any], result: JoiningResult) -> list[s
 
 
 def _table_lines(result: JoiningResult) -> list[list[str]]:
-    """Return the lines of the table: the references, and one line for each trust setting and ε."""
+    """Return the lines of the table: the references, and one line for each trust setting and ε.
+
+    References are the local models, the pooled model without noise, and the rounds without noise.  A line has the
+    score of the released and of the recalibrated models, their gain over the local models with its errors, and the
+    fraction of silos that gain, beside the fraction that would gain by chance.
+    """
     local_score, (scale, digits) = result.mean_of("alone"), scale_of(result.metric)
 
     def text(value: float) -> str:

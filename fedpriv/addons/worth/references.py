@@ -235,7 +235,8 @@ def _check_count(value: object) -> int:
 def find_references(scenarios: Iterable[Mapping[str, Any]]) -> dict[int, References]:
     """Return the cached references of resolved scenarios by their index, without computing any.
 
-    A scenario that this version cannot resolve has no references.
+    References are the scores of the silos' local models.  Scenarios that differ only in trust, clip or step have
+    the same ones.  A scenario that this version cannot resolve has none.
     """
     folder = default_data_root().parent / "alone"
     if not folder.is_dir() or not any(folder.iterdir()):

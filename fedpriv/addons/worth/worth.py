@@ -390,7 +390,17 @@ def _evaluate_gains(evaluator: GainEvaluator, cell: Cell, released: Floats, *, w
 
 
 def find_seen_rows(cell: Cell, silos: Sequence[SiloRecords]) -> list[NDArray[np.bool_] | None]:
-    """Return masks of each silo's training records that the release has read, or None if it has read all."""
+    """Return masks of each silo's training records that the release has read, or None if it has read all.
+
+    A run reads all training records but those that `data.spared` of the cell spares.
+
+    Args:
+        cell: Cell of the run.
+        silos: Silos, with all n of their training records.
+
+    Returns:
+        A mask (n,) for each silo, or None for each of them.
+    """
     if cell.data.spared is None:
         return [None for _ in silos]
     task, shares = load_task(cell), partition_records(cell)
