@@ -90,7 +90,7 @@ class ApproximateGDP:
     def epsilon_of(self, delta: float) -> float:
         """Return the smallest ε for which (ε, `delta`)-DP follows, or infinity.
 
-        It is infinity if `delta` is at most the slack.
+        The result is infinity if `delta` is at most the slack.
         """
         gaussian_delta = (check_delta(delta) - self.slack) / (1.0 - self.slack) * (1.0 - 1e-15)
         return math.inf if gaussian_delta <= 0.0 else gdp.epsilon_of(self.mu, gaussian_delta)
@@ -177,7 +177,7 @@ def exact_decimal(value: float) -> Fraction:
 def charge_across_silos(charges: Sequence[ApproximateGDP], silos: int) -> ApproximateGDP:
     """Return the charge of a unit that has records in at most `silos` of the silos.
 
-    It is the charge of the silos where the unit costs most.
+    The result is the charge of the `silos` silos where the unit costs most.
 
     Guarantee: any `silos` of the charges compose to this charge or less.
 
@@ -278,7 +278,7 @@ class LifetimeBudget:
     def remaining(self, prices: Iterable[Price]) -> ApproximateGDP | None:
         """Return the largest charge of one more run, rounded down, or None.
 
-        It is None if the earlier runs exceed the budget, or one of them has no known price.
+        The result is None if the earlier runs exceed the budget, or one of them has no known price.
         """
         earlier_prices = list(prices)
         earlier_charges = [price for price in earlier_prices if price is not None]

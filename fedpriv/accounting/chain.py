@@ -232,7 +232,7 @@ def _candidate_decays(upper: Floats) -> list[float]:
 class FadingOverlaps:
     """Bound of the overlaps of a unit's rounds, in units of clip².
 
-    It consists of a variance that all rounds share, and of a chain for each epoch.
+    The bound consists of a variance that all rounds share, and of a chain for each epoch.
     """
 
     epoch_chains: tuple[CovarianceChain, ...]

@@ -123,7 +123,7 @@ def highest_curve(curves: Sequence[Curve]) -> Curve:
 def triangle_curve(first: Curve, second: Curve) -> Curve:
     """Return the curve of P against Q from those of P against R, and of R against Q.
 
-    It is min over ε₁ + ε₂ = ε of δ₁(ε₁) + e^ε₁ δ₂(ε₂).
+    The curve at ε is the minimum over ε₁ + ε₂ = ε of δ₁(ε₁) + e^ε₁ δ₂(ε₂).
 
     Guarantee: for every event S, P(S) ≤ e^ε₁ R(S) + δ₁ and R(S) ≤ e^ε₂ Q(S) + δ₂.  The minimum is over 257 splits,
     each of which is a bound.
@@ -213,7 +213,7 @@ def group_mu(mu: float, size: int) -> float:
     """Return the GDP parameter k·μ of k = `size` units, for a run in fixed order.
 
     Guarantee: if the run is μ-GDP for one unit, k·μ holds wherever the units take part, and for every mechanism.
-    It is exact if all of them take part in the same rounds.
+    The parameter is exact if all units take part in the same rounds.
 
     Args:
         mu: μ of one unit, finite and ≥ 0.

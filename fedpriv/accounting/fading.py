@@ -210,7 +210,7 @@ class ChainEpoch:
     def exponent_grid(self) -> ExponentGrid | None:
         """Grid of the exponents, or None where it would be too coarse or too large.
 
-        It is None also where the noise is too small, so that variances are too large.
+        The grid is None also where the noise is so small that a variance is above 25.
         """
         if self.max_variance > _MAX_VARIANCE:
             return None

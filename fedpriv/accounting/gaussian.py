@@ -280,7 +280,7 @@ def compose(mus: ArrayLike) -> float:
 def noise_for(mu: float, sensitivity: float) -> float:
     """Return the smallest noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
 
-    It is never rounded below that.
+    The result is σ = `sensitivity` / μ, never rounded below it.
 
     Args:
         mu: μ > 0.

@@ -286,8 +286,8 @@ class Sampled(Curved):
     def group_curve(self, size: int) -> Curve | None:
         """Return the curve of `size` units together, or None.
 
-        It is None for participations with no joint distribution of several units.  Then group privacy follows from
-        the chain of neighbours and from `known_mu`.
+        The result is None for participations with no joint distribution of several units.  Then group privacy
+        follows from the chain of neighbours and from `known_mu`.
         """
         check_group_size(size)
         return None

@@ -223,7 +223,8 @@ _TRIVIAL_DISTRIBUTION = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
 def _run_loss_distribution(mechanism: PoissonGaussian, order: str, step: float) -> PrivacyLossDistribution:
     """Return the privacy loss distribution of all rounds of the run.
 
-    It is the trivial one, which claims nothing, if ε of all rounds protects nobody (`is_useless`).
+    The result is the trivial one, all of whose mass is at infinity, if ε of all rounds protects nobody
+    (`is_useless`).
 
     Args:
         mechanism: Mechanism of the run.

@@ -79,7 +79,7 @@ def paper_epsilon(mu: float, delta: float) -> float:
 def paper_mu(epsilon: float, delta: float) -> float:
     """Return the μ at which `paper_epsilon` is ε.
 
-    It is √(2 ln(1/δ) + 2ε) - √(2 ln(1/δ)), computed without cancellation.
+    The result is √(2 ln(1/δ) + 2ε) - √(2 ln(1/δ)), computed without cancellation.
 
     Args:
         epsilon: ε, finite and ≥ 0.

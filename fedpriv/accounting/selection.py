@@ -56,7 +56,7 @@ class RunCountDistribution(Protocol):
     def renyi_constant(self, mu: float, excess: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the price of the choice at orders 1 + `excess`, (n,), without ln E[K]/(λ - 1).
 
-        It is added to the Rényi curve of a μ-GDP run.
+        The price is added to the Rényi curve of a μ-GDP run.
         """
         ...
 

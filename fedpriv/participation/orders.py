@@ -226,7 +226,7 @@ class ReleasedSums(Protocol):
 class Participation(Protocol):
     """Participation of records in rounds: a frozen dataclass in the tables of `registry`.
 
-    It is listed there, or added by `add_participation`.
+    A participation is listed there, or added by `add_participation`.
     """
 
     name: ClassVar[str]
@@ -281,7 +281,7 @@ class Participation(Protocol):
     def expected_batches(self, t: int) -> int:
         """Return the number of batches of a silo that round t reads, expected if sampled.
 
-        It is 0 in a round without records.
+        The number is 0 in a round without records.
         """
         ...
 
