@@ -107,6 +107,7 @@ def grid_masses(multiplier: float, spacing: float, size: int) -> Floats:
     calls = ndtr(half - logs) - points * ndtr(-half - logs)  # E (Y - x)+
     masses = np.empty(size)
     masses[0] = puts[1]
+    # Second differences of puts and calls are equal.  Those of the smaller values lose fewer digits.
     masses[1:] = np.where(
         points[1:-1] <= 1.0,
         puts[:-2] - 2.0 * puts[1:-1] + puts[2:],
@@ -253,10 +254,11 @@ class AllocatedGaussian(Sampled):
     common_share: float = 0.0
     """Largest overlap of two rounds of a unit, relative to a round's squared distance.
 
-    The share is a/v of `fading`, below 1, and 0 for independent noise.
+    The overlap of rounds s and t is the inner product clip_s clip_t ⟨C_s, C_t⟩ of what the unit moves in C s by
+    taking part in them.  The share is a/v of `fading`, below 1, and 0 for independent noise.
     """
     overlaps: FadingOverlaps | None = None
-    """Chains above these overlaps for a second bound, or None if their fading is not known."""
+    """Upper bound of the overlap of any two rounds, by chains, which gives a second bound of δ, or None."""
 
     kind: ClassVar[str] = "allocated-gaussian"
     title: ClassVar[str] = "random allocation"
@@ -447,8 +449,10 @@ def calibrate(
         bins: Number of rounds of one epoch among which a unit draws one.
         epochs: Number of epochs.
         relation: Neighbouring relation.
-        common: Largest overlap of two rounds of a unit, see `AllocatedGaussian.common_share`.
-        overlaps: Chains above these overlaps, or None.
+        common: Largest overlap of two rounds of a unit in [0, 1), relative to a round's squared distance, as
+            defined at `AllocatedGaussian.common_share`.
+        overlaps: Upper bound of the overlap of any two rounds, of `epochs` chains of `bins` rounds, which gives a
+            second bound of δ, or None without such a bound.
 
     Raises:
         InputError: No multiplier up to a million is enough, or δ is below 1e-10.
@@ -464,7 +468,8 @@ def calibrate(
     tails = _grid_tails(delta, epochs)
     coarse, fine = (lambda z: _curve(mechanism(z), _COARSE, tails)), (lambda z: _curve(mechanism(z), _FINE, tails))
     multiplier = least_noise(epsilon, delta, coarse, fine)
-    if relation == "replace-one" and epochs == 1:  # each ε has another grid, so that bounds may rise with ε
+    # Bounds of δ at two ε are computed on two grids, so that the larger ε may have the larger bound.
+    if relation == "replace-one" and epochs == 1:
         while mechanism(multiplier).epsilon_of(delta) > epsilon:
             multiplier *= _NOISE_MARGIN
     return mechanism(multiplier)

@@ -479,6 +479,7 @@ class SumGrid:
         last = math.ceil(math.asinh(top / scale) / spacing)
         points = scale * np.sinh(spacing * np.arange(first, last + 1))
         points[0], points[-first] = bottom, 0.0
+        # Multiple of `spacing` that is arcsinh(x / scale) of the first point, or None with points of another rule.
         self._steps = None if fine_at_bottom else first
         if fine_at_bottom:
             count = math.ceil(_MIN_SUM_LOG / (_MIN_SUM_COARSENING * spacing))
@@ -492,7 +493,8 @@ class SumGrid:
     def _lower_indices(self, values: Floats) -> NDArray[np.int64]:
         """Return the index of the largest point that is not above each value.
 
-        Values outside the grid get the index 0, or that of the last point but one.
+        Values below the grid get the index 0.  The last point, and values above it, get the index of the last
+        point but one.
         """
         last_index = len(self.points) - 2
         if self._steps is None:

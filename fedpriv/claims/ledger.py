@@ -198,9 +198,11 @@ def stream_to_data(stream: ReleaseStream) -> dict[str, Any]:
 def stream_from_data(data: Mapping[str, Any]) -> ReleaseStream:
     """Convert plain data to a stream, the inverse of `stream_to_data`.
 
+    The key `owner` has the name of the party.  A stream without the key `step` is one of the rounds.
+
     Raises:
-        InputError: If the stream cannot be accounted for.
-        KeyError, TypeError or ValueError: If the data are no stream.
+        InputError: If `owner` is no text, or the stream cannot be accounted for.
+        KeyError, TypeError or ValueError: If a key is missing, or another value has a wrong form.
     """
     if not 0.0 <= data["std"] < math.inf:
         raise InputError(f"ledger: noise of standard deviation {data['std']} is none that a run can have")

@@ -57,9 +57,10 @@ def _end(message: str, code: int) -> None:
 
 @contextmanager
 def _translate_torch_errors() -> Iterator[None]:
-    """Raise torch's RuntimeError for an overflow or a lack of memory as OverflowError or MemoryError.
+    """Convert torch's errors for an overflow or a lack of CPU memory to OverflowError and MemoryError.
 
-    The error is recognized by its message, because torch has no types for these errors.  Other errors pass.
+    An error is recognized by its message, because torch raises a plain RuntimeError in both cases.  Other errors
+    pass, such as torch.OutOfMemoryError for a GPU's memory.
     """
     try:
         yield

@@ -45,8 +45,8 @@ def max_values_at_once(values: int, device: "torch.device") -> int:
     """Return the number of values to hold at a time on a device.
 
     On a CPU the result is `values`, a number that fits into the caches.  On other devices a small piece takes as
-    long to launch as a large one, so that the result is larger: for CUDA it follows from the GPU's memory, and
-    elsewhere it is at least `_MIN_DEVICE_VALUES`.
+    long to launch as a large one, so that the result may be larger, and is never smaller: for CUDA it follows from
+    the GPU's memory, and elsewhere it is at least `_MIN_DEVICE_VALUES`.
     """
     if device.type == "cpu":
         return values

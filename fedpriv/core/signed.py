@@ -103,7 +103,8 @@ def sign_data(key: Ed25519PrivateKey, says: str, value: Any) -> dict[str, str]:
 def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519PublicKey, signer: str) -> None:
     """Check that a signature by `trusted` covers this data for this purpose.
 
-    Guarantee: nothing that the document states of its key affects the result.
+    Guarantee: the signature is verified by `trusted` only.  The key that the document states is compared with
+    `trusted`, and a document that states another key is refused.
 
     Args:
         signature_data: Public key and signature, as `sign_data` returns them.

@@ -52,10 +52,10 @@ IMAGES_PER_CHUNK = 512
 
 
 def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """Divide pixels by 255, keep numbers and tokens, and flatten: (n, ...) -> (n, features).
+    """Flatten raw records to features, with pixels divided by 255: (n, ...) -> (n, features).
 
-    Pixels are bytes (uint8).  Several inputs of a record, which are fields of a structured array, are
-    concatenated.
+    Pixels are bytes (uint8).  Values of other types are numbers or tokens, and stay as they are.  Several
+    inputs of a record, which are fields of a structured array, are concatenated.
 
     Args:
         images: Raw records, (n, ...).
@@ -67,7 +67,7 @@ def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
             dim=1,
         )
     if images.dtype != np.uint8:
-        # torch has no arithmetic of unsigned types.
+        # torch has little arithmetic of unsigned types of more than 8 bits.
         signed = images.astype(np.int64) if images.dtype.kind == "u" else images
         return torch.from_numpy(signed.reshape(len(signed), -1)).to(dtype)
     return torch.from_numpy(images.reshape(len(images), -1).astype(np.float32)).to(dtype) / 255.0

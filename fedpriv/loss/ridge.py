@@ -150,9 +150,12 @@ class RidgeStatistics(Deterministic):
         return rows, columns, torch.where(rows == columns, 1.0, math.sqrt(2.0)).double()
 
     def moment_matrix(self, point: Tensor) -> Tensor:
-        """Compute the mean of (z, y)(z, y)ᵀ from moments `point` (..., d), with their noise.
+        """Compute the mean of (z, y)(z, y)ᵀ from released moments.
 
         An entry is R² times that of the moments, divided by √2 off the diagonal.
+
+        Args:
+            point: Mean of svec(u uᵀ) as it was released, with noise, (..., d).
 
         Returns:
             Symmetric matrices in float64, (..., features + 1, features + 1).

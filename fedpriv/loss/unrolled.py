@@ -132,8 +132,8 @@ def _run_direction(
         projection: Matrix (projected width, width) that is applied to the hidden values of every step, or None.
 
     Returns:
-        The hidden values after every step, (steps, records, width) in the order of the steps, and the state after
-        the step that is run last.
+        The hidden values after every step in the order of the steps, (steps, records, width or projected width),
+        and the state after the step that is run last.
     """
     (input_weight, state_weight), (input_bias, state_bias) = parameters[:2], parameters[2:] or (None, None)
     input_parts = functional.linear(steps, input_weight, input_bias).unbind(0)

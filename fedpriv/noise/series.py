@@ -48,7 +48,7 @@ class Workload:
 
     | field | meaning |
     |---|---|
-    | `schedule` | participation: a fixed order, empty rounds of `Phases`, or any pattern of a `MinSeparation` |
+    | `schedule` | participation: a fixed order, one with empty rounds (`Phases`), or any of a `MinSeparation` |
     | `decay` | decay of the sums per round |
     | `clips` | clip norm of each round, (T,) |
     | `period` | rounds after which the sums restart from 0, in rounds 1, 1 + period, …, or None |

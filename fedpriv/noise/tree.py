@@ -201,10 +201,9 @@ def _level_squared_norms(clips: Floats, length: int, rounds_per_epoch: int, deca
 def _equal_clip_squared_norms(rounds: int, length: int, rounds_per_epoch: int, decay: float) -> Floats:
     """Compute each record's squared norm in a level's released nodes for clips of 1, (N,).
 
-    A record whose last round in a node lies e rounds before the node's end weighs decay^e Σ_k decay^(kN) in it,
-    over its participations k in the node.  The result is that of `_level_squared_norms`, in less time: a
-    record's weight in a node depends only on the number of rounds between the record's last round in the node
-    and the node's end, which is less than an epoch.
+    A record's weight in a node is decay^e (1 + decay^N + decay^(2N) + …), with one term for each of its rounds in
+    the node, if the last of these lies e rounds before the node's end.  The result is that of
+    `_level_squared_norms`, in less time: the weight depends only on e, which is less than an epoch.
 
     Args:
         rounds: T.

@@ -1,8 +1,8 @@
 """A round in integers, for a silo with a guard and for a server that adds the noise.
 
 Sums of increments s_t (d,) are integers, in units of a public lattice.  Every release is a function of y_t = (C
-s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums decay · q_{t-1} + s_t,
-and a mechanism factors them by A = B C (noise/mechanism.py), so that B y = A s + B z.
+s)_t + z_t, with z_t discrete Gaussian noise.  A maps the sums s_1 … s_T to the running sums
+q_t = decay · q_{t-1} + s_t, and a mechanism factors it as A = B C (noise/mechanism.py), so that B y = A s + B z.
 Thus B, which correlates the noise z, also computes the noisy running sums from y, and never reads s.
 """
 
@@ -64,13 +64,26 @@ class IntegerSteps:
     def sum_increments(
         self, state: RoundState, planned_round: PlannedRound, query: Tensor, batch: RoundBatch
     ) -> RoundSums:
-        """Add the integer increments of one silo's records.
+        """Sum the integer increments of one silo's records, separately for each noise vector of the round.
 
-        The sums are int64 (d,), or (vectors, d) if the round's noise has several vectors, with 0 for a part that
-        an epoch's first round, or the first epoch, lacks.
+        Whole increments have one sum.  Increments that are clipped in parts (`IncrementParts`) have one sum for
+        each part, in the order residual, gradient, change:
+
+        * residual: without a sum if an epoch has one round only, and 0 in the first round of an epoch,
+        * gradient: always,
+        * change: without a sum in the first epoch.
 
         Guarantee: one record moves the part of each vector by at most K, its entry of `IntegerRound.norms`, under
         zero-out and by at most 2 K under replace-one, whatever the query is.  Only the sums depend on the records.
+
+        Args:
+            state: State after the round before, whose past vectors are queries.
+            planned_round: Public numbers of the round.
+            query: Point at which increments are computed, (d,).
+            batch: Records of the silo that the round reads.
+
+        Returns:
+            The sums, int64 (d,) or stacked (vectors, d), the queries to remember, and no count of clipped records.
         """
         ((silo, count),), step, plan = batch.silo_sizes, planned_round.step, self.plan
         if not count and not plan.schedule.secret:  # an empty secret round looks like any other

@@ -1,8 +1,8 @@
 """Sections of a scenario about its results: [paper], [table], [scaling] and [tuned].
 
 No run reads these sections.  They hold the values that were published for a scenario, the layout of its tables,
-the growth that it studies, and the record of the choice of its settings, which `fedpriv tune` writes and reports
-read.  They name other keys by dotted paths, which `look_up_key` and `assign_key` follow in a parsed TOML tree.
+the resource whose growth is fitted, and the record of the choice of settings.  `fedpriv tune` writes this record.
+The sections name other keys by dotted paths, which `look_up_key` and `assign_key` follow in a parsed TOML tree.
 """
 
 import dataclasses

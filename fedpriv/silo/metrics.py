@@ -149,7 +149,7 @@ def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[Se
 
     class Server(HTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
-            """Ignore errors of clients that disconnect."""
+            """Ignore all errors of a request, those of `collect_metrics` included."""
 
     server = Server(("", 0), Handler, bind_and_activate=False)
     # The listener, which only this machine reaches, takes the place of the socket that the server made.

@@ -116,8 +116,9 @@ _MAX_LOCK_BYTES = 200  # bytes of a lock file that are shown
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create `folder` if it is missing, and lock it for this process.
 
-    The kernel holds the lock (`flock`), so it ends with the process, however the process ends.  The lock file
-    names the process for error messages and means nothing without the lock.
+    The kernel holds the lock (`flock`), so it ends with the process, even if that is killed, unless a process that
+    was forked from it lives on with the descriptor.  The lock file names the process for error messages and means
+    nothing without the lock.  A folder that was created here, and is empty in the end, is removed.
 
     Raises:
         InputError: Another run has the lock.  The message names the run's process.

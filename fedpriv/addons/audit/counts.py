@@ -84,15 +84,17 @@ class _WorldPair(NamedTuple):
 
 
 def find_furthest_pair(cell: Cell, plan: Plan, seed: int) -> _WorldPair:
-    """Find the two worlds of the relation that lie furthest apart, among a few hundred random records.
+    """Find the two worlds of the relation that lie furthest apart, among up to 400 candidate records.
 
-    Distance is the l2 distance of increments.  An axis divides a column's values into cells.  The records' values
-    come from all cells of each axis, and are combined at random.  Under zero-out the second world is the absence
-    of the record with the longest increment.  A pair that is further apart and missed costs power only.
+    Distance is the l2 distance of increments.  There are fewer candidates, but 8 or more, if increments are long.
+    An axis divides the values of its column into cells of the axis.  The first candidates have a value of each of
+    these cells in order, as far as there are enough candidates, and all others have values of random cells.  If
+    two axes divide one column, the later one counts.  Under zero-out the second world is the
+    absence of the record with the longest increment.  A pair that is further apart and missed costs power only.
 
     Args:
-        cell: Small cell, from `make_counts_cell`.
-        plan: Plan of the cell.
+        cell: Small run, from `make_counts_cell`.
+        plan: Plan of the run.
         seed: Seed of the random records.
     """
     settings = cell.model.settings

@@ -310,7 +310,12 @@ class Evidence:
         return (shift * releases - shift**2 / 2.0) / self.multiplier**2
 
     def _mix_ratios(self, ratios: Floats, row: NDArray[np.int64]) -> Floats:
-        """Mix each row's ratios over its possible rounds, (n, T) -> (n,)."""
+        """Mix each canary's log-likelihood ratios over its possible rounds, (n, T) -> (n,).
+
+        Args:
+            ratios: Log-likelihood ratio of each canary and round, (n, T).
+            row: Rows of the canaries in the silo's order, (n,).
+        """
         scores = np.empty(len(ratios))
         for group in range(self.schedule.groups):
             members = row % self.schedule.groups == group

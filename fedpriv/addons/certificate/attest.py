@@ -80,8 +80,8 @@ def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
 
     Returns:
         The signed statement: digest of the body, number of the silo, digest and limits of the policy, version of
-        fedpriv, shapes of records, whether the table is public (None without a table), and facts of the ledger
-        (`_read_facts`) by `STATEMENT_PARTS`.
+        fedpriv, shapes of records, whether the table is public (None without a table), and the facts
+        (`_read_facts`) of each of `STATEMENT_PARTS` that the run has.
 
     Raises:
         InputError: If a fact cannot be compared, or a release differs.
@@ -90,8 +90,8 @@ def attest(path: Path, record: Mapping[str, Any], body: str) -> dict[str, Any]:
     Guarantee: nothing is signed for a run that the ledger does not have under this very scenario, nor for releases
     that are not those of the scenario's plan, nor for a charge, of training or of test records, that is not the
     plan's price.  Releases and charges that cannot be compared are not signed.  Nothing that is signed depends on
-    a value of a record: scenarios, policy, charges, shapes and the number of answers are known to the silo's
-    server, and the head of the ledger's chain reveals nothing.
+    a value in the silo's records: scenarios, policy, charges, shapes and the number of answers are known to the
+    silo's server, and the head of the ledger's chain reveals nothing.
     """
     policy = read_policy(path)
     policy.import_extensions()

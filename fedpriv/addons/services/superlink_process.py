@@ -160,7 +160,7 @@ def serve_superlink(
         # Make the app of the SuperLink, and a filter of its paths for each API.
         superlink_app = make_superlink_app(options)
         app = Presence(superlink_app.app, nodes, folder / "refused.json")
-        # Threads give way soon, since Flower answers in threads for which the event loop waits.
+        # Let threads take turns more often than by default: Flower answers in threads, and the event loop waits.
         sys.setswitchinterval(0.0005)
         gc.freeze()  # No later garbage collection searches the modules that are loaded by now.
 
@@ -202,7 +202,7 @@ def serve_superlink(
             executor_command(f"127.0.0.1:{sockets[1].getsockname()[1]}", folder, SERVERAPP, SIMULATION),
             env={**os.environ, **variables},
         )
-        # A task that a killed executor left would go on with the run, whose next server then finds it at work.
+        # Tasks outlive an executor that is killed.  They would go on with a run, beside the run's next server.
         stack.callback(lambda: end_processes([executor, *find_tasks(os.getpid())]))
         stack.enter_context(
             serve_metrics(

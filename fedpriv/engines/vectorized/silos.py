@@ -114,13 +114,18 @@ class AveragedSilos:
         running_sum: RunningSum,
         mechanism_state: MechanismState,
     ) -> MeanRelease:
-        """Add the mean of the silos' noise to the mean of their sums, (replicates, d)."""
+        """Update the mean of the silos' running sums, and release it with the mean of their noise.
+
+        One sum over the records of all silos is the mean over silos, because a record's weight contains its silo's
+        weight.  The running sum that is returned has no noise.  With some mechanisms the noise is enough only for
+        a query near the query before, which is checked first.
+        """
         check_query_distance(self._step.plan.mechanism, running_sum.past_vectors, t, query, f"round {t}")
         state = RoundState(t - 1, running_sum.past_vectors, (running_sum.total,), mechanism_state)
         increment_sum = self._step.sum_increments(state, round_plan, query, batch)
-        # For any party the step draws the noise of the mean, which has that of all silos.
+        # The step ignores which party is named: its noise is that of the mean, as if no silo were absent.
         noisy, state = self._step.add_noise(state, t, increment_sum.values, SERVER, query)
-        # An absent silo counts with its last release, whose noise is another one.
+        # For an absent silo its last release counts: that release's noise replaces the noise of this round.
         if self._absence_corrections is not None:
             noisy = noisy + next(self._absence_corrections)
         assert increment_sum.clipped_count is not None

@@ -111,16 +111,21 @@ def add_truncated(total: Ints, increment: Floats, norm: int, factor: float, coun
 def _truncate_rows(
     increments: NDArray[np.floating], norm: int, factor: float, out: Floats | None = None
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Truncate rows (b, d) to integers in float64, and return a mask (b,) of those of norm at most K.
+    """Truncate rows (b, d) to integers in float64, and find the rows of norm at most K.
 
-    Rows are shrunk to safe exponents, scaled to the lattice or to norm K (1 - 2^-30), and truncated, a chunk of
-    columns at a time.  Then the norms are checked.  Rows that the mask excludes have any values, NaN too.
+    A row is first divided by a power of 2, so that no square over- or underflows (`shrink_rows`).  Then it is
+    scaled to the lattice, or to the norm K (1 - 2^-30) if that is less, and truncated.  Entries are checked in
+    each chunk of columns, and norms at the end.
 
     Args:
         increments: (b, d).
         norm: K, from 1 to below 2^53.
         factor: Units of the lattice per unit of an increment.
         out: Memory of the result, which may be `increments`, or None for new memory.
+
+    Returns:
+        The truncated rows (b, d), and a mask (b,) of those of norm at most K.  All other rows may have any values,
+        NaN too.
     """
     check_norm(norm)
     with np.errstate(all="ignore"):

@@ -83,7 +83,7 @@ class TaskProcess:
         _log.error(
             "run %d: %s%s", self.run_id, details, "; it can be resumed" if self.task_type == SERVERAPP else ""
         )
-        # Flower's process has mostly reported the reason itself, and then its token is void.
+        # The failed process has mostly reported the reason itself, and then Flower refuses the task's token.
         with suppress(httpx.HTTPError):
             self.client.ask(
                 TASK_OUTPUT, TASK_OUTPUT.request_type(sub_status="failed", details=details), timeout=2.0

@@ -10,7 +10,7 @@ silo ── query for me? ──▶ front ──▶ SuperLink ── none ──
 | a reply is announced again, since the answer was lost | wants no object of it | wants the missing ones |
 | an object is sent again, since the answer was lost | refuses it, and the reply is lost | stored |
 
-Requests that the front cannot read, and all others, go to Flower unchanged.  Flower's code is not changed.
+All other requests, and those that the front cannot read, go to Flower unchanged.  Flower's code is not changed.
 """
 
 import asyncio
@@ -387,10 +387,12 @@ def make_superlink_app(options: Sequence[str]) -> SuperLinkApp:
     """Make Flower's SuperLink with all its APIs, as served by `flower-superlink OPTIONS`, with a front.
 
     Raises:
-        InputError: The installed Flower or its environment is not as a protection requires.
+        InputError: The installed Flower lacks a name that fedpriv needs, or a variable of the environment opens an
+            API of Flower's to everybody.
     """
     if variables := sorted(name for name in os.environ if name.startswith("FLWR_INTERNAL_")):
         raise InputError(f"{variables[0]}: opens an API of Flower's on a port of its own, to everybody; unset it")
+    # Names that Flower lacks, and that only save time.
     if slower := check_names():
         _log.warning("rounds take seconds longer: Flower has changed (%s)", slower[0])
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
