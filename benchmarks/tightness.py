@@ -160,7 +160,7 @@ def _relation(draw: np.random.Generator) -> Relation:
 
 def _strategy(mechanism: Mechanism, rounds: int) -> Floats:
     """C, (rounds, rounds)."""
-    series = getattr(mechanism, "strategy")(rounds)  # noqa: B009 - buffers and bands alike
+    series = getattr(mechanism, "strategy_series")(rounds)  # noqa: B009 - buffers and bands alike
     lag = np.subtract.outer(np.arange(rounds), np.arange(rounds))
     return np.where(lag >= 0, series[np.clip(lag, 0, len(series) - 1)] * (lag < len(series)), 0.0)
 

@@ -87,7 +87,7 @@ def test_an_editable_installation_runs_the_folders_at_the_top(checkout: Path, tm
     code = (
         f"import site, sys; site.addsitedir({str(site)!r}); sys.path += {dependencies!r};"
         "import fedpriv.server.app as server, fedpriv.clients.app as clients, fedpriv.core.files as find;"
-        "print(server.__file__, clients.__file__, find.shipped()['quickstart'])"
+        "print(server.__file__, clients.__file__, find.list_shipped_scenarios()['quickstart'])"
     )
     said = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -106,7 +106,7 @@ def test_flowers_bundle_has_the_apps_without_what_is_installed(checkout: Path, t
     code = (
         "import fedpriv.study.sweep, fedpriv.server.app as server, fedpriv.clients.app as clients;"
         "import fedpriv.core.files as find;"
-        "print(server.__file__, clients.__file__, *find.shipped())"
+        "print(server.__file__, clients.__file__, *find.list_shipped_scenarios())"
     )
     said = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path / "app", env={"PYTHONPATH": str(tmp_path / "app")},
