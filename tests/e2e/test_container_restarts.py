@@ -21,6 +21,7 @@ RESTARTS = "scenarios/restarts.toml"
 SILOS, ROUNDS = 3, 40
 SITES = tuple(f"{kind}-{silo}" for kind in ("guard", "node") for silo in range(SILOS))
 SUPERLINK, EXECUTOR, GUARD = "fedpriv superlink", "flower_private.executor", "fedpriv silo run"
+NODE = "flower_private.silo_node"
 
 pytestmark = pytest.mark.containers
 
@@ -157,13 +158,13 @@ def test_a_containers_health_is_its_own(containers: Containers) -> None:
         for name in names:
             wait_until(lambda name=name: healthy(containers, name), f"health of {name}")
         assert containers.compose("stop", "superlink").returncode == 0
-        signal_inside(containers, "node-0", "STOP", EXECUTOR)
+        signal_inside(containers, "node-0", "STOP", NODE)
         signal_inside(containers, "guard-1", "STOP", GUARD)
         assert not healthy(containers, "guard-1")
         wait_until(lambda: not healthy(containers, "node-0"), "a SuperNode that is ill", 180.0)
         assert healthy(containers, "guard-0")
         assert healthy(containers, "node-1"), "neither the SuperLink nor the guard makes it ill"
-        signal_inside(containers, "node-0", "CONT", EXECUTOR)
+        signal_inside(containers, "node-0", "CONT", NODE)
         signal_inside(containers, "guard-1", "CONT", GUARD)
         for name in names[1:]:
             wait_until(lambda name=name: healthy(containers, name), f"health of {name} again")
