@@ -195,7 +195,7 @@ def delta_of(mu: float, epsilon: float) -> float:
         InputError: μ or ε is out of its range.
 
     Example:
-        >>> round(delta_of(mu=1.0, epsilon=1.0), 6)
+        >>> float(round(delta_of(mu=1.0, epsilon=1.0), 6))
         0.126937
     """
     if check_mu(mu) == 0.0:
