@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpriv.accounting.gaussian import check_positive, mu_of
 from fedpriv.cli.options import Json, SweepOverrides, print_table, print_text
 from fedpriv.core.errors import InputError
 from fedpriv.core.figures import format_lower, format_upper, format_upper_delta, format_upper_epsilon
@@ -88,6 +87,7 @@ def samples(
 
         fedpriv privacy samples --target 0.3 --radius 0.5 --epsilon 1 --dimension 8 --dimension 7850
     """
+    from fedpriv.accounting.gaussian import check_positive, mu_of
     from fedpriv.papers.kornowski_bounds import NonsmoothProblem, certified_samples, printed_samples
 
     public = {"target": [target], "radius": [radius], "lipschitz": [lipschitz], "gap": [gap], "epsilon": epsilon}
@@ -217,6 +217,7 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
         gap: Largest decrease of the loss from the start, for theorems whose bound needs it.
         run: Results folder with the measured excess risk.
     """
+    from fedpriv.accounting.gaussian import check_positive
     from fedpriv.plan.plan import excess_risk_bound, make_plan, make_problem
     from fedpriv.plan.task import load_task
 
@@ -225,12 +226,11 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
     problem = make_problem(cell, objective)
     if gap is not None:
         problem = dataclasses.replace(problem, gap=check_positive("gap", gap))
-    numbers, bound = dict[str, Any](), None
     try:
         plan = make_plan(cell, objective)
         numbers, bound = _scenario_numbers(cell, plan), _bound_data(excess_risk_bound(cell, plan))
     except InputError as error:
-        numbers = {"refusal": str(error)}
+        numbers, bound = {"refusal": str(error)}, None
     return {
         "point": dict(point.swept_values),
         "algorithm": cell.algorithm.name,

@@ -258,6 +258,7 @@ def test_help_shows_an_example(command: str) -> None:
     [
         ("convert --mu 1", ["torch", "pydantic", "cryptography"]),
         ("compare --rounds 500 --mu 1", ["torch"]),
+        ("--help", ["torch", "scipy", "numpy", "pydantic"]),
     ],
 )
 def test_no_query_imports_what_it_does_not_need(line: str, heavy: list[str]) -> None:
