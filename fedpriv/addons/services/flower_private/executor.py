@@ -99,11 +99,15 @@ def task_command(type_: str, address: str, certificate: Path, parent: int) -> li
 
 
 def find_tasks(parent: int) -> list[psutil.Process]:
-    """Find the processes of tasks whose executor belongs to `parent`, also of an executor that was killed."""
+    """Find the processes of tasks whose executor belongs to `parent`, also of an executor that was killed.
+
+    Only processes of this user are found, since another user can write any command line.
+    """
     return [
         process
-        for process in psutil.process_iter(["cmdline"])
+        for process in psutil.process_iter(["cmdline", "uids"])
         if f"--parent-pid {parent} " in " ".join(process.info["cmdline"] or ())
+        and process.info["uids"].real == os.getuid()
     ]
 
 
