@@ -120,16 +120,24 @@ class Growth(BaseModel):
 
     along: str
     """Swept key that is n."""
-    smallest: str
-    """Swept key whose smallest sufficient value is searched for, such as federation.rounds."""
     by: str
     """Swept key of the compared values, such as algorithm.name."""
     metric: str
-    """Metric whose mean over seeds must be at most the target."""
-    factor: float
-    """Factor of the target."""
-    scale: float
+    """Metric whose mean over seeds is shown, or with `smallest` must be at most the target."""
+    smallest: str | None = None
+    """Swept key whose smallest sufficient value is searched for, such as federation.rounds."""
+    factor: float | None = None
+    """Factor of the target, which `smallest` needs."""
+    scale: float = 1.0
     """Product L R, the unit of the target factor · scale · (1/√n + √d/(ε n))."""
+    over: Literal["best", "worst"] = "best"
+    """Which point of all other swept keys counts: the one with the smallest or with the largest mean."""
+    chosen_on: list[int] = []
+    """Seeds on which that point is chosen and which count for nothing else, or none to choose on all."""
+    start: float | None = None
+    """Metric without training, or None: values from it on are shown and not fitted."""
+    floor: float = 0.0
+    """Metric that more records do not lower: values up to it are shown and not fitted."""
     theory: dict[str, float] = {}
     """Theoretical exponents by value of `by`, or none if overrides change the setting of the theory."""
 
@@ -209,13 +217,18 @@ def parse_growth(section: Any, axes: Mapping[str, list[Any]], source: str) -> Gr
         The section, or None without it.
 
     Raises:
-        InputError: The section is malformed, or `along`, `smallest` or `by` is no swept key.
+        InputError: The section is malformed, `along`, `smallest` or `by` is no swept key, or `smallest` has no
+            `factor`.
     """
     if section is None:
         return None
     growth = validate_section(Growth, section, source, "scaling")
-    for role in ("along", "smallest", "by"):
+    for role in ("along", "by", *(("smallest",) if growth.smallest else ())):
         _check_swept(f"scaling.{role}", getattr(growth, role), axes, source)
+    if growth.smallest and growth.factor is None:
+        raise InputError(
+            f"{source}: scaling.factor: expected the target's factor, since scaling.smallest is given"
+        )
     return growth
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedpriv.claims.claim import format_figures
 from fedpriv.claims.ledger import stream_from_data
+from fedpriv.core.extensions import load_add_on_parts
 from fedpriv.core.figures import format_lower, format_upper, format_with_spread
 from fedpriv.noise.registry import SELECTABLE_MECHANISMS
 from fedpriv.show.looks import (
@@ -163,6 +164,7 @@ def make_charts(results: Results, history: Sequence[Mapping[str, Any]], audit: S
         _clipping_chart(results),
         *make_noise_charts(results.cells),
         _tradeoff_chart(results, audit),
+        *(make(results) for make in load_add_on_parts("charts").values()),
     ]
     return [chart for chart in map(_drop_empty_series, filter(None, charts)) if chart.panels]
 

@@ -69,7 +69,7 @@ def render_svgs(folder: Path, results: Results) -> dict[str, str]:
 
     Ids of different figures differ, so that one page can hold all of them.
     """
-    with _plot_settings():
+    with plot_settings():
         texts = {
             name: _render_bytes(make_figure(charts, plot_title(results)), "svg", name).decode()
             for name, charts in _charts_by_file(folder, results).items()
@@ -82,7 +82,7 @@ def draw_charts(charts: Sequence[Chart], folder: Path, name: str, title: str = "
 
     `title` stands above all panels, and may have several lines.
     """
-    with _plot_settings():
+    with plot_settings():
         figure = make_figure(charts, title)
         paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
         for path in paths:
@@ -108,12 +108,26 @@ def save_chart(chart: Chart, path: Path) -> None:
     Raises:
         InputError: If the file cannot be written, or its suffix is unknown.
     """
+    with plot_settings():
+        save_figure(make_figure([chart]), path, chart.key)
+
+
+def save_figure(figure: "Figure", path: Path, name: str) -> None:
+    """Write a figure into a file, within `plot_settings`.
+
+    Args:
+        figure: Figure of matplotlib.
+        path: File to write, whose suffix is its format.
+        name: Seed of the ids in an SVG.
+
+    Raises:
+        InputError: If the file cannot be written, or its suffix is unknown.
+    """
     check_plot_path(path)
-    with _plot_settings():
-        try:
-            path.write_bytes(_render_bytes(make_figure([chart]), path.suffix[1:], chart.key))
-        except OSError as error:
-            raise InputError(f"--plot {path}: the figure cannot be written there: {error}") from None
+    try:
+        path.write_bytes(_render_bytes(figure, path.suffix[1:], name))
+    except OSError as error:
+        raise InputError(f"--plot {path}: the figure cannot be written there: {error}") from None
 
 
 def plot_title(results: Results) -> str:
@@ -294,7 +308,7 @@ def _render_bytes(figure: "Figure", kind: str, name: str) -> bytes:
 
 
 @contextmanager
-def _plot_settings() -> Iterator[None]:
+def plot_settings() -> Iterator[None]:
     """Set matplotlib's parameters for a block, independent of the user's matplotlibrc, and restore them."""
     from matplotlib import rc_context, rcdefaults, rcParams
 

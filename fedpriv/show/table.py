@@ -1,17 +1,7 @@
-"""Tables of a run as Markdown, CSV or LaTeX, with measured and published values side by side.
-
-A scaling table shows how the rounds of an algorithm grow with the number of records n.  Its entries are the
-smallest number of rounds T whose excess risk is at most the target
-
-    factor · scale · (1/√n + √d / (ε n)),   scale = L R
-
-(Choquette-Choo, Ganesh & Thakurta 2025, Table 1).  The risk of a sweep point is the mean over seeds.  Over all
-other swept keys the smallest T counts.  Exponents are least squares of log T on log n.
-"""
+"""Tables of a run as Markdown, CSV or LaTeX, with measured and published values side by side."""
 
 import csv
 import io
-import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +9,10 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from fedpriv.core.errors import InputError
-from fedpriv.core.extensions import load_add_on_parts
+from fedpriv.core.extensions import load_add_on_part, load_add_on_parts
 from fedpriv.core.figures import format_upper, format_upper_delta, format_upper_epsilon, format_with_spread
 from fedpriv.core.files import write_text
-from fedpriv.scenario.published import Growth, PublishedTables
+from fedpriv.scenario.published import PublishedTables
 from fedpriv.show.summary import (
     Metric,
     axis_points,
@@ -95,7 +82,7 @@ def make_tables(results: Results) -> list[TextTable]:
     | other | one table of all sweep points |
     """
     if results.growth is not None:
-        return [_scaling_table(results, results.growth)]
+        return [load_add_on_part("scaling", "table")(results)]
     metrics = published_metrics(results)
     added_rows = [rows(results) for rows in load_add_on_parts("rows").values()]
     if results.published is None or not metrics:
@@ -130,17 +117,6 @@ def _silo_tables(results: Results) -> list[TextTable]:
 
 def _addon_tables(results: Results) -> list[TextTable]:
     return [TextTable(*table) for tables in load_add_on_parts("tables").values() for table in tables(results)]
-
-
-def _scaling_table(results: Results, scaling: Growth) -> TextTable:
-    header, *body = scaling_lines(results, scaling)
-    return TextTable(
-        f"smallest {scaling.smallest} whose mean {scaling.metric} is at most "
-        f"{scaling.factor:g} · {scaling.scale:g} · (1/√n + √d/(εn)); fitted exponents with 95 % intervals",
-        header,
-        body,
-        label_count=1,
-    )
 
 
 def _grid_table(
@@ -342,124 +318,3 @@ STYLES: dict[Style, Callable[[Results], str]] = {
     "csv": _render_csv,
     "latex": lambda results: "\n".join(_render_latex(results, table) for table in make_tables(results)),
 }
-
-
-_CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """Target of an algorithm at one n, with the smallest effort that reached it, None if none did."""
-
-    target: float
-    """Excess risk, or NaN if no cell at this n is finished."""
-    rounds: float | None
-    """Smallest sufficient value of the key `smallest` in [scaling], which is the number of rounds."""
-    gradients: float | None
-    """Gradient evaluations at the smallest number of rounds."""
-
-
-@dataclass(frozen=True)
-class ExponentFit:
-    """Fit of y ~ n^exponent to `size_count` sizes n.
-
-    `half_width` of the 95 % interval is infinite for two sizes.
-    """
-
-    exponent: float
-    half_width: float
-    """Half of the width of the exponent's 95 % interval."""
-    size_count: int
-    """Number of sizes n that reached their targets."""
-
-
-def find_requirements(results: Results, scaling: Growth) -> dict[str, dict[float, Requirement]]:
-    """Return the requirement for each value of `scaling.by` and each size n, as [value][n]."""
-    return {
-        name: {
-            float(size): _find_requirement(results, scaling, {scaling.by: name, scaling.along: size})
-            for size in results.axes[scaling.along]
-        }
-        for name in results.axes[scaling.by]
-    }
-
-
-def _find_requirement(results: Results, scaling: Growth, fixed: Mapping[str, Any]) -> Requirement:
-    """Find the smallest effort that reached the target among the points with these `fixed` keys.
-
-    The target is factor · scale · (1/√n + √d / (ε n)), without the last term for a point without noise.  A point
-    reaches its target if the mean of `scaling.metric` over its seeds is at most the target.
-
-    Args:
-        results: Results of the run.
-        scaling: Section [scaling] of the scenario.
-        fixed: Values of the keys `scaling.by` and `scaling.along`, of which the second is n.
-    """
-    points = [point for point in sweep_points(results) if all(point[key] == value for key, value in fixed.items())]
-    attained: list[tuple[float, float]] = []
-    size, target = float(fixed[scaling.along]), math.nan
-    for point, cells in ((point, cells) for point in points if (cells := cells_at_point(results, point))):
-        first_cell, epsilon = cells[0], cells[0]["epsilon"]
-        privacy_error = 0.0 if epsilon is None else math.sqrt(first_cell["dimension"]) / (epsilon * size)
-        target = scaling.factor * scaling.scale * (1.0 / math.sqrt(size) + privacy_error)
-        if np.mean([cell[scaling.metric] for cell in cells]) <= target:
-            attained.append((float(point[scaling.smallest]), float(first_cell["gradient_evaluations"])))
-    return Requirement(target, *min(attained, default=(None, None)))
-
-
-def fit_exponent(requirements: Mapping[float, Requirement], effort: str) -> ExponentFit | None:
-    """Fit the exponent of `effort`, "rounds" or "gradients", in n.
-
-    The exponent is the least-squares slope of ln(effort) on ln(n), over the sizes n that reached their targets.
-    Its 95 % interval is by Student's t distribution.  The result is None if fewer than two sizes reached their
-    targets.
-
-    Args:
-        requirements: Requirement at each size n.
-        effort: Field of a requirement.
-    """
-    pairs = [
-        (size, value)
-        for size, requirement in requirements.items()
-        if (value := getattr(requirement, effort)) is not None
-    ]
-    if len(pairs) < 2:
-        return None
-    from scipy import stats  # takes half a second, so only scaling tables import it
-
-    sizes, values = (np.log(column) for column in zip(*pairs, strict=True))
-    line = stats.linregress(sizes, values)
-    factor = stats.t.ppf(0.5 + _CONFIDENCE / 2, len(pairs) - 2) if len(pairs) > 2 else math.inf
-    return ExponentFit(float(line.slope), float(factor * line.stderr), len(pairs))
-
-
-def scaling_lines(results: Results, scaling: Growth) -> list[list[str]]:
-    """Format the scaling table, header first.
-
-    A row is an algorithm.  Its columns are its name, the smallest number of rounds at each size n or "not
-    reached", the fitted exponent of rounds, that of theory, and the fitted exponent of gradient evaluations.
-
-    Raises:
-        InputError: If a key of [scaling] is not swept.
-    """
-    for key in (scaling.by, scaling.along, scaling.smallest):
-        if key not in results.axes:
-            raise InputError(f"scaling: {key!r} is not swept; swept are {', '.join(results.axes)}")
-    sizes = results.axes[scaling.along]
-    rows = [["", *(f"n = {format_value(size)}" for size in sizes), "rounds ~ n^", "theory", "gradients ~ n^"]]
-    for name, requirements in find_requirements(results, scaling).items():
-        entries = [
-            "not reached" if requirement.rounds is None else f"{requirement.rounds:g}"
-            for requirement in requirements.values()
-        ]
-        exponents = [_format_exponent(fit_exponent(requirements, effort)) for effort in ("rounds", "gradients")]
-        theory = scaling.theory.get(name)
-        rows.append([name, *entries, exponents[0], "" if theory is None else f"{theory:g}", exponents[1]])
-    return rows
-
-
-def _format_exponent(fit: ExponentFit | None) -> str:
-    if fit is None:
-        return "too few"
-    width = None if math.isinf(fit.half_width) else fit.half_width
-    return f"{format_with_spread(fit.exponent, width, 2)} ({fit.size_count} sizes)"

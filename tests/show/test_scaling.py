@@ -1,5 +1,6 @@
-"""The smallest number of rounds that reaches a target, and the exponents fitted to it."""
+"""Section [scaling]: metrics and interpolated efforts by n, their exponents, and what is not fitted."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.risk_slope import exponents
+from fedpriv.addons.rates.scaling import find_values, scaling_chart
 from fedpriv.claims.ledger import ReleaseStream
 from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError
@@ -17,7 +19,7 @@ from fedpriv.papers.choquette_choo import AcceleratedSettings
 from fedpriv.plan.plan import excess_risk_bound, make_plan
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import Scenario, load_scenario, parse_scenario
-from fedpriv.show.table import find_requirements, fit_exponent, render_tables
+from fedpriv.show.table import render_tables
 from fedpriv.study.results import Results, RunFolder, read_results
 from tests.conftest import small_tree
 
@@ -35,7 +37,7 @@ def scenario(**scaling: Any) -> Scenario:
         "federation.rounds": ROUNDS,
         "label.setting": ["good", "bad"],
     }
-    tree["scaling"] = {
+    section = {
         "along": "federation.samples",
         "smallest": "federation.rounds",
         "by": "algorithm.trust",
@@ -45,6 +47,7 @@ def scenario(**scaling: Any) -> Scenario:
         "theory": {"trusted": 0.25},
         **scaling,
     }
+    tree["scaling"] = {key: value for key, value in section.items() if value is not None}
     return parse_scenario(tree, "test")
 
 
@@ -66,29 +69,93 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_smallest_rounds_of_the_best_setting_and_their_exponents(folder: Path) -> None:
-    """Target 1/√n: T = n^(1/4) and n^(1/2) exactly, on a grid of powers of two."""
+def test_interpolated_rounds_of_the_best_setting_and_their_exponents(folder: Path) -> None:
+    """Target 1/√n, risks 1/T² and 1/T: T = n^(1/4) and n^(1/2) exactly, also between powers of two."""
     results = read_results(folder)
     assert results.growth is not None
-    found = find_requirements(results, results.growth)
-    assert [need.rounds for need in found["trusted"].values()] == [4.0, 8.0, 8.0]
-    assert [need.rounds for need in found["untrusted"].values()] == [16.0, 32.0, 64.0]
-    assert [need.target for need in found["trusted"].values()] == [1 / 16, 1 / 32, 1 / 64]
-    exponent = fit_exponent(found["untrusted"], "rounds")
-    assert exponent is not None
-    assert exponent.exponent == pytest.approx(0.5)
-    assert exponent.half_width == pytest.approx(0.0, abs=1e-9)
-    rough = fit_exponent(found["trusted"], "rounds")
-    assert rough is not None
-    assert rough.exponent == pytest.approx(math.log(2) / math.log(16))
-    assert rough.half_width > 0.1
+    untrusted, trusted = find_values(results, results.growth)
+    assert [value.value for value in trusted.values.values()] == pytest.approx([4.0, 4096**0.25 / 2**0.5, 8.0])
+    assert [value.value for value in untrusted.values.values()] == pytest.approx([16.0, 32.0, 64.0])
+    assert untrusted.fit is not None
+    assert trusted.fit is not None
+    assert (untrusted.fit.exponent, trusted.fit.exponent) == pytest.approx((0.5, 0.25))
+    assert untrusted.fit.half_width == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_metric_itself_is_fitted_without_a_smallest_key(folder: Path) -> None:
+    """At 4 rounds alone the risk does not depend on n; a metric of its own n gives its own exponent."""
+    results = read_results(folder)
+    growth = scenario().growth
+    assert growth is not None
+    plain = growth.model_copy(update={"smallest": None, "factor": None})
+    for cell in results.cells:
+        size = cell["point"]["federation.samples"]
+        cell["excess_risk"] *= size**-0.5  # type: ignore[index]
+    for over, edge in (("best", 128.0), ("worst", 1.0)):
+        line = find_values(results, plain.model_copy(update={"over": over}))[1]
+        factor = 1.0 if over == "best" else 10.0
+        assert line.values[256.0].value == pytest.approx(factor * edge**-2.0 / 16.0)
+        assert line.fit is not None
+        assert line.fit.exponent == pytest.approx(-0.5)
+
+
+def test_values_at_their_start_or_at_a_floor_are_not_fitted(folder: Path) -> None:
+    results = read_results(folder)
+    growth = scenario(smallest=None, factor=None, start=2e-4, floor=0.0).growth
+    assert growth is not None
+    for cell in results.cells:
+        cell["excess_risk"] = 1.0 / cell["point"]["federation.samples"]  # type: ignore[index]
+    line = find_values(results, growth.model_copy(update={"start": 1 / 300}))[0]
+    assert [value.is_fitted for value in line.values.values()] == [False, True, True]
+    floored = find_values(results, growth.model_copy(update={"start": None, "floor": 1 / 2000}))[0]
+    assert [value.is_fitted for value in floored.values.values()] == [True, True, False]
+    loose = find_values(results, scenario(factor=16.0).growth or growth)[0]
+    assert [value.is_fitted for value in loose.values.values()] == [False, False, False]
+    assert loose.fit is None
+
+
+def test_settings_are_chosen_on_seeds_apart(folder: Path) -> None:
+    """Seed 0 likes the bad setting; its values count for nothing else."""
+    results = read_results(folder)
+    growth = scenario(smallest=None, factor=None, chosen_on=[0]).growth
+    assert growth is not None
+    cells = []
+    for cell in results.cells:
+        good = cell["point"]["label.setting"] == "good"
+        for seed, risk_of_seed in ((0, 1.0 if good else 0.1), (1, 0.5 if good else 0.7)):
+            cells.append({**cell, "seed": seed, "excess_risk": risk_of_seed})
+    two = dataclasses.replace(results, cells=cells, seeds=[0, 1])
+    assert [value.value for value in find_values(two, growth)[0].values.values()] == pytest.approx([0.7] * 3)
+
+
+def test_the_chart_has_marks_fitted_lines_and_a_triangle(folder: Path) -> None:
+    chart = scaling_chart(read_results(folder))
+    assert chart is not None
+    assert (chart.log_x, chart.log_y) == (True, True)
+    names = [series.name for series in chart.series]
+    assert names == [
+        "untrusted: exponent 0.500 ± 0.000",
+        "untrusted: exponent 0.500 ± 0.000",
+        "trusted: exponent 0.250 ± 0.000",
+        "trusted: exponent 0.250 ± 0.000",
+        "theory: 0.25",
+    ]
+    left, right, top, _ = chart.series[-1].marks
+    assert math.log(top.y / right.y) / math.log(right.x / left.x) == pytest.approx(0.25)
+    assert "nan" not in render_tables(read_results(folder), "markdown")
 
 
 def test_the_table_has_sizes_across_and_theory_beside(folder: Path) -> None:
     text = render_tables(read_results(folder), "markdown")
     assert "n = 4096" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| untrusted")]
-    assert [cell.strip() for cell in line.split("|")[2:6]] == ["16", "32", "64", "0.50 ± 0.00 (3 sizes)"]
+    entries = [cell.strip() for cell in line.split("|")[2:6]]
+    assert entries == [
+        "16.00",
+        "32.00",
+        "64.00",
+        "0.500 ± 0.000 (3 sizes)",
+    ]
     (line,) = [line for line in text.splitlines() if line.startswith("| trusted")]
     assert "| 0.25" in line.replace("   ", "")
 
@@ -135,9 +202,10 @@ def test_the_betas_of_the_outer_minimizer_are_what_they_are_called(beta: str, fa
 def test_what_no_number_of_rounds_reaches_is_said(folder: Path) -> None:
     tight = scenario(factor=1e-3).growth
     assert tight is not None
-    found = find_requirements(read_results(folder), tight)
-    assert [need.rounds for need in found["untrusted"].values()] == [None] * 3
-    assert fit_exponent(found["untrusted"], "rounds") is None
+    untrusted = find_values(read_results(folder), tight)[0]
+    assert [value.value for value in untrusted.values.values()] == [None] * 3
+    assert untrusted.fit is None
+    assert "not reached" in render_tables(dataclasses.replace(read_results(folder), growth=tight), "markdown")
 
 
 def test_private_runs_have_the_second_term(folder: Path) -> None:
@@ -146,13 +214,19 @@ def test_private_runs_have_the_second_term(folder: Path) -> None:
     assert results.growth is not None
     for cell in results.cells:
         cell["epsilon"] = 2.0  # type: ignore[index]
-    need = find_requirements(results, results.growth)["trusted"][256.0]
-    assert need.target == pytest.approx(1 / 16 + math.sqrt(3) / (2.0 * 256))
+    trusted = find_values(results, results.growth)[1]
+    target = 1 / 16 + math.sqrt(3) / (2.0 * 256)
+    assert trusted.values[256.0].value == pytest.approx(target**-0.5)
 
 
 def test_a_key_that_is_not_swept_is_refused() -> None:
     with pytest.raises(InputError, match=r"scaling.along = 'privacy.mu': expected a swept key"):
         scenario(along="privacy.mu")
+
+
+def test_a_smallest_key_needs_the_targets_factor() -> None:
+    with pytest.raises(InputError, match=r"scaling.factor: expected the target's factor"):
+        scenario(factor=None)
 
 
 def test_cells_in_the_journal_are_not_lost(folder: Path) -> None:

@@ -1,0 +1,448 @@
+"""Noise of Tran & Cutkosky's momentum against the number of records N, by accounting alone.
+
+Source: Tran & Cutkosky, "Momentum Aggregation for Private Non-convex ERM" (NeurIPS 2022), Theorems 6 and 9.  The
+problem has G = L = 1 and a gap R = 1, the relation is replace-one, and the order of records is fixed.  A round
+reads one record, α = 1/N, η = 1/√(NT) and γ = min(1/2, ηN).  T is the theorems' own, not rounded.
+
+The noise of a momentum is √d times the root mean square over rounds of a coordinate of m^_t - m_t.  A tree node
+over rounds a … b holds the sum of (1-α)^(b-t) times the increment of round t.  Two quantities of a group of nodes
+decide the noise for a guarantee μ:
+
+| name | meaning |
+|---|---|
+| energy E | largest squared displacement of all nodes of the group together, by one record of norm 1 |
+| amplification A | mean over rounds of the squared coefficients with which the nodes enter the momentum |
+
+One group needs a variance of A E/μ².  Several groups with the best shares of the guarantee need (Σ √(A E))²/μ².
+Algorithm 2 has four groups, and each is charged for its own worst record.
+
+`count_first` and `count_second` count nodes exactly.  `estimate_first` and `estimate_second` take the mean record
+for the worst, in closed form, for any N.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.accounting.gaussian import mu_of
+from fedpriv.addons.rates.figure import Line, RateFigure, Triangle, log_space, make_line
+from fedpriv.core.errors import InputError
+from fedpriv.papers.tran_cutkosky import paper_node_count
+
+DELTA = 1e-5
+_SAMPLED_ROUNDS = 60
+_EXACT_SIZES = (250.0, 1000.0)
+
+
+def first_rounds(records: float, dimension: int, epsilon: float) -> float:
+    """Return T of Theorem 6, the solution of T log2 T √(d ln(1/δ)) = ε N²."""
+    budget = epsilon * records**2 / math.sqrt(dimension * math.log(1.0 / DELTA))
+    rounds = budget
+    for _ in range(200):  # a fixed-point iteration, which contracts for log2 T above 1/ln 2
+        rounds = budget / math.log2(max(rounds, 2.0))
+    return rounds
+
+
+def second_rounds(records: float, dimension: int, epsilon: float) -> float:
+    """Return T of Theorem 9, N^(7/3) ε^(4/3) / d^(2/3)."""
+    return float(records ** (7 / 3) * epsilon ** (4 / 3) / dimension ** (2 / 3))
+
+
+def theorem_6(records: float, dimension: int, epsilon: float) -> float:
+    """Return Theorem 6's bound on the mean gradient norm, with 48 for the printed 12 (docs/errata.md)."""
+    ratio = records / first_rounds(records, dimension, epsilon)
+    return (1.5 + 12.0 + 48.0) * math.sqrt(ratio) + 6.0 / math.sqrt(records) + 6.0 * ratio
+
+
+def theorem_9(records: float, dimension: int, epsilon: float) -> float:
+    """Return Theorem 9's bound on the mean gradient norm, as printed."""
+    logs = 16.0 * math.log2(second_rounds(records, dimension, epsilon)) * math.log(1.0 / DELTA)
+    rate = dimension ** (1 / 3) / (epsilon * records) ** (2 / 3)
+    last = (36.0 + 9.0) * logs * math.sqrt(dimension) / (epsilon * records)
+    return (1.5 + 72.0 * logs + 12.0) * rate + 6.0 / math.sqrt(records) + last
+
+
+def lemma_12(records: int, dimension: int, epsilon: float) -> float:
+    """Return the noise of the momentum that Lemma 12 allows for Algorithm 1."""
+    rounds = int(first_rounds(records, dimension, epsilon))
+    nodes = paper_node_count(rounds, records) * math.log2(rounds)
+    return 8.0 / records * math.sqrt(math.log(1.0 / DELTA) * dimension * nodes) / epsilon
+
+
+def lemma_7(records: int, dimension: int, epsilon: float) -> float:
+    """Return the noise of the momentum that Lemma 7 allows for Algorithm 2."""
+    rounds, log = second_rounds(records, dimension, epsilon), math.log(1.0 / DELTA)
+    step, levels = 1.0 / math.sqrt(records * rounds), math.log2(rounds)
+    terms = (
+        192.0 * math.sqrt(dimension * log)
+        + 384.0 * math.sqrt(step * dimension * rounds * log)
+        + 16.0 * step * math.sqrt(3.0 * dimension * rounds * records * log)
+    )
+    return terms * levels / (records * epsilon)
+
+
+def gradient_descent(records: float, dimension: int, epsilon: float) -> float:
+    """Return the bound of DP gradient descent: full gradients, a step of 1/L, the best T, counted noise."""
+    mu = mu_of(epsilon, DELTA)
+    return math.sqrt(4.0 * math.sqrt(2.0) * math.sqrt(dimension) / (records * mu))
+
+
+def count_first(records: int, dimension: int, epsilon: float) -> float:
+    """Return the noise of Algorithm 1 for the worst record.
+
+    Args:
+        records: N.
+        dimension: d.
+        epsilon: ε.
+    """
+    rounds = _whole_epochs(first_rounds(records, dimension, epsilon), records, 1)
+    energy, _ = _prefix_energies(records, rounds)
+    amplification = _prefix_amplification(rounds, 1.0 / records)
+    return 2.0 / records * math.sqrt(energy.max() * amplification * dimension) / mu_of(epsilon, DELTA)
+
+
+def count_second(records: int, dimension: int, epsilon: float) -> float:
+    """Return the noise of Algorithm 2, with the worst record of each group and amplifications of 60 rounds.
+
+    Args:
+        records: N.
+        dimension: d.
+        epsilon: ε.
+    """
+    rounds = _whole_epochs(second_rounds(records, dimension, epsilon), records, 4)
+    step = 1.0 / math.sqrt(records * rounds)
+    # Gradients G of the first two epochs and of later ones, differences Δ between epochs, residuals r within one.
+    _, residual_energy = _prefix_energies(records, rounds)
+    energies = (
+        4.0 * _window_energy(records, 0, 2 * records).max(),
+        4.0 * _window_energy(records, 2 * records, rounds).max(),
+        4.0 * (step * records) ** 2 * _window_energy(records, records, rounds).max(),
+        4.0 * step**2 * residual_energy.max(),
+    )
+    amplifications = (*_window_amplifications(records, rounds), _prefix_amplification(rounds, 1.0 / records))
+    return _combine(energies, amplifications, records, dimension, epsilon)
+
+
+def estimate_first(records: float, dimension: int, epsilon: float) -> float:
+    """Return the noise of Algorithm 1 for the mean record, 7 to 14 % below that of the worst."""
+    rounds = first_rounds(records, dimension, epsilon)
+    energy = _mean_prefix_energy(records, rounds) * _mean_prefix_amplification(rounds, 1.0 / records)
+    return 2.0 / records * math.sqrt(energy * dimension) / mu_of(epsilon, DELTA)
+
+
+def estimate_second(records: float, dimension: int, epsilon: float) -> float:
+    """Return the noise of Algorithm 2 for the mean record, within 5 % of that of the worst."""
+    rounds = second_rounds(records, dimension, epsilon)
+    alpha, step = 1.0 / records, 1.0 / math.sqrt(records * rounds)
+    kept, mixing = _epoch_decay(records), min(0.5, step * records)
+    energies = (
+        4.0 * _mean_window_energy(records, 2.0 * records),
+        4.0 * _mean_window_energy(records, rounds),
+        4.0 * (step * records) ** 2 * _mean_window_energy(records, rounds),
+        4.0 / 3.0 * (step * records) ** 2 * _mean_prefix_energy(records, rounds),
+    )
+    # A window of N rounds that is i epochs old has the coefficient (y^i - x^i)/(y - x), y = 1-γ, x = (1-α)^N.
+    window, y = _mean_window_amplification(round(records), alpha), 1.0 - mixing
+    squares = y * y / (mixing * (2.0 - mixing)) - 2.0 * kept * y / (1.0 - kept * y) + kept**2 / (1.0 - kept**2)
+    coefficients = squares / (y - kept) ** 2
+    first_windows = y ** np.linspace(2.0, rounds / records, 2000) / (y - kept)
+    amplifications = (
+        window * float(np.mean(first_windows**2)),
+        window * coefficients * mixing**2,
+        window * coefficients * y**2,
+        _mean_prefix_amplification(rounds, alpha),
+    )
+    return _combine(energies, amplifications, records, dimension, epsilon)
+
+
+def _combine(
+    energies: tuple[float, ...], amplifications: tuple[float, ...], records: float, dimension: int, epsilon: float
+) -> float:
+    """Return the noise of all groups with the best shares of the guarantee."""
+    roots = sum(math.sqrt(a * e) for a, e in zip(amplifications, energies, strict=True))
+    return roots * math.sqrt(dimension) / (records * mu_of(epsilon, DELTA))
+
+
+def _whole_epochs(rounds: float, records: int, least: int) -> int:
+    return max(least * records, round(rounds / records) * records)
+
+
+def _epoch_decay(records: float) -> float:
+    """Return (1 - 1/N)^N, exactly enough for N of any size."""
+    return math.exp(records * math.log1p(-1.0 / records))
+
+
+def _square_sum(length: float, alpha: float) -> float:
+    """Return the sum of (1-α)^(2j) over j = 0 … length - 1."""
+    return math.expm1(2.0 * length * math.log1p(-alpha)) / math.expm1(2.0 * math.log1p(-alpha))
+
+
+def _node_energy(records: int, ends: tuple[int, int], every: int) -> NDArray[np.float64]:
+    """Return each record's energy in the nodes of at most N rounds that end within `ends`.
+
+    A node of at most N rounds has a record at most once.
+
+    Args:
+        records: N.
+        ends: Numbers of rounds (low, high), of which a node ends after the first, and at the second at the latest.
+        every: 1 for all nodes of a level, or 2 for its left ones, of which prefixes are composed.
+
+    Returns:
+        Energies by the record's place in the order, (N,).
+    """
+    energy = np.zeros(records)
+    for level in range(records.bit_length()):
+        length = 1 << level
+        starts = np.arange(0, ends[1] - length + 1, every * length)
+        counts = np.bincount(starts[starts + length > ends[0]] % records, minlength=records).astype(float)
+        squares = np.zeros(records)
+        squares[:length] = (1.0 - 1.0 / records) ** (2.0 * np.arange(length - 1, -1, -1))
+        energy += np.fft.irfft(np.fft.rfft(counts) * np.fft.rfft(squares), records)
+    return energy
+
+
+def _window_energy(records: int, low: int, high: int) -> NDArray[np.float64]:
+    """Return each record's energy in the nodes of windows of N rounds that end within (low, high], (N,)."""
+    return _node_energy(records, (low, high), every=1)
+
+
+@cache
+def _prefix_energies(records: int, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return each record's energy in the nodes of all prefixes, for increments of norm 1 and of norm place.
+
+    A node of more than N rounds has a record several times, each time (1-α)^N weaker.
+
+    Args:
+        records: N.
+        rounds: T.
+
+    Returns:
+        Two arrays of shape (N,).  In the second the record at place p has increments of norm p.
+    """
+    place = np.arange(records, dtype=float)
+    energy = _node_energy(records, (0, rounds), every=2)
+    weighted = energy * place**2
+    for level in range(records.bit_length(), rounds.bit_length()):
+        length = 1 << level
+        kept = min(length, 60 * records)  # (1 - 1/N)^(60 N) is 1e-26
+        decays = (1.0 - 1.0 / records) ** np.arange(kept - 1, -1, -1.0)
+        starts = np.arange(0, rounds - length + 1, 2 * length, dtype=np.int64) % records
+        for start, count in zip(*np.unique(starts, return_counts=True), strict=True):
+            places = (start + length - kept + np.arange(kept)) % records
+            sums = np.bincount(places, decays, records)
+            energy += count * sums**2
+            weighted += count * sums**2 * place**2
+    return energy, weighted
+
+
+def _prefix_amplification(rounds: int, alpha: float) -> float:
+    """Return the mean over t of the squared coefficients of the nodes of the prefix 1 … t.
+
+    At most the first 2^22 rounds count.  Round t has the nodes of t less its lowest bit, decayed, and one more.
+    """
+    count = min(rounds, 1 << 22)
+    squares = np.zeros(count + 1)
+    for level in range(count.bit_length() - 1, -1, -1):
+        length = 1 << level
+        t = np.arange(length, count + 1, 2 * length)
+        squares[t] = 1.0 + (1.0 - alpha) ** (2.0 * length) * squares[t - length]
+    return float(squares[1:].mean())
+
+
+def _nodes(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last rounds of the largest nodes that compose the rounds first … last."""
+    while first <= last:
+        level = ((first - 1) & (1 - first)).bit_length() - 1 if first > 1 else 62
+        while first + (1 << level) - 1 > last:
+            level -= 1
+        yield first, first + (1 << level) - 1
+        first += 1 << level
+
+
+def _window_square(first: int, last: int, alpha: float) -> float:
+    """Return the sum of squared coefficients of the nodes of the window first … last."""
+    return sum((1.0 - alpha) ** (2 * (last - end)) for _, end in _nodes(first, last))
+
+
+def _window_amplifications(records: int, rounds: int) -> tuple[float, float, float]:
+    """Return the amplifications of early gradients, later gradients and differences, over 60 rounds of seed 0.
+
+    Round t is r rounds after the end of epoch q.  Its momentum has the r newest gradients of the first epoch,
+    decayed, and windows of N rounds that are i = 1, 2, … epochs old.
+
+    Args:
+        records: N.
+        rounds: T.
+    """
+    alpha, step = 1.0 / records, 1.0 / math.sqrt(records * rounds)
+    mixing, kept = min(0.5, step * records), (1.0 - alpha) ** records
+    y = 1.0 - mixing
+    early = later = differences = 0.0
+    for t in map(int, np.random.default_rng(0).integers(2 * records, rounds + 1, _SAMPLED_ROUNDS)):
+        q, r = divmod(t, records)
+        if r:
+            early += (1.0 - alpha) ** (2 * (t - r)) * _window_square(1, r, alpha)
+        ages = np.arange(q)
+        first = float((kept**ages * y ** (q - ages - 1.0)).sum())
+        early += first**2 * _window_square(r + 1, r + records, alpha)
+        for age in range(1, min(q - 1, int(40.0 / mixing) + 2) + 1):
+            if age > 40 and age % 16 != 8:
+                continue  # beyond 40 epochs every 16th window stands for 16
+            low, high = t - age * records + 1, t - (age - 1) * records
+            window = _window_square(low, high, alpha) * (1 if age <= 40 else 16)
+            coefficient = (y**age - kept**age) / (y - kept)
+            squared = (coefficient * mixing) ** 2 * window
+            early, later = (early + squared, later) if high <= 2 * records else (early, later + squared)
+            differences += (coefficient * y) ** 2 * window
+    return early / _SAMPLED_ROUNDS, later / _SAMPLED_ROUNDS, differences / _SAMPLED_ROUNDS
+
+
+def _mean_window_energy(records: float, rounds: float, every: int = 1) -> float:
+    """Return the mean record's energy in all nodes of at most N rounds, or in every second of a level."""
+    lengths = (2.0**level for level in range(int(math.log2(records)) + 1))
+    return sum(rounds / (every * length) * _square_sum(length, 1.0 / records) for length in lengths) / records
+
+
+def _mean_prefix_energy(records: float, rounds: float) -> float:
+    """Return the mean record's energy in the nodes of all prefixes."""
+    energy, kept = _mean_window_energy(records, rounds, every=2), _epoch_decay(records)
+    full = _square_sum(records, 1.0 / records) / records / (1.0 - kept) ** 2
+    for level in range(int(math.log2(records)) + 1, int(math.log2(rounds)) + 1):
+        length = 2.0**level
+        share = 1.0 if length > 3.0 * records else 0.75  # nodes of two epochs have not all of a record's rounds
+        energy += math.floor((rounds / length + 1.0) / 2.0) * full * share
+    return energy
+
+
+def _mean_prefix_amplification(rounds: float, alpha: float) -> float:
+    """Return the amplification of a prefix: bit k of t is set half of the time, its node t mod 2^k rounds old."""
+    levels = range(int(math.log2(rounds)) + 1)
+    return sum(0.5 * _square_sum(2.0**level, alpha) / 2.0**level for level in levels)
+
+
+@cache
+def _mean_window_amplification(records: int, alpha: float) -> float:
+    """Return the mean over 300 windows of seed 1 of the squared coefficients of a window's nodes."""
+    starts = map(int, np.random.default_rng(1).integers(1, 1 << 50, 300))
+    return sum(_window_square(start, start + records - 1, alpha) for start in starts) / 300
+
+
+def crossing(first: Callable[[float], float], second: Callable[[float], float], low: float, high: float) -> float:
+    """Return the number N from which on `first` is below `second`, by bisection between two powers of ten.
+
+    Args:
+        first: Function of N.
+        second: Function of N.
+        low: Exponent of ten at which `first` is above.
+        high: Exponent of ten at which `first` is below.
+
+    Raises:
+        InputError: The functions do not cross there.
+    """
+    if not first(10.0**low) > second(10.0**low) or first(10.0**high) > second(10.0**high):
+        raise InputError(f"the lines do not cross between 10^{low:g} and 10^{high:g} records")
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if first(10.0**middle) > second(10.0**middle) else (low, middle)
+    return 10.0**high
+
+
+def momentum_figure(dimension: int = 50, epsilon: float = 4.0) -> RateFigure:
+    """Return noise and bounds of Algorithms 1 and 2 for 10³ to 10¹² records.
+
+    Args:
+        dimension: d.
+        epsilon: ε at δ = 1e-5.
+
+    Raises:
+        InputError: Theorem 9 has fewer than four epochs at 10³ records.
+    """
+    sizes = [n for n in log_space(1e3, 1e12, 1) if second_rounds(n, dimension, epsilon) >= 4.0 * n]
+    sizes = [n for n in sizes if first_rounds(n, dimension, epsilon) >= n]
+    if len(sizes) < 3:
+        raise InputError(f"dimension = {dimension}, epsilon = {epsilon:g}: the theorems need at least N rounds")
+
+    def at(function: Callable[[float, int, float], float]) -> Callable[[float], float]:
+        return lambda n: function(n, dimension, epsilon)
+
+    def bound(rounds: float, noise: float, records: float) -> float:
+        return 13.5 * math.sqrt(records / rounds) + 6.0 / math.sqrt(records) + 3.0 * noise
+
+    noise_1, noise_2 = at(estimate_first), at(estimate_second)
+    lines = [
+        make_line("Algorithm 1, noise counted", noise_1, sizes, theory="-1/2 with logarithms"),
+        make_line("Algorithm 2, noise counted", noise_2, sizes, theory="-2/3 with logarithms", color=3),
+        make_line(
+            "Algorithm 1, bound with it",
+            lambda n: bound(first_rounds(n, dimension, epsilon), noise_1(n), n),
+            sizes,
+            style="dashed",
+        ),
+        make_line(
+            "Algorithm 2, bound with it",
+            lambda n: bound(second_rounds(n, dimension, epsilon), noise_2(n), n),
+            sizes,
+            style="dashed",
+            color=3,
+        ),
+        make_line("Theorem 6, with 48 for 12", at(theorem_6), sizes, theory="-1/2", style="dotted"),
+        make_line("Theorem 9", at(theorem_9), sizes, theory="-2/3", style="dotted", color=3),
+        make_line(
+            "DP gradient descent, bound", at(gradient_descent), sizes, theory="-1/2", style="dash-dotted", color=7
+        ),
+        *_exact_marks(dimension, epsilon),
+    ]
+    return RateFigure(
+        f"Tran & Cutkosky: noise and bounds against N (d = {dimension}, ε = {epsilon:g}, G = L = R = 1)",
+        "records N",
+        "noise of the momentum, or bound on the gradient norm",
+        lines,
+        (1e3, 1e4, 1e6, 1e9, 1e12),
+        (
+            Triangle(1e5, gradient_descent(1e5, dimension, epsilon) / 6.0, -0.5, "-1/2", 10.0),
+            Triangle(1e7, 8.0 * theorem_9(1e7, dimension, epsilon), -2 / 3, "-2/3", 10.0),
+        ),
+        level=1.0,
+        notes=[_crossing_note(noise_1, noise_2, at(theorem_6), at(theorem_9)), *_NOTES],
+    )
+
+
+def _exact_marks(dimension: int, epsilon: float) -> list[Line]:
+    """Return marks of exact counts at 250 and 1,000 records where the theorems have enough rounds."""
+    sizes = [n for n in _EXACT_SIZES if second_rounds(n, dimension, epsilon) >= 4.0 * n]
+    sizes = [n for n in sizes if first_rounds(n, dimension, epsilon) >= n]
+    return [
+        make_line(
+            name, lambda n, count=count: count(int(n), dimension, epsilon), sizes, style="marks", color=color
+        )
+        for name, count, color in (
+            ("Algorithm 1, worst record", count_first, 0),
+            ("Algorithm 2, worst record", count_second, 3),
+        )
+    ]
+
+
+def _crossing_note(
+    noise_1: Callable[[float], float],
+    noise_2: Callable[[float], float],
+    bound_1: Callable[[float], float],
+    bound_2: Callable[[float], float],
+) -> str:
+    parts = []
+    for text, first, second, low, high in (
+        ("Algorithm 2's counted noise is below Algorithm 1's from", noise_2, noise_1, 5.0, 13.5),
+        ("Theorem 9's bound is below Theorem 6's from", bound_2, bound_1, 5.0, 40.0),
+        ("Theorem 6's bound is below G from", bound_1, lambda n: 1.0, 3.0, 40.0),
+        ("Theorem 9's bound is below G from", bound_2, lambda n: 1.0, 3.0, 60.0),
+    ):
+        parts.append(f"{text} 10^{math.log10(crossing(first, second, low, high)):.2f} records")
+    return "; ".join(parts) + "."
+
+
+_NOTES = (
+    "Both rates contain 1/√N: the gain of Algorithm 2 is at most d^(1/4)/√ε, and ends near N = d²/ε⁴.",
+    "Lines take the mean record for the worst, in closed form; marks count the worst record exactly.",
+)
