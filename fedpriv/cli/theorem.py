@@ -153,6 +153,10 @@ def _print_point(comparison: dict[str, Any]) -> None:
         for name in dict.fromkeys(itertools.chain(*columns))
     ]
     print_table([header, *lines])
+    if comparison["silos"]:
+        typer.echo()
+        silo_rows = [[_format_number(name, value) for name, value in silo.items()] for silo in comparison["silos"]]
+        print_table([list(comparison["silos"][0]), *silo_rows])
     # Conditions, and reasons why a run is refused.
     if "refusal" in scenario_numbers:
         print_text(f"\nthe scenario cannot be run: {scenario_numbers['refusal']}\n")
@@ -206,7 +210,8 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
     """Compare the numbers of one sweep point with those of each theorem of its algorithm.
 
     The result has "point" (swept values), "algorithm", "problem" (public numbers that theorems start from),
-    "scenario" (numbers of a run, with the measured excess risk if known), "theorems" (numbers, conditions,
+    "scenario" (numbers of a run, with the measured excess risk if known), "silos" (μ, ε and noise of each silo, if
+    they have targets of their own), "theorems" (numbers, conditions,
     assumption and "refusal" of each) and "bound" (of the excess risk at the scenario's numbers, or None without
     one).  A "refusal" is the reason why the numbers cannot be run, or None if they can.  A scenario that cannot be
     run has a "refusal" in place of its numbers.  A Lipschitz constant, smoothness or bound that is infinite is
@@ -229,8 +234,9 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
     try:
         plan = make_plan(cell, objective)
         numbers, bound = _scenario_numbers(cell, plan), _bound_data(excess_risk_bound(cell, plan))
+        silos = _silo_numbers(cell, plan)
     except InputError as error:
-        numbers, bound = {"refusal": str(error)}, None
+        numbers, bound, silos = {"refusal": str(error)}, None, []
     return {
         "point": dict(point.swept_values),
         "algorithm": cell.algorithm.name,
@@ -245,6 +251,7 @@ def compare_with_theorems(point: "SweepPoint", gap: float | None, run: Path | No
             "smoothness": _finite_or_none(problem.smoothness),
         },
         "scenario": numbers | _measured_risk(point, run),
+        "silos": silos,
         "theorems": [
             _prescription_data(prescription, problem)
             for prescription in cell.algorithm.row.theorems(cell.algorithm.settings, problem)
@@ -266,15 +273,33 @@ def _bound_data(bound: "Bound | None") -> dict[str, Any] | None:
 
 def _scenario_numbers(cell: "Cell", plan: "Plan") -> dict[str, Any]:
     """Return the numbers of a run of the cell."""
-    rounds = plan.schedule.rounds
+    from fedpriv.noise.registry import MechanismOptions
+
+    rounds, settings = plan.schedule.rounds, cell.algorithm.settings
+    unused = MechanismOptions.model_fields.keys() - settings.model_fields_set  # defaults of other mechanisms
     return {
         "rounds": rounds,
         "batch": sum(plan.batch_sizes),
         "clip": max(float(plan.estimator.round(t).clip) for t in range(1, rounds + 1)),
         "noise std": plan.noise.std_in_mean,
-        **_finite_numbers(cell.algorithm.settings.model_dump(exclude={"clip"})),
+        **_finite_numbers(settings.model_dump(exclude={"clip", *unused})),
         **_finite_numbers(vars(plan.optimizer)),
     }
+
+
+def _silo_numbers(cell: "Cell", plan: "Plan") -> list[dict[str, Any]]:
+    """Return μ, ε and fresh noise of each silo with a target of its own (Reshef & Levy, Theorem 5.1)."""
+    from fedpriv.accounting.gaussian import epsilon_of
+
+    return [
+        {
+            "silo": silo,
+            "mu": mu,
+            "epsilon": epsilon_of(mu, cell.privacy.delta),
+            "noise std": plan.noise.std_of(silo),
+        }
+        for silo, mu in enumerate((cell.target_mus or ()) if cell.privacy.shares else ())
+    ]
 
 
 def _measured_risk(point: "SweepPoint", run: Path | None) -> dict[str, float]:

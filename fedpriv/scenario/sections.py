@@ -253,10 +253,14 @@ def split_budget(promise: float | None, share: float = 0.0) -> RunBudget:
     return RunBudget(promise * math.sqrt(1.0 - share) * _ROUND_DOWN, promise * math.sqrt(share) * _ROUND_DOWN)
 
 
+_TARGETS = ("mu", "rho", "zcdp", "epsilon")
+
+
 class PrivacySection(Section):
     """Section [privacy]: the guarantee for each silo's records.
 
-    A private run has exactly one of mu, rho, zcdp, or epsilon with delta.  `mu` is the parameter μ of Gaussian
+    A private run has exactly one of mu, rho, zcdp, or epsilon with delta: a number for all silos, or a list with
+    one for each (Reshef & Levy, Theorem 5.1, has such a ρ_i for machine i).  `mu` is the parameter μ of Gaussian
     differential privacy, `rho` is Reshef & Levy's name for μ, and `zcdp` is μ²/2.
     """
 
@@ -279,10 +283,33 @@ class PrivacySection(Section):
         description="of that target, in its own unit: what the records of silo 0, 1, … get; 1 for one of them",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _split_targets(cls, values: Any) -> Any:
+        """Replace a list of targets, one for each silo, by the largest target and the silos' shares of it.
+
+        A share is rounded down if its product with the target would exceed the silo's number.
+        """
+        names = [name for name in _TARGETS if isinstance(values, dict) and isinstance(values.get(name), list)]
+        if len(names) != 1 or not all(
+            isinstance(target, int | float) and target > 0 for target in values[names[0]]
+        ):
+            return values
+        if values.get("shares") is not None:
+            raise ValueError(f"{names[0]} has a number for each silo, and so has shares: leave out one")
+        targets = [float(target) for target in values[names[0]]]
+        largest = max(targets, default=0.0)
+        shares = [target / largest for target in targets]
+        exact = [
+            math.nextafter(share, 0.0) if share * largest > target else share
+            for share, target in zip(shares, targets, strict=True)
+        ]
+        return {**values, names[0]: largest, "shares": exact}
+
     @model_validator(mode="after")
     def _check_one_target(self) -> Self:
         """Require exactly one target of a private run, and none of a run without noise."""
-        targets = [name for name in ("mu", "rho", "zcdp", "epsilon") if getattr(self, name) is not None]
+        targets = [name for name in _TARGETS if getattr(self, name) is not None]
         if self.mode == "none" and targets:
             raise ValueError(f'mode = "none" means no noise, so {targets[0]} cannot be given with it')
         if self.mode == "gaussian" and len(targets) != 1:

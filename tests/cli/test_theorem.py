@@ -78,6 +78,19 @@ def test_both_theorems_stand_beside_the_numbers_of_the_run(scenario: Path) -> No
     assert point["theorems"][1]["refusal"] is None
 
 
+def test_each_silo_has_its_own_line_if_it_has_its_own_target(scenario: Path) -> None:
+    (point,) = asked(scenario, "--set", "algorithm.trust=untrusted", "--set", "privacy.shares=[[1.0, 0.25]]")
+    assert [(silo["silo"], silo["mu"]) for silo in point["silos"]] == [(0, 2.0), (1, 0.5)]
+    assert point["silos"][1]["noise std"] == pytest.approx(4.0 * point["silos"][0]["noise std"])
+    assert asked(scenario)[0]["silos"] == []
+
+
+def test_options_of_other_mechanisms_are_no_numbers_of_a_run(scenario: Path) -> None:
+    assert not {"bands", "max_vectors"} & asked(scenario)[0]["scenario"].keys()
+    banded = asked(scenario, "--set", "algorithm.mechanism=banded", "--set", "algorithm.bands=4")
+    assert banded[0]["scenario"]["bands"] == 4.0
+
+
 def test_text_rounds_to_the_safe_side(scenario: Path) -> None:
     """Guarantee: ε and noise that is asked for are printed no smaller than they are, noise of a run no larger."""
     (point,) = asked(scenario)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedpriv.accounting.gaussian import mu_of
@@ -27,6 +30,7 @@ from fedpriv.plan.task import load_task
 from fedpriv.rounds.integers import IntegerSteps
 from fedpriv.scenario.load import parse_scenario, resolve_cell
 from fedpriv.scenario.schema import Cell
+from fedpriv.scenario.sections import PrivacySection
 from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.ledger import SiloLedger
 from fedpriv.silo.policy import read_policy
@@ -54,6 +58,41 @@ def cell_of(**overrides: Any) -> Cell:
 
 def planned(cell: Cell, released: bool = False) -> Plan:
     return make_plan(cell, load_task(cell).objective, for_release=released)
+
+
+def test_a_list_of_targets_is_a_target_for_each_silo() -> None:
+    """Reshef & Levy's ρ_i (Theorem 5.1): σ_i = 2 S √T/ρ_i, and each target in its own unit."""
+    cell = cell_of(privacy={"relation": "replace-one", "rho": [4.0, 1.0, 2.5]})
+    noise, rounds = planned(cell).noise, cell.schedule.rounds
+    clip = planned(cell).estimator.round(1).clip
+    assert [noise.std_of(silo) for silo in range(3)] == pytest.approx(
+        [2.0 * clip * math.sqrt(rounds) / rho for rho in (4.0, 1.0, 2.5)], rel=1e-9
+    )
+    epsilons = cell_of(privacy={"relation": "replace-one", "epsilon": [1.0, 0.3, 0.7], "delta": 1e-6})
+    assert epsilons.target_mus == pytest.approx([mu_of(epsilon, 1e-6) for epsilon in (1.0, 0.3, 0.7)])
+
+
+@given(st.floats(1e-3, 30.0), st.floats(1e-3, 30.0))
+def test_no_silo_of_a_list_gets_more_than_its_own_number(one: float, other: float) -> None:
+    """Guarantee: shares of the largest are rounded down."""
+    privacy = PrivacySection.model_validate({"relation": "zero-out", "mu": [one, other]})
+    for silo, target in enumerate((one, other)):
+        assert (privacy.silo_target_mu(silo) or math.inf) <= target
+
+
+@pytest.mark.parametrize(
+    ("privacy", "named"),
+    [
+        ({"mu": [1.0, 2.0, 1.0], "shares": [1.0, 1.0, 1.0]}, "mu has a number for each silo"),
+        ({"mu": [1.0, 2.0]}, "privacy.shares has 2 numbers; give one for each of 3 silos"),
+        ({"mu": [1.0, -2.0, 1.0]}, "privacy.mu"),
+        ({"mu": []}, "privacy.mu"),
+        ({"mu": [1.0, 2.0, 1.0], "epsilon": 1.0}, "needs exactly one of mu, rho, zcdp and epsilon"),
+    ],
+)
+def test_lists_of_targets_that_are_refused(privacy: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=re.escape(named)):
+        cell_of(privacy={"relation": "replace-one", **privacy})
 
 
 @pytest.mark.every(6)
