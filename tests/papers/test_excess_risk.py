@@ -139,7 +139,7 @@ def test_where_nothing_is_proved_the_bound_is_infinite_and_the_condition_fails()
 
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_the_theorems_own_numbers_have_a_bound(relation: Any) -> None:
-    """Theorem 15's β is beyond M (T + 1)/2; Theorem 3's is so at sizes that no machine holds."""
+    """Theorem 14's β is beyond M (T + 1)/2; Theorem 3's is so at sizes that no machine holds."""
     schedule = FixedOrder(10_000, 10_000)
     problem = Problem(50, 2.0, 0.5, True, 1, schedule, epsilon=1.0, delta=1e-5, relation=relation)
     asked = non_realizable_parameters(problem, 3.0)
