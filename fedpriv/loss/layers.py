@@ -433,19 +433,21 @@ def extract_patches_by_view(
         The patches, (N, channels · kernel height · kernel width, positions), as torch's `unfold` returns them.
     """
     (vertical_padding, horizontal_padding), (kernel_height, kernel_width) = padding, kernel
+    (row_spacing, column_spacing), (row_step, column_step) = dilation, stride
     padded = functional.pad(pictures, (horizontal_padding, horizontal_padding, vertical_padding, vertical_padding))
     axes = zip(padded.shape[2:], kernel, dilation, stride, strict=True)
     position_counts = [(side - spacing * (size - 1) - 1) // step + 1 for side, size, spacing, step in axes]
     picture_stride, channel_stride, row_stride, column_stride = padded.stride()
-    strides = (
-        row_stride * dilation[0],
-        column_stride * dilation[1],
-        row_stride * stride[0],
-        column_stride * stride[1],
-    )
     view = padded.as_strided(
         (*padded.shape[:2], kernel_height, kernel_width, *position_counts),
-        (picture_stride, channel_stride, *strides),
+        (
+            picture_stride,
+            channel_stride,
+            row_stride * row_spacing,
+            column_stride * column_spacing,
+            row_stride * row_step,
+            column_stride * column_step,
+        ),
     )
     return view.reshape(len(padded), -1, prod(position_counts))
 

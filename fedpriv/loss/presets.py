@@ -3,7 +3,7 @@
 Scenarios name them by import path, as they would name a user's own module.
 
 `lora` makes Linear layers with weight W + scale · B A, of which A and B are trained and W is constant.  The scale
-is α / r with α given and r the rank, or 1.  At the start B is 0 and A random.  Source: Hu et al. 2022, "LoRA:
+is α / r for the rank r, or 1 without α.  At the start B is 0 and A random.  Source: Hu et al. 2022, "LoRA:
 Low-rank adaptation of large language models", section 4.1.
 """
 
@@ -59,8 +59,8 @@ def lora(
 
     A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random, B (out, rank) zero,
     W frozen, and b frozen unless `train` names it.  Layers of subclasses of Linear, and those whose weight `train`
-    names, stay as they are.  The state_dict has all names of the module's own state_dict, and NAME.lora_a and
-    NAME.lora_b for each of these layers.  `merged` makes plain Linear layers of them again.
+    names, have no product.  The state_dict has all names of the module's own state_dict, and NAME.lora_a and
+    NAME.lora_b for each layer NAME with a product.  `merged` makes plain Linear layers of these layers again.
 
     Args:
         module: Module to copy, which is not changed.

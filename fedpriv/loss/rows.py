@@ -115,7 +115,7 @@ class Model:
 class ModuleSettings(ModelSettings):
     """Settings of models of torch layers."""
 
-    initial_seed: Annotated[int, Field(ge=0)] = Field(0, description="the first model follows from it alone")
+    initial_seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the first model's random values")
     augment: Augmentation | None = Field(
         None, description="copies, shift and flip: copies of a picture inside of one clip"
     )
