@@ -167,15 +167,22 @@ def serve_guard(
 def _listen(policy: Policy) -> Iterator[socket.socket]:
     """Open the silo's socket, which only the guard's user and `policy.group` can use.
 
+    The socket of a guard that has ended is replaced, and any other file stays as it is.
+
     Raises:
-        InputError: If another guard answers on the socket, or the socket cannot be made or given to the group.
+        InputError: If another guard answers on the socket, if there is a file that is no socket, or if the socket
+            cannot be made or given to the group.
     """
-    if is_listening(policy.socket):
-        raise InputError(f"{policy.socket}: a guard answers there already; end it before you start another")
-    policy.socket.unlink(missing_ok=True)
+    if (is_busy := is_listening(policy.socket)) or (policy.socket.exists() and not policy.socket.is_socket()):
+        raise InputError(
+            f"{policy.socket}: a guard answers there already; end it before you start another"
+            if is_busy
+            else f"{policy.socket}: is a file and no socket; set `socket` in the policy to a path that is free"
+        )
     with socket.socket(socket.AF_UNIX) as listener:
         umask = os.umask(0o177)  # The socket is private from the start, like the ledger.
         try:
+            policy.socket.unlink(missing_ok=True)
             listener.bind(str(policy.socket))
         except OSError as error:
             raise InputError(f"{policy.socket}: cannot be a socket: {error}") from None
@@ -397,7 +404,7 @@ class RequestQueue:
         release = guard.answer(
             run, cell, t, torch.frombuffer(query, dtype=dtype), signed_keys, checkpoints=checkpoints
         ).numpy()
-        self._events.record_answer(run, t, is_evaluation=header.get("tests") is True)
+        self._events.record_answer(guard.ledger_run_id(run, cell), t, is_evaluation=header.get("tests") is True)
         return Reply(
             {"dtype": str(release.dtype), REPLY_CHECKPOINT: guard.checkpoint(run, cell, t).hex()},
             release.tobytes(),

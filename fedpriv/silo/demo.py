@@ -288,9 +288,10 @@ def format_policy(
 def format_toml(keys: Mapping[str, object]) -> str:
     """Format a line of TOML for every key.
 
-    The JSON text of numbers, strings, truth values and lists is TOML, too.
+    The JSON text of numbers, strings, truth values and lists is TOML, too, unless characters beyond 16 bits are
+    escaped as surrogate pairs, which TOML does not have.
     """
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in keys.items())
 
 
 def _federation_key(cell: Cell) -> tuple[object, ...]:

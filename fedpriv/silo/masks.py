@@ -202,12 +202,14 @@ def load_identity(number: int, key_path: Path | None, peers: Path | None) -> Ide
     Raises:
         InputError: If a file cannot be used.
     """
-    lines = [] if peers is None else [line for line in read_file_bytes(peers).splitlines() if line.strip()]
-    if peers is not None and not lines:
+    lines = [] if peers is None else read_file_bytes(peers).splitlines()
+    if peers is not None and not any(line.strip() for line in lines):
         raise InputError(f"{peers}: expected a public key for each silo, silo 0 first")
     key = None if key_path is None else read_private_key(key_path)
     public_keys = [
-        parse_public_key(line, f"{peers}, line {line_number}") for line_number, line in enumerate(lines, start=1)
+        parse_public_key(line, f"{peers}, line {line_number}")
+        for line_number, line in enumerate(lines, start=1)
+        if line.strip()
     ]
     raw_keys = [public_key.public_bytes_raw() for public_key in public_keys]
     for silo, content in enumerate(raw_keys):
