@@ -115,7 +115,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     repeated = ask_release(tmp_path / "1.sock", "1", json.dumps(cell.canonical_data()), 1, ZERO.numpy(), keys)
     assert isinstance(repeated, Refusal)
     assert repeated.reason == (
-        "silo 1 refuses: round 1 was answered, and this run is over: of its reply a digest is kept"
+        "silo 1 refuses: round 1 was answered, and this run is over: only a digest of its reply is kept"
     )
     answer = SiloLedger(tmp_path / "ledger-1.sqlite").find_answer("1", 8)
     assert answer is not None
