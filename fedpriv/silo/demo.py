@@ -187,7 +187,7 @@ def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
 
 
 def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, float]:
-    """Return the narrowest budget with which each of `silos` answers one run of `cell`, and the slack if any.
+    """Return the narrowest budget, and slack if any, with which all `silos` answer one run of `cell`.
 
     The budget is the largest target μ of these silos.  For records that take part in secret it is the largest μ
     that one of them is charged at slack `SLACK_PER_RUN`.

@@ -94,7 +94,7 @@ def test_one_silo_cannot_stand_for_two(tmp_path: Path) -> None:
     write_identities(tmp_path)
     lines = (tmp_path / "peers").read_bytes().splitlines(keepends=True)
     (tmp_path / "peers").write_bytes(b"".join([lines[0], lines[1], lines[1].replace(b" silo", b" other")]))
-    with pytest.raises(InputError, match=r"peers: silos 1 and 2 have one key; each has its own"):
+    with pytest.raises(InputError, match=r"peers: silos 1 and 2 have the same key; each needs its own"):
         load_identity(0, None, tmp_path / "peers")
 
 
