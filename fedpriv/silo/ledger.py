@@ -1,4 +1,4 @@
-"""Ledger of a silo: SQLite file of runs, digests of queries and replies, written before a reply leaves.
+"""Ledger of a silo: SQLite file of runs, query digests and replies, written before a reply leaves.
 
 The tables are in fedpriv/silo/rows.py, the chain of commits and the rollback mark in fedpriv/silo/chain.py.
 

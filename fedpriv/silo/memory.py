@@ -1,8 +1,8 @@
 """Memory limits of a guard's runs, computed before a run and enforced by the system, on Linux.
 
 The memory of a run is computed from public numbers: the scenario, and the number and shape of the silo's records.
-If an answer takes more than was computed, that answer fails instead of the process, whose end would end all runs of
-the silo.
+If an answer takes more than was computed, that answer fails instead of the process, whose end would end all runs
+of the silo.
 """
 
 import re
@@ -31,7 +31,7 @@ _BATCH_COPIES = 6
 _VALUES_PER_COORDINATE = 5
 """Numbers for every value of one record's increment while it is evaluated, clipped and rounded."""
 _STATE_COPIES = 5
-"""Copies of a state that exist at a time, at most: as read, as updated, packed, and as written by SQLite."""
+"""Copies of a state that exist at a time, at most: read, updated, packed, and written by SQLite."""
 _MECHANISM_STATES = 2
 """States of the size of the mechanism's: its own, and the state of the strategy for integers."""
 _VECTOR_COUNT = 16
@@ -100,7 +100,7 @@ def state_memory(plan: Plan, silo: int) -> int:
 
 
 def _values_per_record(plan: Plan) -> int:
-    """Return the most values of a record's increment, or of a query or a chunk of features if these are more."""
+    """Return the most values of a record's increment, of a query, or of a chunk of features."""
     objective, max_values = plan.objective, max(plan.query_length, MAX_CHUNK_VALUES)
     for points in {round_plan.step.gradient_count for round_plan in plan.rounds}:
         max_values = max(max_values, objective.dimension * points + objective.extra_values(points))
