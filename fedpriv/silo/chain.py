@@ -140,7 +140,7 @@ class MarkContent(NamedTuple):
     last_commit: Commit
     """Last commit that is certainly on the disk."""
     pending_commit: Commit
-    """Commit in progress, or the last one if there is none."""
+    """Commit in progress, or the last commit again if none is in progress."""
     file_digest: str = ""
     """SHA-256 of the ledger's file in hexadecimal digits, or "" if a run is under way or was just ended."""
 
