@@ -2,8 +2,9 @@
 
 Values have shape (..., B, *shape), where the leading axes are models.  Weights (..., *shape) have the leading axes
 only.  A layer without parameters (`StatelessLayer`) maps values to outputs, and output gradients to input
-gradients.  A layer with parameters (`ParameterLayer`) makes terms (`LayerTerms`) besides: the gradient of one
-record by its weight is Σ_k output_gradients[k] ⊗ inputs[k], over the points k of an increment.
+gradients.  A layer with parameters (`ParameterLayer`) makes terms (`LayerTerms`) besides.  The part of a record's
+increment in the layer's weight is Σ_k output_gradients[k] ⊗ inputs[k], one term for each point k of the query
+(`loss.layered` says which).  For a convolution each term is also summed over positions.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +70,7 @@ class Reshape:
 
 @dataclass(frozen=True)
 class MaxPool:
-    """nn.MaxPool2d, for which `saved` holds the index of each largest value in its image."""
+    """nn.MaxPool2d, for which `saved` holds the index of each largest value in its channel."""
 
     input_shape: Shape
     """Shape (channels, height, width) of one record's inputs."""
@@ -122,9 +123,10 @@ def match_stateless_layer(layer: nn.Module, inward: Shape, outward: Shape) -> St
 class ParameterLayer(Protocol):
     """A layer with a weight, (..., *shape) as torch's, and a bias.
 
-    `prepare_inputs` is the part of the forward pass that depends on neither, such as the extraction of patches.
-    `make_terms` represents the increments of a batch from output gradients and prepared inputs, one of each for
-    every term of a sum of outer products.  The first output gradient is the sum over all points.
+    `prepare_inputs` is the part of the forward pass that depends on neither weight nor bias, such as the
+    extraction of patches.  `make_terms` represents the increments of a batch as sums of outer products.  Its
+    arguments are the output gradient and the prepared inputs of every term.  The first output gradient is the sum
+    over all points of the query, and therefore the gradient of the bias.
     """
 
     @property
@@ -204,7 +206,7 @@ class DenseTerms:
     """
 
     output_gradients: Sequence[Tensor]
-    """Output gradients u_k, (..., B, outputs) each.  With a bias, the first one is the sum over all points."""
+    """Output gradients u_k, (..., B, outputs) each.  The first one, u_0, is the sum over all points."""
     inputs: Sequence[Tensor]
     """Inputs v_k, (..., B, inputs) each."""
     has_bias: bool
@@ -229,7 +231,7 @@ class DenseTerms:
         terms = [output_gradient * values for output_gradient, values in zip(gradient_norms, inputs, strict=True)]
         spread = sum_tensors(terms)
         squared = spread.square() if len(terms) == 1 else self._squared_weight(spread)
-        if self.has_bias:  # its input is 1 in every term, so its gradient is the sum of all, the first one here
+        if self.has_bias:  # its input is 1 at every point, so its gradient is the sum over all points
             squared, spread = squared + gradient_norms[0].square(), spread + gradient_norms[0]
         return NormBounds(
             squared.sqrt(), spread, len(terms) + 4.0, sum_tensors([spread, *gradient_norms, *inputs])
@@ -289,8 +291,8 @@ class DenseTerms:
 class Convolution:
     """nn.Conv2d without groups, as a product with the patches of its input.
 
-    A record's gradient is a sum over positions, and smaller than the patches.  The gradient is therefore
-    materialized.
+    A record's gradient is a sum over positions, and usually smaller than the record's patches.  The gradient is
+    therefore materialized.
     """
 
     input_shape: Shape
@@ -314,7 +316,7 @@ class Convolution:
         return 2 * prod(self.output_shape) + 2 * patch * prod(self.output_shape[1:]) + patch * self.output_shape[0]
 
     def prepare_inputs(self, values: Tensor) -> Tensor:
-        """Extract patches, (..., B, channels · kernel, positions)."""
+        """Extract patches, (..., B, channels · kernel height · kernel width, positions)."""
         patches = extract_patches(values.flatten(0, -4), self.kernel, self.dilation, self.padding, self.stride)
         return patches.view(*values.shape[:-3], *patches.shape[1:])
 
@@ -345,10 +347,10 @@ class Convolution:
 
 @dataclass(frozen=True)
 class GradientTerms:
-    """The gradients themselves, (..., B, size) each, of the weight and of the bias if there is one."""
+    """Terms of a layer whose increments are materialized."""
 
     gradients: list[Tensor]
-    """Gradients by the weight and, if there is one, by the bias, (..., B, size) each."""
+    """Increments by the weight and, if there is one, by the bias, (..., B, size) each."""
 
     def to_dtype(self, dtype: torch.dtype) -> Self:
         return type(self)([part.to(dtype) for part in self.gradients])
@@ -398,10 +400,11 @@ def extract_patches(
     padding: tuple[int, int],
     stride: tuple[int, int],
 ) -> Tensor:
-    """Extract patches of pictures (N, channels, height, width): (N, channels · kernel, positions).
+    """Extract the patches of pictures, as torch's `unfold` does.
 
-    The patches are those of torch's `unfold`.  On a GPU `unfold` handles one picture after another, so that one
-    copy of a strided view is used instead.
+    Pictures are (N, channels, height, width), and the patches (N, channels · kernel height · kernel width,
+    positions).  On a GPU `unfold` handles one picture after another, so that one copy of a strided view is used
+    instead (`extract_patches_by_view`, which explains the arguments).
     """
     unfold = functional.unfold if pictures.is_cpu else extract_patches_by_view
     return unfold(pictures, kernel, dilation, padding, stride)
@@ -430,19 +433,21 @@ def extract_patches_by_view(
         The patches, (N, channels · kernel height · kernel width, positions), as torch's `unfold` returns them.
     """
     (vertical_padding, horizontal_padding), (kernel_height, kernel_width) = padding, kernel
+    (row_spacing, column_spacing), (row_step, column_step) = dilation, stride
     padded = functional.pad(pictures, (horizontal_padding, horizontal_padding, vertical_padding, vertical_padding))
     axes = zip(padded.shape[2:], kernel, dilation, stride, strict=True)
     position_counts = [(side - spacing * (size - 1) - 1) // step + 1 for side, size, spacing, step in axes]
     picture_stride, channel_stride, row_stride, column_stride = padded.stride()
-    strides = (
-        row_stride * dilation[0],
-        column_stride * dilation[1],
-        row_stride * stride[0],
-        column_stride * stride[1],
-    )
     view = padded.as_strided(
         (*padded.shape[:2], kernel_height, kernel_width, *position_counts),
-        (picture_stride, channel_stride, *strides),
+        (
+            picture_stride,
+            channel_stride,
+            row_stride * row_spacing,
+            column_stride * column_spacing,
+            row_stride * row_step,
+            column_stride * column_step,
+        ),
     )
     return view.reshape(len(padded), -1, prod(position_counts))
 

@@ -4,7 +4,8 @@ A record has features z and label y, and x is the model.  The gradient of a reco
 derivative of the loss by the scores ("output gradient").  An increment Σ_k c_k ∇f(x_k; z, y), for the points x_k
 and coefficients c_k of a query, has the same form (Σ_k c_k δ_k) ⊗ z.  Its norm is therefore a product of two
 norms, and a clipped sum over a batch of B records is one matrix product.  With a penalty, every record's loss has
-the term penalty · ‖x‖²/2, inside of the clip; increments are then materialized as vectors.
+the term penalty · ‖x‖²/2.  The term's gradient is clipped together with the loss's, and increments are
+materialized as vectors.  The table is for losses without a penalty.
 
 | class | f(x; z, y) of the score ⟨x, z⟩ | lipschitz |
 |---|---|---|
@@ -17,8 +18,8 @@ the term penalty · ‖x‖²/2, inside of the clip; increments are then materia
 
 Robust phase retrieval with power 2 is from Duchi & Ruan 2019; with power 1 it is the Lipschitz amplitude form.
 
-A `Population` is a distribution of records whose risk is known.  Evaluations report the risk, to
-compare it with theory.
+A `Population` is a distribution of records whose risk is known.  Evaluations report the excess risk, to compare it
+with theory.
 
 A `RecordBlock` gathers the records of several rounds, for replicates that read the same ones.  Values that depend
 on the records only are computed once for all rounds of a block: an objective calls `compute_per_block`, which
@@ -64,7 +65,7 @@ class Population(Protocol):
     """Distribution of records with a known risk F."""
 
     def excess_risk(self, point: Tensor) -> Tensor:
-        """Excess risk F(x) - F(x*) for points (..., d), shape (...)."""
+        """Excess risk of points (..., d) over the best admissible point, (...)."""
         ...
 
     def gradient(self, point: Tensor) -> Tensor:
@@ -76,13 +77,13 @@ class Population(Protocol):
 class QuadraticPopulation:
     """Population of least squares with E[z zᵀ] = diag(curvature).
 
-    F(x) - F(x*) is (x - x*)ᵀ diag(curvature) (x - x*) / 2, of which `excess_risk` subtracts `min_excess_risk`.
+    F(x) - F(x*) is (x - x*)ᵀ diag(curvature) (x - x*) / 2, from which `excess_risk` subtracts `min_excess_risk`.
     """
 
     curvature: Tensor
     """Diagonal of E[z zᵀ], (d,)."""
     minimizer: Tensor
-    """x*, (d,)."""
+    """Minimizer x* of F over all points, (d,)."""
     min_excess_risk: float = 0.0
     """F - F(x*) at the best admissible point, or 0 if x* is admissible."""
 
@@ -107,7 +108,7 @@ def quadratic_in_ball(curvature: Tensor, minimizer: Tensor, radius: float) -> Qu
     unconstrained = QuadraticPopulation(curvature, minimizer)
     if float(torch.linalg.vector_norm(minimizer)) <= radius:
         return unconstrained
-    # At the upper bound of λ the norm is at most the radius.  200 halvings are more than float64 can tell apart.
+    # At the upper bound of λ the norm is at most the radius.  200 halvings exhaust the digits of float64.
     low, high = 0.0, float(curvature.max() * torch.linalg.vector_norm(minimizer)) / radius
     for _ in range(200):
         middle = (low + high) / 2.0
@@ -235,7 +236,7 @@ class LinearObjective(Deterministic, ABC):
     ) -> tuple[Tensor, Clipping]:
         """Features in the type of the output gradients, and the clipping of their products, for one output.
 
-        The norm of a record's increment is |output gradient| · ‖features‖.
+        The norm of a record's increment is |output gradient| · ‖features‖.  Output gradients are (..., 1, B).
         """
         features = records.features.to(output_gradients.dtype)
         return features, compute_clipping(
@@ -269,8 +270,8 @@ class LinearObjective(Deterministic, ABC):
 class LinearScore(LinearObjective, ABC):
     """A loss of one linear score.
 
-    With a `population`, `evaluate` also reports the metrics excess_risk = F(x) - F(x*) and gradient_norm = ‖∇F(x)‖
-    of the population risk F.
+    With a `population`, `evaluate` also reports two metrics of the population risk F: excess_risk, over the best
+    admissible point, and gradient_norm = ‖∇F(x)‖.
     """
 
     features: int
@@ -303,13 +304,13 @@ class LeastSquares(LinearScore):
 
     @property
     def lipschitz(self) -> float:
-        """max|⟨x, z⟩ - y| · max‖z‖ in the ball, plus the penalty's part.
+        """max|⟨x, z⟩ - y| · max‖z‖ in the ball, plus the penalty's part, or inf if the radius is inf.
 
         Outside of the ball no bound holds, so `convex` is False.
         """
-        return (
-            self.radius * self.feature_norm + self.label_bound
-        ) * self.feature_norm + self.penalty * self.radius
+        return (self.radius * self.feature_norm + self.label_bound) * self.feature_norm + (
+            self.penalty * self.radius if self.penalty else 0.0
+        )
 
     @property
     def convex_within(self) -> float:
@@ -358,10 +359,10 @@ class SigmoidRegression(LinearScore):
         |f''| = s (1 - s) |1 - 2s|, the most where 6 s² - 6 s + 1 = 0: 1/(6√3), at s = 1/2 ± 1/(2√3)
 
     The gradient is f' z and the Hessian f'' z zᵀ.  Losses lie in (0, 1) and are 1/2 at x = 0, so no model's loss
-    is lower than the initial one by 1/2 or more (`--gap 0.5`).
+    is lower than the initial one by 1/2 or more (option `--gap 0.5` of `fedpriv privacy theorem`).
 
-    Guarantee: for records with ‖z‖ ≤ `feature_norm`, no gradient's norm exceeds `lipschitz`, and no two gradients
-    of one record are farther apart than `smoothness` times the distance of their points, at every
+    Guarantee: for records with ‖z‖ ≤ `feature_norm` and no penalty, no gradient's norm exceeds `lipschitz`, and no
+    two gradients of one record are farther apart than `smoothness` times the distance of their points, at every
     point, in exact arithmetic.
     """
 
@@ -391,14 +392,14 @@ class PhaseRetrieval(LinearObjective):
 
     features: int
     power: Literal[1, 2]
-    """Power of the sizes in the loss."""
+    """Power of the score and of the label in the loss."""
     feature_norm: float
-    """Upper bound on ‖z‖."""
+    """Upper bound on ‖z‖ over all possible records."""
     start_norm: float = 1.0
     """Norm of x_1."""
     dtype: torch.dtype = torch.float32
 
-    outputs = Deterministic.outputs  # the absolute value of a score predicts the label, not the score
+    outputs = Deterministic.outputs  # refuses: the absolute value of a score predicts the label, not the score
     linear = None  # a client's own steps go through `gradient`
 
     @property
@@ -416,7 +417,7 @@ class PhaseRetrieval(LinearObjective):
         return torch.full((self.features,), self.start_norm / math.sqrt(self.features), dtype=self.dtype)
 
     def _metrics(self, point: Tensor, scores: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
-        """Share of records whose size is predicted up to 0.1."""
+        """The metric sizes_met, the share of records whose label is predicted with an error of 0.1 at most."""
         return {
             "sizes_met": ((scores.squeeze(-1).abs() - labels).abs() <= _SIZE_TOLERANCE).to(scores.dtype).mean(-1)
         }
@@ -428,7 +429,7 @@ Part = TypeVar("Part")
 class BlockRecords(Records):
     """One round's records, (replicates, B, …), in memory that all replicates share.
 
-    Values made of them, such as a slice, are plain `Records`.
+    `Records` that are made of slices of these tensors belong to no block.
     """
 
     shared: Records
@@ -447,10 +448,9 @@ class RecordBlock:
         self._computed: dict[Hashable, Sequence[Any]] = {}
 
     def split_rounds(self) -> Iterator[BlockRecords]:
-        """Yield the records of each round, repeated for every replicate: (replicates, B, …).
+        """Yield the records of each round, repeated for every replicate, (replicates, B, …).
 
-        The repetition is a view of the same memory.  The attribute `shared` has the same records once, (B, …), and
-        `block` and `round_index` say which round of which block they are.
+        The repetition is a view of the same memory.
         """
         shared_rounds = zip(*(column.unbind() for column in self._records), strict=True)
         expanded = zip(
@@ -480,7 +480,7 @@ class RecordBlock:
 
 
 def shared_records(records: Records) -> Records:
-    """Drop the axis of replicates if all of them read the same records in shared memory."""
+    """Return records without the axis of replicates if they are in a block, and others unchanged."""
     return records.shared if isinstance(records, BlockRecords) else records
 
 
@@ -492,6 +492,9 @@ def compute_per_block(records: Records, name: Hashable, compute: Callable[[Recor
         name: Name of the computation, unique among those of a block.
         compute: Function from records to one number or vector for each record.  The records are those of one
             round, or of all rounds of a block, (rounds, B, …).
+
+    Returns:
+        The result of `compute` for the round.  For records in a block it has no axis of replicates.
     """
     return (
         compute(records)
@@ -528,7 +531,7 @@ def _feature_norms(records: Records, dtype: torch.dtype) -> Tensor:
 class SoftmaxRegression(LinearObjective):
     """Cross-entropy of a linear classifier.
 
-    Parameters are `classes` rows of `features` weights, flattened.  A constant feature 1 serves as the bias.
+    The parameters are `classes` rows of `features` weights, flattened.  A constant feature 1 serves as the bias.
     """
 
     features: int
@@ -565,7 +568,7 @@ class SoftmaxRegression(LinearObjective):
     def outer(self) -> OuterProduct | None:
         if self.denominator is None:
             return None
-        # Rounding to multiples of 1/denominator moves a record by less than √features units.
+        # Rounding to multiples of 1/denominator moves a record by at most √features/2 units.
         return OuterProduct(
             softmax_residuals,
             self.classes,
@@ -574,7 +577,7 @@ class SoftmaxRegression(LinearObjective):
         )
 
     def _scores(self, point: Tensor, features: Tensor) -> Tensor:
-        # Weights on the left: half the time, and records that all replicates share become one product.
+        # Weights stand on the left, which takes half the time, and records that replicates share take one product.
         return point.view(*point.shape[:-1], self.classes, self.features) @ features.mT
 
     def _combined_gradients(self, query: Query, records: Records) -> Tensor:

@@ -1,7 +1,7 @@
 """Losses of a model's outputs, their derivatives by the outputs, and measures of survival models.
 
 Every loss implements `Loss`: value, output gradient and accuracy of a batch of records.  `LOSSES` has the losses
-by name, and `LossChoice` makes one for labels of a known shape.
+that users name, and `LossChoice` makes one for labels of a known shape.
 
 `HazardLoss` is for the time until an event, in K public bins.  A label is one of 2K + 1 classes, m + (K + 1) δ.
 There m is the number of bins survived, and δ = 1 if the event was observed, in bin m.  `TableSchema.survival`
@@ -17,7 +17,8 @@ S(k) = Π_{i ≤ k} (1 - sigmoid(h_i)) is the probability of survival to the end
   half.
 * `integrated_brier` (Graf et al. 1999), the mean over bins k of the squared error of S(k), weighted by 1/G against
   censoring.  G(k) is the Kaplan-Meier estimate of the probability of no censoring in bins 0 … k-1, from the n
-  records that are scored.  An event comes before a censoring of the same bin.  The error of bin k is
+  records that are scored.  An event comes before a censoring of the same bin.  Bins from the first one with
+  G(k+1) = 0 on are left out.  The error of bin k is
 
       1/n (Σ_{event in bin m ≤ k} S(k)²/G(m) + Σ_{m > k} (1 - S(k))²/G(k+1))
 """
@@ -53,7 +54,8 @@ def decode_labels(labels: Tensor, bins: int) -> tuple[Tensor, Tensor]:
 class Unjudged:
     """Base of losses whose predictions are neither right nor wrong.
 
-    Examples are a regression, whose prediction is near or far, and a hazard, which is a probability.
+    Examples are a regression, whose predictions have a distance to the labels, and a hazard, which is a
+    probability.
     """
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> None:
@@ -178,7 +180,7 @@ def _censoring_survival(survived_counts: Tensor, is_observed: Tensor, bins: int)
 def why_no_pairs(labels: Tensor) -> str | None:
     """Return the reason why labels have no pairs to order, or None for labels that differ.
 
-    Labels that differ may have no pairs either, if no event is observed.
+    Labels that differ may have no pairs either, for example if no event is observed.
     """
     return None if len(torch.unique(labels)) > 1 else "all alike"
 
@@ -288,7 +290,7 @@ class SigmoidLoss:
 class SizeError(Unjudged):
     """Error | |output|^power - label^power | of one output whose label is a size.
 
-    The derivative is 0 at a kink.
+    A size is a number of 0 or more.  The derivative is 0 at a kink.
     """
 
     power: Literal[1, 2]
@@ -306,7 +308,7 @@ class SizeError(Unjudged):
 
 @dataclass(frozen=True)
 class Reward(Unjudged):
-    """Negative output -output of one output, for any label."""
+    """Loss -output of one output, for any label."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return -outputs.squeeze(-1)
@@ -322,7 +324,7 @@ def _residual(outputs: Tensor, labels: Tensor) -> Tensor:
         ValueError: There are several outputs.
     """
     if outputs.shape[-1] != 1:
-        raise ValueError(f"an error of regression is of one output, not {outputs.shape[-1]}")
+        raise ValueError(f"a loss of regression takes one output, not {outputs.shape[-1]}")
     return outputs - labels.unsqueeze(-1)
 
 
@@ -382,7 +384,8 @@ class LabelSmoothing:
 class ClassWeighting:
     """`base` times the weight of the label's class.
 
-    The weights are public, so that no record's loss depends on other records.
+    A label between 0 and 1 has the weight of class 0.  Weights are public, so that no record's loss depends on
+    other records.
     """
 
     base: Loss
@@ -432,7 +435,10 @@ class MeanOverLabels:
         )
 
     def accuracy(self, outputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Share of right predictions among all labels that count, or None as of `base`."""
+        """Share of right predictions among the labels of all records that count, (...), or 0 if none counts.
+
+        The result is None if `base` has no accuracy.
+        """
         flat_outputs, classes, is_counted = self._flatten_labels(outputs, labels)
         is_right = self.base.accuracy(flat_outputs.unsqueeze(-2), classes.unsqueeze(-1))  # share of a single label
         return (
@@ -456,17 +462,17 @@ class MeanOverLabels:
 
 @dataclass(frozen=True)
 class FunctionLoss(Unjudged):
-    """Loss by a function of one record's output and label, differentiated by torch.func.
+    """Loss by a function of one record's outputs and labels, differentiated by torch.func.
 
     The function is trusted to keep no state between calls.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
-    """Function of one record's output and label that returns the loss, ()."""
+    """Function of one record's outputs and all of its labels that returns the loss, ()."""
     label_shape: tuple[int, ...]
     """Shape of one record's labels."""
     output_axes: int
-    """Number of axes of one record's output."""
+    """Number of axes of one record's outputs."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._map_records(self.function, outputs, labels)
@@ -487,8 +493,8 @@ class FunctionLoss(Unjudged):
 def predict_labels(loss: Loss, outputs: Tensor) -> Tensor:
     """Predict the class of each label, or its value, (n, *labels), from outputs (n, *outputs).
 
-    The class is that of the largest output, or 1 for a single logit above 0 and else 0.  Outputs of a loss that
-    predicts no classes are returned as they are, without an axis of a single output.
+    The class is that of the largest output.  With a single logit, the class is 1 above 0, else 0.  Outputs of a
+    loss that predicts no classes are returned as they are, but for a last axis of one output, which is dropped.
     """
     has_label_axes = isinstance(loss, MeanOverLabels)
     while isinstance(loss, MeanOverLabels | ClassWeighting):
@@ -509,7 +515,7 @@ class LossKind(NamedTuple):
     has_single_output: bool
     """Whether a label has one output instead of `output_count` outputs."""
     output_count: Callable[[int], int] = int
-    """Number of outputs for a number of classes."""
+    """Number of outputs of a label for a number of classes, not used if `has_single_output`."""
 
 
 LOSSES: Mapping[str, LossKind] = {
@@ -532,7 +538,7 @@ class LossChoice:
     function: Callable[[Tensor, Tensor], Tensor] | None = None
     """Function of one record's output and label that returns its loss, (), or None for a loss by name."""
     class_weights: tuple[float, ...] = ()
-    """Factor of a label's loss by class, or empty for 1."""
+    """Factor of a label's loss by class, or empty for a factor of 1."""
     label_smoothing: float = 0.0
     """Share of a label that is spread evenly over all classes, in [0, 1)."""
 
@@ -550,25 +556,28 @@ class LossChoice:
                 "record's output and label"
             )
         if self.label_smoothing and self.name != "cross-entropy":
-            raise InputError("label_smoothing: is of the cross-entropy")
+            raise InputError("label_smoothing: goes with the loss 'cross-entropy' only")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise InputError(f"label_smoothing = {self.label_smoothing}: expected 0 or more, and less than 1")
         if self.class_weights and self.name not in ("cross-entropy", "binary"):
-            raise InputError("class_weights: are of the losses of classes, 'cross-entropy' and 'binary'")
+            raise InputError("class_weights: go with the losses 'cross-entropy' and 'binary' only")
         if not all(0.0 <= weight < math.inf for weight in self.class_weights):
             raise InputError(f"class_weights = {list(self.class_weights)}: expected finite numbers, 0 or more")
 
     def make_loss(self, label: tuple[int, ...], classes: int) -> tuple[Loss, tuple[int, ...] | None]:
         """Make the loss for labels of a shape, and find the shape of the outputs that it needs.
 
-        Several labels of a record get the mean of their losses (`MeanOverLabels`).
+        A loss by name is the mean over the labels of a record if there are several (`MeanOverLabels`).  A function
+        gets all labels of a record in one call.
 
         Args:
             label: Shape of one record's labels, or () for a single label.
             classes: Number of classes, or 0 if labels are numbers.
 
         Returns:
-            The loss, and the shape of one record's outputs.  The shape is None for a function, which takes any.
+            The loss, and the shape of one record's outputs.  The shape is None for a function, which takes any
+            number of outputs.  `FunctionLoss.output_axes` is then 1, and has to be replaced for outputs of several
+            axes.
 
         Raises:
             InputError: The choice is invalid, or the loss is for other labels.
@@ -590,7 +599,8 @@ class LossChoice:
             weight_count := 2 if kind.has_single_output else classes
         ):
             raise InputError(
-                f"class_weights: expected {weight_count} of them, one a class, not {len(self.class_weights)}"
+                f"class_weights: expected {weight_count} numbers, one for each class, and there are "
+                f"{len(self.class_weights)}"
             )
         base = LabelSmoothing(self.label_smoothing) if self.label_smoothing else kind.base
         loss = ClassWeighting(base, self.class_weights) if self.class_weights else base

@@ -1,7 +1,8 @@
 """The table of models: features that a model makes of raw records, and its loss.
 
-`MODELS` has the rows by name.  Linear models take the features that their settings name, scaled, and a constant 1.
-`add_module` adds a torch module of the user as a row.
+`MODELS` has the rows by name.  Linear models for any data (rows with `compute_features_and_bias`) take the
+features that their settings name, scaled, and a constant 1.  `add_module` adds a torch module of the user as a
+row.
 """
 
 import copy
@@ -66,7 +67,8 @@ from fedpriv.loss.rows import (
 class SoftmaxSettings(ModelSettings):
     """Settings of softmax regression.
 
-    G = √2 · max‖z‖ and L = max‖z‖²/2, so a smaller `feature_norm` lowers both.
+    For features z with the constant 1, the loss has Lipschitz constant √2 · max‖z‖ and smoothness max‖z‖²/2.  A
+    smaller `feature_norm` lowers both.
     """
 
     features: Literal["pixels", "orientations"] = Field(
@@ -131,7 +133,7 @@ class LinearSettings(SoftmaxSettings):
 
 
 class RidgeSettings(SoftmaxSettings):
-    """Settings of least squares with a penalty."""
+    """Settings of least squares with a penalty, which is required."""
 
     penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         description="of ‖x‖²/2 in every record's loss, the constant's weight included; clipped with it"
@@ -158,12 +160,12 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
     """
     if images.dtype != np.uint8 and settings.feature_norm is None:
         raise InputError("model.feature_norm: needed for features that are numbers, to bound a record's norm")
-    # Every call of a backbone copies the module and maps a record of zeros, so there is one call.
+    # `compute_frozen_features` copies the backbone and maps a record of zeros in every call, so there is one call.
     chunk_size = len(images) if settings.backbone is not None else IMAGES_PER_CHUNK
     features: Tensor | None = None
     for start in range(0, max(1, len(images)), max(1, chunk_size)):
         values = _compute_features(images[start : start + chunk_size], dtype, settings)
-        if features is None:  # allocated once, since copies of a million clients' records would not fit
+        if features is None:  # allocated once, since a second copy of a million clients' records would not fit
             features = torch.empty(len(images), values.shape[1] + 1, dtype=dtype)
             features[:, -1] = 1.0
         features[start : start + len(values), :-1] = values
@@ -174,8 +176,8 @@ def compute_features_and_bias(images: NDArray[Any], dtype: torch.dtype, settings
 def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: SoftmaxSettings) -> Tensor:
     """Compute the features that the settings name, scaled, without the constant 1, (n, features).
 
-    The features are pixels / 255 minus `centre`, or histograms of oriented gradients, then mapped by the backbone
-    if there is one, and scaled to `feature_norm` if there is one.
+    The features are pixels / 255 (or numbers) minus `centre`, or histograms of oriented gradients.  They are then
+    mapped by the backbone if there is one, and scaled to `feature_norm` if it is set.
 
     Args:
         images: Raw records, (n, ...).
@@ -205,9 +207,10 @@ def _compute_features(images: NDArray[Any], dtype: torch.dtype, settings: Softma
 def softmax_regression(
     shape: tuple[int, ...], classes: int, dtype: torch.dtype, settings: SoftmaxSettings
 ) -> SoftmaxRegression:
-    """Make softmax regression, with features on a grid for exact releases.
+    """Make softmax regression, with the denominator of the features in exact releases.
 
-    Bytes without scaling are multiples of 1/255.
+    Bytes without scaling and without `centre` are multiples of 1/255.  Other features are rounded to the grid of
+    `grid_denominator` if there is one.
     """
     norm = _max_feature_norm(shape, settings)
     is_bytes = settings.feature_norm is None and settings.centre == 0.0
@@ -219,14 +222,15 @@ def softmax_regression(
 def grid_denominator(features: int, norm: float) -> int | None:
     """Find the denominator to which exact releases round features of norms up to `norm`, a power of 2.
 
-    Integer features then have norms below 2^16.
+    The norm times the denominator lies between 2^15 - 1 and 2^16 - 1.
 
     Args:
         features: Number of features.
         norm: Largest norm of a record's features, above 0.
 
     Returns:
-        The denominator, or None if rounding would move a record by more than 2^-10 of `norm`.
+        The denominator, or None if `norm` is above 2^16 - 1 or rounding could move a record by more than 2^-10 of
+        `norm`.
 
     Example:
         >>> grid_denominator(features=785, norm=1.0)
@@ -282,7 +286,7 @@ def least_squares_of_scores(
 ) -> LeastSquares:
     """Make least squares for any data.
 
-    The model may be anywhere, so the gradients have no known bound besides the clip.
+    The model may be anywhere, so `lipschitz` is inf.
     """
     return LeastSquares(
         shape[0], _max_feature_norm(shape, settings), dtype=dtype, penalty=settings.penalty, radius=math.inf
@@ -294,7 +298,7 @@ class RidgeStatisticsSettings(SoftmaxSettings):
 
     penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         description="λ of the second moments + λ I, in the unit of features squared: about the noise's largest "
-        "eigenvalue, 2 √features of its deviation"
+        "eigenvalue, √(2 · features) times its deviation"
     )
     real: bool = Field(False, description="whether labels are real numbers; otherwise there are two classes")
 
@@ -331,9 +335,9 @@ def perceptron(
 ) -> Model:
     """Make a row for a network with one hidden layer: features - hidden - outputs.
 
-    The network has an output for each class under the cross-entropy, one for each bin under `HazardLoss`, and a
-    single one under any other loss.  |⟨x, z⟩| is the sum of two rectifiers, so `nn.ReLU` can represent the sizes
-    of phase retrieval.
+    The network has an output for each class without a `loss`, one for each bin with `HazardLoss`, and a single one
+    with any other loss.  |⟨x, z⟩| is the sum of two rectifiers, so `nn.ReLU` can represent the sizes of phase
+    retrieval.
 
     Args:
         activation: Activation of the hidden layer.
@@ -341,7 +345,8 @@ def perceptron(
         features: Function from raw records to features.
 
     Returns:
-        The row.  Its labels are bins and events for `HazardLoss`, classes without a loss, and else real numbers.
+        The row.  Its labels are bins and events with `HazardLoss`, classes without a `loss`, and otherwise real
+        numbers.
     """
 
     def objective(
@@ -376,7 +381,7 @@ def hazard_regression(
 def convolutional_net(classes: int) -> nn.Sequential:
     """Make the network of Papernot et al. 2021 ("Tempered sigmoid activations") with tanh.
 
-    The network has 26,010 parameters.
+    The network has 26,010 parameters for 10 classes.
     """
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
@@ -543,24 +548,25 @@ def make_loss_choice(loss: LossArgument, *, real: bool) -> LossChoice:
     "absolute" are short for "squared-error" and "absolute-error".
 
     Args:
-        loss: Loss of the user: a name, a mapping of settings, a function of one record, or None.
+        loss: Loss of the user: a name, a mapping of settings, a function of one record's outputs and label, or
+            None.
         real: Whether labels are real numbers.
 
     Raises:
-        InputError: The argument is no loss.
+        InputError: The argument is no loss, or a setting is invalid.
     """
     if loss is None:
         return LossChoice("squared-error" if real else "cross-entropy")
     if callable(loss):
         return LossChoice(getattr(loss, "__qualname__", "function"), loss)
     try:
-        choice = LossChoice(loss) if isinstance(loss, str) else LossChoice(**loss)
-    except TypeError:
-        raise InputError(f"loss = {loss!r}: accepted keys are name, class_weights and label_smoothing") from None
-    name = f"{choice.name}-error" if f"{choice.name}-error" in LOSSES else choice.name
-    choice = LossChoice(
-        name, None, tuple(float(weight) for weight in choice.class_weights), choice.label_smoothing
-    )
+        choice = LossChoice(loss, None) if isinstance(loss, str) else LossChoice(function=None, **loss)
+        name = f"{choice.name}-error" if f"{choice.name}-error" in LOSSES else choice.name
+        choice = LossChoice(name, None, tuple(map(float, choice.class_weights)), float(choice.label_smoothing))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"loss = {loss!r}: accepted keys are name, class_weights and label_smoothing, the last two of numbers"
+        ) from None
     choice.check()
     return choice
 
@@ -575,17 +581,19 @@ def add_module(
 ) -> None:
     """Make `model.name = name` mean the module that `factory(shape, classes)` returns.
 
-    The module maps (records, *shape) to (records, classes), or to (records, 1) for a regression.  Bytes are passed
-    as pixels / 255, other integers as int64.  x_1 follows from the scenario's `model.initial_seed`.
+    The module maps (records, *shape) to the outputs that the loss takes: (records, classes) for the cross-entropy,
+    and (records, 1) for most losses of a regression.  Bytes are passed as pixels / 255, other integers as int64.
+    x_1 follows from the scenario's `model.initial_seed`.
 
     Each record's gradient is computed alone.  Layers that mix records (BatchNorm), draw random numbers (Dropout)
     or change buffers are therefore refused when the model is used.
 
     Args:
         name: Name of the model in scenarios.
-        factory: Function from the shape of one record and the number of classes to an untrained module.
-        shape: Shape of one record, such as (1, 28, 28).  By default records are flat, and several inputs keep
-            theirs.
+        factory: Function from the shape of one record and the number of classes to an untrained module.  torch's
+            generator has the seed 0 during a call.
+        shape: Shape of one record, such as (1, 28, 28).  By default records are flat, and records with several
+            inputs keep the shape of each input.
         regression: Whether labels are real numbers.
         loss: Loss as for `fedpriv.run`.  By default the cross-entropy, or the squared error for a regression.
 
@@ -597,9 +605,11 @@ def add_module(
     def objective(flat: tuple[int, ...], classes: int, dtype: torch.dtype, settings: ModuleSettings) -> Objective:
         layout = as_layout(flat)
         record = (layout.input_width,) if shape is None else shape
-        return make_layout_objective(
-            factory(record, classes), layout, record, choice, classes, settings.initial_seed, dtype, name
-        )[0]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # so that values of the module that x_1 keeps are the same in every run
+            return make_layout_objective(
+                factory(record, classes), layout, record, choice, classes, settings.initial_seed, dtype, name
+            )[0]
 
     add_model(name, Model(ModuleSettings, flat_pixels, objective, regression=regression, several_labels=True))
 

@@ -75,14 +75,15 @@ class BaseModuleObjective(Deterministic):
 class ModuleObjective(BaseModuleObjective):
     """Loss of a module that maps (records, features) to (records, outputs).
 
-    The constructor raises InputError if a layer mixes records or draws random numbers.
+    The constructor raises InputError if a layer is refused (`check_module`).
 
     Guarantee: each record passes through the module alone, in a batch of one, so its gradient and its outputs
-    depend on no other record, whatever the module's code does with a batch.  A record on which the module raises
-    adds nothing and counts as clipped, and no other record is touched.  If the module raises on all records that
-    are computed at a time, `increment` and `per_record` raise the error.  Every call has buffers of its own
-    (`FunctionalModule`); beside these buffers the code is trusted to keep nothing between calls.  A parameter that
-    is not trained is a constant: it is in no query, no gradient and no norm.
+    depend on no other record, whatever the module's code does with a batch.  A record on which the module raises a
+    RuntimeError, IndexError or ValueError adds nothing and counts as clipped, and no other record is touched.  If
+    the module raises such an error on all records that are computed at a time, or another error on one record,
+    `increment` and `per_record` raise the error.  Every call has buffers of its own (`FunctionalModule`); beside
+    these buffers the code is trusted to keep nothing between calls.  A parameter that is not trained is a
+    constant: it is in no query, no gradient and no norm.
     """
 
     dtype: torch.dtype = torch.float32
@@ -93,7 +94,8 @@ class ModuleObjective(BaseModuleObjective):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum clipped increments as `Objective` does, replicate by replicate.
 
-        At most `_CHUNK_VALUES` values of gradients exist at a time (more on a GPU), or those of one record.
+        Records are taken in chunks, so that their gradients at all points have at most `_CHUNK_VALUES` values
+        (more on a GPU), or a chunk is one record.
 
         Args:
             query: Combination of gradients, at points (..., d), whose leading axes are replicates.
@@ -175,8 +177,12 @@ class ModuleObjective(BaseModuleObjective):
     ) -> list[dict[str, Tensor]]:
         """Gradient of each record at each point, (B, *shape) by parameter, NaN where the module raises.
 
-        vmap computes all records at once.  If it raises, each record is tried alone: records on which the module
-        raises are replaced by zeros and get NaN, and if all raise, gradients are computed without vmap.
+        vmap computes all records at once, except for a batch of one, which autograd computes.  If vmap raises,
+        each record is tried alone under vmap:
+
+        * If some records raise, they are replaced by zeros, and their gradients are NaN.
+        * If all records raise, gradients are computed without vmap.
+        * If none raises, the error of the batch is raised.
 
         Args:
             points: Parameters by name, (*shape) each, at each point.
@@ -184,7 +190,8 @@ class ModuleObjective(BaseModuleObjective):
 
         Raises:
             InputError: The module draws random numbers.
-            RuntimeError, IndexError, ValueError: The module raises on every record, or on the batch alone.
+            RuntimeError, IndexError, ValueError: The module raises on every record, or on the batch but on no
+                single record.  Other errors of the module are passed on.
         """
         if len(records.labels) == 1:
             return [self._gradient_of_one(parameters, records) for parameters in points]
@@ -353,7 +360,7 @@ def _broadcast_mask(mask: Tensor, values: Tensor) -> Tensor:
 
 
 def unflatten_parameters(module: nn.Module, point: Tensor) -> dict[str, Tensor]:
-    """View flat parameters (..., d) by name, (..., *shape) each, in the order of `trainable_parameters`."""
+    """View flat parameters (..., d) as `trainable_parameters`, tensors (..., *shape) by name."""
     return unflatten_point(trainable_shapes(module), point)
 
 
@@ -363,7 +370,7 @@ def trainable_shapes(module: nn.Module) -> dict[str, torch.Size]:
 
 
 def unflatten_point(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str, Tensor]:
-    """View a flat point (..., d) by name, (..., *shape) each."""
+    """View a flat point (..., d) as tensors (..., *shape) by name."""
     pieces = torch.split(point, [shape.numel() for shape in shapes.values()], dim=-1)
     return {
         name: piece.view(*point.shape[:-1], *shape)
@@ -374,10 +381,13 @@ def unflatten_point(shapes: Mapping[str, torch.Size], point: Tensor) -> dict[str
 def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tensor:
     """Draw x_1 (d,) from `seed`, with weights and biases uniform in ±1/√(fan in).
 
-    The fan in is the number of values of the layer's weight for one output.  torch's own layers are initialized
-    with the same distribution (He et al. 2015, a = √5).  The point is a function of `seed` and the shapes, with
-    two exceptions: a layer may name parameters that are zero (`begin_at_zero`), and parameters of layers without a
-    matrix, such as scales and shifts of a normalization, keep their values.
+    The fan in is the number of values of the layer's weight for one output.  torch initializes its Linear and
+    convolution layers with the same distribution (He et al. 2015, a = √5).  The point is a function of `seed` and
+    the shapes, with two exceptions:
+
+    * A layer may name parameters that are zero (`begin_at_zero`).
+    * A vector keeps its values if the layer has no matrix called `weight`.  Examples are scales and shifts of a
+      normalization, and biases of recurrent layers.
 
     Args:
         module: Module whose trainable parameters make up the point, in the order of `trainable_parameters`.
@@ -404,12 +414,12 @@ def draw_initial_point(module: nn.Module, seed: int, dtype: torch.dtype) -> Tens
 
 
 def check_module(module: nn.Module) -> None:
-    """Check that a record's gradient can depend on neither other records nor random numbers.
+    """Refuse a module with a layer that cannot be used, or without trainable parameters.
 
-    The layers are judged by their types and settings, and nothing is run.
+    The layers are judged by their types and settings (`why_refused`), and nothing is run.
 
     Raises:
-        InputError: A layer, which is named, mixes records or draws random numbers; or no parameter is trainable.
+        InputError: A layer, which is named, is refused; or no parameter is trainable.
     """
     for name, layer in module.named_modules():
         if reason := why_refused(layer):

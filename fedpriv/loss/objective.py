@@ -13,7 +13,7 @@
 Public coins are public random numbers that an increment depends on, such as directions or shifts of pictures.
 
 `Bfloat16View` computes gradients at models and from features that are rounded to 8 significant bits.  The model,
-its noise, norms, clips and sums stay in the run's own type, since a guarantee depends on them.  Micikevicius et
+its noise, norms, clips and sums stay in the run's own types, since a guarantee depends on them.  Micikevicius et
 al. 2018, "Mixed precision training", divide the types alike: master weights and sums are wide.
 """
 
@@ -35,7 +35,7 @@ from fedpriv.loss.alone import Floats, IntegerScores
 from fedpriv.participation.orders import UNDECLARED, Dependence, declared_dependence
 
 UNCLIPPED = 1e30
-"""Norm bound that no gradient reaches, representable in float32."""
+"""Norm bound that gradients hardly ever reach, representable in float32."""
 
 
 class BatchLayout(NamedTuple):
@@ -62,7 +62,7 @@ class BatchLayout(NamedTuple):
         return np.repeat(np.array(numbers, np.int64), counts)
 
     def with_rows(self, rows: NDArray[np.int64]) -> "BatchLayout":
-        """Replace the rows of a batch of one silo by other rows (B,), in the same round."""
+        """Replace the row indices of a batch of one silo by others (B,), in the same round."""
         ((silo, _),) = self.silo_sizes
         return BatchLayout(self.t, ((silo, len(rows)),), rows)
 
@@ -119,12 +119,12 @@ class Increment(NamedTuple):
 
 
 class ModelEvaluation(NamedTuple):
-    """Mean loss (natural logarithm) and share of right predictions in [0, 1], each of shape (...)."""
+    """Mean loss and share of right predictions of models on test records, each of shape (...)."""
 
     loss: Tensor
-    """Mean loss over the records."""
+    """Mean loss over the records, with natural logarithms."""
     accuracy: Tensor | None
-    """Share of right predictions, or None for a regression."""
+    """Share of right predictions in [0, 1], or None if predictions are neither right nor wrong."""
     metrics: Mapping[str, Tensor] = MappingProxyType({})
     """Other metrics of the objective by name, (...) each."""
 
@@ -135,7 +135,7 @@ class ModelEvaluation(NamedTuple):
 
 
 class OuterProduct(NamedTuple):
-    """Factors of the increments of linear scores: residual (classes,) ⊗ features.
+    """Factors of the increments of linear scores, which are residual (classes,) ⊗ features.
 
     Features are integer multiples of 1/`denominator`.
     """
@@ -170,12 +170,15 @@ class Objective(Protocol):
 
     @property
     def lipschitz(self) -> float:
-        """G: bound on the norm of one record's gradient, or inf if none is known."""
+        """Bound G on the norm of one record's gradient, or inf if none is known.
+
+        The bound may hold in the ball of `convex_within` only.
+        """
         ...
 
     @property
     def smoothness(self) -> float:
-        """L: bound on the Lipschitz constant of one record's gradient, or inf if none is known."""
+        """Bound L on the Lipschitz constant of one record's gradient, or inf if none is known."""
         ...
 
     @property
@@ -208,7 +211,7 @@ class Objective(Protocol):
         ...
 
     def for_batch(self, slots: BatchLayout) -> "Objective":
-        """Return the objective for a batch layout, which is another one only if it has public coins."""
+        """Return the objective for a batch layout, or this one if its increments do not depend on the layout."""
         ...
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
@@ -223,11 +226,13 @@ class Objective(Protocol):
             clip: Norm bound, a number or (..., 1).
 
         Returns:
-            The sum, and the number of clipped records.  A record whose increment is not finite adds nothing and
-            counts as clipped.
+            The sum, and the number of clipped records.  A record of weight above 0 whose increment is not finite
+            adds nothing and counts as clipped.
 
         Guarantee: one record moves the sum by at most weights[b] · clip under zero-out and twice that under
         replace-one, for any points, records and loss, rounding included but for that of the other records' sum.
+        Exceptions are views that say so: those whose increments are no sums over records (`QuantileClip`,
+        `LocalSteps`, `LocalTraining`), and `SummedScores`, which has a bound of its own in place of `clip`.
         """
         ...
 
@@ -263,14 +268,14 @@ class Objective(Protocol):
         ...
 
     def losses(self, point: Tensor, records: Records) -> Tensor:
-        """Compute the loss of every record, (..., B), for `point` and `records` as in `increment`.
+        """Compute the loss of every record, (..., B).
 
         Args:
             point: Models, (..., d).
-            records: Records, (B, …) or (..., B, …).
+            records: Records, (B, …), or (..., B, …) with the leading axes of `point`.
 
         Raises:
-            InputError: The model has gradients only.
+            InputError: The objective computes no losses record by record.
         """
         ...
 
@@ -289,7 +294,7 @@ class Objective(Protocol):
         ...
 
     def evaluations(self, points: int) -> int:
-        """Number of gradients (or values) of one record that an increment at `points` points takes."""
+        """Number of gradients, or of values of the loss, that one record's increment at `points` points takes."""
         ...
 
     def extra_values(self, points: int, rows: int = 1) -> int:
@@ -320,7 +325,7 @@ class Deterministic(ABC):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment: ...
 
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
-        """Sum gradients as increments with a clip that is never reached."""
+        """Sum gradients as increments with the clip `UNCLIPPED`."""
         return self.increment(Query((point,)), batch, UNCLIPPED).total
 
     @property
@@ -374,7 +379,7 @@ class FastPaths(NamedTuple):
 def fast_paths(objective: Objective) -> FastPaths:
     """Find the attributes `outer` and `linear` of a loss, behind views that change evaluations only.
 
-    Any other view has none, even if its base does, since its increments may be others.
+    Any other view has none, even if its base does, since its increments may differ from those of its base.
     """
     while isinstance(objective, EvaluationView):
         objective = objective.base
@@ -493,7 +498,8 @@ def _query_in_bfloat16(query: Query) -> Query:
     """Round the point of a query to bfloat16.
 
     Raises:
-        InputError: The query is a difference of gradients.  Models of two rounds are often equal in 8 bits.
+        InputError: The query combines gradients at several points.  Models of two rounds are often equal in 8
+            bits.
     """
     if len(query.points) > 1:
         raise InputError(
@@ -518,15 +524,15 @@ def make_bfloat16_view(objective: Objective, records: Records) -> Bfloat16View:
         records: Records of the run, to look for integers that bfloat16 cannot represent.
 
     Raises:
-        InputError: A column has integers only, some of them beyond 256, such as tokens, which would be rounded to
-            others; or the model cannot compute in bfloat16.
+        InputError: A column, such as one of tokens, has integers only, some of absolute value above 256, which may
+            be rounded to others; or the model cannot compute in bfloat16.
     """
     features = records.features.flatten(0, -2)
     has_large_integers = (features == features.round()).all(0) & (features.abs().amax(0) > _MAX_BFLOAT16_INTEGER)
     if has_large_integers.any():
-        place = int(has_large_integers.nonzero()[0])
+        column = int(has_large_integers.nonzero()[0])
         raise InputError(
-            f'run.passes = "bfloat16": feature {place} has whole numbers beyond {_MAX_BFLOAT16_INTEGER}, which '
+            f'run.passes = "bfloat16": feature {column} has whole numbers beyond {_MAX_BFLOAT16_INTEGER}, which '
             "would become others in 8 bits; leave it out, or scale the feature"
         )
     # A record with label 0 shows whether every operation of the model exists in bfloat16.

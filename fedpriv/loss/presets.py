@@ -2,9 +2,9 @@
 
 Scenarios name them by import path, as they would name a user's own module.
 
-`lora` makes Linear layers with weight W + (α / r) B A, of which A and B are trained and W is constant.  Source: Hu
-et al. 2022, "LoRA: Low-rank adaptation of large language models", section 4.1.  At the start B is
-0 and A random.
+`lora` makes Linear layers with weight W + scale · B A, of which A and B are trained and W is constant.  The scale
+is α / r for the rank r, or 1 without α.  At the start B is 0 and A random.  Source: Hu et al. 2022, "LoRA:
+Low-rank adaptation of large language models", section 4.1.
 """
 
 import copy
@@ -25,8 +25,8 @@ from fedpriv.loss.models import convolutional_net
 class LoraLinear(nn.Linear):
     """Linear layer x (W + scale · B A)ᵀ + b with W and b frozen, made by `lora`.
 
-    Guarantee: only `lora_a` and `lora_b` are parameters to train, unless `train` names b: W and b are in no query,
-    no norm and no release.
+    Guarantee: only `lora_a` and `lora_b` are trainable, so W and b are in no query, no norm and no release.  If
+    the argument `train` of `lora` names b, b is trainable, too.
     """
 
     begin_at_zero = frozenset({"lora_b"})
@@ -36,7 +36,7 @@ class LoraLinear(nn.Linear):
     lora_b: nn.Parameter
     """B, (out, rank)."""
     scale: float
-    """Factor of B A, α / r or 1."""
+    """Factor of B A, α / rank, or 1 without α."""
 
     def forward(self, values: Tensor) -> Tensor:
         low_rank = functional.linear(functional.linear(values, self.lora_a), self.lora_b)
@@ -55,11 +55,12 @@ def lora(
     train: Collection[str] = (),
     seed: int = 0,
 ) -> nn.Module:
-    """Return a copy whose Linear layers train a product of two small matrices, and freeze all else.
+    """Return a copy whose Linear layers train a product of two small matrices, with all else frozen.
 
     A layer x Wᵀ + b becomes x (W + scale · B A)ᵀ + b (`LoraLinear`), with A (rank, in) random, B (out, rank) zero,
-    W frozen, and b frozen unless `train` names it.  The state_dict has the names of the module's own, and
-    NAME.lora_a (rank, in) and NAME.lora_b (out, rank).  `merged` makes plain Linear layers of them again.
+    W frozen, and b frozen unless `train` names it.  Layers of subclasses of Linear, and those whose weight `train`
+    names, have no product.  The state_dict has all names of the module's own state_dict, and NAME.lora_a and
+    NAME.lora_b for each layer NAME with a product.  `merged` makes plain Linear layers of these layers again.
 
     Args:
         module: Module to copy, which is not changed.
@@ -67,13 +68,13 @@ def lora(
         alpha: α of the factor alpha / rank of the product.  By default the factor is 1.
         layers: Names of Linear layers as `named_modules` returns them, or of modules, for all of their Linear
             layers.  By default all Linear layers.
-        train: Names of layers and parameters that are trained themselves, such as a new head.
+        train: Names of layers and parameters that are trained themselves, such as those of a new head.
         seed: Seed of A, whose entries are uniform in ±1/√in.
 
     Raises:
-        InputError: The rank is below 1, a name has no Linear layer or no parameters, or no Linear layer is left.
+        InputError: The rank is below 1, a name in `layers` has no Linear layer, a name in `train` has no
+            parameters, or no Linear layer would train a product.
     """
-    # Names of layers and parameters.
     if rank < 1:
         raise InputError(f"lora: rank = {rank}: expected a whole number of 1 or more")
     copied = copy.deepcopy(module).requires_grad_(False)
@@ -88,11 +89,7 @@ def lora(
     for layer_name in train:
         if not any(is_inside(name, layer_name) for name in names):
             raise InputError(f"lora: train = {layer_name!r} names no parameters of the module")
-    trained_names = {
-        name
-        for name, _ in copied.named_parameters(remove_duplicate=False)
-        if any(is_inside(name, trained_name) for trained_name in train)
-    }
+    trained_names = {name for name in names if any(is_inside(name, trained_name) for trained_name in train)}
     # Layers that learn a product: Linear layers that are named, and whose weight is not trained itself.
     lora_layers = {
         name: layer
@@ -102,7 +99,8 @@ def lora(
     }
     if not lora_layers:
         raise InputError(
-            "lora: the module has no Linear layer that could learn a product; nn.Linear itself is one"
+            "lora: the module has no layer that could train a product, which has to be of type nn.Linear itself; "
+            "name another one in layers, or leave its weight out of train"
         )
     # A random, B zero, so that the module is the same function at first.
     generator = public_generator(seed, "LoRA")
@@ -185,9 +183,10 @@ def adapted(_pixels: int, classes: int, train: Literal["lora", "head", "all"], r
     """Make the CNN of the table of models, with a part of it trained.
 
     Args:
+        _pixels: Number of features, which is not used, since the CNN has a fixed one.
         classes: Number of classes.
-        train: Trained part: LoRA of the first linear layer and the last layer ("lora"), the last layer ("head"),
-            or all.
+        train: Trained part.  "lora" stands for LoRA of the first linear layer together with the last layer itself,
+            "head" for the last layer, and "all" for all parameters.
         rank: Rank of LoRA.
     """
     network = convolutional_net(classes)

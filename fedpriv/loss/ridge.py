@@ -14,8 +14,9 @@ negative eigenvalues, which noise may cause.  w = (A₊ + λ I)⁻¹ b are the w
 ‖svec(u uᵀ)‖ = ‖u‖² ≤ 1, and two such vectors have a distance of at most √2, since
 ⟨svec(u uᵀ), svec(v vᵀ)⟩ = ⟨u, v⟩² ≥ 0.
 
-A label of two classes is ±1, and the logit is twice the prediction.  The quadratic expansion of the logistic loss
-at 0 is log 2 - y s/2 + s²/8 in the logit s, and its minimizer is least squares times 2.
+A label of two classes is y = ±1, and the logit is twice the prediction.  The quadratic expansion of the logistic
+loss at 0 is log 2 - y s/2 + s²/8 in the logit s, which is (s - 2y)²/8 plus a constant: its minimizer is twice that
+of least squares.
 
 Source: Wang 2018, "Revisiting differentially private linear regression" (sufficient statistics, adaptive ridge).
 """
@@ -37,7 +38,7 @@ from fedpriv.loss.objective import Batch, Deterministic, Increment, ModelEvaluat
 from fedpriv.participation.orders import Dependence
 
 RIDGE_STATISTICS = "ridge-statistics"
-_NORMAL_QUANTILE = 1.959963984540054
+_NORMAL_QUANTILE = 1.959963984540054  # of 97.5 %, so that an interval of both signs covers 95 %
 _CHUNK_VALUES = 2**22
 MAX_FEATURES = 512
 """Largest number of features with the constant, which has 131,841 moments."""
@@ -63,18 +64,19 @@ class RidgeStatistics(Deterministic):
 
     `compute_weights` makes a linear predictor of the model.
 
-    Guarantee: an increment is a function of its own record alone, whatever the query is, of norm 1 at most and no
-    further than `diameter` from any other and from zeros: clipping makes u shorter, and u uᵀ stays semidefinite.
+    Guarantee: for a query with coefficient 1 and a clip of 1 (`check_one_release`), an increment is a function of
+    its own record alone, whatever the query's point is.  Its norm is 1 at most, and it is no further than
+    `diameter` from any other increment and from zeros: clipping makes u shorter, and u uᵀ stays semidefinite.
     """
 
     features: int
     """Number of features with the constant."""
     norm_bound: float
-    """R."""
+    """R, the bound on the norm of (z, y)."""
     classes: bool
     """Whether labels are classes 0 and 1, instead of numbers in [-1, 1]."""
     penalty: float
-    """λ."""
+    """λ, which is added to the second moments' diagonal."""
     dtype: torch.dtype
     dependence = Dependence.RECORD
 
@@ -170,7 +172,7 @@ class RidgeStatistics(Deterministic):
     def compute_weights(self, point: Tensor) -> Tensor:
         """Compute the weights w = (A₊ + λ I)⁻¹ b of the score ⟨w, z⟩, (..., features).
 
-        `point` (..., d) are the released moments.  For two classes w is doubled, as a logit.
+        `point` (..., d) holds the released moments.  For two classes w is doubled, so that the score is a logit.
         """
         matrix, size = self.moment_matrix(point), self.features
         values, vectors = torch.linalg.eigh(matrix[..., :size, :size])
@@ -193,8 +195,9 @@ class RidgeStatistics(Deterministic):
     def coefficients(self, point: Tensor, published: "MeanStatistics") -> "list[Coefficient]":
         """Compute every weight with its 95 % interval.
 
-        With H = A₊ + λ I, w = H⁻¹ b, s² the mean square of the residuals y - ⟨w, z⟩, n the number of records, and
-        v = (std R²)² the variance of the noise in the unit of z zᵀ, the covariance to first order in the noise is
+        The interval covers sampling and noise.  With H = A₊ + λ I, w = H⁻¹ b, s² the mean square of the residuals
+        y - ⟨w, z⟩, n the number of records, and v = (std R²)² the variance of the noise in the unit of z zᵀ, the
+        covariance to first order in the noise is
 
             Cov w = H⁻¹ [ s² A₊ / n  +  v/2 ((1 + ‖w‖²) I + w wᵀ) ] H⁻¹.
 
@@ -250,7 +253,7 @@ class MeanStatistics(NamedTuple):
     record_count: int
     """Number of records that count."""
     counted_share: float
-    """Share of row indices whose record counts, where means are over row indices."""
+    """Share of row indices whose record counts.  A mean over row indices divided by it is one over records."""
     round_count: int
     """Number of rounds."""
 

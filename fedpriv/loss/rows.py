@@ -64,7 +64,7 @@ class Model:
     settings: type[ModelSettings]
     """Type of the row's own keys."""
     features: Callable[[NDArray[Any], torch.dtype, Any], Tensor]
-    """Function from raw records (n, ...) to features (n, f)."""
+    """Function from raw records (n, ...), a type and the settings to features (n, f) of this type."""
     objective: Callable[[tuple[int, ...], int, torch.dtype, Any], Objective]
     """Function that makes the objective.
 
@@ -72,12 +72,12 @@ class Model:
     classes, the type of the parameters, and the settings.
     """
     regression: bool = False
-    """Whether labels are real numbers, as those of a data set without classes."""
+    """Whether labels are real numbers, if the settings do not say it."""
     only_for: str | None = None
     """Name of the only data set for which the objective's constants hold, or None.
 
-    The name is None if features satisfy the constants by themselves.  Noise may depend on the smoothness, and
-    would be too little for other records.
+    The name is None if the constants hold for the features of any data set.  Noise may depend on the smoothness,
+    and would be too little for records of another data set.
     """
     evaluated: bool = True
     """Whether the model can be evaluated on test records.  Otherwise a server needs none."""
@@ -90,7 +90,7 @@ class Model:
     guard: str | None = None
     """Name in `ADD_ON_PARTS["guard"]` of the part that answers a guard's questions about the row.
 
-    A row with `of_cells` and without this name is refused.
+    A guard refuses a row with `of_cells` and without this name.
     """
     several_labels: bool = False
     """Whether a record may have labels of any shape, which lie behind its features (see `FeatureLayout`)."""
@@ -115,27 +115,27 @@ class Model:
 class ModuleSettings(ModelSettings):
     """Settings of models of torch layers."""
 
-    initial_seed: Annotated[int, Field(ge=0)] = Field(0, description="the first model follows from it alone")
+    initial_seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the first model's random values")
     augment: Augmentation | None = Field(
         None, description="copies, shift and flip: copies of a picture inside of one clip"
     )
 
 
 def flat_pixels(images: NDArray[Any], dtype: torch.dtype, _settings: ModelSettings) -> Tensor:
-    """Convert pixels to features in [0, 1], and flatten features that are numbers, (n, features)."""
+    """Convert pixels to features in [0, 1], and flatten numbers and tokens, (n, features)."""
     return pixel_features(images, dtype)
 
 
 COLUMN_MOMENTS = "column-moments"
 MOMENT_CLIP = 1.0
-"""Upper bound on the norm of one record's moments (`bounded_moments`)."""
+"""Upper bound on the norm of one record's moments, which `bounded_moments` keeps."""
 
 
 class MomentSettings(ModelSettings):
-    """Settings of column moments: the features of a record whose moments are released."""
+    """Settings of column moments, which name the features whose moments are released."""
 
     columns: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)] = Field(
-        description="places of the features whose means and squares are released; each in -1 … 1"
+        description="indices of the features whose means and mean squares are released; each is in -1 … 1"
     )
     real: bool = Field(False, description="whether labels are real numbers; they are not looked at")
 
@@ -152,7 +152,7 @@ class MomentSettings(ModelSettings):
 
 
 def moment_features(features: NDArray[Any], dtype: torch.dtype, settings: MomentSettings) -> Tensor:
-    """Compute the bounded moments of the columns (`bounded_moments`): (n, width) -> (n, 2k).
+    """Compute the bounded moments of k columns (`bounded_moments`): (n, width) -> (n, 2k).
 
     Raises:
         InputError: A record has no such columns, or they are not numbers.
@@ -160,7 +160,7 @@ def moment_features(features: NDArray[Any], dtype: torch.dtype, settings: Moment
     if features.ndim != 2 or features.dtype.kind != "f" or max(settings.columns) >= features.shape[1]:
         raise InputError(
             f"model.columns = {list(settings.columns)}: a record here has features of shape {features.shape[1:]} "
-            f"and type {features.dtype}; columns are places among numbers"
+            f"and type {features.dtype}; columns are indices of features that are numbers"
         )
     return torch.from_numpy(bounded_moments(features[:, list(settings.columns)])).to(dtype)
 
@@ -169,7 +169,7 @@ def moment_features(features: NDArray[Any], dtype: torch.dtype, settings: Moment
 class ColumnMoments(LinearScore):
     """Objective -⟨x, z⟩ of a record's moments z, whose mean is the model after one step of size 1 from 0.
 
-    Guarantee: an increment is -z at every point, so that no query of a server changes what a record adds.
+    Guarantee: a gradient is -z at every point, so that no model that a server sends changes what a record adds.
     """
 
     loss = Reward()
@@ -180,7 +180,7 @@ class ColumnMoments(LinearScore):
 
     smoothness = 0.0
     diameter = MOMENTS_DIAMETER / MOMENTS_RADIUS
-    """Largest distance of two increments, or of an increment and zeros, as of `bounded_moments`."""
+    """Largest distance of two increments, or of an increment and zeros (`bounded_moments`)."""
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """Evaluate the mean loss, which is 0 without records.
@@ -262,7 +262,8 @@ def make_imported_model(path: str) -> Model:
 
     The module is imported when its objective is made, and not before.  It is then built with the numbers of
     features and outputs, has GroupNorm in place of BatchNorm if the settings say so, and gets the weights of the
-    settings' digest.  With a digest, x_1 has the module's values for all parameters that the file names.
+    settings' digest if there is one.  x_1 then has the file's values for the trainable parameters that the file
+    names, and values of the seed for the others.
 
     Args:
         path: Import path, "package.module:Name".
@@ -274,7 +275,7 @@ def make_imported_model(path: str) -> Model:
         """Build the module, load its weights, and make the objective of a loss on it."""
         layout, choice = as_layout(shape), settings.loss_choice()
         _, needed_shape = choice.make_loss(layout.label_shape, classes)
-        # Outputs a label; a loss of one's own may take any number, so that its module has one a class or label.
+        # Number of outputs of a label.  A loss of the user may take any, and gets one for each class or label.
         outputs = (needed_shape or (classes or math.prod(layout.label_shape),))[-1]
         module = build_module(path, "model.name", (layout.input_width, outputs), settings.arguments)
         if settings.group_norm:

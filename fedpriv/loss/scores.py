@@ -1,8 +1,8 @@
 """Scores of a model beyond loss and accuracy.
 
 * `SCORES` has pure functions of outputs and labels, for many models at once.  Outputs are (..., n, classes) for a
-  classification, and (..., n, 1) for two classes by one logit or for a regression.  Labels are (n,), a score is
-  (...).
+  classification, (..., n, 1) for two classes by one logit or for a regression, and (..., n, bins) for survival.
+  Labels are (n,), and a score is (...).
 * `ScoreView` is an objective whose evaluation has the scores that a scenario names, of all test records and silo
   by silo.
 * `SummedScores` is an objective whose increments are scores of test records, for test records that a silo does not
@@ -11,8 +11,10 @@
       (right_b - 1/2,  loss_b / bound - 1/2)     for a classification
       (loss_b / bound - 1/2)                     for a regression
 
-  where loss_b is clamped to [0, bound], and right_b is the share of right labels if a record has several.  Every
-  coordinate lies in ±1/2, so that one record has a norm of at most √2/2, or 1/2, for any model.
+  where loss_b is clamped to [0, bound], and right_b is 1 for a right prediction and else 0, or the share of right
+  predictions for several labels.  For a classification with one label loss_b is the cross-entropy, whichever loss
+  the model is trained with.  Every coordinate lies in ±1/2, so that one record has a norm of at most √2/2, or 1/2,
+  for any model.
 """
 
 import math
@@ -68,11 +70,11 @@ def auc(outputs: Tensor, labels: Tensor) -> Tensor:
 
     For two classes the area is the share of pairs of a record of class 1 and one of class 0 in which the first one
     has the larger score.  For several classes the result is the mean over classes of the area of one class against
-    the others.  Classes that all records have, or no record has, are left out of the mean.
+    the others, by their probabilities.  Classes that no record has are left out of the mean.
 
     Args:
         outputs: Logits, (..., n, classes) or (..., n, 1).
-        labels: Classes, (n,).
+        labels: Classes, (n,), of which at least two occur.
     """
     scores = to_logits(outputs)
     if scores.shape[-1] == 2:
@@ -96,7 +98,7 @@ def _auc(scores: Tensor, positive: Tensor) -> Tensor:
         scores: Scores of all records, (..., n).
         positive: Mask of the positive records, (n,).
     """
-    # Sorted, so that searches are near each other.
+    # Positive scores are sorted, too, so that successive searches read the same part of memory.
     sorted_scores, positive_scores = (
         _sorted(scores),
         _sorted(scores[..., positive]),
@@ -120,7 +122,9 @@ def _sorted(scores: Tensor) -> Tensor:
 
 
 def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Compute the share of right predictions for each class that occurs, and their mean over classes.
+    """Compute the mean over classes of the share of right predictions among a class's records.
+
+    Classes that no record has are left out.
 
     Args:
         outputs: Logits, (..., n, classes) or (..., n, 1).
@@ -135,7 +139,8 @@ def balanced_accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
 def calibration_error(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute the expected calibration error (Guo et al. 2017) over 15 bins of equal width.
 
-    The error is the weighted mean over bins of |share of right predictions - mean confidence|.
+    Bins are of the confidence, the probability of the predicted class.  The error is the mean over bins of |share
+    of right predictions - mean confidence|, weighted by the number of a bin's records.
 
     Args:
         outputs: Logits, (..., n, classes) or (..., n, 1).
@@ -198,9 +203,9 @@ LOWER_IS_BETTER = frozenset({"test_loss", "test_mae", "test_calibration_error", 
 
 @dataclass(frozen=True)
 class ScoreView(EvaluationView):
-    """`base` with `scores` as metrics test_NAME.
+    """`base` whose evaluations have the metric test_NAME for each NAME in `scores`.
 
-    With `silos`, each metric is also evaluated at each silo, with the mean and the worst over silos.
+    With `silos`, every metric is also evaluated at each silo, with the mean and the worst over silos.
     """
 
     scores: tuple[Score, ...]
@@ -208,7 +213,7 @@ class ScoreView(EvaluationView):
     silos: tuple[tuple[str, int], ...] = ()
     """Silos in the order of their test records, as pairs (name, records)."""
     label_unit: int | float = 1
-    """Target's own unit of a label of 1, by which mae is multiplied."""
+    """Size of a label of 1 in the target's own unit, a factor of mae."""
 
     def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
         """Evaluate on all records, and with `silos` on the records of each silo as well.
@@ -303,8 +308,11 @@ def check_scores(
 class SummedScores(View):
     """`base` with increments that are scores of its test records, at points (..., d) that are models.
 
-    Guarantee: an increment is a function of its own record and the model, and its norm is at most `norm`, whatever
-    the model is: a loss of NaN or inf counts as `loss_bound`, and -inf as 0.
+    Increments have the bound `norm` and are not clipped: the arguments `clip` and the query's coefficients are not
+    used.
+
+    Guarantee: before its weight is applied, an increment is a function of its own record and the model, and its
+    norm is at most `norm`, whatever the model is: a loss of NaN or inf counts as `loss_bound`, and -inf as 0.
     """
 
     loss_bound: float
@@ -322,7 +330,7 @@ class SummedScores(View):
 
     @property
     def norm(self) -> float:
-        """Upper bound on the norm of one record's increment."""
+        """Upper bound on the norm of one record's increment of weight 1."""
         return math.sqrt(self.dimension) / 2.0
 
     def initial(self) -> Tensor:
@@ -330,13 +338,6 @@ class SummedScores(View):
 
     def for_batch(self, slots: BatchLayout) -> Self:
         return self
-
-    def evaluations(self, points: int) -> int:
-        """Count one evaluation for each parameter of a model.
-
-        A forward pass of a model holds about as many values as a gradient.
-        """
-        return points * self.base.dimension
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         total = (self.contributions(query.points[0], batch.records) * batch.weights.double().unsqueeze(-1)).sum(-2)
@@ -346,21 +347,22 @@ class SummedScores(View):
         return self.contributions(query.points[0], batch.records) * batch.weights.double().unsqueeze(-1)
 
     def extra_figures(self, mean: Tensor, std: float, places: int, *, groups: bool = True) -> dict[str, float]:
-        """Return further figures by name, besides those of `to_metrics`.
+        """Return further figures by name, besides those of `to_metrics`.  Here there are none.
 
         Args:
-            mean: Mean of the increments.
+            mean: Mean of the increments, (d,) with d = `dimension`.
             std: Standard deviation of its noise, per coordinate.
             places: Number of row indices that the mean is over.
-            groups: Whether figures of groups are included.
+            groups: Whether figures of groups of records are included.
         """
         return {}
 
     def contributions(self, model: Tensor, records: Records) -> Tensor:
         """Compute the contribution of each record in float64, (..., B, `dimension`), for `model` (..., d).
 
-        The columns are the share of right labels minus 1/2, for a classification only, and the loss divided by
-        `loss_bound`, clamped to [0, 1], minus 1/2.  A loss of NaN or inf counts as `loss_bound`, and -inf as 0.
+        The columns are the share of right predictions minus 1/2, for a classification only, and the loss divided
+        by `loss_bound`, clamped to [0, 1], minus 1/2.  For a classification with one label the loss is the
+        cross-entropy.  A loss of NaN or inf counts as `loss_bound`, and -inf as 0.
         """
         if not self.classes:
             return self._scale_losses(self.base.losses(model, records)).unsqueeze(-1)
@@ -403,8 +405,8 @@ def make_summed_scores(base: Objective, loss_bound: float, *, classes: bool) -> 
         classes: Whether the model is a classification.
 
     Raises:
-        InputError: The model has no predictions, or no losses, record by record; or its loss is a function, which
-            does not say which predictions are right.
+        InputError: A classification has no outputs record by record, or a regression no losses; or the loss of
+            several class labels is a function, which does not say which predictions are right.
     """
     name = "outputs" if classes else "losses"
     if getattr(type(base), name, None) is getattr(Deterministic, name):

@@ -1,13 +1,14 @@
 """Recurrent layers and embeddings in operations that torch.func.vmap can batch.
 
-vmap raises in GRU, RNN and their cells, which write gates into a tensor of one record.  It runs an LSTM and an
-EmbeddingBag one record after another, and has no gradients of sparse tables.  `make_vmap_module` replaces the
-forward pass of such layers, and keeps their parameters.
+vmap raises in GRU, RNN and all recurrent cells, which write gates into a tensor of one record.  It runs an LSTM
+and an EmbeddingBag one record after another, and has no gradients of sparse tables.  `make_vmap_module` replaces
+the forward pass of such layers, and keeps their parameters.
 
 torch runs a recurrent layer as one function, inside of which neither vmap nor a trace of parameters can look.
-`UNROLLED_FUNCTIONS` computes the same step by step, from functions of functional.  Each of them takes the
-arguments of torch's function, and its results differ by rounding only.  The input's part of all gates is one
-product for all steps.
+`UNROLLED_FUNCTIONS` has functions that compute the same step by step, from functions of `torch.nn.functional`.
+Each of them takes the arguments of torch's function, and its results differ by rounding only (and by the random
+numbers of dropout).  They refuse packed sequences, and are not for an LSTM with projections.  The input's part of
+all gates is one product for all steps.
 """
 
 import copy
@@ -155,7 +156,11 @@ def _run_cell(
     input_bias: Any = None,
     state_bias: Any = None,
 ) -> Any:
-    """Run one step as torch.lstm_cell, gru_cell, rnn_tanh_cell and rnn_relu_cell do."""
+    """Run one step as torch.lstm_cell, gru_cell, rnn_tanh_cell and rnn_relu_cell do.
+
+    `values` are (records, features).  `state` and the result are tensors (records, width), or for an LSTM a pair
+    of hidden values and cells.
+    """
     states = tuple(state) if isinstance(state, tuple | list) else (state,)
     next_state = cell(
         functional.linear(values, input_weight, input_bias),
@@ -175,14 +180,15 @@ UNROLLED_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **{getattr(torch, name): partial(_run_layer, cell) for name, cell in _CELL_FUNCTIONS.items()},
     **{getattr(torch, f"{name}_cell"): partial(_run_cell, cell) for name, cell in _CELL_FUNCTIONS.items()},
 }
-"""Unrolled functions by torch's own function."""
+"""Unrolled functions by the function of torch that they replace."""
 
 
 def make_vmap_module(module: nn.Module) -> nn.Module:
     """Return the module, or a copy with another forward pass in layers that vmap cannot batch.
 
-    Recurrent layers, their cells and embeddings are replaced.  Layers of attention are put into training mode.
-    The copy shares parameters and buffers with the module.  Outputs are the module's up to rounding.
+    Recurrent layers, their cells and embeddings get another forward pass, but for subclasses of torch's classes.
+    Layers of attention are put into training mode.  The copy shares parameters and buffers with the module.
+    Outputs are the module's up to rounding.
     """
     if not any(type(layer) in _REPLACEMENTS or isinstance(layer, _ATTENTION) for layer in module.modules()):
         return module
@@ -214,8 +220,9 @@ class _Unrolled(nn.RNNBase):
         Args:
             values: Inputs, (steps, records, features), (records, steps, features) with `batch_first`, or
                 (steps, features) of a single record.
-            start: State before the first step, (layers · directions, records, width) without the axis of records
-                for a single record.  It is a pair with the cells for an LSTM.  None stands for zeros.
+            start: State before the first step, (layers · directions, records, width), or (layers · directions,
+                width) for a single record.  For an LSTM it is a pair of hidden values and cells.  None stands for
+                zeros.
 
         Returns:
             The last layer's outputs in the layout of `values`, directions side by side, and the last states in the
@@ -318,14 +325,16 @@ class _GatherEmbeddingBag(nn.EmbeddingBag):
 
         Args:
             tokens: Tokens, (B, tokens).
-            offsets: None.
-            per_sample_weights: Factors of the rows in a sum, (B, tokens), or None for 1.
+            offsets: Argument of torch's layer, which has to be None.
+            per_sample_weights: Factors of the rows in a sum, (B, tokens), or None for factors of 1.
 
         Raises:
             InputError: There are offsets, or tokens are not (B, tokens).
         """
         if offsets is not None or tokens.dim() != 2:
-            raise InputError("an EmbeddingBag with offsets cannot be used; give it (records, words)")
+            raise InputError(
+                "an EmbeddingBag with offsets cannot be used; give it tokens of shape (records, tokens) only"
+            )
         rows = functional.embedding(tokens, self.weight, self.padding_idx)
         is_counted = (
             torch.ones_like(tokens, dtype=torch.bool) if self.padding_idx is None else tokens != self.padding_idx

@@ -8,8 +8,8 @@
 | `LocalTraining` | x_t minus the model after a silo's own epochs, unclipped | McMahan et al. 2017 |
 
 A unit u contributes v_u, a combination of the gradients of its records r at the queries x_t, x_{t-1}, … with
-coefficients c_k.  In `QuantileClip`, C_t is the query's last coordinate, the bit b_u says whether v_u is within
-C_t, ρ is the weight of the bit, and both releases of the paper are one.
+coefficients c_k.  `PerUnit` clips this vector.  In `QuantileClip`, C_t is the query's last coordinate, the bit b_u
+says whether v_u is within C_t, ρ is the weight of the bit, and both releases of the paper are one.
 
 `LocalSteps` has K steps of length η_l instead of epochs.  A model with linear scores moves in the span of a
 client's records Z (records, features): w_k = x_t - η_l A_kᵀ Z, where A_k (records, outputs) is the sum over the
@@ -59,9 +59,10 @@ class PerUnit(View):
     Features are (..., B, m, …) and labels (..., B, m).  A unit with fewer records is padded
     with absent labels (`absent_label`).
 
-    Guarantee: one unit moves the sum by at most its weight times the clip, whatever its records are, how many it
-    has, and what the loss is: its mean is clipped as a whole.  A unit's contribution does not depend on other
-    units.  The constants of `base` hold, since a mean of gradients is no longer than the longest.
+    Guarantee: one unit moves the sum by at most its weight times the clip under zero-out and twice that under
+    replace-one, whatever its records are, how many of the m it has, and what the loss is: its mean is clipped as a
+    whole.  A unit's contribution does not depend on other units.  The constants of `base` hold, since a mean of
+    gradients is no longer than the longest, and likewise for differences of gradients.
     """
 
     max_records: int
@@ -69,11 +70,11 @@ class PerUnit(View):
 
     @property
     def dependence(self) -> Dependence:
-        """Dependence of `base`, without its batch: a batch of `base` is one unit's own records here."""
+        """Dependence of `base` without `BATCH`, since a batch of `base` is one unit's own records here."""
         return declared_dependence(self.base) & ~Dependence.BATCH
 
     def for_batch(self, slots: BatchLayout) -> Self:
-        """Return the same objective, since public coins are keyed by rows and units have none."""
+        """Return the same objective: public coins are keyed by row indices, which units do not have."""
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
@@ -82,11 +83,12 @@ class PerUnit(View):
         Args:
             query: Combination of gradients, at points (..., d).
             batch: Units as records, (..., B, m, …), and the units' weights, (B,) or (..., B).
-            clip: Norm bound of a unit's vector.
+            clip: Norm bound of a unit's vector, a number or (..., 1).
 
         Returns:
             The sum, (..., d), and the number of clipped units, (...).  A unit of weight other than 0 also counts
-            as clipped if `base` clipped one of its records or their mean.
+            as clipped if `base` reports a clip: of a record of the unit, or for `QuantileClip` of the unit's
+            vector.
         """
         records, weights = batch
         axis, unit_count = records.labels.dim() - 2, records.labels.shape[-2]
@@ -115,7 +117,7 @@ class PerUnit(View):
         return Increment(total, clipped)
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Compute the clipped vector of every unit, (B, d)."""
+        """Compute the weighted clipped vector of every unit, (B, d)."""
         vectors, _, clipping = self._clip_units(query, batch, clip)
         return vectors * clipping.factor.unsqueeze(-1)
 
@@ -123,9 +125,10 @@ class PerUnit(View):
         return self.max_records * self.base.evaluations(points)
 
     def _clip_units(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor, Clipping]:
-        """Vectors v_u of all units, (..., B, d), numbers of clips before, (..., B), and the clipping of units.
+        """Vectors v_u of all units, their numbers of clips in `base`, and the clipping of units.
 
-        A vector that is not representable is zero.  Clips before are those in `base`, of records or of their mean.
+        Vectors are (..., B, d), not clipped as units yet, and numbers are (..., B).  A vector that is not
+        representable is zero.
         """
         means, inner_clips = self._unit_means(query, batch.records, batch.weights.dtype)
         clipping = compute_clipping(vector_bounds(upper_norm(means)), batch.weights, clip)
@@ -172,9 +175,10 @@ MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP = 2.0**-40, 2.0**40
 
 
 def joint_clip(weight: float) -> float:
-    """Norm κ = √(1 + ρ²/4) of a unit's vector at its clip C_t, divided by C_t, together with its bit.
+    """Norm bound κ = √(1 + ρ²/4) of a unit's d + 1 coordinates in `QuantileClip`, for the weight ρ.
 
-    The bit's coordinate is ρ (b - ½).
+    The first d coordinates are the unit's vector divided by C_t, of norm 1 at its clip.  The last one is ρ (b - ½)
+    for its bit b.
     """
     return math.hypot(1.0, weight / 2.0)
 
@@ -183,15 +187,15 @@ def joint_clip(weight: float) -> float:
 class QuantileClip(View):
     """`base` in d + 1 dimensions, for units (`PerUnit`): points (..., d + 1) hold x_t and C_t.
 
-    Guarantee: none of its own: `PerUnit` clips the d + 1 coordinates together to κ, whatever the query's C_t is,
-    so that noise for a clip of κ accounts for the vector and the bit in one release.  A unit without records, or
-    that does not take part, has 0 in the last coordinate too.
+    Guarantee: none of its own: `PerUnit` clips the d + 1 coordinates together to κ = `joint_clip`(ρ), whatever the
+    query's C_t is, so that noise for a clip of κ accounts for the vector and the bit in one release.  A unit
+    without records, or that does not take part, has 0 in the last coordinate too.
     """
 
     bit_weight: float = field(metadata=SHARED)
-    """ρ."""
+    """Weight ρ of the bit."""
     first_clip: float = field(metadata=SHARED)
-    """C_1."""
+    """First clip C_1."""
 
     @property
     def dependence(self) -> Dependence:
@@ -209,7 +213,11 @@ class QuantileClip(View):
         return self
 
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
-        """Compute a unit's v / max(‖v‖, C_t) and ρ (b - ½), (..., d + 1), with b = 1 if ‖v‖ ≤ C_t."""
+        """Compute v / max(‖v‖, C_t) and ρ (b - ½) of the unit whose records are the batch, (..., d + 1).
+
+        The bit b is 1 if ‖v‖ ≤ C_t, else 0.  C_t is clamped to `MIN_ADAPTIVE_CLIP` … `MAX_ADAPTIVE_CLIP`.  The
+        unit counts as clipped if b is 0.
+        """
         ((point,), coefficients), weights = query, batch.weights
         adaptive_clip = point[..., -1:].clamp(MIN_ADAPTIVE_CLIP, MAX_ADAPTIVE_CLIP).to(weights.dtype)
         vectors = self.base.increment(Query((point[..., :-1],), coefficients), batch, clip).total
@@ -222,24 +230,30 @@ class QuantileClip(View):
         )
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Refuse a sum by records, since only `PerUnit` knows the units that the bits belong to.
+        """Refuse increments of single records, since a bit belongs to a unit.
 
         Raises:
             InputError: Always.
         """
-        raise InputError("algorithm: whether a client's vector fits its clip is no sum over records; ask by unit")
+        raise InputError(
+            "algorithm: an adaptive clip has no increments of single records; take units of several records "
+            "(privacy.unit)"
+        )
 
 
 @dataclass(frozen=True)
 class LocalSteps(View):
     """`base` whose increment is the query minus the model after `steps` local steps, unclipped.
 
-    A step takes the next `batch` records in cyclic order, or all records if `batch` is None.  The leading axes of
-    records are clients, which train side by side, each with a model of its own.  Records of weight 0 are absent.
+    A step takes the next `batch` row indices in cyclic order, or all if `batch` is None.  The leading axes of
+    records are clients, which train side by side, each with a model of its own.  Records of weight 0 are absent: a
+    step is by the mean gradient of the present records among its rows, and a step without present records moves
+    nothing.
 
-    The class is for units (`PerUnit`), which clip its increment as a whole.  Guarantee: the loss, the records and
-    how far they lead are not trusted: nothing is claimed of this vector's length, so `lipschitz` and `smoothness`
-    are infinite and no row may rest on them.
+    The class is for units (`PerUnit`), which clip its increment as a whole.
+
+    Guarantee: none of its own.  The loss, the records and how far they lead are not trusted.  Nothing is claimed
+    of this vector's length, so `lipschitz` and `smoothness` are infinite and no claim may rest on them.
     """
 
     step: float = field(metadata=SHARED)
@@ -247,7 +261,7 @@ class LocalSteps(View):
     steps: int
     """Number K of steps."""
     batch: int | None = None
-    """Number of records of a step, or None for all."""
+    """Number of rows of a step, or None for all."""
 
     @property
     def dependence(self) -> Dependence:
@@ -277,12 +291,15 @@ class LocalSteps(View):
         return Increment(displacement.to(weights.dtype), start.new_zeros(start.shape[:-1]))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Refuse a sum by records, since only `PerUnit` computes a unit's increment.
+        """Refuse increments of single records, since a client's steps depend on all of its records.
 
         Raises:
             InputError: Always.
         """
-        raise InputError("algorithm: a client's own steps are no sum over its records; ask by unit")
+        raise InputError(
+            "algorithm: a client's own steps have no increments of single records; take units of several records "
+            "(privacy.unit)"
+        )
 
     def _train_clients(self, start: Tensor, records: Records, present: Tensor) -> Tensor:
         """Model of each client after the steps, (..., d).
@@ -404,13 +421,14 @@ class LocalTraining(View):
         return Increment(total, initial_model.new_zeros(initial_model.shape[:-1], dtype=torch.int64))
 
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
-        """Refuse a sum by records, since a silo's trajectory is none.
+        """Refuse increments of single records, since a silo's trajectory depends on all of its records.
 
         Raises:
             InputError: Always.
         """
         raise InputError(
-            "algorithm: local training moves a silo's model by no sum over records; release no integers of it"
+            "algorithm: local training has no increments of single records, which releases in integers need; set "
+            'run.arithmetic = "float"'
         )
 
     def _train_silo(self, initial_model: Tensor, silo_records: Records, present: Tensor) -> Tensor:
@@ -422,7 +440,7 @@ class LocalTraining(View):
         Args:
             initial_model: Model of the query, (..., d).
             silo_records: Records of the silo in the round, (..., B, …).
-            present: 1 for each of the records, and 0 for padding of a batch of several replicates, (..., B).
+            present: 1 for each record, and 0 for padding of a batch of several replicates, (..., B).
         """
         model = initial_model
         for _ in range(self.epochs):
@@ -442,5 +460,5 @@ def _slice_records(records: Records, start: int, rows: int) -> Records:
 
 
 def _batch_spans(rows: int, size: int) -> Iterator[tuple[int, int]]:
-    """Start and length of every batch."""
+    """Start and length of every batch of `size` rows, or fewer at the end."""
     return ((start, min(size, rows - start)) for start in range(0, rows, size))

@@ -2,7 +2,7 @@
 
 | file | content |
 |---|---|
-| `progress` | number of finished rounds, written every 0.5 s at most, and not always after the last round |
+| `progress` | number of finished rounds, written at most every 0.5 s, and not always after the last round |
 | `history.jsonl` | one line for each evaluated round |
 | `waiting.json` | silos for which the server waits, and since when; present only while it waits |
 | `model.npy`, then `outcome.json` | result of a run that succeeded |
@@ -54,7 +54,7 @@ def report_waiting(folder: Path, silos: Sequence[int], start: float) -> None:
     Args:
         folder: Folder of the run.
         silos: Numbers of these silos, empty when the server no longer waits.
-        start: Start of the wait in seconds of the epoch.
+        start: Start of the wait, in seconds since 1970 (Unix time).
     """
     path = folder / "waiting.json"
     with suppress(OSError):  # where the disk is full, the next report of FolderReporter raises a RunError
@@ -67,7 +67,7 @@ def report_waiting(folder: Path, silos: Sequence[int], start: float) -> None:
 class FolderReporter(RunObserver):
     """Writer of one cell's reports, in the server's process.
 
-    Methods raise a RunError of one line if the disk refuses a file.
+    The constructor and the methods raise a RunError of one line if a file cannot be written or removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -114,7 +114,7 @@ class FolderReader:
         self._line_count = 0
 
     def read_round(self) -> int:
-        """Return the number of rounds reported as finished, or 0 without a report or with a damaged one."""
+        """Return the number of rounds reported as finished, or 0 if the report is missing or damaged."""
         try:
             return int((self._folder / "progress").read_text())
         except (FileNotFoundError, ValueError):
@@ -135,9 +135,9 @@ class FolderReader:
             yield evaluation
 
     def read_waiting(self) -> tuple[list[int], float] | None:
-        """Return the silos for which the server waits, and the start of the wait in seconds of the epoch.
+        """Return the silos for which the server waits, and the start of the wait in seconds since 1970.
 
-        The result is None if the server does not wait, or if its report is damaged.
+        The result is None if the server does not wait, or if its report cannot be read.
         """
         try:
             status = json.loads((self._folder / "waiting.json").read_text(encoding="utf-8"))
@@ -146,11 +146,12 @@ class FolderReader:
             return None
 
     def read_result(self) -> CellOutcome | None:
-        """Return the outcome of the run, or None if the run has not ended.
+        """Return the outcome of the run, or None if no end of the run is reported.
 
         Raises:
             InputError: The run failed at the server with an InputError, whose message this error has.
-            RunError: The run failed with another error, whose message this error has, or a file is damaged.
+            RunError: The run failed with another error, whose message this error has; or a file of the result is
+                damaged or missing.
         """
         failure = self._read_json("failure.json")
         if failure is not None:
@@ -188,7 +189,7 @@ def _convert_write_errors(folder: Path) -> Iterator[None]:
 def _convert_read_errors(path: Path, place: str = "") -> Iterator[None]:
     """Convert an error that a missing or damaged file causes in the block to a RunError.
 
-    The message names the file, and `place` behind it.
+    The message names the file.  If the file is damaged, `place` follows its name.
     """
     try:
         yield
@@ -201,13 +202,13 @@ def _convert_read_errors(path: Path, place: str = "") -> Iterator[None]:
 def make_run_config(cell: Cell, out: Path, run_token: str = "") -> dict[str, str | int]:
     """Return the run configuration that an engine submits for a resolved cell.
 
-    Silos with guards compare `protocol` with their own version.
+    Silos with guards compare the key `protocol` with their own `PROTOCOL_VERSION`.
 
     Args:
         cell: The resolved cell.
         out: Folder to which the server writes its reports.
-        run_token: Identity of a deployment's run in the ledgers of silos and server, the same after a resume.  A
-            simulation has none.
+        run_token: Identity of a deployment's run in the ledgers of silos and server, the same after a resume.  For
+            a simulation it is "".
     """
     return {
         "scenario": "",
@@ -238,15 +239,15 @@ def cell_from_run_config(run_config: Mapping[str, Any]) -> Cell:
 def scenario_from_run_config(run_config: Mapping[str, Any]) -> Scenario:
     """Return the scenario, with a single sweep point, that a run configuration written by a person names.
 
-    The key `scenario` is a path or the name of a shipped scenario.  `set` holds overrides, separated by spaces,
-    and `cell` the index of the sweep point, counted from 0.
+    The key `scenario` holds a path or the name of a shipped scenario.  The key `set` holds overrides KEY=VALUE,
+    separated by spaces, and `cell` holds the index of the sweep point, counted from 0.
 
     Raises:
         InputError: The scenario cannot be read, is malformed, or has no such sweep point.
     """
     path = Path(str(run_config["scenario"]))
     scenario = load_scenario(path, str(run_config["set"]).split())
-    index = int(run_config["cell"])
-    if not 0 <= index < len(scenario.points):
-        raise InputError(f"cell = {index}: {path} has cells 0 … {len(scenario.points) - 1}")
-    return scenario.at_single_point(index)
+    index = run_config["cell"]
+    if index not in range(len(scenario.points)):
+        raise InputError(f"cell = {index!r}: {path} has cells 0 … {len(scenario.points) - 1}")
+    return scenario.at_single_point(int(index))

@@ -30,7 +30,8 @@ def receive_frame(connection: socket.socket, max_bytes: int, seconds: float | No
     Args:
         connection: Connected socket.
         max_bytes: Largest length of the content.
-        seconds: Time in which the whole frame has to arrive, or None for no limit.
+        seconds: Time in which the whole frame has to arrive.  With None there is no limit for the frame, but a
+            timeout that the socket already has applies to every wait for bytes.
 
     Raises:
         ValueError: The frame is longer than `max_bytes`.
@@ -62,7 +63,10 @@ def receive_content(connection: socket.socket, length: int, seconds: float) -> b
 def receive_json(connection: socket.socket, max_bytes: int, seconds: float | None = None) -> dict[str, Any]:
     """Receive a frame that is a JSON object.
 
-    The arguments are those of `receive_frame`.
+    Args:
+        connection: Connected socket.
+        max_bytes: Largest length of the frame's content.
+        seconds: Time in which the whole frame has to arrive, or None as in `receive_frame`.
 
     Raises:
         ValueError: The frame is no JSON object, or longer than `max_bytes`.
@@ -71,17 +75,17 @@ def receive_json(connection: socket.socket, max_bytes: int, seconds: float | Non
     """
     value = json.loads(receive_frame(connection, max_bytes, seconds))
     if not isinstance(value, dict):
-        raise ValueError("a header is a JSON object")
+        raise ValueError("a frame whose content is no JSON object")
     return value
 
 
 def drain_connection(connection: socket.socket, seconds: float) -> None:
     """Shut down the sending side and discard what arrives until the other end closes the connection.
 
-    The call also ends after `seconds` if the other end sends bytes until then.
+    An end that keeps sending is left after `seconds`, without an error.
 
     Raises:
-        OSError: The connection broke, or the other end was silent until the end of `seconds` (TimeoutError).
+        OSError: The connection broke, or no bytes arrived in the rest of `seconds` (TimeoutError).
     """
     connection.shutdown(socket.SHUT_WR)
     deadline = time.monotonic() + seconds

@@ -24,12 +24,13 @@ requests the name.  A silo that guesses the message of another silo could thus l
 vectors from silos with guards are sealed (`seal_vector`).
 
 **Checkpoints.**  A guard's reply carries the position in its ledger at which the reply was stored.  The
-coordinator keeps the last one and sends it with its next query.  A guard whose ledger and rollback mark were both
-restored from an older copy does not have that position, and refuses.
+coordinator keeps the last position in each ledger of a silo, for at most `MAX_CHECKPOINTS` ledgers, and sends them
+with its next query.  A guard whose ledger and rollback mark were both restored from an older copy does not have
+that position, and refuses.
 
 **Private names of Flower.**  A container's constructor takes 2 to 40 µs for type checks that mypy has done, and a
-silo's arithmetic takes 30 µs.  So containers are filled and read through private names of Flower 1.41, and
-tests/protocol/test_unchecked.py compares each container with the one that the constructor makes.  Values that
+silo's arithmetic takes 30 µs.  So most containers are filled and read through private names of Flower 1.41, and
+tests/protocol/test_unchecked.py compares them with those that the constructor makes.  Values that
 another process sent are checked where they are read.  A silo's proxy has to start fast, so that torch is imported
 only for the first tensor.
 """
@@ -90,7 +91,7 @@ def clock_offset(remote_time: float, send_time: float, receive_time: float) -> f
 
 _CHECKPOINT_FORMAT = struct.Struct("!16sQ32s")
 MAX_CHECKPOINTS = 8
-"""Number of ledgers of one silo that a coordinator remembers."""
+"""Largest number of ledgers of one silo that a coordinator remembers."""
 MAX_CHECKPOINT_BYTES = MAX_CHECKPOINTS * _CHECKPOINT_FORMAT.size
 
 
@@ -118,7 +119,7 @@ def unpack_checkpoints(packed: bytes) -> list[Checkpoint]:
         ValueError: The bytes are no checkpoints, or there are more than `MAX_CHECKPOINTS`.
     """
     if len(packed) > MAX_CHECKPOINT_BYTES or len(packed) % _CHECKPOINT_FORMAT.size:
-        raise ValueError(f"{len(packed)} bytes are no commits")
+        raise ValueError(f"{len(packed)} bytes are no checkpoints")
     return [Checkpoint(name.hex(), number, head) for name, number, head in _CHECKPOINT_FORMAT.iter_unpack(packed)]
 
 
@@ -132,7 +133,7 @@ def update_checkpoints(stored: bytes, packed_checkpoint: bytes) -> bytes:
         packed_checkpoint: Packed checkpoint of the reply.
 
     Raises:
-        ValueError: The bytes of either argument are malformed, or `packed_checkpoint` is not one checkpoint.
+        ValueError: Bytes of an argument are malformed, or `packed_checkpoint` is not exactly one checkpoint.
     """
     (new,) = unpack_checkpoints(packed_checkpoint)
     older = [checkpoint for checkpoint in unpack_checkpoints(stored) if checkpoint.ledger_name != new.ledger_name]
@@ -237,10 +238,10 @@ def set_message_id(message: Message, number: str) -> None:
 
 
 REGISTERED_NODES_VARIABLE = "FEDPRIV_NODES_ARE_REGISTERED"
-"""Environment variable of the server: 1 if SuperNodes' keys were registered under their silos' names."""
+"""Environment variable of the server, 1 if SuperNodes' keys were registered under their silos' names."""
 
 REFUSED_SILOS_VARIABLE = "FEDPRIV_REFUSED_SILOS"
-"""Environment variable of the server: path of the file with the reasons for which silos are refused.
+"""Environment variable of the server, the path of a file that says why silos are refused.
 
 The server's SuperLink writes this file.
 """
@@ -248,7 +249,7 @@ The server's SuperLink writes this file.
 PROTOCOL_VERSION = 4
 """Version of the meaning of messages, scenarios and replies, which a coordinator sends with its run.
 
-Versions of fedpriv without such a number are older than 2.
+A coordinator that sends no version has a protocol older than 2.
 """
 
 CONFIG = "config"
@@ -261,11 +262,12 @@ SERVER_CHECKPOINTS, REPLY_CHECKPOINT, PREVIEW_ADMISSION = "seen", "commit", "agr
 
 
 class Refusal(NamedTuple):
-    """Reason why a silo released nothing, and whether a repeated query is refused, too (`is_final`)."""
+    """Reason why a silo released nothing."""
 
     reason: str
     """Reason in one line."""
     is_final: bool
+    """Whether the silo refuses the query if it is repeated, too."""
 
 
 def roster_content(silo: int) -> RecordDict:
@@ -311,7 +313,7 @@ def refusal_content(refusal: Refusal) -> RecordDict:
 
 
 def read_refusal(content: RecordDict) -> Refusal | None:
-    """Return the refusal that a reply carries, or None.
+    """Return the refusal that a reply carries, or None if it carries none.
 
     The reason is sanitized to one line that can be shown to a person.  A refusal that does not say whether it is
     final counts as final.
@@ -389,14 +391,17 @@ def encode_array(values: NDArray[Any]) -> Array:
 
 
 def decode_vector(encoded: bytes | Array) -> NDArray[Any]:
-    """Return an array over the .npy bytes of a vector, or over a Flower Array, without a copy.
+    """Decode the .npy bytes of a vector, or a Flower Array.
+
+    The result is a read-only array over these bytes, without a copy, if they have the header of `encode_array`.
+    NumPy copies the values of a Flower Array with another header.
 
     Raises:
         ValueError: The array is malformed, or its values are no plain numbers.
     """
     values = _decode_bytes(encoded) if isinstance(encoded, bytes) else _decode_array(encoded)
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":  # an archive, strings, dates
-        raise ValueError("an array that is none of plain numbers")
+        raise ValueError("an array whose values are no plain numbers")
     return values
 
 
@@ -418,10 +423,11 @@ def _decode_array(array: Array) -> NDArray[Any]:
 def seal_vector(name: str, values: NDArray[Any]) -> RecordDict:
     """Build a message's content: one vector under a random pad, and the pad's seed.
 
-    `unseal_vector` removes the pad.
+    The pad covers the values, and not the .npy header with their type and number.  `unseal_vector` removes it.
 
-    Guarantee: the objects of the message look random to everyone who does not have all of them, whatever the
-    vector is.  The server has all of them and reads the vector: the pad hides nothing from the server.
+    Guarantee: nobody can guess an object of the message with the vector's values or with the seed, whatever the
+    vector is: without the seed, which is random, the padded values look random.  The server has all objects and
+    reads the vector: the pad hides nothing from the server.
     """
     seal = secrets.token_bytes(_SEAL_BYTES)
     return vector_content(name, encode_array(_xor_pad(np.ascontiguousarray(values), seal)), {_SEAL: seal})
@@ -484,7 +490,7 @@ def read_raw_vector(content: RecordDict, name: str) -> bytes | Array:
 
 
 def read_array(content: RecordDict, name: str) -> NDArray[Any]:
-    """Return the vector of this name as a read-only array of plain numbers, still sealed if it is sealed.
+    """Return the vector of this name as an array (`decode_vector`), still sealed if it is sealed.
 
     Raises:
         ValueError: The vector is missing or malformed, or its values are no plain numbers.
@@ -496,10 +502,11 @@ def _decode_bytes(content: bytes) -> NDArray[Any]:
     """Return the vector of .npy bytes whose header equals that of `encode_array`.
 
     A pattern reads type and length from the header.  The header that NumPy writes for them has to be the same, so
-    that NumPy's parser, which evaluates headers, never reads bytes of another process.
+    that NumPy's parser, which evaluates headers, does not read these bytes of another process.
 
     Raises:
-        ValueError: The header is another one, or the number of bytes is not the one that the header announces.
+        ValueError: The header is another one, or the number of bytes differs from the one that the header
+            announces.
     """
     header = _VECTOR_HEADER.match(content)
     try:
@@ -507,7 +514,7 @@ def _decode_bytes(content: bytes) -> NDArray[Any]:
     except TypeError:  # a type that NumPy does not have
         layout = None
     if layout is None or len(content) != layout.length or not content.startswith(layout.header):
-        raise ValueError("a vector whose bytes are not what they announce")
+        raise ValueError("a vector whose header is malformed, or announces another number of bytes")
     return layout.decode(content)
 
 
@@ -540,7 +547,7 @@ class RecordCounts(NamedTuple):
 
 
 def decode_tensor(array: Array) -> "Tensor":
-    """Return a tensor over the bytes of a Flower Array, without a copy.
+    """Return a tensor over the bytes of a Flower Array, without a copy if `encode_array` made it.
 
     The bytes are immutable, so that nothing may write into the tensor.
 
@@ -568,7 +575,7 @@ def query_content(query: ArrayRecord, t: int, config: ConfigRecord) -> RecordDic
 def release_content(release: "Tensor", counts: RecordCounts | None) -> RecordDict:
     """Build the content of a release (d,), with the counts of records in a simulation.
 
-    Counts are a release that no accountant charges, so that silos outside a simulation send none.
+    Counts are a release that no accountant charges, so that silos outside a simulation pass None.
     """
     records: dict[str, Any] = vector_records("release", encode_array(release.numpy()), {})
     if counts is not None:
@@ -620,7 +627,7 @@ def read_shared_tensor(content: RecordDict, name: str) -> "Tensor":
 
 @lru_cache(maxsize=1)  # a larger cache would keep vectors of past rounds
 def _cached_tensor(data: bytes, array_format: tuple[str, tuple[int, ...], str] | None) -> "Tensor":
-    """Return the tensor of these bytes, cached for the last ones.
+    """Return the tensor of these bytes, from the cache if the last call had the same bytes.
 
     Python caches the hash of immutable bytes, and compares two references to one object without reading its bytes.
     """

@@ -5,10 +5,11 @@ Planning it is bounded in memory and, where the process can measure it, in time.
 
 A price is (μ, δ₀), the part of the silo's lifetime budget that a run costs by this installation's accounting.  Its
 μ holds except with probability δ₀, the slack, and an exact μ has slack 0.  A run whose records take part in secret
-has a curve of (ε, δ), from which its μ and slack are computed.  The policy bounds the slack of a run.
+has a curve of (ε, δ), from which its μ at a slack is computed.  The policy sets the slack of a run
+(`allow.slack_per_run`).
 
-A guard admits and prices a scenario when it opens the run (fedpriv/silo/guard.py), and checks names, missed rounds
-and queries at every answer.
+A guard admits a scenario and checks its price when it opens the run and at every later query, and reuses cached
+results (fedpriv/silo/guard.py).  It checks the run's name and the number of missed rounds at every query, too.
 """
 
 import hashlib
@@ -70,8 +71,17 @@ def price_charges(charges: Sequence[Charge], relation: str, unit: str = RECORD.n
 
     Guarantee: a run that was charged for other neighbours has the price that its charge implies for these
     neighbours. Neighbours under replace-one, and neighbours in a `unit` that is a part of the charged unit, are
-    two zero-out steps of the charged unit apart, which doubles an exact μ.  For a sampled run nothing is implied
-    in that case.  For a run whose unit is a part of `unit` nothing is implied either.
+    two zero-out steps of the charged unit apart, which doubles an exact μ.  For a run with slack nothing is
+    implied by two steps.  Nothing is implied either for a run whose unit is a part of `unit`, for a run without
+    noise, and for a stored scenario without a known relation and unit.
+
+    Args:
+        charges: Charges of the runs.
+        relation: Neighbouring relation of the result.
+        unit: Name of the unit in which the neighbours of the result differ.
+
+    Returns:
+        One price for each charge, None if nothing is implied.
     """
     return [_price_charge(charge, relation, unit) for charge in charges]
 
@@ -110,7 +120,7 @@ def why_over_budget(budget: LifetimeBudget, earlier_prices: Sequence[Price], run
 
 
 def compose_prices(prices: Sequence[Price]) -> Price:
-    """Compose prices, or return None if one of them exceeds every budget."""
+    """Compose prices, or return None if one of them is None or their slacks add up to 1 or more."""
     finite_prices = [price for price in prices if price is not None]
     return (
         compose_charges(finite_prices)
@@ -120,7 +130,7 @@ def compose_prices(prices: Sequence[Price]) -> Price:
 
 
 def format_price(run_price: Price) -> str:
-    """Format a price as text: "mu = 0.5"."""
+    """Format a price as text: "mu = 0.5", "mu = 0.5 with slack 1e-08", or "mu = inf" for None."""
     return f"mu = {_format_price_value(run_price)}"
 
 
@@ -129,21 +139,23 @@ def _format_price_value(cost: Price) -> str:
 
 
 TimeLimit = Callable[[], AbstractContextManager[None]]
+"""Function that returns a context, which raises TimeoutError if its block takes too long."""
 _log = logging.getLogger("fedpriv.guard")
 ROUND_UP = 1 + 1e-9
+"""Factor on a limit, for rounding errors of the number that is compared with it."""
 _MAX_NAME_LENGTH = 128
 _MAX_MISSED_VALUES = 2**25
 """Most values of noise that are drawn for missed rounds before one answer.
 
-Drawing them takes about ten seconds of a CPU core.
+Drawing them takes some seconds of a CPU core.
 """
 _FOREIGN_MECHANISM = "is none of fedpriv's, and those alone add noise in a guard"
 MAX_SCENARIO_BYTES = 2**16
-"""Largest length of the JSON text of a scenario."""
+"""Most characters of the JSON text of a scenario."""
 _MAX_SILOS = 100_000  # A plan has a weight for each silo, and a server may claim any number of silos.
 _MAX_NUMBER = 2.0**53
 _MAX_PRIVACY = 1e6
-"""Largest mu, zcdp and epsilon of a scenario.
+"""Largest number of a scenario's section [privacy], such as mu, zcdp or epsilon.
 
 A guarantee at this value protects nothing, and its conversions are still finite.
 """
@@ -156,30 +168,29 @@ class AdmittedRun:
     cell: Cell
     plan: Plan
     price_curve: PriceCurve
-    """Price of this silo's whole stream, by this installation's accounting."""
+    """Price of the charged stream over all rounds, by this installation's accounting."""
     scenario_digest: bytes
     """SHA-256 of the canonical scenario, which all silos of a run share."""
     memory_bytes: int
-    """Memory of the run's rounds, with the cached values for it, in bytes."""
+    """Memory of the run's largest round, with the cached values for the run, in bytes."""
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Policy, applied to scenarios for one shard.
-
-    `time_limit` bounds the time for planning a scenario.
-    """
+    """Policy, applied to scenarios for one shard."""
 
     policy: Policy
     shard: Shard
     time_limit: TimeLimit = nullcontext
+    """Limit of the time for planning a scenario, by default none."""
 
     def admit(self, canonical: str) -> AdmittedRun:
         """Admit a canonical scenario and plan it.
 
         Raises:
-            RunError: If the policy does not allow the scenario, or planning takes longer than `time_limit`.  The
-                text depends on the scenario, the policy, and the number and shape of the shard's records.
+            RunError: If the policy does not allow the scenario, the scenario cannot be planned, or planning takes
+                longer than `time_limit`.  The text depends on the scenario, the policy, the shape of the shard's
+                records, and the number of records and persons.
         """
         with self._refuse_errors():
             cell = resolve_cell(json.loads(canonical), "the server's scenario")
@@ -192,6 +203,8 @@ class Admission:
     def price(self, admitted: AdmittedRun, slack: float) -> Price:
         """Return the price of an admitted run, at `slack` if its records take part in secret.
 
+        A run without noise has the price None.
+
         Raises:
             RunError: If the run has no price at this slack.
         """
@@ -201,8 +214,10 @@ class Admission:
     def min_mu(self, charge: Charge) -> float:
         """Return the least μ that any policy can have charged for an earlier run, or 0 if it is unknown.
 
-        The μ is unknown if this installation cannot plan the run.  The policy may have trusted the server, or the
-        other silos, when the run was charged, so that the smaller of both prices counts.
+        The price of the silo's own messages and the price of the release made from all silos' messages are
+        computed at the charged slack, and the smaller one counts, because the policy may have trusted the server,
+        or the other silos, when the run was charged.  The result is infinity for a run without noise.  The μ is
+        unknown if this installation cannot plan or price the run within `time_limit`.
         """
         try:
             cell, objective = self.recall_run(charge.cell)
@@ -213,13 +228,16 @@ class Admission:
         return min(math.inf if price is None else price.mu for price in prices)
 
     def recall_run(self, canonical: str) -> tuple[Cell, Objective]:
-        """Plan an earlier run, which was within the policy of its time, and return its cell and objective.
+        """Return cell and objective of an earlier run, which was within the policy of its time.
+
+        Of today's policy only the permitted code is checked, no limit.
 
         Guarantee: a stored scenario imports no code but fedpriv's own, including add-ons, and the code that the
         policy permits now.
 
         Raises:
-            RunError: If the run cannot be planned by this installation.
+            RunError: If the scenario names other code, this installation cannot build its objective, or building
+                takes longer than `time_limit`.
         """
         allow = self.policy.allow.model_copy(update={"dimension": 2**62})
         wide = replace(self, policy=self.policy.model_copy(update={"allow": allow}))
@@ -233,7 +251,8 @@ class Admission:
         """Return the scenario as canonical JSON, the same for all spellings of a scenario.
 
         Raises:
-            RunError: If the text is no scenario, or is too long.
+            RunError: If the text is too long, is no scenario, has a number beyond the limits, or names code that
+                the policy does not permit.
         """
         if len(cell_json) > MAX_SCENARIO_BYTES:
             raise self.refusal_error(
@@ -261,7 +280,7 @@ class Admission:
                 f"the run's name has {len(run_id)} characters, allowed are 1 to {_MAX_NAME_LENGTH}"
             )
         if run_id.encode(errors="replace").decode() != run_id:  # half of a pair of surrogates
-            raise self.refusal_error("the run's name is no text")
+            raise self.refusal_error("the run's name has half of a surrogate pair, which is no character")
 
     def check_missed(self, plan: Plan, t: int, absences: int) -> None:
         """Refuse a round before which too many values of noise of missed rounds have to be drawn.
@@ -276,7 +295,8 @@ class Admission:
             absences: Number of rounds that this silo missed directly before round `t`.
 
         Raises:
-            RunError: If more than `_MAX_MISSED_VALUES` values have to be drawn.
+            RunError: If more than `_MAX_MISSED_VALUES` values have to be drawn.  Nothing is drawn by a silo that
+                adds no noise.
         """
         if not absences:
             return
@@ -290,11 +310,15 @@ class Admission:
     def _why_unknown_code(self, tree: Mapping[str, Any], *, recalled: bool = False) -> str | None:
         """Return why a scenario names code that the policy does not permit, or None if it names none.
 
-        Only the text is read.  `recalled` is set for a run of the guard's own ledger, which may use an add-on that
-        the policy no longer allows.
+        Only the text is read.  Import paths of models are checked later, by `_check_code`.
 
         Guarantee: if the result is None, resolving a scenario that is not recalled imports nothing.  Every row
         that the scenario names is in its table, and every add-on was imported when the guard started.
+
+        Args:
+            tree: Scenario as parsed JSON.
+            recalled: Whether the scenario is that of a run in the guard's own ledger, which may use an add-on
+                that the policy no longer allows.
         """
         allow = self.policy.allow
         for section, shipped, permitted in (
@@ -302,8 +326,8 @@ class Admission:
             ("algorithm", SHIPPED_ALGORITHMS, allow.algorithms),
         ):
             name = _section_value(tree, section, "name")
-            path = section == "model" and isinstance(name, str) and is_import_path(name)
-            if isinstance(name, str) and not path and name not in (*shipped, *permitted):
+            is_path = section == "model" and isinstance(name, str) and is_import_path(name)
+            if isinstance(name, str) and not is_path and name not in (*shipped, *permitted):
                 return (
                     f"{section}.name = {name[:100]!r} is none of fedpriv's, and allow.{section}s does not name it"
                 )
@@ -320,9 +344,9 @@ class Admission:
         mechanism = _section_value(tree, "algorithm", "mechanism")
         if isinstance(mechanism, str) and mechanism not in (*SHIPPED_MECHANISMS, AUTO):
             return f"algorithm.mechanism = {mechanism[:100]!r} {_FOREIGN_MECHANISM}"
-        order = _section_value(tree, "federation", "sampling")
-        if isinstance(order, str) and order not in (*SHIPPED_SAMPLINGS, *ADDED_SAMPLINGS):
-            return f"federation.sampling = {order[:100]!r} is none of fedpriv's, and no row of allow.extensions"
+        sampling = _section_value(tree, "federation", "sampling")
+        if isinstance(sampling, str) and sampling not in (*SHIPPED_SAMPLINGS, *ADDED_SAMPLINGS):
+            return f"federation.sampling = {sampling[:100]!r} is none of fedpriv's, and no row of allow.extensions"
         return None
 
     def refusal_error(self, reason: str) -> RunError:
@@ -332,7 +356,11 @@ class Admission:
         return _RefusalContext(self.policy.silo, self.time_limit())
 
     def _check_number(self, section: str, name: str, number: float) -> None:
-        """Refuse a number that no run within the policy needs, before anything is computed from it."""
+        """Refuse a number that no run within the policy needs, before anything is computed from it.
+
+        Raises:
+            InputError: If the number is too large.
+        """
         if not abs(number) <= _MAX_NUMBER:
             raise InputError(f"{name} = {number:g}: no number of a scenario is that large")
         if section == "privacy" and not number <= _MAX_PRIVACY:
@@ -341,18 +369,22 @@ class Admission:
             raise InputError(f"{name} = {number}: more than any run that is allowed needs")
 
     def _plan_run(self, cell: Cell, objective: Objective) -> tuple[Cell, Plan]:
-        """Plan the run that the scenario describes."""
+        """Plan the run that the scenario describes, and return the cell to be priced with its plan."""
         return cell, make_plan(cell, objective, for_release=True)
 
     def _check_cell(self, cell: Cell) -> None:
         """Check the parts of a scenario that can be checked before a plan or a model is built.
 
         Raises:
-            RunError: If the policy does not allow one of these parts.
+            RunError: If the policy or the shard does not allow one of these parts.
+            InputError: If the scenario contradicts itself, or an add-on is missing.
         """
         allow, number, federation = self.policy.allow, self.policy.silo, cell.federation
         if not number < federation.silos <= _MAX_SILOS:
-            raise self.refusal_error(f"the scenario has {federation.silos} silos, and this is number {number}")
+            raise self.refusal_error(
+                f"the scenario has {federation.silos} silos, and a run with silo {number} has {number + 1} to "
+                f"{_MAX_SILOS}"
+            )
         if (reason := why_unaccountable(cell) or why_unguarded(self.policy, cell)) is not None:
             raise self.refusal_error(reason)
         for rounds in (federation.total_rounds, cell.schedule.rounds):  # An algorithm may add rounds.
@@ -426,8 +458,7 @@ class Admission:
         """Return the memory of a round in bytes, if policy and ledger allow it.
 
         Raises:
-            RunError: If the round takes more than `allow.memory`, or the state more than a
-                row of the ledger holds.
+            RunError: If the round takes more than `allow.memory`, or the state more than `MAX_STATE_BYTES`.
         """
         units, max_bytes = self.shard.rows_by_unit(cell.privacy.protected_unit), self.policy.allow.memory
         rows = len(self.shard.labels) if units is None else units.size
@@ -444,7 +475,7 @@ class Admission:
         return needed_bytes
 
     def _check_price_curve(self, cell: Cell, plan: Plan) -> PriceCurve:
-        """Check noise and clips of a plan, and return the price curve of this silo's stream.
+        """Check noise and clips of a plan, and return the price curve of its charged stream.
 
         Raises:
             RunError: If the policy does not allow the noise, an assumption of the noise, or a clip.
@@ -485,13 +516,14 @@ def why_unguarded(policy: Policy, cell: Cell) -> str | None:
 
 @dataclass(frozen=True)
 class _RefusalContext:
-    """Context that turns every error of an untrusted scenario into a refusal of one line.
+    """Context that turns every error of an untrusted scenario into a refusal, a `RunError` of one line.
 
-    A refusal, which is a `RunError`, passes unchanged.  Only the silo's log gets the details of errors in code.
+    A `RunError` passes unchanged.  Only the silo's log gets the details of errors in code.
     """
 
     silo: int
     time_limit: AbstractContextManager[None]
+    """Context that raises TimeoutError if planning takes too long."""
 
     def __enter__(self) -> None:
         self.time_limit.__enter__()

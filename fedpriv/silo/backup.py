@@ -1,20 +1,20 @@
 """Backups of a silo's ledgers, and the restoring of a lost ledger from a backup.
 
-A backup has every charge and every digest of the chain, and no key, no state and no reply.  Runs that were under
-way end with it.  In addition to what an administrator's `status` shows, it has the number of rounds of every run,
-and digests of the queries.
+A backup has every charge and every digest of the chain, and no key, no state and no reply.  After a restore, runs
+that were under way are over.  In addition to what `fedpriv silo status` shows, a backup has the whole scenario of
+every run, digests of the queries, and the fingerprint of the records.
 
 Guarantee: a thief of a backup, of the ledger after a run, or of both, cannot test guesses at a record on them, if
 HMAC-SHA256 is a pseudorandom function.  All values that depend on the records are under keys that were wiped, or,
 like the fingerprint of the records, under a key that lies beside the records alone (fedpriv/silo/shard.py).
-Replies that a ledger keeps have their noise, except sums that were sent to a trusted server.  Backups that fedpriv
-0.3.0 made have a digest of the records under no key.
+Replies that a ledger keeps have their noise, except sums that were sent to a trusted server and replies of runs
+without noise.  Backups that fedpriv 0.3.0 made have a digest of the records under no key.
 
 Guarantee: no budget is spent twice by a restore.  If the mark, which lies elsewhere, says that the backup's last
-commit was the ledger's last one, nothing was released since.  If the mark does not say so, or is gone, the whole
-budget of the policy is charged to the restored ledger, since as much may have been released; and the ledger gets
-another name, so that nobody takes it for the lost one.  The checkpoints of a server are no evidence, because the
-server would gain from a wrong one.
+commit was the ledger's last one, nothing was released since.  If the mark does not say so, or is gone, or the key
+of the fingerprint does not lie beside the records, the whole budget of the policy is charged to the restored
+ledger, since as much may have been released; and the ledger gets another name, so that nobody takes it for the
+lost one.  The checkpoints of a server are no evidence, because the server would gain from a wrong one.
 """
 
 import json
@@ -42,10 +42,14 @@ RESTORE_CHARGE_NAME = "restored from a backup"
 
 
 def back_up_ledgers(policy_path: Path, folder: Path) -> list[Path]:
-    """Copy a policy's ledgers to `folder`, mode 0600, and replace older copies there.
+    """Copy a policy's ledgers to files of mode 0600 in `folder`, and replace older copies there.
+
+    Returns:
+        Files of the copies: of the training records' ledger, and of the test records' ledger if there is one.
 
     Raises:
         InputError: If policy or ledger cannot be used, or a copy cannot be written.
+        LedgerError: If another process holds a ledger's lock.
     """
     return [_copy_ledger(policy, folder / policy.ledger.name) for policy in _ledger_policies(policy_path)]
 
@@ -70,12 +74,13 @@ def _copy_ledger(policy: Policy, copy: Path) -> Path:
 def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
     """Restore lost ledgers of a policy from the copies in `folder`, and yield a line about each.
 
-    If the key beside the records is gone, or is another one, the ledger continues with these records, and the
-    whole budget is charged.
+    A ledger is lost if its file does not exist.  If the key beside the records is gone, or is another one, the
+    ledger continues with these records, and the whole budget is charged.
 
     Raises:
-        InputError: If no ledger is lost, or a copy is damaged.  The ledger of a damaged copy is not restored, but
-            ledgers whose lines were yielded before stay restored.
+        InputError: If no ledger is lost, or a copy is missing or damaged.  The ledger of such a copy is not
+            restored, but ledgers whose lines were yielded before stay restored.
+        LedgerError: If the disk refuses.
     """
     if not (
         lost_policies := [
@@ -94,10 +99,11 @@ def restore_ledgers(policy_path: Path, folder: Path) -> Iterator[str]:
 def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
     """Restore one ledger from its copy, and return a line for the administrator.
 
-    The copy is checked and changed as a draft beside the ledger's place, and then renamed.
+    The copy is checked and changed as a draft in the ledger's folder, and then renamed.
 
     Raises:
-        InputError: If the copy is damaged, or the disk refuses.
+        InputError: If the copy is missing or damaged, or the disk refuses a file.
+        LedgerError: If the disk refuses a change of the draft.
     """
     draft, mark = policy.ledger.with_name(policy.ledger.name + ".restored"), RollbackMark(policy.mark_path)
     try:
@@ -137,7 +143,10 @@ def _restore_ledger(policy_path: Path, policy: Policy, copy: Path) -> str:
 
 @contextmanager
 def _draft_copy(copy: Path, draft: Path) -> Iterator[RollbackMark]:
-    """Copy a backup to a file beside the ledger, with a mark, and remove all of these files afterwards."""
+    """Copy a backup to a draft, and remove the files of the draft that are left afterwards.
+
+    The result is the draft's rollback mark, which the caller writes.
+    """
     mark = RollbackMark(draft.with_name(draft.name + ".mark"))
     draft_files = [
         draft.with_name(draft.name + suffix) for suffix in ("", ".mark", ".mark.new", ".lock", "-journal")
@@ -163,7 +172,7 @@ def _read_copy(copy: Path) -> tuple[bool, str, Commit]:
 def _is_bound(policy: Policy, ledger: SiloLedger) -> bool:
     """Whether records can be compared with the ledger's fingerprint.
 
-    A fingerprint without a key can be compared, and one under a key if the key lies beside the records.
+    A fingerprint without a key can be compared, and one under a key if this very key lies beside the records.
     """
     return not ledger.is_keyed() or (
         policy.shard_key.exists() and is_key_of(read_key(policy.shard_key), ledger.fingerprint)
@@ -171,7 +180,12 @@ def _is_bound(policy: Policy, ledger: SiloLedger) -> bool:
 
 
 def _make_fingerprint(policy_path: Path, policy: Policy) -> tuple[bytes, bytes]:
-    """Return the fingerprint of the policy's records and its key, which is created if it is missing."""
+    """Return the fingerprint of the ledger's records and its key, which is created if it is missing.
+
+    Args:
+        policy_path: File of the policy for training.
+        policy: Policy of the ledger, for training or for evaluations.
+    """
     key = load_or_create_key(policy.shard_key)
     shards = {
         record_policy.ledger: shard for record_policy, shard in policies_with_shards(read_policy(policy_path))
@@ -180,7 +194,7 @@ def _make_fingerprint(policy_path: Path, policy: Policy) -> tuple[bytes, bytes]:
 
 
 def _is_latest(rollback_mark: RollbackMark, name: str, commit: Commit) -> bool:
-    """Whether the ledger's mark says that the ledger had no commit after this one."""
+    """Whether the ledger's mark says that `commit` was the ledger's last one, and none was in progress."""
     try:
         content = rollback_mark.read()
     except InputError:

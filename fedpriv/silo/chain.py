@@ -9,9 +9,10 @@ Replies and states enter by digests under keys that follow from the run's own ke
 neither a server nor a thief of the disk, after the run, can test whether a guess at exact sums has this digest.
 
 The rollback mark of a ledger is a separate file with the ledger's name and two commits, each by its number and
-head: the last commit that is certainly on the disk, and the commit in progress.  While no run is under way, it
-also has a digest of the ledger's whole file.  The mark is written before and after each commit, and a
-reply leaves after that.
+head: the last commit that is certainly on the disk, and the commit in progress, which is the same one if there is
+none.  From the tidying after the last run has ended until the next run is opened, the mark also has a digest of
+the ledger's whole file (`SiloLedger.tidy`).  The mark is written before and after each commit, and a reply leaves
+after that.
 """
 
 import hashlib
@@ -28,9 +29,10 @@ RUN_OPENED, QUERY_RECORDED, REPLY_RECORDED, RUN_ENDED = range(4)
 
 
 class ChainEntry(NamedTuple):
-    """Entry that a commit adds, in the order in which the entries of a commit are chained."""
+    """Entry that a commit adds.  The entries of a commit are chained in the order of kind, then digest."""
 
     kind: int
+    """`RUN_OPENED`, `QUERY_RECORDED`, `REPLY_RECORDED` or `RUN_ENDED`."""
     digest: bytes
 
 
@@ -40,7 +42,7 @@ def first_head(name: str, fingerprint: bytes) -> bytes:
 
 
 def next_head(head: bytes, number: int, entries: Iterable[ChainEntry]) -> bytes:
-    """Head after commit `number`."""
+    """Head after commit `number`, from the head before it and the entries that it adds."""
     entry_bytes = (bytes([entry.kind]) + entry.digest for entry in sorted(entries))
     return _digest(b"commit", head, str(number).encode(), *entry_bytes)
 
@@ -69,20 +71,26 @@ def ending_entry(run_id: str) -> ChainEntry:
 
 
 def make_seal(key: bytes) -> bytes:
-    """Digest of a run's key, which is kept after the key is wiped."""
+    """Seal of a run: digest of the run's key, which is kept after the key is wiped."""
     return _digest(b"key", key)
 
 
 def is_seal_of(seal: bytes, key: bytes) -> bool:
-    """Whether a seal belongs to this run key, before or after a change of the chain's origin."""
+    """Whether a seal belongs to this run key, before or after a change of the chain's origin (`reseal`)."""
     return seal in (make_seal(key), _make_second_seal(key))
 
 
 def reseal(seal: bytes, run_key: bytes | None, key: bytes) -> bytes:
     """Seal of a run after the chain's origin changed, so that no former head can be computed again.
 
-    For a run under way the seal follows from the run's key alone, which is wiped with the run.  Without that key
-    it follows from the former seal, under the `key` of the records.
+    The origin is the fingerprint of the records in the first head.
+
+    Args:
+        seal: Former seal of the run.
+        run_key: Key of a run under way, from which alone its new seal follows, or None if the run is over or the
+            ledger is a backup.
+        key: Key of the records' fingerprint, under which the new seal follows from the former one without
+            `run_key`.
     """
     return hmac.digest(key, b"seal" + seal, "sha256") if run_key is None else _make_second_seal(run_key)
 
@@ -92,12 +100,12 @@ def _make_second_seal(key: bytes) -> bytes:
 
 
 def converted_name(name: str) -> str:
-    """Name of a ledger after its chain's origin changed, whose heads are no heads of the former name."""
+    """Name of a ledger after its chain's origin changed, since the former name stands for other heads."""
     return _digest(b"converted", name.encode()).hex()[:32]
 
 
 def derive_blind(key: bytes, t: int) -> bytes:
-    """Key of the digest of round t's reply, stored and wiped with the reply."""
+    """Key of the digest of round t's reply, its blind, which is stored and wiped with the reply."""
     return hmac.digest(key, b"reply %d" % t, "sha256")
 
 
@@ -107,7 +115,7 @@ def digest_reply(blind: bytes, reply: bytes) -> bytes:
 
 
 def digest_state(key: bytes, state: bytes | None) -> bytes:
-    """Digest of the state after a round, or b"" after the last round."""
+    """Digest of the state after a round, or b"" before the first round and after the last."""
     return b"" if state is None else hmac.digest(hmac.digest(key, b"state", "sha256"), state, "sha256")
 
 
@@ -130,9 +138,11 @@ class MarkContent(NamedTuple):
 
     ledger_name: str
     last_commit: Commit
+    """Last commit that is certainly on the disk."""
     pending_commit: Commit
+    """Commit in progress, or the last commit again if none is in progress."""
     file_digest: str = ""
-    """SHA-256 of the ledger's file while no run is under way, or ""."""
+    """SHA-256 of the ledger's file in hexadecimal digits, or "" if a run is under way or was just ended."""
 
     @property
     def file_bytes(self) -> bytes:
@@ -182,7 +192,7 @@ class RollbackMark:
             OSError: If the disk refuses.
         """
         draft = self.path.with_name(self.path.name + ".new")
-        draft.unlink(missing_ok=True)  # A link of anybody at this name would lead elsewhere.
+        draft.unlink(missing_ok=True)  # A link that somebody put at this name would lead elsewhere.
         with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
             file.write(content.file_bytes)
             file.flush()

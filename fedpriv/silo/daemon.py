@@ -4,8 +4,8 @@ The silo's ClientApp connects to the socket, whose frames are described in proto
 unpickled.  Every connection has a thread that reads and writes.  Only the main thread has the guard, and it
 answers one request at a time.
 
-Refused requests are logged, the first 100 in full and then every 1,000th.  The time for which an unknown server's
-scenario can keep a guard busy is limited.
+Requests that the guard refuses are logged, the first 100 and then every 1,000th, and malformed requests are not.
+The time for which an unknown server's scenario can keep a guard busy is limited.
 """
 
 import json
@@ -51,6 +51,7 @@ _log = logging.getLogger("fedpriv.guard")
 
 
 _POLL_SECONDS = 0.1
+"""Time between two checks of the limits of `limit_time`, in seconds."""
 
 
 @contextmanager
@@ -58,19 +59,20 @@ def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
     """Limit the time of the block in the main thread.
 
     Time that other programs and other threads take counts for `clock_seconds` only, so that a busy machine refuses
-    nothing that an idle one accepts.  Code that catches the error gets it again at the next poll.
+    nothing that an idle one accepts, up to that much elapsed time.  The limits are checked ten times a second.
+    Code that catches the error gets it again at the next check.
 
     Args:
         cpu_seconds: Limit of processor time of the thread, in seconds.
         clock_seconds: Limit of elapsed time, in seconds.
 
     Raises:
-        TimeoutError: If the block takes more.
+        TimeoutError: If the block still runs at a check after one of the limits.
     """
     cpu_start, clock_start, is_over = time.thread_time(), time.monotonic(), False
 
     def check_time(*_: object) -> None:
-        """Raise TimeoutError at a poll after a limit, in the main thread."""
+        """Raise TimeoutError at the first check after a limit, in the main thread."""
         # A last signal can arrive after the block.
         if is_over:
             return
@@ -99,18 +101,18 @@ def limit_time(cpu_seconds: float, clock_seconds: float) -> Iterator[None]:
 
 
 _MAX_CONNECTIONS, _MAX_PENDING_BYTES = 32, 2**26
-"""Most connections at a time, and most bytes of their requests together.
+"""Most connections at a time, and most bytes of the queries that are read at a time.
 
-Further connections are closed.
+Further connections are closed.  Four queries are read at a time even if they take more bytes.
 """
 _STACK_BYTES = 2**19
 """Stack size of a connection's thread, in bytes."""
 _PATIENCE_SECONDS = 20.0
-"""Longest wait for a request on a new connection, and for a reply to be read, in seconds."""
+"""Longest wait, in seconds, for a header, for the length of a query, and for a reply to be read."""
 _QUERY_SECONDS, _MIN_BYTES_PER_SECOND = 2.0, 2**23
 """Limits of the time to send a query: a number of seconds, plus the query's bytes over the rate.
 
-A query that is being sent occupies a slot, for which other queries wait.
+A query occupies a slot, for which other queries wait, until it is answered.
 """
 _PLANNING_CPU_SECONDS, _PLANNING_CLOCK_SECONDS = 30.0, 300.0
 """Limits for planning a scenario: seconds of processor time, and seconds by the clock."""
@@ -119,7 +121,7 @@ _STUCK_SECONDS = 900.0
 
 
 class Reply(NamedTuple):
-    """Reply to a request: a header, and the bytes of a release or None."""
+    """Reply to a request: a header, and the bytes of a message or of a public key, or None."""
 
     header: dict[str, Any]
     content: bytes | None = None
@@ -140,12 +142,13 @@ def serve_guard(
 
     Args:
         policy_path: File of the policy.
-        ready: Function that is called with the socket once it accepts connections.
+        ready: Function that is called with the path of the socket once it accepts connections.
         metrics_address: Address on which metrics are served (`serve_metrics`), or None.
 
     Raises:
-        InputError: If policy, extensions, shard, ledger, socket or `metrics_address` cannot be used, or the
+        InputError: If policy, extensions, shard, ledger, keys, socket or `metrics_address` cannot be used, or the
             machine has too little memory for `allow.memory`.
+        LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
     torch.set_num_threads(1)
     policy = read_policy(policy_path)
@@ -165,17 +168,24 @@ def serve_guard(
 
 @contextmanager
 def _listen(policy: Policy) -> Iterator[socket.socket]:
-    """Open the silo's socket, which only the guard's user and `policy.group` can use.
+    """Open the silo's socket, which only the guard's user and, if it is set, `policy.group` can use.
+
+    The socket of a guard that has ended is replaced, and any other file stays as it is.
 
     Raises:
-        InputError: If another guard answers on the socket, or the socket cannot be made or given to the group.
+        InputError: If another guard answers on the socket, if there is a file that is no socket, or if the socket
+            cannot be made or given to the group.
     """
-    if is_listening(policy.socket):
-        raise InputError(f"{policy.socket}: a guard answers there already; end it before you start another")
-    policy.socket.unlink(missing_ok=True)
+    if (is_busy := is_listening(policy.socket)) or (policy.socket.exists() and not policy.socket.is_socket()):
+        raise InputError(
+            f"{policy.socket}: a guard answers there already; end it before you start another"
+            if is_busy
+            else f"{policy.socket}: is a file and no socket; set `socket` in the policy to a path that is free"
+        )
     with socket.socket(socket.AF_UNIX) as listener:
         umask = os.umask(0o177)  # The socket is private from the start, like the ledger.
         try:
+            policy.socket.unlink(missing_ok=True)
             listener.bind(str(policy.socket))
         except OSError as error:
             raise InputError(f"{policy.socket}: cannot be a socket: {error}") from None
@@ -210,7 +220,7 @@ class RequestQueue:
         Args:
             policy: Policy of the silo.
             guards: Guards that answer the requests.
-            collects_metrics: Whether metrics are collected after every request.
+            collects_metrics: Whether metrics are collected at the start and after every request.
         """
         self._policy, self._guards = policy, guards
         self._requests: queue.SimpleQueue[PendingRequest] = queue.SimpleQueue()
@@ -219,7 +229,7 @@ class RequestQueue:
         self._metrics = self._collect_metrics()
         self._start_time: float | None = None
         key_bytes = SIGNED_KEY_BYTES * (policy.allow.silos or guards.training.peer_count)
-        # The scenario is JSON in JSON, with every quote escaped; keys and checkpoints are hexadecimal.
+        # The scenario is JSON in JSON, with every quote escaped, and keys and checkpoints are hexadecimal.
         self._max_header_bytes = 4 * MAX_SCENARIO_BYTES + 2 * (key_bytes + MAX_CHECKPOINT_BYTES)
         self._max_query_bytes = 8 * policy.allow.dimension
         query_count = _MAX_PENDING_BYTES // (self._max_header_bytes + self._max_query_bytes)
@@ -252,9 +262,9 @@ class RequestQueue:
     def answer_next_request(self) -> None:
         """Wait for a request and answer it.
 
-        Guarantee: a request, refused or not, takes a whole multiple of `allow.tick`, and nothing else is begun
-        until then. So the time neither of its reply nor of the next request's reply reveals more about the records
-        than that multiple.
+        Guarantee: unless `allow.tick` is 0, a request, refused or not, takes a whole multiple of `allow.tick`, and
+        the next request is begun only then. So the time neither of its reply nor of the next request's reply
+        reveals more about the records than that multiple.
         """
         request = self._requests.get()
         self._start_time = start_time = time.monotonic()
@@ -268,7 +278,7 @@ class RequestQueue:
         self._start_time = None
 
     def _handle_connection(self, connection: socket.socket) -> None:
-        """Read one request and send its reply, and close connections that are silent, gone or send too much."""
+        """Read one request, send its reply, and close the connection, even if its other end is silent or gone."""
         try:
             with connection, suppress(OSError):
                 reply = self._read_and_answer(connection)
@@ -298,7 +308,7 @@ class RequestQueue:
                 self._wait_for_tick()
                 return Reply({"healthy": self._is_healthy()})
             length = receive_length(connection, self._max_query_bytes, _PATIENCE_SECONDS)
-            with self._query_slots:  # held from the first byte of the query, which then has to arrive in time
+            with self._query_slots:  # held from the query's first byte, which then has to arrive, to the reply
                 query = receive_content(connection, length, _QUERY_SECONDS + length / _MIN_BYTES_PER_SECOND)
                 request = PendingRequest(header, query, Future())
                 self._requests.put(request)
@@ -316,7 +326,10 @@ class RequestQueue:
         return start_time is None or time.monotonic() - start_time < _STUCK_SECONDS
 
     def metrics(self) -> list[ServiceMetric]:
-        """Metrics at the end of the last tick, for another thread."""
+        """Return the metrics at the end of the last tick, and whether the guard is healthy now.
+
+        Any thread may call this method.
+        """
         return [
             *self._metrics,
             ServiceMetric("fedpriv_guard_healthy", "1 if it is at work, or waits.", self._is_healthy()),
@@ -332,7 +345,8 @@ class RequestQueue:
     def _answer_or_refuse(self, request: PendingRequest) -> Reply:
         """Answer a request without raising.
 
-        An error of the request becomes a refusal, and an error of the guard is logged here.
+        Every error becomes a refusal.  Refusals of the guard are counted and logged, and of an error in code only
+        the log has the reason.
         """
         try:
             return self._answer(request.header, request.query)
@@ -350,15 +364,18 @@ class RequestQueue:
     def _answer(self, header: dict[str, Any], query: bytearray) -> Reply:
         """Answer a request.
 
+        A request is for the shapes of a scenario's model, for a preview of admission, for the public key of a run
+        (round 0), or for the message of a round.
+
         Args:
-            header: Header of the request, whose keys decide what is asked.
-            query: Bytes of the query, or empty if only the header matters.
+            header: Header of the request, whose keys decide between these.
+            query: Bytes of the query, or empty if the request is not for a message.
 
         Returns:
-            The answer, or a refusal of a malformed request.
+            The reply, or a refusal of a malformed request.
 
         Raises:
-            FedprivError: If a well-formed request is refused.
+            FedprivError: If the guard refuses the request, or the SuperNode runs another version.
         """
         malformed = _refusal_reply("the request is malformed", is_final=True)
         if (protocol := header.get("protocol", PROTOCOL_VERSION)) != PROTOCOL_VERSION:
@@ -397,7 +414,7 @@ class RequestQueue:
         release = guard.answer(
             run, cell, t, torch.frombuffer(query, dtype=dtype), signed_keys, checkpoints=checkpoints
         ).numpy()
-        self._events.record_answer(run, t, is_evaluation=header.get("tests") is True)
+        self._events.record_answer(guard.ledger_run_id(run, cell), t, is_evaluation=header.get("tests") is True)
         return Reply(
             {"dtype": str(release.dtype), REPLY_CHECKPOINT: guard.checkpoint(run, cell, t).hex()},
             release.tobytes(),

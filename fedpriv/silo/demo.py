@@ -51,15 +51,18 @@ from fedpriv.silo.shard import key_path, load_or_create_key
 def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path]:
     """Write the records and the policy of every silo.
 
-    The files are folder/silo-N/guard/shard.npz, or shard.csv, and policy.toml beside it.
+    The files are folder/silo-N/guard/shard.npz, or shard.csv, and beside it the key of the records, policy.toml,
+    and empty folders for ledger, mark and socket.
 
-    A table that says which records are for testing stays a table: each silo gets its own rows as a CSV file.
+    A table that says which records are for testing, or whose raw cells the model reads, stays a table: each silo
+    gets its own rows as a CSV file.
 
     The shards are the simulation's, in the order in which it reads them, so that a deployment without noise equals
     the simulation.  A policy allows `run_count` runs of the whole scenario and nothing wider.
 
     Args:
-        scenario: Scenario whose cells differ in neither federation nor data.
+        scenario: Scenario whose cells have one data set, federation, seed, trust setting, relation and number of
+            test records.
         folder: Folder in which the silos' folders are made.
         run_count: Number of runs of the whole scenario that a budget suffices for.
 
@@ -68,14 +71,14 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 
     Raises:
         InputError: If the scenario is not one federation throughout, if no policy allows one of its runs, or if a
-            shard exists, whose ledger belongs to those very records.
+            shard exists, since its ledger would not fit other records.
     """
     cells = [point.cell for point in scenario.points]
     first = cells[0]
     if any(_federation_key(cell) != _federation_key(first) for cell in cells):
         raise InputError(
-            f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust or relation; a "
-            "deployment has one federation: narrow them with --set"
+            f"{scenario.name}: its cells differ in data, silos, rounds, batch, seed, trust, relation or test "
+            "records; a deployment has one federation: narrow them with --set"
         )
     run_cells = [*map(assume_scaling, cells), *filter(None, map(first_step_cell, cells))]
     allowances = [run_allowance(cell, load_task(cell)) for cell in run_cells]
@@ -132,6 +135,8 @@ def prepare_silos(scenario: Scenario, folder: Path, run_count: int) -> list[Path
 def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict[str, Any]:
     """Return the keys of the narrowest [allow] with which `silo` answers one run of `cell`.
 
+    Keys whose defaults suffice are left out.
+
     Args:
         cell: Cell of the run.
         task: Public part of the cell's task.
@@ -165,7 +170,7 @@ def run_allowance(cell: Cell, task: PublicTask, silo: int | None = None) -> dict
 def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
     """Return the memory of a round in bytes, rounded up to whole MiB, for the silo that needs most.
 
-    Rounds of training and evaluations are compared (`round_memory`).
+    The memory is that of a round of training or of an evaluation (`round_memory`), whichever is larger.
     """
     silos, features = range(cell.federation.silos), math.prod(task.test.features.shape[1:])
     record_counts = [
@@ -182,10 +187,10 @@ def _needed_memory(cell: Cell, plan: Plan, task: PublicTask) -> int:
 
 
 def _needed_budget(cell: Cell, plan: Plan, silos: Sequence[int]) -> dict[str, float]:
-    """Return the narrowest budget and slack of `silos` for one run of `cell`.
+    """Return the narrowest budget, and slack if any, with which all `silos` answer one run of `cell`.
 
-    The budget is the largest target μ of these silos.  For records that take part in secret it is the largest
-    charge of one of them.
+    The budget is the largest target μ of these silos.  For records that take part in secret it is the largest μ
+    that one of them is charged at slack `SLACK_PER_RUN`.
     """
     targets = cell.target_mus or ()
     if not cell.schedule.secret:
@@ -217,13 +222,13 @@ def evaluation_allowance(cell: Cell, run_count: int = 1) -> dict[str, Any]:
 def write_shard(
     path: Path, dataset: Dataset, records: NDArray[np.int64], test_records: NDArray[np.int64] | None = None
 ) -> None:
-    """Write training and test records as a shard that only its owner may read.
+    """Write training and test records as a shard that only its owner may read, and the key of the records.
 
     Args:
         path: File of the shard, .npz.
         dataset: Data set of the records.
         records: Indices of the training records, in the order of the shard.
-        test_records: Indices of the test records, or None without any.
+        test_records: Indices of the test records, empty or None if there are none.
     """
     arrays = _shard_arrays("", dataset.train_images[records], dataset.train_labels[records])
     if dataset.persons is not None:
@@ -236,7 +241,10 @@ def write_shard(
 
 
 def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> dict[str, Any]:
-    """Return the arrays of a split of a shard, with `counts` if some rows are dummy records."""
+    """Return the arrays of a split of a shard, with `counts` if some rows are dummy records.
+
+    The label of a dummy record, which is -1 or NaN in `labels`, is 0 in the result.
+    """
     kind, counts = "images" if images.dtype == np.uint8 else "features", counted_mask(labels)
     known_labels = labels.copy()
     known_labels[~counts] = 0
@@ -247,7 +255,8 @@ def _shard_arrays(prefix: str, images: NDArray[Any], labels: NDArray[Any]) -> di
 def write_table_shard(path: Path, cell: Cell, dataset: Dataset, silo: int, records: NDArray[np.int64]) -> None:
     """Write training records of a silo, then the remaining test rows of the silo's site, as a CSV file.
 
-    Without a partition by site the file has the training records only.
+    The key of the records is written beside it.  Without a partition by site the file has the training records
+    only.
 
     Args:
         path: File of the shard, .csv.
@@ -288,9 +297,10 @@ def format_policy(
 def format_toml(keys: Mapping[str, object]) -> str:
     """Format a line of TOML for every key.
 
-    The JSON text of numbers, strings, truth values and lists is TOML, too.
+    The JSON text of numbers, strings, truth values and lists is TOML, too, unless characters beyond 16 bits are
+    escaped as surrogate pairs, which TOML does not have.
     """
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in keys.items())
 
 
 def _federation_key(cell: Cell) -> tuple[object, ...]:

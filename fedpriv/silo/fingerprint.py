@@ -41,10 +41,15 @@ def begin_ledger(policy: Policy, shard: Shard) -> None:
 
 
 def create_ledger(path: Path, mark: Path, fingerprint: bytes) -> None:
-    """Write a new ledger for the records with this fingerprint.
+    """Write a new ledger for the records with this fingerprint, and its rollback mark.
+
+    Args:
+        path: File of the ledger.
+        mark: File of the rollback mark, which is replaced if it exists.
+        fingerprint: Fingerprint of the records under a key.
 
     Raises:
-        InputError: If `path` exists, or cannot be written.
+        InputError: If `path` exists, or a file cannot be written.
     """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, PRIVATE_MODE))
@@ -67,8 +72,9 @@ def check_records(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     Guarantee: a key is made only for a ledger without a key, so that no other records get a fingerprint unnoticed.
 
     Raises:
-        InputError: If the ledger is for other records, or the key of the records is missing or is another one.
-            Nothing is changed then.
+        InputError: If the ledger is for other records, or the key of the records is missing, cannot be used or is
+            another one.  The ledger is not changed then.
+        LedgerError: If the ledger has to be converted, and another process holds its lock or the disk refuses.
     """
     if not ledger.is_keyed():
         _convert_ledger(policy, ledger, shard)
@@ -94,7 +100,8 @@ def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
     Runs whose claim by fedpriv 0.3.0 was false are charged as runs without noise.
 
     Raises:
-        InputError: If the ledger is for other records, or no key can be made.
+        InputError: If the ledger is damaged or for other records, or no key can be made.
+        LedgerError: If another process holds the ledger's lock, or the disk refuses.
     """
     with ledger.lock():
         if ledger.is_keyed():  # Another process has converted it meanwhile.
@@ -108,13 +115,13 @@ def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
         ledger.tidy()
     for run_id in unprotected:
         _log.warning(
-            "the run %s had copies of records in a secret order, of which fedpriv 0.3.0 promised too much: it is "
+            "the run %s had augmented records in a secret order, for which fedpriv 0.3.0 promised too much: it is "
             "charged as a run without noise, so that no new run fits the budget",
             sanitize_line(repr(run_id), 60),
         )
     _log.warning(
-        "%s has the digest of its records no more, but a fingerprint under the key in %s; backups that fedpriv "
-        "0.3.0 made have it still: make a new one and delete them",
+        "%s no longer has a digest of its records, but a fingerprint under the key in %s; backups that fedpriv "
+        "0.3.0 made still have the digest: make a new backup and delete them",
         policy.ledger,
         policy.shard_key,
     )
@@ -123,8 +130,8 @@ def _convert_ledger(policy: Policy, ledger: SiloLedger, shard: Shard) -> None:
 def _unprotected_runs(ledger: SiloLedger) -> list[str]:
     """List the runs whose claim by fedpriv 0.3.0 was false: model.augment in a secret order, with slack.
 
-    A record that took part moved the copies of all records behind it.  No bound on this displacement is smaller
-    than the sum of all their clips.
+    The augmented copies of a record depended on its position among the records that took part, so that one record
+    changed the increments of all records behind it, each by up to twice its clip.
     """
     return [
         row.run_id
@@ -135,6 +142,6 @@ def _unprotected_runs(ledger: SiloLedger) -> list[str]:
 
 def _other_records_error(policy: Policy) -> InputError:
     return InputError(
-        f"{policy.shard}: these are not the records, in the order, that {policy.ledger} was begun for; what was "
-        "released of those is no account of these"
+        f"{policy.shard}: these are not the records, in the order, that {policy.ledger} was begun for; its "
+        "charges are for those records, and say nothing about these"
     )

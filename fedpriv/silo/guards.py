@@ -107,7 +107,8 @@ def open_guards(policy: Policy, time_limit: TimeLimit = nullcontext) -> Guards:
     time do not count for a run.
 
     Raises:
-        InputError: If extensions, shard or a ledger cannot be used.
+        InputError: If extensions, shard, a ledger, the key of the records, identity or peers cannot be used.
+        LedgerError: If a ledger of fedpriv 0.3.0 cannot be converted now.
     """
     gaussian.warm_up()
     memory_pool = MemoryPool(policy.allow.memory)
@@ -158,7 +159,7 @@ def held_out_shard(policy: Policy, shard: Shard) -> Shard:
 def format_status(path: Path) -> list[str]:
     """Format budget, charges and remaining budget of a policy's ledgers, and a line for each run.
 
-    Runs are in the order in which they were opened.  Their names come from servers, and control
+    Runs are in the order in which they were opened.  Names of runs and scenarios come from servers, and control
     characters in them are escaped.
 
     Args:
@@ -178,17 +179,17 @@ def _format_ledger_status(policy: Policy) -> list[str]:
     """Format budget and runs of one ledger."""
     with closing(SiloLedger(policy.ledger, policy.mark_path)) as ledger:
         rows, allow = ledger.list_runs(), policy.allow
-        _, charge, remaining, *_ = budget_status(ledger, allow)
+        status = budget_status(ledger, allow)
     lines = [
         f"silo {policy.silo}: {policy.ledger}",
         f"budget mu = {format_upper(allow.budget, 6)}, spent "
-        f"{format_upper(charge.mu, 6)} by {format_count(len(rows), 'run')}, "
-        f"left for one more {format_lower(remaining.mu, 6)}",
+        f"{format_upper(status.charge.mu, 6)} by {format_count(len(rows), 'run')}, "
+        f"left for one more {format_lower(status.remaining.mu, 6)}",
     ]
     if allow.slack or any(row.slack for row in rows):
         lines.append(
-            f"slack {format_upper(allow.slack, 6)}, spent {format_upper(charge.slack, 3)}, left "
-            f"{format_lower(remaining.slack, 3)}"
+            f"slack {format_upper(allow.slack, 6)}, spent {format_upper(status.charge.slack, 3)}, left "
+            f"{format_lower(status.remaining.slack, 3)}"
         )
     for row in rows:
         cell = json.loads(row.cell)
@@ -205,7 +206,7 @@ def _format_ledger_status(policy: Policy) -> list[str]:
 def format_price_check(path: Path) -> list[str]:
     """Format the runs of a policy's ledgers that were charged too little, and a summary of each ledger.
 
-    The price of a run is computed again from the run's scenario.
+    The least price that any policy can have charged is computed again from the run's scenario.
 
     Args:
         path: File of the policy.
@@ -225,7 +226,7 @@ def format_price_check(path: Path) -> list[str]:
 def _format_guard_prices(guard: Guard) -> list[str]:
     """Format the runs that were charged too little, and a summary of all runs."""
     prices = guard.charged_prices()
-    undercharged = [price for price in prices if price[2] > price[1] * ROUND_UP]
+    undercharged = [(name, mu, min_mu) for name, mu, min_mu in prices if min_mu > mu * ROUND_UP]
     unknown_count = sum(1 for *_, min_mu in prices if not min_mu)
     lines = [
         f"{sanitize_line(repr(name))}: charged {format_upper(mu, 6)}, and its scenario costs "
@@ -240,8 +241,15 @@ def _format_guard_prices(guard: Guard) -> list[str]:
 def end_run(path: Path, run_id: str) -> None:
     """Erase key and state of a run, and of its evaluations.
 
+    A run that is over stays as it is.
+
+    Args:
+        path: File of the policy.
+        run_id: Name of the run, as `format_status` shows it.
+
     Raises:
-        InputError: If no ledger has a run of this name.
+        InputError: If the policy or a ledger cannot be used, or no ledger has a run of this name.
+        LedgerError: If another process holds a ledger's lock, or the disk refuses.
     """
     policy = read_policy(path)
     results = [

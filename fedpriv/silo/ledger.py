@@ -1,17 +1,18 @@
-"""Ledger of a silo: SQLite file of its runs, queries and replies, written before a reply leaves.
+"""Ledger of a silo: SQLite file of runs, query digests and replies, written before a reply leaves.
 
 The tables are in fedpriv/silo/rows.py, the chain of commits and the rollback mark in fedpriv/silo/chain.py.
 
 Guarantee: a reply exists outside the silo only if its row was committed to the disk before (synchronous = FULL),
-and records are read for a round only if its query was committed before.  So a restarted silo neither uses a record
-for two queries nor draws other noise for an old query.  Wiped values are overwritten in the file (secure_delete)
-and in SQLite's journal.  The journal stays one file for good: if it were unlinked, its blocks would keep keys and
-sums on the disk.
+and records are read for a round only if its query was committed before.  So a restarted silo neither answers two
+queries in one round nor draws other noise for an old query.  Wiped values are overwritten in the file
+(secure_delete) and in SQLite's journal.  The journal stays one file for good: if it were unlinked, its blocks
+would keep keys and sums on the disk.
 
 Guarantee: nothing is charged or answered on rows that differ from those that were written.  All rows reproduce the
 chain of commits, whose head is in the mark.  The chain is checked when a ledger or a run is opened.
-Each row that an answer depends on is checked when it is read.  While no run is under way, the file has the bytes
-whose digest is in the mark.  An older copy of the file, or another file, is refused by the mark.  If the mark is
+Between these checks, a run's charge, key and state and a stored reply are checked when they are read.  After the
+last run has ended and `tidy` has succeeded, and until the next run is opened, the file has the bytes whose digest
+is in the mark.  An older copy of the file, or another file, is refused by the mark.  If the mark is
 put back too, the copy is refused with the help of a server that remembers a later commit (`check_checkpoints`).
 """
 
@@ -61,7 +62,10 @@ _REMEDY = (
 
 
 class LedgerError(RunError):
-    """Error of the disk, after which nothing was released and the same query may be sent again."""
+    """Error of the disk, or lock of another process, after which the same query may be sent again.
+
+    Nothing was released.
+    """
 
 
 class LedgerRun(NamedTuple):
@@ -69,9 +73,11 @@ class LedgerRun(NamedTuple):
 
     run_id: str
     cell: str
+    """Scenario as canonical JSON."""
     mu: float
     is_open: bool
     answered_count: int
+    """Number of answered rounds, without round 0."""
     slack: float
 
 
@@ -87,8 +93,8 @@ class SiloLedger:
             is_backup: Whether the file is a backup, without keys, states and replies.
 
         Raises:
-            InputError: If there is no ledger, if other users may read the file (it holds keys), if the file is of
-                another version, or if it is damaged or an older copy.
+            InputError: If there is no ledger or no mark, if other users may read or write the file (it holds
+                keys), if the file is of another version, or if it is damaged or an older copy.
         """
         self._path, self._mark = path, RollbackMark(mark or path.with_name(path.name + ".mark"))
         self._version, self._pending_entries, self._last_commit = (
@@ -136,12 +142,13 @@ class SiloLedger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write all changes of the block to the disk and to the mark, or none of them.
+        """Write all changes of the block to the disk and to the mark, or none of them if the block raises.
 
         The caller holds `lock`.
 
         Raises:
-            LedgerError: If the disk refuses.
+            LedgerError: If the disk refuses.  If only the last write of the mark failed, the changes are in the
+                ledger all the same, and the mark agrees with them.
             InputError: If the ledger is damaged, or the mark contradicts it.
         """
         try:
@@ -185,7 +192,7 @@ class SiloLedger:
     ) -> None:
         """Replace the fingerprint of the records by one under this key.
 
-        The call is the first one of a `transaction`.
+        The call is the first one in a block of `transaction`.
 
         Guarantee: nothing of the former fingerprint, and of values that were computed from it, is left
         in the file (`bind_rows`).
@@ -246,7 +253,7 @@ class SiloLedger:
         return run
 
     def open_run(self, run_id: str, charge: Charge, key: bytes) -> None:
-        """Store a new run with its charge and its key, in a `transaction`."""
+        """Store a new run with its charge and its key, in a block of `transaction`."""
         seal = chain.make_seal(key)
         entry = chain.opening_entry(run_id, *charge, seal)
         self._database.execute(
@@ -273,7 +280,7 @@ class SiloLedger:
         return AnswerRow(query, reply, answer_commit is not None)
 
     def record_query(self, run_id: str, t: int, query: bytes) -> None:
-        """Store the query of round t, after which no other query is answered in this round."""
+        """Store the digest of round t's query, after which no other query is answered in this round."""
         self._database.execute(
             "INSERT INTO answers (run_id, t, query, asked) VALUES (?, ?, ?, ?)",
             (run_id, t, query, self._commit_number),
@@ -283,10 +290,14 @@ class SiloLedger:
     def record_reply(self, run_id: str, t: int, reply: bytes, state: bytes | None) -> None:
         """Store the reply to a stored query, and the state after it.
 
-        The state is None after the last round.
+        Args:
+            run_id: Name of an open run.
+            t: Round, or 0 for the public key.
+            reply: Bytes of the reply.
+            state: Packed state after the round, or None after the last round, whose caller ends the run.
 
         Raises:
-            RunError: If the round has a reply already.
+            RunError: If the round has a reply already, or no stored query.
         """
         (key,) = self._database.execute("SELECT key FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         blind, state_digest = chain.derive_blind(key, t), chain.digest_state(key, state)
@@ -305,7 +316,7 @@ class SiloLedger:
         self._pending_entries.append(entry)
 
     def end_run(self, run_id: str) -> None:
-        """End a run: erase its key and its state."""
+        """End a run: erase its key and its state.  Without an open run of this name nothing is changed."""
         self._journal_is_wiped = False  # The journal gets the pages from before, with the key.
         cursor = self._database.execute(
             "UPDATE runs SET key = NULL, state = NULL, over = ? WHERE run_id = ? AND over IS NULL",
@@ -336,7 +347,7 @@ class SiloLedger:
         The caller holds `lock`.
 
         Raises:
-            InputError: If the ledger's fingerprint of the records is not under a key.
+            InputError: If the ledger is damaged, or its fingerprint of the records is not under a key.
         """
         self.check_all_rows()
         if not self.is_keyed():
@@ -347,7 +358,7 @@ class SiloLedger:
         return copy_without_secrets(self._database)
 
     def checkpoint(self, run_id: str, t: int) -> Checkpoint:
-        """Return the checkpoint after the reply to round t, for its receiver to remember."""
+        """Return the checkpoint after the reply to round t, which was answered, for its receiver to remember."""
         row = self._database.execute(
             "SELECT answered, head FROM answers WHERE run_id = ? AND t = ?", (run_id, t)
         ).fetchone()
@@ -363,7 +374,7 @@ class SiloLedger:
         cannot be computed again.
 
         Raises:
-            RunError: If a checkpoint of this ledger names a commit that the ledger has not made.
+            RunError: If a checkpoint of this ledger names a commit that stored no reply of the ledger.
             ValueError: If the bytes are no checkpoints.
         """
         for claim in unpack_checkpoints(checkpoints):
@@ -380,7 +391,9 @@ class SiloLedger:
                 )
 
     def check_all_rows(self) -> None:
-        """Check that all rows are the ones that were written, before a `transaction` writes.
+        """Check that all rows are the ones that were written.
+
+        Within a block of `transaction` the call precedes all changes.
 
         Raises:
             InputError: If a row is not, or the mark contradicts the rows.
@@ -445,7 +458,7 @@ class SiloLedger:
         raise InputError(f"{self._path}: another process writes to this ledger all the time; try again")
 
     def _check_file_digest(self) -> None:
-        """Compare the whole file with the digest in the mark, which exists while no run is under way.
+        """Compare the whole file with the digest in the mark, if the mark has one (`tidy`).
 
         The call has to be outside of transactions, because reading the file drops SQLite's locks.
 
@@ -477,7 +490,7 @@ class SiloLedger:
         )
 
     def _tidy_if_idle(self) -> None:
-        """Wipe and drop leftovers of a killed process, unless another process holds the lock and does so."""
+        """Wipe and drop leftovers of a killed process, or do nothing if another process holds the lock."""
         with suppress(BlockingIOError):
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
@@ -490,7 +503,8 @@ class SiloLedger:
     def tidy(self) -> None:
         """Drop replies that are not needed any more, and store the file's digest once no run is under way.
 
-        The caller holds `lock`, outside of transactions.  With a full disk nothing is done until a later call.
+        The caller holds `lock`, outside of transactions.  An error of the disk, such as a full one, ends the call,
+        and a later call does the rest.
 
         Guarantee: all commits stay as they are, and dropped replies are overwritten.
         """

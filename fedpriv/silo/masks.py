@@ -3,18 +3,20 @@
 Each pair of silos shares a key stream, which one adds and the other subtracts.  Source: Bonawitz et al. 2017,
 "Masking with one-time pads".  Silo i sends
 
-    x_i + Σ_{j > i} PRG(s_ij, t, c_t) - Σ_{j < i} PRG(s_ij, t, c_t)   (mod 2^64),
+    x_i + Σ_{j > i} PRG(s_ij, t, c_t) - Σ_{j < i} PRG(s_ij, t, c_t)   (mod 2^w),
 
-so that the masks cancel in the sum of all M messages, and in no sum of fewer.  c_t is the query chain up to round
-t. A mask is used for one message: a silo that is put back to an earlier state and gets another
-query derives another mask.
+so that the masks cancel in the sum of all M messages, and in no sum of fewer.  x_i are the integers of the silo's
+encoded message, and c_t is the query chain up to round t.  A mask consists of integers modulo 2^64, of which a
+message of w-bit words, w ≤ 64, uses the low w bits.  A mask is used for one message: a silo that is put back to an
+earlier state and gets another query derives another mask.
 
 | symbol | here |
 |---|---|
-| s_ij | X25519 (RFC 7748) between keys made for one run, by HKDF-SHA256 (RFC 5869) with both and the scenario |
-| PRG(s, t, c) | AES-256 in counter mode, under a key derived from s, t and c |
+| s_ij | X25519 secret (RFC 7748) of two keys made for one run, hashed by HKDF-SHA256 (RFC 5869) together with |
+| | both public keys and the digest of the scenario |
+| PRG(s, t, c) | AES-256 in counter mode, under a key that is derived from s, t and c by SHA-256 |
 
-All primitives come from `cryptography`.
+X25519, HKDF, AES and Ed25519 come from `cryptography`, and SHA-256 of s, t and c from Python's `hashlib`.
 
 Silos that list each other's long-lived keys need not trust the server that relays the keys of a run.  A silo signs
 the key of a run with its long-lived Ed25519 key (RFC 8032).  A silo that has the public keys of all silos in a
@@ -47,12 +49,12 @@ _PRIME = 2**255 - 19
 class Masker:
     """Masks of silo `number` in one run.
 
-    Guarantee: whoever does not hold a private key of the pair sees the mask of every round as uniform and
-    independent integers modulo 2^64 (under the usual assumptions on X25519 and AES).  So of the messages of silos
-    that follow the protocol, of which this silo's is one of two or more, only the sum is learned.  The guarantee
-    assumes that every public key is the one that its silo made: a server that relays other keys learns messages.
-    Silos with different scenarios or different queries have masks that do not cancel: the sum of their messages is
-    uniform, too.  A mask hides one message of its round and query chain only.
+    Guarantee: whoever does not hold a private key of a pair of silos sees the pair's key stream of every round as
+    uniform and independent integers modulo 2^64 (under the usual assumptions on X25519, HKDF, SHA-256 and AES).
+    So of the messages of silos that follow the protocol, of which this silo's is one of two or more, only the sum
+    is learned.  The guarantee assumes that every public key is the one that its silo made: a server that relays
+    other keys learns messages.  Silos with different scenarios or different queries have masks that do not cancel:
+    the sum of their messages is uniform, too.  A mask hides one message of its round and query chain only.
     """
 
     def __init__(self, secret: bytes, number: int, scenario: bytes = b"") -> None:
@@ -69,6 +71,7 @@ class Masker:
 
     @property
     def public_key(self) -> bytes:
+        """Public key of the silo in this run, 32 bytes."""
         return self._private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
     def agree_keys(self, public_keys: bytes, silos: int) -> list[bytes | None]:
@@ -79,7 +82,8 @@ class Masker:
             silos: Number of silos.
 
         Raises:
-            RunError: Unless there are `silos` different keys, with this silo's own key at its number.
+            RunError: Unless there are `silos` different keys, with this silo's own key at its number, and every
+                other one is a public key of X25519.
         """
         if self._cached_keys is None or self._cached_keys[0] != public_keys:
             self._cached_keys = (public_keys, self._derive_shared_keys(public_keys, silos))
@@ -132,7 +136,7 @@ class Masker:
                 raise ValueError
             secret = self._private.exchange(X25519PublicKey.from_public_bytes(peer_key))
         except ValueError:  # The point has low order.
-            raise RunError(f"silo {self._number}: a public key that was relayed is none") from None
+            raise RunError(f"silo {self._number}: a relayed public key is no usable X25519 key") from None
         pair = b"".join(sorted((self.public_key, peer_key)))
         return HKDF(
             hashes.SHA256(), KEY_BYTES, salt=None, info=b"fedpriv pairwise mask" + pair + self._scenario
@@ -140,6 +144,7 @@ class Masker:
 
 
 SIGNED_KEY_BYTES = KEY_BYTES + 64
+"""Size of a card: a public key and its signature."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,9 @@ class Identity:
 
     number: int
     signing_key: Ed25519PrivateKey | None
+    """Private key, or None if the silo signs nothing."""
     peers: tuple[Ed25519PublicKey, ...]
+    """Public key of every silo, in the order of their numbers, or empty if the silo has none."""
 
     def sign_key(self, run: str, scenario: bytes, public_key: bytes) -> bytes:
         """Return this silo's card for a run: its public key with a signature.
@@ -165,7 +172,14 @@ class Identity:
     def verify_keys(self, run: str, scenario: bytes, signed_keys: bytes, silos: int) -> bytes:
         """Verify the cards of all silos and return their public keys, concatenated.
 
-        Guarantee: with `peers`, every key was signed by its silo for this run and scenario.
+        Guarantee: with `peers`, every key was signed by its silo for this run and scenario.  Without `peers` no
+        signature is verified.
+
+        Args:
+            run: Name of the run.
+            scenario: Digest of the scenario.
+            signed_keys: Cards of silo 0, 1, …, concatenated.
+            silos: Number of silos.
 
         Raises:
             RunError: If there are not `silos` cards, if `peers` has another number of silos, or if a card is not
@@ -192,27 +206,30 @@ class Identity:
 def load_identity(number: int, key_path: Path | None, peers: Path | None) -> Identity:
     """Load an identity from files as `ssh-keygen -t ed25519` writes them.
 
-    Guarantee: no two silos have the same key, and the private key belongs to this silo's line in `peers`.
+    Guarantee: no two silos have the same key in `peers`, and if both files are given, the private key belongs to
+    this silo's line in `peers`.
 
     Args:
         number: Number of the silo.
         key_path: File of the private key, without a passphrase, mode 0600, or None.
-        peers: File with one public key a line, silo 0 first, or None.
+        peers: File with one public key a line, silo 0 first, or None.  Empty lines do not count.
 
     Raises:
         InputError: If a file cannot be used.
     """
-    lines = [] if peers is None else [line for line in read_file_bytes(peers).splitlines() if line.strip()]
-    if peers is not None and not lines:
+    lines = [] if peers is None else read_file_bytes(peers).splitlines()
+    if peers is not None and not any(line.strip() for line in lines):
         raise InputError(f"{peers}: expected a public key for each silo, silo 0 first")
     key = None if key_path is None else read_private_key(key_path)
     public_keys = [
-        parse_public_key(line, f"{peers}, line {line_number}") for line_number, line in enumerate(lines, start=1)
+        parse_public_key(line, f"{peers}, line {line_number}")
+        for line_number, line in enumerate(lines, start=1)
+        if line.strip()
     ]
     raw_keys = [public_key.public_bytes_raw() for public_key in public_keys]
     for silo, content in enumerate(raw_keys):
         if (first := raw_keys.index(content)) < silo:
-            raise InputError(f"{peers}: silos {first} and {silo} have one key; each has its own")
+            raise InputError(f"{peers}: silos {first} and {silo} have the same key; each needs its own")
     if key is not None and public_keys and raw_keys[number : number + 1] != [key.public_key().public_bytes_raw()]:
         raise InputError(f"{key_path}: its public half is not the one that {peers} has for silo {number}")
     return Identity(number, key, tuple(public_keys))

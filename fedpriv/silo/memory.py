@@ -1,8 +1,8 @@
-"""Memory limits of a guard's runs, computed before a run and enforced by the system.
+"""Memory limits of a guard's runs, computed before a run and enforced by the system, on Linux.
 
-The memory of a run is computed from public numbers: the scenario, the policy, the number of the silo's records and
-their shape.  If the computed memory is too small, one answer fails instead of the process, whose end would end all
-runs of the silo.
+The memory of a run is computed from public numbers: the scenario, and the number and shape of the silo's records.
+If an answer takes more than was computed, that answer fails instead of the process, whose end would end all runs
+of the silo.
 """
 
 import re
@@ -19,18 +19,19 @@ from fedpriv.noise.integers.increments import MAX_CHUNK_VALUES
 from fedpriv.plan.plan import Plan
 
 MAX_STATE_BYTES = 2**29
-"""Largest state in bytes, half of the capacity of a ledger row."""
+"""Largest state in bytes, about half of SQLite's limit of 10^9 bytes for a row."""
 MIN_MEMORY, DEFAULT_MEMORY = 64 * MIB, 512 * MIB
-_NUMBER_BYTES = 8  # bytes
+_NUMBER_BYTES = 8
+"""Bytes of a number, at most."""
 _BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": MIB, "GiB": 2**30, "TiB": 2**40}
 _VIEW_COPIES = 3
 """Copies of a shard's features during their computation from its records.  One copy stays cached."""
 _BATCH_COPIES = 6
-"""Copies of a round's features: selected, aligned, and as integers."""
+"""Copies of a round's features that exist at a time, at most: selected, aligned, and as integers."""
 _VALUES_PER_COORDINATE = 5
-"""Numbers for every value of a record's increment while it is evaluated, clipped and rounded."""
+"""Numbers for every value of one record's increment while it is evaluated, clipped and rounded."""
 _STATE_COPIES = 5
-"""Copies of a state: as read, as updated, packed, and as written by SQLite."""
+"""Copies of a state that exist at a time, at most: read, updated, packed, and written by SQLite."""
 _MECHANISM_STATES = 2
 """States of the size of the mechanism's: its own, and the state of the strategy for integers."""
 _VECTOR_COUNT = 16
@@ -56,20 +57,20 @@ def _check_minimum(byte_count: int) -> int:
 
 
 MemorySize = Annotated[int, BeforeValidator(_parse_bytes), AfterValidator(_check_minimum)]
-"""Number of bytes, or text such as "512 MiB"."""
+"""Number of bytes, or text such as "512 MiB", at least `MIN_MEMORY`."""
 
 
 def round_memory(plan: Plan, silo: int, rows: int, features: int) -> int:
     """Return the largest memory in bytes of answering one round of a plan, with all cached values for it.
 
-    Guarantee: the result is a function of public numbers: no record's values are read, and the
-    rows are those of the unit.
+    Guarantee: the result is a function of public numbers: no record's values are read, and a person counts with
+    the most records of a unit, not with the person's own number of records.
 
     Args:
         plan: Plan of the run.
         silo: Number of the silo.
-        rows: Number of the silo's rows.
-        features: Numbers of one row in the form of the model.
+        rows: Number of the silo's records, or for larger units the number of units times `Unit.max_records`.
+        features: Numbers of one record in the form of the model.
     """
     draws = max(plan.rounds[0].stored_length, plan.objective.dimension)
     row_count, value_bytes = min(rows, plan.record_capacity(silo)), plan.objective.initial().element_size()
@@ -99,7 +100,7 @@ def state_memory(plan: Plan, silo: int) -> int:
 
 
 def _values_per_record(plan: Plan) -> int:
-    """Return the most values of a record's increment, or of a chunk of features if these are more."""
+    """Return the most values of a record's increment, of a query, or of a chunk of features."""
     objective, max_values = plan.objective, max(plan.query_length, MAX_CHUNK_VALUES)
     for points in {round_plan.step.gradient_count for round_plan in plan.rounds}:
         max_values = max(max_values, objective.dimension * points + objective.extra_values(points))
@@ -107,7 +108,7 @@ def _values_per_record(plan: Plan) -> int:
 
 
 def limit_memory(max_bytes: int) -> None:
-    """Limit this process for good to its current memory, `max_bytes` and `_REQUEST_BYTES` together.
+    """Limit this process for good to its current data memory plus `max_bytes` and `_REQUEST_BYTES`.
 
     Nothing is limited on systems other than Linux.
 
@@ -137,16 +138,19 @@ class MemoryPool:
     """
 
     def __init__(self, size: int) -> None:
+        """Start with nothing reserved of `size` bytes."""
         self.size = size
         self._reservations: dict[str, tuple[int, Callable[[], object]]] = {}
 
     def reserve(self, name: str, byte_count: int, drop_cached: Callable[[], object]) -> None:
-        """Reserve memory for a run, and drop the cached values of other runs if not all of them fit.
+        """Reserve memory for a run, and drop the cached values of all other runs if they do not fit beside it.
+
+        They do not fit if all runs together take more than `size` bytes, or are more than `_MAX_CACHED_RUNS`.
 
         Args:
-            name: Name of the run.
-            byte_count: Memory of the run, in bytes.
-            drop_cached: Function that drops all cached values of this run.
+            name: Key of the run, which replaces an earlier reservation under this key.
+            byte_count: Memory of the run, in bytes, at most `size`.
+            drop_cached: Function that drops the cached values of this run, and maybe those of others.
         """
         other_runs = {other: reservation for other, reservation in self._reservations.items() if other != name}
         if (

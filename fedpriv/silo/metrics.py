@@ -18,9 +18,7 @@ from typing import NamedTuple
 from fedpriv.core.errors import InputError
 
 _PATIENCE_SECONDS = 5.0
-"""Longest time for a request to arrive, in seconds, while other requests wait."""
-
-
+"""Longest wait for the next bytes of a request, in seconds, while other requests wait."""
 _MAX_WAITING_CONNECTIONS = 8
 """Most connections that wait to be accepted."""
 
@@ -29,7 +27,9 @@ class ServiceMetric(NamedTuple):
     """Metric with its name and value.  Metrics of one name differ in their labels."""
 
     name: str
+    """Name, with the suffix "_total" for a counter and without it for a gauge."""
     help: str
+    """Description, which is read from the first metric of a name."""
     value: float
     labels: Mapping[str, str] = {}
 
@@ -60,7 +60,7 @@ def _format_number(value: float) -> str:
 
 
 def is_listening(path: Path) -> bool:
-    """Whether a service answers on the Unix socket `path`, which a killed service may have left."""
+    """Whether a service listens on the Unix socket `path`, which a killed service may have left."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1.0)
         try:
@@ -83,7 +83,7 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
         option: Option that names the path, for errors.
 
     Raises:
-        InputError: If no socket can be made there.
+        InputError: If a service listens on the socket, or no socket can be made there.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -114,14 +114,16 @@ def open_private_socket(path: Path, option: str) -> socket.socket:
 def serve_metrics(address: str | None, collect_metrics: Callable[[], Iterable[ServiceMetric]]) -> Iterator[None]:
     """Serve GET /metrics at an address with the current metrics, or do nothing for None.
 
+    The service ends with the block, and its socket is removed.
+
     Guarantee: no other machine is answered.
 
     Args:
         address: Number of a port on 127.0.0.1, or path of a socket to be made.
-        collect_metrics: Function that returns the current metrics.
+        collect_metrics: Function that returns the current metrics, called in the thread of the service.
 
     Raises:
-        InputError: If the address is neither, or is in use.
+        InputError: If the address is neither, is in use, or cannot be used.
     """
     if address is None:
         yield

@@ -2,7 +2,7 @@
 
 `write_template` writes a policy file to start from, which has every key with its description, made from the fields
 of the models here.  Files that a guard relies on (policy, records, keys and ledger) are refused if users other
-than the guard's own may write them.
+than their owner may write them.
 
 `charged_stream`, `price_curve` and `possible_prices` compute the price of one silo's part in a plan: the stream
 that is charged, and its cost to a lifetime budget.
@@ -52,7 +52,7 @@ class PriceCurve:
     guarantee: Guarantee | None
     """Guarantee of the charged stream, or None without noise."""
     overflow_slack: float = 0.0
-    """Share of the slack for rounds that draw more records than a batch can hold."""
+    """Slack for rounds that draw more records than the capacity of a round, 0 in public order."""
 
     def price_at(self, slack: float) -> Price:
         """Return the price at a slack, or None for a run without noise, which exceeds every budget.
@@ -101,7 +101,7 @@ def charged_stream(plan: Plan, silo: int, trust: Trust, allowed_trust: Trust) ->
 
 
 def price_curve(plan: Plan, guarantee: Guarantee | None, silo: int) -> PriceCurve:
-    """Return the cost of one silo's part in a plan whose charged stream has `guarantee`."""
+    """Return the price curve of one silo's part in a plan whose charged stream has `guarantee`."""
     participation = plan.schedule
     if guarantee is None or not isinstance(participation, SecretOrder):
         return PriceCurve(guarantee)
@@ -130,17 +130,20 @@ _MAX_LINKS = 40
 
 
 def check_writers(files: Iterable[Path]) -> None:
-    """Check that group and others may write neither files nor the folders that lead to them.
+    """Check that group and others may write neither files nor their folders.
 
-    Files that do not exist pass.  A folder with the sticky bit, such as /tmp, passes: there a user can neither
-    rename nor remove files of other users.  Modes are checked whoever the owner is, root too.
+    The folders are those of the file and of every link on the way to it.  Folders further up must not be writable
+    by others, but may be by their group.  Files that do not exist pass.  A folder with the sticky bit, such as
+    /tmp, passes: there a user can neither rename nor remove files of other users.  Modes are checked whoever the
+    owner is, root too.
 
     Guarantee: at the time of the check nobody but root and the owners of the files, and of all folders above them,
     can replace the files from which a guard starts; with one exception, a group that may write a folder further
     up, as on some systems.
 
     Raises:
-        InputError: If group or others may write a file or its folder, or others a folder further up.
+        InputError: If group or others may write a file, its folder or the folder of a link on the way, or others a
+            folder further up.
     """
     for file in files:
         for path, is_further_up in _folders_on_path(file):
@@ -158,10 +161,10 @@ def check_writers(files: Iterable[Path]) -> None:
 
 
 def _folders_on_path(file: Path) -> Iterator[tuple[Path, bool]]:
-    """Iterate over a file and the folders that lead to it, with whether a folder is only further up.
+    """Iterate over a file and all folders that lead to it, as (path, whether it is further up).
 
-    The folder of the file is not "further up", nor is the folder of any link on the way, because the
-    link can be replaced there.
+    The folder of the file is not further up, nor is the folder of any link on the way, because the link can be
+    replaced there.
     """
     folder, parts, link_count = Path("/"), list(reversed(file.absolute().parts[1:])), 0
     is_deciding: dict[Path, bool] = {}
@@ -213,7 +216,7 @@ def make_own_folder(path: Path, mode: int = 0o755) -> None:
     """Create a folder and its missing parents.
 
     The folder gets `mode` and missing parents 0755, less the umask, so that by default only
-    their owner may write them.
+    their owner may write them.  A folder that exists keeps its mode.
     """
     if not path.is_dir():
         make_own_folder(path.parent)
@@ -226,6 +229,7 @@ def revoke_write_access(path: Path) -> None:
 
 
 SLACK_PER_RUN = 1e-8
+"""Slack that a run whose records take part in secret is charged by default."""
 
 
 class RunLimits(BaseModel):
@@ -257,14 +261,16 @@ class RunLimits(BaseModel):
         SLACK_PER_RUN, description="how much of `slack` each such run uses up: a smaller one makes it cost more mu"
     )
     silos: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="how many silos share the noise of a masked run; needed unless `peers` says it"
+        None,
+        description='how many silos share the noise of a masked run; needed for trust = "secure-aggregation" '
+        "unless `peers` says it",
     )
     query: Positive = Field(2.0**40, description="the largest absolute value of a query's coordinates")
     dimension: Annotated[int, Field(ge=1)] = Field(2**20, description="the most parameters of a model")
     memory: MemorySize = Field(
         DEFAULT_MEMORY,
-        description="what all runs together may take, beyond the program (about 300 MiB) and the records: the "
-        "container's limit has to be above the sum of the three",
+        description="what all runs together may take, beyond the program (300 to 400 MiB), requests that wait "
+        "(128 MiB) and the records: the container's limit has to be above the sum of the four",
     )
     models: tuple[str, ...] = Field(
         (),
@@ -323,9 +329,10 @@ class EvaluationLimits(BaseModel):
 
 
 class Policy(BaseModel):
-    """Policy file of a silo, with paths relative to the folder of the file.
+    """Policy file of a silo, whose relative paths start at the folder of the file.
 
-    No key sets a seed, because the noise of releases is keyed by the operating system.
+    `read_policy` makes the paths absolute.  No key sets a seed, because the noise of releases is keyed by the
+    operating system.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -386,7 +393,8 @@ class Policy(BaseModel):
     def _check_share_count(self) -> Self:
         """Check that the number of silos that share the noise is fixed by the policy.
 
-        A share of the noise is 1/√M of it for M silos.  If the server chose M, the share could be next to nothing.
+        The standard deviation of a share is 1/√M of the whole noise's for M silos.  If the server chose M, the
+        share could be next to nothing.
         """
         if self.allow.trust == "secure-aggregation" and self.allow.silos is None and self.peers is None:
             raise ValueError(
@@ -439,7 +447,7 @@ class Policy(BaseModel):
     def test_policy(self) -> "Policy | None":
         """Policy for evaluations, with a separate ledger, or None if no evaluation is answered.
 
-        Guarantee: training and evaluation share no budget, no ledger and no record.
+        Guarantee: training and evaluation share no budget, no ledger, no rollback mark and no record.
         """
         if (limits := self.evaluation) is None:
             return None
@@ -466,9 +474,9 @@ class Policy(BaseModel):
 def read_policy(path: Path) -> Policy:
     """Read and validate a policy file.
 
-    Guarantee: the policy is refused if others than its owner may write the policy, the records with their key, the
-    ledger with its mark, the identity or the peers, or a folder of these files, or a folder of a link that leads
-    to them; and if others may read the records.
+    Guarantee: the policy is refused if others than the owner of a file may write the policy, the records with
+    their key, the ledger with its mark, the identity or the peers, or a folder of these files, or a folder of a
+    link that leads to them (`check_writers`); and if others may read the records.
 
     Raises:
         InputError: If the file cannot be used or the policy is refused, with a message of one line.
@@ -506,7 +514,11 @@ def read_policy(path: Path) -> Policy:
 
 
 def why_unaccountable(cell: Cell) -> str | None:
-    """Return why no policy allows any run of `cell`, whatever its budget, or None if some policy can."""
+    """Return why no policy allows any run of `cell`, whatever its budget, or None without such a reason.
+
+    The trust setting, the pool of clients and the model are looked at here, and assumptions of the noise in
+    `why_assumption_refused`.
+    """
     reasons = {
         f"trust = {cell.algorithm.trust!r} broadcasts what is not private": (
             not TRUSTED.covers(cell.algorithm.trust_setting)
@@ -520,7 +532,7 @@ def why_unaccountable(cell: Cell) -> str | None:
 
 
 def why_assumption_refused(plan: Plan) -> str | None:
-    """Return why no policy allows a plan, or None if some policy can.
+    """Return why no policy allows the noise of a plan, or None without such a reason.
 
     A plan is refused if its sensitivity assumes more of the loss than clipped increments.
     """

@@ -4,15 +4,16 @@
   lies beside the records; the number of commits and the head of their chain.
 * `runs` has one row a run: its scenario; its price, μ and the probability with which it may fail; the commits that
   opened and ended the run; its key and its state, both wiped when the run is over.
-* `answers` has one row a round: a digest of the query, and the bytes of the reply.
+* `answers` has one row a round: a digest of the query, the bytes of the reply, and the commits that stored them
+  (`asked`, `answered`).  Round 0 has the silo's public key as its reply.
 
-An answer without a reply is a round whose records may have been read, and which can be answered for that query
-only.  For a run that is over, all digests are kept.  For the `MAX_RUNS_WITH_REPLY` runs that ended last, the
+A row without the commit of a reply is a round whose records may have been read, and which can be answered for that
+query only.  For a run that is over, all digests are kept.  For the `MAX_RUNS_WITH_REPLY` runs that ended last, the
 replies to round 0 and to the last round are kept, too, since a server that was killed may ask for them again.
 
 `seal`, `entry`, `replied` and `after` are digests of the chain (fedpriv/silo/chain.py): digests of the
-key, of the charge, of the reply under `blind`, and of the state after the reply.  `head` is the head of the chain
-with this answer.
+key, of the opened run with its charge, of the reply under `blind`, and of the state after the reply.  `head` is
+the head of a chain whose last commit has this answer as its only entry.
 """
 
 import hashlib
@@ -68,7 +69,7 @@ BACKUP_OFFSET = 100
 _HOT_JOURNAL_HEADER = bytes.fromhex("d9d505f920a163d7")
 """First bytes of a journal that SQLite still needs, for a commit in progress or interrupted."""
 MAX_RUNS_WITH_REPLY = 8
-"""Number of the runs that ended last whose last reply is kept."""
+"""Number of the runs that ended last whose replies to round 0 and to the last round are kept."""
 _DROP_BATCH_SIZE = 64
 """Most replies that are dropped in one transaction, which bounds their pages in SQLite's journal."""
 
@@ -78,8 +79,11 @@ class RunRow(NamedTuple):
 
     cell: str
     mu: float
+    """inf for a run without noise."""
     key: bytes | None
+    """Key of the run, or None if the run is over."""
     state: bytes | None
+    """Packed state after the last answered round, or None before the first and if the run is over."""
     slack: float = 0.0
 
 
@@ -98,7 +102,9 @@ class LedgerHeader(NamedTuple):
     ledger_name: str
     fingerprint: bytes
     original_name: str
+    """First name of the ledger, from which the first head of the chain follows."""
     commit: Commit
+    """Last commit."""
 
 
 def connect_database(path: Path) -> sqlite3.Connection:
@@ -120,8 +126,9 @@ def read_header(database: sqlite3.Connection) -> LedgerHeader:
     """Read the header of a ledger.
 
     Raises:
-        TypeError: If the table has no row.
-        ValueError: If the row has other columns.
+        TypeError: If the table has no row, or the row has another number of columns.
+        ValueError: If the row has fewer than three columns.
+        sqlite3.Error: If the database has no such table, or cannot be read.
     """
     name, begun_as, shard, *commit = database.execute("SELECT * FROM about").fetchone()
     return LedgerHeader(name, shard, begun_as, Commit(*commit))
@@ -168,13 +175,14 @@ def bind_rows(
     """Chain the commits of checked rows again, from a fingerprint under a new key.
 
     Guarantee: nothing that remains was made from the former fingerprint, and the rows that remain once the runs
-    are over do not reproduce the former heads, because the seal of the first run was part of all of them.
+    are over do not reproduce the former heads, because the former seal of the first run was part of all of them
+    after the first.
 
     Args:
         database: Database whose rows were checked.
         fingerprint: New fingerprint of the records.
         key: Key of the fingerprint.
-        new_mus: By run, a μ that replaces the charged one.
+        new_mus: μ by name of the run, in place of the charged one.
 
     Returns:
         New head of the chain.
@@ -210,7 +218,7 @@ def _collect_entries(
         keyless: Whether keys and states are not checked, because they are missing or about to be sealed anew.
 
     Returns:
-        By number of the commit, its entries; and for each commit with a reply, the reply's entry and the stored
+        Entries of each commit by its number, and for each commit with a reply the reply's entry and the stored
         head after this entry alone.
 
     Raises:
@@ -255,7 +263,10 @@ def _collect_entries(
 
 
 def drop_replies(database: sqlite3.Connection) -> bool:
-    """Drop some of the replies that no server asks for again, and return whether there were any."""
+    """Drop some of the replies that no server asks for again, and return whether there were any.
+
+    At most `_DROP_BATCH_SIZE` replies are dropped.
+    """
     return bool(database.execute(_DROP_REPLIES, (MAX_RUNS_WITH_REPLY, _DROP_BATCH_SIZE)).rowcount)
 
 
@@ -288,7 +299,9 @@ def copy_without_secrets(database: sqlite3.Connection) -> bytes:
 
 
 def wipe_journal(ledger: Path) -> bool:
-    """Overwrite the journal's pages from before the last commit, and return whether that was possible.
+    """Overwrite the journal with zeros, and return False if SQLite still needs it.
+
+    The journal has pages from before the last commit.  Without a journal the result is True.
 
     Guarantee: a journal that SQLite still needs is left as it is, and the result is False.
     """
@@ -313,7 +326,7 @@ def require(condition: bool) -> None:
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of the whole file.
 
-    Closing the file releases the locks that SQLite has on it.
+    Closing the file releases the locks that SQLite has on it in this process.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

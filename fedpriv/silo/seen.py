@@ -4,8 +4,8 @@ Names and reasons can contain text of untrusted servers.  In log lines their con
 metrics do not contain them.
 
 Guarantee: no line and no metric depends on the records except through their number, and metrics change at the end
-of a tick, like replies: the time of a change reveals no more than the time of a reply.  A
-time is in whole seconds.
+of a tick, like replies: the time of a change reveals no more than the time of a reply.  A time is in whole
+seconds.  The metric of health, which fedpriv/silo/daemon.py adds, changes while an answer takes very long.
 """
 
 import json
@@ -28,15 +28,18 @@ from fedpriv.silo.policy import RunLimits
 
 _log = logging.getLogger("fedpriv.guard")
 _FULL_LOG_COUNT = 100
+"""Number of refusals that are logged one by one."""
 _LOG_INTERVAL = 1000
+"""Number of further refusals for each one that is logged."""
 _MAX_REASON_LENGTH = 300
+"""Most characters of a reason in the log."""
 
 
 class BudgetAmount(NamedTuple):
     """Amount of a budget, or of charges to it."""
 
     mu: float
-    """inf if a run had no noise."""
+    """μ, and infinity for charges that nothing bounds, such as that of a run without noise."""
     slack: float
 
 
@@ -54,7 +57,10 @@ class BudgetStatus(NamedTuple):
 
 
 def budget_status(ledger: SiloLedger, allow: RunLimits) -> BudgetStatus:
-    """Compute the budget status from all charges of a ledger, for the policy's neighbours."""
+    """Compute the budget status from all charges of a ledger, for the policy's neighbours.
+
+    The charges are those of the ledger, not raised to today's prices.
+    """
     charges = ledger.charges()
     prices = price_charges(charges, allow.relation, allow.unit)
     total, remaining = compose_prices(prices), LifetimeBudget(allow.budget, allow.slack).remaining(prices)
@@ -70,7 +76,13 @@ def budget_status(ledger: SiloLedger, allow: RunLimits) -> BudgetStatus:
 
 
 def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
-    """Log a run that was opened, after its charge was stored."""
+    """Log a run that was opened, after its charge was stored.
+
+    Args:
+        run: Name of the run in the ledger.
+        charge: Charge of the run.
+        remaining: Remaining budget for one more run.
+    """
     scenario = json.loads(charge.cell)["name"]
     with_slack = f" and slack {format_upper(charge.slack, 3)}" if charge.slack else ""
     _log.info(
@@ -86,8 +98,8 @@ def log_opened_run(run: str, charge: Charge, remaining: BudgetAmount) -> None:
 class GuardEvents:
     """Counter and logger of a guard's events.
 
-    The first hundred refusals are logged, and then every thousandth.  A round is logged once, however often it is
-    repeated, so that repeated requests fill no disk.
+    The first hundred refusals are logged, and then every thousandth.  A round is logged once by a process, however
+    often it is repeated, so that repeated requests fill no disk.
     """
 
     def __init__(self) -> None:
@@ -96,7 +108,15 @@ class GuardEvents:
         self._last_answer_time, self._version = 0.0, version("fedpriv")
 
     def record_answer(self, run: str, t: int, *, is_evaluation: bool) -> None:
-        """Count and log an answer, after it was stored in the ledger and its run was charged."""
+        """Count and log an answer, after it was stored in the ledger and its run was charged.
+
+        A round that is not above the last answered one counts as repeated, and is not logged.
+
+        Args:
+            run: Name of the run in the ledger.
+            t: Round, from 1.
+            is_evaluation: Whether the answer is from the guard of the test records.
+        """
         if t > self._last_rounds.get((run, is_evaluation), 0):
             self._last_rounds[run, is_evaluation] = t
             self._counts["evaluations" if is_evaluation else "rounds"] += 1

@@ -104,7 +104,8 @@ _MAX_VALUES = 2**26
 _MAX_PADDED_RECORDS = 16
 """Limits for units that are padded to the most records of a unit.
 
-A shard may have `_MAX_VALUES` values after padding, or `_MAX_PADDED_RECORDS` records a person.
+A shard is accepted if it has at most `_MAX_VALUES` values after padding, or if a person counts with at most
+`_MAX_PADDED_RECORDS` records.
 """
 
 
@@ -122,13 +123,13 @@ class Shard:
     persons: NDArray[Any] | None = field(default=None, kw_only=True)
     """Person of each record, (n,), or None if the silo's file has no persons."""
     test: "Shard | None" = None
-    """Test records of the silo, which no training reads."""
+    """Test records of the silo, which no training reads, or None without any."""
     cells: NDArray[np.float64] | None = field(default=None, kw_only=True)
-    """Raw cells of the table from which `images` are computed, (n, columns)."""
+    """Raw cells of the table from which `images` are computed, (n, columns), or None without a table."""
 
     @cached_property
     def person_count(self) -> int:
-        """Number of persons who have records, or 0 without persons."""
+        """Number of persons who have rows, counted or not, or 0 if the file has no persons."""
         return 0 if self.persons is None else len(index_persons(self.persons)[0])
 
     def unit_count(self, unit: Unit) -> int:
@@ -141,7 +142,9 @@ class Shard:
         return len(self.labels) if unit.name == RECORD.name else self.person_count
 
     def fingerprint(self, key: bytes) -> bytes:
-        """Return the fingerprint, 64 bytes: a check of `key`, and an HMAC of the records in their order.
+        """Return the fingerprint, 64 bytes: `key_check(key)`, and an HMAC of the records in their order.
+
+        Test records have a fingerprint of their own (`test`).
 
         Guarantee: without the key the fingerprint reveals nothing about the records, if HMAC-SHA256 is a
         pseudorandom function.
@@ -150,7 +153,7 @@ class Shard:
 
     @cached_property
     def content_digest(self) -> bytes:
-        """SHA-256 of images, labels and persons, which must not be stored in any file.
+        """SHA-256 of images, labels and persons of the training records, which must not be stored in any file.
 
         A reader who knows all records but one could test guesses at the last record with the digest.
         """
@@ -162,7 +165,7 @@ class Shard:
         return digest.digest()
 
     def model_records(self, cell: Cell) -> Records:
-        """Return features and labels in the form of the cell's model, a row for each unit of the cell.
+        """Return features and labels in the form of the cell's model, a row for each unit of protection.
 
         Raises:
             InputError: If these records do not fit the model or the unit.
@@ -184,7 +187,9 @@ class Shard:
         return self.cells
 
     def rows_by_unit(self, unit: Unit) -> UnitTable | None:
-        """Return the records of each unit of a run, or None if units are records.
+        """Return the row indices of each unit's records, or None if units are records.
+
+        The indices have shape (persons, `unit.max_records`), with -1 for a record that a person lacks.
 
         Raises:
             InputError: If these records do not name the units, or if a bound on the records of a unit, which a
@@ -199,7 +204,7 @@ class Shard:
     def _check_unit(self, unit: Unit) -> None:
         """Check that these records can be protected by a unit.
 
-        Guarantee: a refusal depends on the number of persons and on shapes, on nobody's number of records.
+        Guarantee: a refusal depends on the number of persons and on shapes, and on nobody's number of records.
 
         Raises:
             InputError: If they cannot.
@@ -243,7 +248,7 @@ def load_shard(path: Path, classes: int, test: str = "test_") -> Shard:
         test: Prefix of the test records' arrays.
 
     Raises:
-        InputError: If there is no such file, or its records are not what `data.own` takes.
+        InputError: If there is no such file, or its records are not what `fedpriv.data.own.check_records` takes.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -271,7 +276,7 @@ def load_table_shard(path: Path, schema: TableSchema, silo: int) -> Shard:
 
 
 def _shard_of_split(encoded: EncodedTable, split: SplitRows) -> Shard:
-    """Build the shard of one split, with zeros for rows that do not count."""
+    """Build the shard of one split, with features of zeros for rows that do not count."""
     persons = None if encoded.persons is None else encoded.persons[split.row_indices]
     features, labels = split.take(encoded.features, encoded.labels)
     return Shard(features, labels, persons=persons, cells=split.take(encoded.raw_cells, encoded.labels)[0])
@@ -321,11 +326,15 @@ def _freeze(shard: Shard) -> Shard:
 
 
 _MAX_CACHED = 4
-Kept = TypeVar("Kept")
+"""Most values of a cache."""
+Value = TypeVar("Value")
 
 
-def get_or_build(cache: dict[str, Kept], name: str, build: Callable[[], Kept]) -> Kept:
-    """Return `cache[name]`, built if it is missing, and drop the oldest of more than `_MAX_CACHED` values."""
+def get_or_build(cache: dict[str, Value], name: str, build: Callable[[], Value]) -> Value:
+    """Return `cache[name]`, built if it is missing.
+
+    After a build the values that were built first are dropped until `_MAX_CACHED` are left.
+    """
     if name not in cache:
         cache[name] = build()
         while len(cache) > _MAX_CACHED:
@@ -337,12 +346,14 @@ class ShardViews:
     """Forms of one shard for the models of any scenarios, cached."""
 
     def __init__(self, shard: Shard) -> None:
+        """Start with an empty cache for `shard`."""
         self._shard, self._cached_records = shard, dict[str, Records]()
 
     def blank_record(self, cell: Cell) -> Records:
         """Return one record of zeros with the shape of the cell's records.
 
-        Guarantee: features and labels of the records are not read, only the number of their persons.
+        Guarantee: features and labels of the records are not read, only their shapes and types and the number of
+        persons.
 
         Raises:
             InputError: If the model does not take records of this shape, or these records do not name the units.
@@ -356,16 +367,19 @@ class ShardViews:
         )
 
     def records(self, cell: Cell) -> Records:
-        """Return all records in the form of the cell's model.
+        """Return all records in the form of the cell's model, a row for each unit of protection.
 
         Each record is converted without the others, with public constants only.
+
+        Raises:
+            InputError: If these records do not fit the model or the unit.
         """
         model, unit = cell.model.model_dump(mode="json"), cell.privacy.protected_unit.to_data()
         name = json.dumps([cell.run.dtype, model, unit, cell.data.model_dump(mode="json")], sort_keys=True)
         return get_or_build(self._cached_records, name, lambda: self._shard.model_records(cell))
 
     def order(self, cell: Cell, key: bytes) -> Tensor | None:
-        """Return the unit that is read at each position in the run of this key, (persons,).
+        """Return the index of the unit that is read at each position in the run of this key, (persons,).
 
         The result is None if units are records, which are read in the order of the shard.
 

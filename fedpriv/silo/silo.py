@@ -2,14 +2,15 @@
 
 | symbol | meaning | where |
 |---|---|---|
-| s_t | sum of the clipped increments of its records | `RoundSteps.sum_increments` |
-| y_t | sum with the silo's noise, if the trust setting has silos add noise | `RoundSteps.add_noise` |
+| s_t | sum of the clipped increments of its records in round t | `RoundSteps.sum_increments` |
+| y_t | (C s)_t with the silo's noise, or s_t if the server adds the noise | `RoundSteps.add_noise` |
 
-The message depends on the trust setting: the noisy running sum (untrusted), y_t under masks (masked), or the sums
-themselves (trusted).
+The message depends on the trust setting: the noisy running sum (untrusted), y_t under masks (masked), or s_t
+itself (trusted).  In floating point s_t is a running sum over the rounds, and y_t adds correlated noise to it
+(fedpriv/rounds/round.py).
 
-A silo with a guard computes in integers.  A simulation computes in float64 with the seed's noise, unless its
-scenario says integers.
+A silo with a guard computes in integers if its run has noise.  A simulation sums in float64 with the seed's noise,
+unless its scenario says integers.
 
 A silo may be put back to an earlier state, for example by a restored disk.  If it then gets another query, it
 draws other noise in that round and in all later rounds.  If it gets the same query, it returns the same bytes.
@@ -58,11 +59,12 @@ _ROUND_UP = 1.0 + 1e-6
 
 @dataclass(frozen=True)
 class BoundedObjective(RecordView):
-    """Increments of `base` in float64, bounded by the norm that their records can add up to.
+    """Increments of `base` whose totals are float64, of at most the norm that their records can add up to.
 
     Guarantee: a total is finite and at most (1 + 1e-6) Σ |weight| · clip long, whatever `base` computes.  A longer
-    total is scaled to that length, which increases the distance of no two totals.  A total that is not finite
-    counts as zero. Neither total is refused, because a refusal would reveal something about the records.
+    total is scaled to that length, which increases the distance of no two totals.  A total that is not finite, or
+    whose norm overflows, counts as zero. Neither total is refused, because a refusal would reveal something about
+    the records.
     """
 
     def for_batch(self, slots: BatchLayout) -> Self:
@@ -80,7 +82,7 @@ class BoundedObjective(RecordView):
 
 
 def _max_norm(weights: Tensor, clip: Scalar) -> float:
-    """Bound on the norm of a sum of increments of records with these weights."""
+    """Bound on the norm of a sum of increments with these weights, (1 + 1e-6) Σ |weight| · clip."""
     return weights.abs().sum(dtype=torch.float64).item() * float(clip) * _ROUND_UP
 
 
@@ -112,10 +114,11 @@ class Silo:
 
     A silo with a private `key` makes real releases.
 
-    Guarantee: the message is a function of y_t (untrusted, masked), or is s_t (a trusted server, which adds the
-    noise). Every record enters as integers of bounded norm, whatever the query is.  The noise is a function of the
-    key, of all queries until now and of the integers to which it is added, and is never drawn in advance.  No
-    evaluation of records ends in an exception.  In a simulation the key comes from the seed, and protects nobody.
+    Guarantee: in integers the message is a function of y_t (untrusted, masked), or is s_t (a trusted server, which
+    adds the noise). Every record enters as integers of bounded norm, whatever the query is.  The noise is a
+    function of the key, of all queries until now and of the integers to which it is added, and is never drawn in
+    advance.  No evaluation of records ends in an exception.  In a simulation the key comes from the seed, and
+    protects nobody.
     """
 
     number: int
@@ -123,7 +126,10 @@ class Silo:
     records: Records
     noise: KeyedNormal
     key: bytes = field(default=b"", repr=False)
-    """32 bytes that only this silo has, for one run with real releases, or empty."""
+    """Key of one run, 32 bytes, or empty in floating point.
+
+    Only this silo has the key of real releases.  The key of a simulation in integers follows from the seed.
+    """
     scenario_digest: bytes = b""
     """Digest of the scenario, on which masks depend: silos with different digests do not agree on masks."""
     may_miss_rounds: bool = False
@@ -152,6 +158,9 @@ class Silo:
             key: 32 bytes that only this silo has, for this run.
             scenario_digest: Digest of the scenario.
             may_miss_rounds: Whether rounds may be missing between two queries.
+
+        Raises:
+            ValueError: If the plan has noise in floating point.
         """
         plan.check_release_noise()
         return Silo(number, plan, records, KeyedNormal(key, np.float64), key, scenario_digest, may_miss_rounds)
@@ -176,13 +185,14 @@ class Silo:
     def answer(self, state: RoundState, t: int, query: Tensor) -> tuple[SiloRelease, RoundState]:
         """Return the release of round t and the next state.
 
-        A missed round counts as a round whose increment is zero, and its noise is drawn and not sent.  The
-        releases are then a part of the stream that was accounted for.
+        Rounds that were missed since the last answered one count as rounds whose increment is zero, and their
+        noise is drawn and not sent.  The releases are then a part of the stream that was accounted for.
 
         Guarantee: under an untrusted server the sequence of releases over the whole run keeps the claim of
-        `make_silo_stream` for each record of this silo.  Under a trusted server releases are exact, and only the
-        server may see them.  The records that a round draws by Poisson sampling never leave this object, and
-        nothing but the release depends on them, except the counts of a simulation.
+        `make_silo_stream` for each unit of this silo, such as a record.  Under a trusted server releases are
+        exact, and only the server may see them.  The choice of the records that a round draws in secret never
+        leaves this object, and nothing but the release and the state depends on it, except the counts of a
+        simulation.
 
         Raises:
             RunError: If `check_query` refuses the round or the query.  The noise was not calibrated for
@@ -208,8 +218,11 @@ class Silo:
         Args:
             release: Release of the round, (d,).
             t: Round.
-            public_keys: Public keys of all silos, which come with the query.
-            query_chain: Chain in the state after this round.
+            public_keys: Public keys of all silos, which come with the query, or b"" without masks.
+            query_chain: Query chain in the state after this round, on which the mask depends.
+
+        Raises:
+            RunError: If no mask can be derived from the public keys, or the release cannot be encoded.
         """
         if not self.plan.masked:
             return release.reshape(-1).to(self.plan.message_dtype)
@@ -255,8 +268,9 @@ class Silo:
     def _skip_missed_rounds(self, state: RoundState, t: int) -> tuple[RoundState, PlannedRound]:
         """Return the state at the start of round t, and the plan of round t after missed rounds.
 
-        The noise of each missed round is drawn for an increment of zero.  The coefficients of past queries are
-        those of the first missed round, because the state has the queries that this round would have combined.
+        The noise of each missed round is drawn for an increment of zero.  The returned plan has the coefficients
+        of past queries of the first missed round, because the state has the queries that the first missed round
+        would have combined.
         """
         planned_round = self.plan.rounds[t - 1]
         if t == state.last_round + 1:
@@ -271,7 +285,7 @@ class Silo:
         return state, planned_round._replace(step=step)
 
     def _read_batch(self, planned_round: PlannedRound) -> RoundBatch:
-        """Return the records of a round with their weights in the silo's mean, 0 for absent records."""
+        """Return the records of a round with their weights in the silo's mean, float64, 0 for absent records."""
         plan, t, size = self.plan, planned_round.step.t, self.plan.batch_sizes[self.number]
         positions: slice | NDArray[np.int64]
         if planned_round.batch_range is None:
@@ -306,7 +320,7 @@ class Silo:
 
 
 _HEADER = struct.Struct("<QIIIQ")
-"""Header: last answered round, three numbers of vectors, and bytes of the query chain.
+"""Header: last answered round, three numbers of vectors, and number of bytes of the query chain.
 
 The numbers count past vectors, vectors of the accumulator, and vectors of the mechanism state.
 """
@@ -321,9 +335,10 @@ _ALIGNMENT = 8
 def pack_state(state: RoundState) -> bytes:
     """Pack a state as the ledger stores it.
 
-    The layout is the header, the query chain, the type of every vector, then past vectors, accumulator and
-    mechanism state, each padded to 8 bytes.  Each vector keeps its own type: past queries have the run's, sums are
-    integers in exact releases and float64 otherwise, and noise is float64.
+    The layout is the header, the query chain and a byte for the type of every vector, together padded to 8 bytes,
+    then past vectors, accumulator and mechanism state, each vector padded to 8 bytes.  Each vector keeps its own
+    type: past queries have the run's, past releases are float64, sums are int64 in exact releases and float64
+    otherwise, and noise is float64.
     """
     vectors, dtypes = (*state.past_vectors, *state.accumulator, *state.mechanism_state), list(_NUMPY_TYPES)
     counts = len(state.past_vectors), len(state.accumulator), len(state.mechanism_state)
@@ -337,7 +352,12 @@ def pack_state(state: RoundState) -> bytes:
 
 
 def unpack_state(packed: bytes, silo: Silo) -> RoundState:
-    """Unpack a state without copying its vectors, which no code writes into."""
+    """Unpack a state without copying its vectors, which no code writes into.
+
+    Args:
+        packed: Result of `pack_state`.
+        silo: Silo of the state, whose model has the length of each vector.
+    """
     last_round, past_count, accumulator_count, mechanism_count, chain_bytes = _HEADER.unpack_from(packed)
     start, size = _HEADER.size + chain_bytes, silo.plan.objective.dimension
     type_codes = packed[start : start + past_count + accumulator_count + mechanism_count]

@@ -149,7 +149,7 @@ def test_no_scale_of_features_makes_denormals(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_take_the_records_is_refused_before_it_is_charged(tmp_path: Path) -> None:
     guard = guard_for(tmp_path, *random_records(), budget=100.0)
-    with pytest.raises(RunError, match="columns are places among numbers"):
+    with pytest.raises(RunError, match="columns are indices of features that are numbers"):
         guard.answer("run", scenario(model={"name": "column-moments", "columns": [0]}), 1, zeros())
     assert list(guard._ledger.list_runs()) == []
 

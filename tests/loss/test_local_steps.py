@@ -140,7 +140,7 @@ def test_nothing_is_claimed_of_how_far_a_client_moves() -> None:
     moved = LocalSteps(softmax(), STEP, STEPS)
     assert moved.lipschitz == moved.smoothness == math.inf
     assert not moved.convex
-    with pytest.raises(InputError, match="no sum over its records"):
+    with pytest.raises(InputError, match="have no increments of single records"):
         moved.per_record(
             Query([], []),
             Batch(batch(), torch.ones(UNITS, dtype=torch.float64)),

@@ -57,7 +57,7 @@ def test_layers_are_chosen_by_name() -> None:
     for wrong, line in (
         ({"rank": 0}, "expected a whole number of 1 or more"),
         ({"layers": ("heads",)}, r"names no Linear layer of the module; it has layer\.0, layer\.2, head"),
-        ({"layers": ("head",), "train": ("head",)}, "no Linear layer that could learn"),
+        ({"layers": ("head",), "train": ("head",)}, "no layer that could train a product"),
         ({"train": ("tail",)}, "train = 'tail' names no parameters"),
     ):
         with pytest.raises(InputError, match=line):

@@ -102,10 +102,10 @@ def test_a_record_without_labels_has_no_loss_and_no_slope() -> None:
         (LossChoice("huber"), 3, "is for labels that are numbers .floats., and they are classes 0 … 2"),
         (LossChoice("cross-entropy"), 0, "is for labels that are classes, and they are numbers"),
         (LossChoice("binary"), 3, "is for labels that are 0 or 1, not 0 … 2"),
-        (LossChoice("cross-entropy", None, (1.0,)), 3, "expected 3 of them, one a class, not 1"),
+        (LossChoice("cross-entropy", None, (1.0,)), 3, "expected 3 numbers, one for each class, and there are 1"),
         (LossChoice("cross-entropy", None, (1.0, -1.0)), 2, "finite numbers, 0 or more"),
-        (LossChoice("huber", None, (1.0, 1.0)), 0, "are of the losses of classes"),
-        (LossChoice("binary", None, (), 0.1), 2, "label_smoothing: is of the cross-entropy"),
+        (LossChoice("huber", None, (1.0, 1.0)), 0, "go with the losses .cross-entropy. and .binary. only"),
+        (LossChoice("binary", None, (), 0.1), 2, "label_smoothing: goes with the loss .cross-entropy. only"),
         (LossChoice("cross-entropy", None, (), 1.0), 2, "0 or more, and less than 1"),
     ],
 )

@@ -7,12 +7,21 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import Tensor, nn
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.named import load
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.linear import SoftmaxRegression
-from fedpriv.loss.models import MODELS, PerceptronSettings, SoftmaxSettings, find_model
+from fedpriv.loss.models import (
+    MODELS,
+    LinearSettings,
+    PerceptronSettings,
+    SoftmaxSettings,
+    add_module,
+    find_model,
+    make_loss_choice,
+)
 from fedpriv.loss.objective import Batch, Query, Records
 from fedpriv.loss.rows import ModuleSettings
 
@@ -125,6 +134,52 @@ def test_a_network_of_rectifiers_learns_to_retrieve_phases() -> None:
     for _ in range(800):
         point = point - 0.1 * objective.increment(Query([point]), Batch(records, weights), 5.0).total
     assert float(objective.evaluate(point, records).loss) < 0.6 * float((sizes - sizes.median()).abs().mean())
+
+
+def test_least_squares_without_a_ball_has_no_lipschitz_constant() -> None:
+    for penalty in (0.0, 0.1):
+        objective = find_model("linear-regression").objective(
+            (5,), 0, torch.float64, LinearSettings(feature_norm=1.0, penalty=penalty)
+        )
+        assert objective.lipschitz == math.inf
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"name": "cross-entropy", "class_weights": ["a", "b"]},
+        {"name": "cross-entropy", "class_weights": 3},
+        {"name": "cross-entropy", "label_smoothing": "much"},
+        {"name": "cross-entropy", "function": len},
+        3,
+    ],
+)
+def test_a_loss_with_other_settings_is_refused_in_one_line(loss: Any) -> None:
+    with pytest.raises(InputError, match=r"^loss = .*: accepted keys are name, class_weights and label_smoothing"):
+        make_loss_choice(loss, real=False)
+
+
+class Recurrent(nn.Module):
+    """Its biases are vectors of a layer without `weight`, so that x_1 keeps the values of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.GRU(1, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, values: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.layer(values)[0][:, -1])
+        return outputs
+
+
+def test_a_factorys_module_has_the_same_first_model_in_every_run() -> None:
+    add_module("recurrent-of-a-factory", lambda _shape, _classes: Recurrent(), shape=(6, 1))
+    starts = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        row = find_model("recurrent-of-a-factory")
+        starts.append(row.objective((6,), 2, torch.float32, ModuleSettings()).initial())
+        assert torch.random.initial_seed() == seed  # torch's generator is left as it was
+    assert torch.equal(*starts)
 
 
 def test_the_convolutional_net_refuses_other_images() -> None:

@@ -14,7 +14,7 @@ from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.core.files import write_bytes, write_json, write_vector
 from fedpriv.engines.inprocess import InProcessGrid
-from fedpriv.protocol.cell_folder import FolderReader, FolderReporter, make_run_config
+from fedpriv.protocol.cell_folder import FolderReader, FolderReporter, make_run_config, scenario_from_run_config
 from fedpriv.scenario.schema import Cell
 from fedpriv.server.app import make_server_app
 
@@ -130,6 +130,12 @@ def test_a_damaged_result_is_named(tmp_path: Path, name: str, content: bytes | N
         (tmp_path / name).write_bytes(content)
     with pytest.raises(RunError, match=f"{name}: (damaged|missing)"):
         FolderReader(tmp_path).read_result()
+
+
+@pytest.mark.parametrize("index", [-1, 10**6, "a", 0.5, [0]])
+def test_a_cell_that_the_scenario_lacks_is_refused_in_one_line(index: object) -> None:
+    with pytest.raises(InputError, match=r"^cell = .* has cells 0 … "):
+        scenario_from_run_config({"scenario": "scenarios/mnist-untrusted.toml", "set": "", "cell": index})
 
 
 def test_the_servers_error_keeps_its_kind(tmp_path: Path) -> None:

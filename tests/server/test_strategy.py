@@ -77,7 +77,7 @@ FAULTS: list[tuple[Answer, str]] = [
     (replying(torch.zeros(7849, dtype=torch.float64)), r"silo 1, round 3: a release of shape \(7849,\)"),
     (replying(torch.zeros(7850, dtype=torch.float32)), r"silo 1, round 3: .* type torch.float32"),
     (lambda message, _: Message(RecordDict(), reply_to=message), r"silo 1, round 3: .* no 'release' vector"),
-    (archived, r"silo 1, round 3: .*an array that is none of plain numbers"),
+    (archived, r"silo 1, round 3: .*an array whose values are no plain numbers"),
     (
         lambda message, _: Message(Error(code=8, reason="died"), reply_to=message),
         r"silo 1 failed in round 3: died",

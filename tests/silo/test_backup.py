@@ -109,7 +109,7 @@ def test_what_a_server_remembers_of_before_and_of_other_ledgers_is_no_reason_to_
 @pytest.mark.parametrize("seen", [b"x", bytes(55), bytes(MAX_CHECKPOINT_BYTES + 56)], ids=len)
 def test_what_is_no_commit_is_refused_and_changes_nothing(silo: Path, seen: bytes) -> None:
     guard = guard_of(silo / "silo-0.toml")
-    with pytest.raises(RunError, match=r"^silo 0 refuses: .* bytes are no commits$"):
+    with pytest.raises(RunError, match=r"^silo 0 refuses: .* bytes are no checkpoints$"):
         ask(guard, "b", 4, seen)
     (mine,) = unpack_checkpoints(told(guard, "b", 3))
     for number in (0, 2**63, 2**64 - 1):

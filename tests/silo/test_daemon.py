@@ -22,7 +22,7 @@ from flwr.app import Message
 
 from fedpriv.clients.app import app as client_app
 from fedpriv.clients.app import ask_release
-from fedpriv.core.errors import RunError
+from fedpriv.core.errors import InputError, RunError
 from fedpriv.engines.inprocess import InProcessGrid
 from fedpriv.plan.plan import make_plan
 from fedpriv.plan.task import load_task
@@ -115,7 +115,7 @@ def test_a_whole_run_through_guards_that_are_killed_and_restarted(
     repeated = ask_release(tmp_path / "1.sock", "1", json.dumps(cell.canonical_data()), 1, ZERO.numpy(), keys)
     assert isinstance(repeated, Refusal)
     assert repeated.reason == (
-        "silo 1 refuses: round 1 was answered, and this run is over: of its reply a digest is kept"
+        "silo 1 refuses: round 1 was answered, and this run is over: only a digest of its reply is kept"
     )
     answer = SiloLedger(tmp_path / "ledger-1.sqlite").find_answer("1", 8)
     assert answer is not None
@@ -190,6 +190,9 @@ def test_replies_and_refusals_leave_at_multiples_of_the_tick(
         def checkpoint(self, *_: object) -> bytes:
             return b""
 
+        def ledger_run_id(self, run_id: str, _: str) -> str:
+            return run_id
+
         def answer(self, *_: object, **__: object) -> torch.Tensor:
             clock.now += (seconds := clock.work.pop(0))
             if seconds < 0.04:
@@ -224,6 +227,18 @@ def test_a_second_guard_leaves_the_first_its_socket(tmp_path: Path) -> None:
         assert line.endswith("0.sock: a guard answers there already; end it before you start another")
         assert not isinstance(ask_release(tmp_path / "0.sock", "run", CELL, 1, ZERO.numpy()), Refusal)
     assert not isinstance(start_and_ask(path), Refusal), "a guard that was killed leaves its socket to the next"
+
+
+@pytest.mark.parametrize("name", ["shard-0.npz", "folder"])
+def test_a_socket_replaces_no_file(tmp_path: Path, name: str) -> None:
+    """Gains: the silo's records are gone because of a wrong path in the policy."""
+    path = write_silo(tmp_path)
+    (tmp_path / "folder").mkdir()
+    path.write_text(path.read_text().replace('"0.sock"', f'"{name}"'))
+    content = (tmp_path / "shard-0.npz").read_bytes()
+    with pytest.raises(InputError, match=rf"{name}: is a file and no socket; set `socket` in the policy"):
+        daemon._listen(read_policy(path)).__enter__()
+    assert (tmp_path / "shard-0.npz").read_bytes() == content
 
 
 def test_a_guard_at_which_others_wait_is_there(tmp_path: Path) -> None:

@@ -81,12 +81,20 @@ def test_files_that_are_no_keys_are_refused(tmp_path: Path, name: str, content: 
         load_identity(0, tmp_path / "none", None)
 
 
+def test_a_line_of_a_file_with_empty_lines_is_named_by_its_number(tmp_path: Path) -> None:
+    write_identities(tmp_path)
+    lines = (tmp_path / "peers").read_bytes().splitlines(keepends=True)
+    (tmp_path / "peers").write_bytes(b"".join([lines[0], b"\n", b"  \n", b"nonsense\n"]))
+    with pytest.raises(InputError, match=r"peers, line 4: cannot be used as an Ed25519 public key"):
+        load_identity(0, None, tmp_path / "peers")
+
+
 def test_one_silo_cannot_stand_for_two(tmp_path: Path) -> None:
     """Gains: two shares of the noise, one of them another silo's, for a key that is in `peers` twice."""
     write_identities(tmp_path)
     lines = (tmp_path / "peers").read_bytes().splitlines(keepends=True)
     (tmp_path / "peers").write_bytes(b"".join([lines[0], lines[1], lines[1].replace(b" silo", b" other")]))
-    with pytest.raises(InputError, match=r"peers: silos 1 and 2 have one key; each has its own"):
+    with pytest.raises(InputError, match=r"peers: silos 1 and 2 have the same key; each needs its own"):
         load_identity(0, None, tmp_path / "peers")
 
 

@@ -294,7 +294,7 @@ def test_a_run_that_is_over_keeps_digests_and_its_last_reply_alone(tmp_path: Pat
     for again in (guard, guard_of(tmp_path / "silo-0.toml")):
         assert torch.equal(asked(again, "a", range(8, 9))[0], last)
         with pytest.raises(
-            RunError, match="round 7 was answered, and this run is over: of its reply a digest is kept"
+            RunError, match="round 7 was answered, and this run is over: only a digest of its reply is kept"
         ):
             asked(again, "a", range(7, 8))
         with pytest.raises(RunError, match="round 7 was answered already, for another query"):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedpriv.clients.simulated import SimulatedFederation
 from fedpriv.core.errors import InputError, RunError
 from fedpriv.plan.task import load_task
 from fedpriv.scenario.load import Scenario, parse_scenario
-from fedpriv.silo.demo import prepare_silos
+from fedpriv.silo.demo import format_toml, prepare_silos
 from fedpriv.silo.guard import open_guard
 from fedpriv.silo.guards import begin_ledgers
 from fedpriv.silo.policy import read_policy
@@ -58,6 +59,11 @@ def test_a_policy_allows_the_runs_it_was_made_for_and_no_more(tmp_path: Path) ->
         assert torch.isfinite(guard.answer(run, cell_json, 1, query)).all()
     with pytest.raises(RunError, match="the budget is"):
         guard.answer("third", cell_json, 1, query)
+
+
+def test_every_character_of_a_name_survives_a_policy_file() -> None:
+    keys = {"statistics": ["größe", "😀", 'a "quoted" \\ name'], "slack": 1e-8, "trust": "trusted"}
+    assert tomllib.loads(format_toml(keys)) == keys
 
 
 def test_records_that_a_ledger_may_belong_to_are_not_replaced(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Statistics through a real guard: what is allowed, charged and refused, and how far one row moves them."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from fedpriv.noise.integers.increments import truncate_increments
 from fedpriv.plan.plan import ROUNDING_ALLOWANCE, make_plan
 from fedpriv.plan.task import make_schema_task
 from fedpriv.scenario.load import resolve_cell
+from fedpriv.silo.daemon import PendingRequest, Reply, RequestQueue
 from fedpriv.silo.demo import format_policy
 from fedpriv.silo.guard import Guard, open_guard
-from fedpriv.silo.guards import begin_ledgers
+from fedpriv.silo.guards import Guards, begin_ledgers
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.silo import Silo
 from tests.data.tables import SCHEMA, rows, write_csv
@@ -333,3 +336,25 @@ def test_a_guards_rows_and_a_simulations_give_the_same_bytes(tmp_path: Path) -> 
     one, other = (silo.answer(silo.initial_state(), 1, query)[0].vector for silo in (simulated, own))
     assert float(released.noise.std_of(0)) > 0.0
     assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def test_a_plan_that_is_asked_for_under_new_names_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gains: a disk that a server fills with repeated requests, and a memory of names without end."""
+    guard, text = guard_at(tmp_path, own_rows()), scenario(plan(tmp_path))
+    schema = (cell := resolve_cell(json.loads(text), "test")).data.table_schema
+    assert schema is not None
+    query = make_schema_task(cell, schema).objective.initial()
+    requests = RequestQueue(guard._policy, Guards(guard, None))
+    dtype = str(query.dtype).removeprefix("torch.")
+    with caplog.at_level(logging.INFO, "fedpriv.guard"):
+        for name in ("one", "another", "a third"):
+            header = {"run": name, "cell": text, "t": 1, "keys": "", "dtype": dtype}
+            reply: Future[Reply] = Future()
+            request = PendingRequest(header, bytearray(query.numpy().tobytes()), reply)
+            requests._requests.put(request)
+            requests.answer_next_request()
+            assert "refused" not in reply.result().header
+    assert [getattr(record, "event", "") for record in caplog.records] == ["opened", "answered"]
+    assert (requests._events._counts["rounds"], requests._events._counts["repeated"]) == (1, 2)

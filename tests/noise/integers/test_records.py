@@ -238,7 +238,7 @@ def test_local_training_has_no_increments() -> None:
     base = objective_of_case("softmax regression", F32)
     training = LocalTraining(base, 0.1, 1, 1)
     assert fast_paths(training) == (None, None)
-    with pytest.raises(Exception, match="no sum over records"):
+    with pytest.raises(Exception, match="no increments of single records"):
         training.per_record(
             Query([base.initial()]),
             Batch(some_records("softmax regression", F32), torch.ones(HELD, dtype=torch.float64)),
