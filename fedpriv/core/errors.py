@@ -76,7 +76,7 @@ def sanitize_line(text: str, longest: int = 500) -> str:
 
 
 def sanitize_lines(text: str) -> str:
-    """Escape the characters of a text that a terminal does not only display, and keep its line ends.
+    """Escape the characters of a text that a terminal does not only display, and keep its line feeds.
 
     The characters are those of `sanitize_line`.  No line is cut.
     """

@@ -5,9 +5,9 @@ them).  A package names a module as an entry point of the group `fedpriv.extensi
 `fedpriv.add_algorithm`, `add_model` or `add_data` when they are imported.  Files of `--import` are imported at
 once, the others and the modules when a name is not known.
 
-An add-on is a folder of `fedpriv/addons`, which no room imports when it is imported itself.  `ADD_ON_PARTS` lists
-the parts of add-ons that rooms use, and `COMMANDS` the add-ons that bring commands.  Each part is imported by name
-on first use.  Without an add-on's folder the rooms work, and an error message names the missing add-on.
+An add-on is a folder of `fedpriv/addons`, which the core imports by name only: the parts in `ADD_ON_PARTS` on
+first use, and the commands in `COMMANDS` when the command line starts.  Without an add-on's folder the core works,
+and an error message names the missing add-on.
 """
 
 import importlib

@@ -379,7 +379,7 @@ def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
     cells = table.column(name)
     if cells.is_missing.any():
         location = table.describe_cell(int(cells.is_missing.argmax()), name)
-        raise InputError(f"{location} does not say whose the row is; every row needs a person")
+        raise InputError(f"{location} names no person; every row needs one")
     return cells.to_numpy()
 
 
