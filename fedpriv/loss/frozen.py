@@ -156,8 +156,8 @@ def _refuse_packed(name: str) -> Callable[[nn.Module, tuple[object, ...]], None]
     def hook(layer: nn.Module, inputs: tuple[object, ...]) -> None:
         if inputs and isinstance(inputs[0], PackedSequence):
             raise InputError(
-                f"model: {f'layer {name}' if name else 'the module'} ({type(layer).__name__}) is given a packed "
-                "sequence, whose "
+                f"model: {f'layer {name}' if name else 'the module itself'} ({type(layer).__name__}) is given a "
+                "packed sequence, whose "
                 "records lie among each other; give it the padded one, and mask the outputs"
             )
 
