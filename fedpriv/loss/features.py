@@ -177,8 +177,7 @@ def compute_frozen_features(
 
     Raises:
         InputError: The module cannot be built, the weights are missing or do not fit, or the module raises or
-        draws
-            random numbers on a record of zeros.
+            draws random numbers on a record of zeros.
     """
     module = copy.deepcopy(_load_module(path, json.dumps(arguments, sort_keys=True), weights)).to(values.dtype)
     initial_buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
