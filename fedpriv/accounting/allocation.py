@@ -142,8 +142,8 @@ def removal_loss_distribution(multiplier: float, bins: int, size: int, top: floa
 def addition_loss_distribution(multiplier: float, bins: int, size: int, cap: float) -> PrivacyLossDistribution:
     """Return the distribution of ln dQ/dP under Q, for a unit that is added.
 
-    Guarantee: it gives an upper bound of H_ε(Q‖P), since mass beyond the grid has ratios above `cap`, and counts
-    as at `cap`.
+    Guarantee: it gives an upper bound of H_ε(Q‖P), since mass beyond the grid has ratios of `cap` or more, and
+    counts as at `cap`.  Mass at ratio 0 has infinite loss.
 
     Args:
         multiplier: Noise multiplier z.
@@ -160,10 +160,11 @@ def addition_loss_distribution(multiplier: float, bins: int, size: int, cap: flo
 
 
 def _rounding_mass(bins: int) -> float:
-    """Return the mass that the rounding of `bins` Fourier transforms may hide beyond `DELTA_MARGIN`.
+    """Return the mass that rounding may hide in sums over `bins` rounds, beyond `DELTA_MARGIN`.
 
-    Tests saw at most 3e-17 a round (tests/accounting/test_rounding.py).  The result is 1e-16 a round, and counts
-    as infinite loss.
+    Tests saw at most 3e-17 a round (tests/accounting/test_rounding.py).  1e-16 a round is assumed, less
+    `DELTA_MARGIN`, which `PrivacyLossDistribution.deltas` adds.  So the result is 0 for up to 10,000 rounds.  It
+    counts as infinite loss.
     """
     return max(0.0, 1e-16 * bins - DELTA_MARGIN)
 
@@ -200,7 +201,7 @@ def _self_convolve(masses: Floats, times: int) -> Floats:
 _MAX_BINS, _MAX_EPOCHS = 100_000, 10_000
 _RATIO_CAPS = (8.0, 1.0, 0.125)  # ends of grids of the ratio for addition, small ones for large ε
 _MAX_GRID_SIZE, _MIN_STEP = 2**17, 1e-12  # limits of the grid of one epoch's losses
-_NOISE_MARGIN = 1.002  # factor of the noise where the bound at the target was below those of more noise
+_NOISE_MARGIN = 1.002  # factor by which a calibration raises the noise until `epsilon_of` is at most the target
 _TAIL_SHARE = 1e-4  # mass beyond a grid that is made for one δ, relative to this δ
 _TAILS = (1e-5, 1e-7, 1e-9, 1e-11, 1e-13)  # masses beyond the grids that are made for all δ, in each epoch
 
@@ -252,10 +253,11 @@ class AllocatedGaussian(Sampled):
     relation: Relation = "zero-out"
     """Neighbouring relation."""
     common_share: float = 0.0
-    """Largest overlap of two rounds of a unit, relative to a round's squared distance.
+    """Largest overlap of two different rounds of a unit, as a share of the largest of a round with itself.
 
-    The overlap of rounds s and t is the inner product clip_s clip_t ⟨C_s, C_t⟩ of what the unit moves in C s by
-    taking part in them.  The share is a/v of `fading`, below 1, and 0 for independent noise.
+    The overlap of rounds i and t is clip_i clip_t ⟨C_i, C_t⟩, for columns C_i and C_t of the noise strategy C: the
+    inner product of the vectors by which the unit moves the releases if it takes part in round i or t.  The share
+    is a/v of `fading`, below 1, and 0 for independent noise.
     """
     overlaps: FadingOverlaps | None = None
     """Upper bound of the overlap of any two rounds, by chains, which gives a second bound of δ, or None."""
@@ -282,7 +284,7 @@ class AllocatedGaussian(Sampled):
 
     @property
     def curve(self) -> Curve:
-        """Upper bound of δ for every ε ≥ 0, a little loose far from δ = 1e-5 … 1e-13."""
+        """Upper bound of δ for every ε ≥ 0, on grids that are made for δ from 0.1 down to 1e-9 (`_TAILS`)."""
         return _cached_curve(self, _TAILS)
 
     def epsilon_of(self, delta: float) -> float:
@@ -445,17 +447,17 @@ def calibrate(
 
     Args:
         epsilon: Target ε, above 0.
-        delta: Target δ, 1e-10 or more.
+        delta: Target δ, from 1e-10 to below 1.
         bins: Number of rounds of one epoch among which a unit draws one.
         epochs: Number of epochs.
         relation: Neighbouring relation.
-        common: Largest overlap of two rounds of a unit in [0, 1), relative to a round's squared distance, as
-            defined at `AllocatedGaussian.common_share`.
+        common: Largest overlap of two different rounds of a unit, as a share in [0, 1)
+            (`AllocatedGaussian.common_share`).
         overlaps: Upper bound of the overlap of any two rounds, of `epochs` chains of `bins` rounds, which gives a
             second bound of δ, or None without such a bound.
 
     Raises:
-        InputError: No multiplier up to a million is enough, or δ is below 1e-10.
+        InputError: No multiplier up to a million is enough, or an argument is out of its range.
 
     Example:
         >>> round(calibrate(epsilon=1.0, delta=1e-5, bins=10).noise_multiplier, 2)

@@ -1,15 +1,15 @@
 """Lifetime budgets: the charge of a run, and the decision whether one more run fits.
 
 **Rule.**  √Σμ² ≤ budget and Σδ₀ ≤ slack, over all runs on the same data, in exact arithmetic of the decimals that
-these numbers print as (they are within a relative 1e-16 of the floats).  The rule holds for runs that are chosen
-adaptively: a person who picks a run after having seen the releases of earlier runs gains nothing (a privacy
-filter; Smith & Thakurta 2022 and Koskela, Tobaben & Honkela 2023 for Gaussian DP).  Composed privacy loss
+these numbers print as (they are within half a unit in the last place of the floats).  The rule holds for runs that
+are chosen adaptively: a person who picks a run after having seen the releases of earlier runs gains nothing (a
+privacy filter; Smith & Thakurta 2022 and Koskela, Tobaben & Honkela 2023 for Gaussian DP).  Composed privacy loss
 distributions give no such rule: "the run together with the runs before is (ε, δ)-DP" may hold for each run that
 could be picked and fail for the choice between them.
 
 **Charge.**  A run in public order is charged its μ.  A run with secret participation is μ-GDP for no μ below that
-of the same run without secrecy, as its curve returns to it far in the tail.  The run is (μ, δ₀)-GDP, with the
-*slack* δ₀, if in both directions, for every ε ≥ 0,
+of the same run without secrecy: far in the tail its δ(ε) is above the curve of every smaller μ.  It is charged a μ
+with a *slack* δ₀.  The run is (μ, δ₀)-GDP if in both directions, for every ε ≥ 0,
 
     δ(ε) ≤ (1 - δ₀) δ_μ(ε) + δ₀
 
@@ -55,11 +55,11 @@ _MIN_SQUARE = Fraction(1, 2**900)
 class ApproximateGDP:
     """(μ, δ₀)-GDP: μ-GDP, except that anything may be revealed with probability δ₀.
 
-    Telling neighbours apart is as hard as N(0, 1) against N(μ, 1) otherwise.  A run in fixed order has slack 0 and
-    its exact μ.
+    Otherwise telling neighbours apart is at least as hard as N(0, 1) against N(μ, 1).  A run in fixed order has
+    slack 0.
 
-    Guarantee: `epsilon_of` and `delta_of` hold for every mechanism that satisfies the inequality above with this μ
-    and δ₀.
+    Guarantee: `epsilon_of` and `delta_of` hold for every mechanism with δ(ε) ≤ (1 - δ₀) δ_μ(ε) + δ₀ in both
+    directions, for every ε ≥ 0, with δ_μ the curve of μ-GDP.
 
     Raises:
         InputError: μ is negative or not finite, or the slack is not in [0, 1).
@@ -90,7 +90,7 @@ class ApproximateGDP:
     def epsilon_of(self, delta: float) -> float:
         """Return the smallest ε for which (ε, `delta`)-DP follows, or infinity.
 
-        The result is infinity if `delta` is at most the slack.
+        The result is infinity if `delta` is at most the slack, for μ = 0 as well.
         """
         gaussian_delta = (check_delta(delta) - self.slack) / (1.0 - self.slack) * (1.0 - 1e-15)
         return math.inf if gaussian_delta <= 0.0 else gdp.epsilon_of(self.mu, gaussian_delta)
@@ -104,15 +104,18 @@ class ApproximateGDP:
 def min_mu(curve: Curve, slack: float) -> float:
     """Return about the smallest μ for which every mechanism with `curve` is (μ, `slack`)-GDP.
 
-    Guarantee: with ε_0 = 0 < … < ε_m, curve(ε_i) ≤ (1 - δ₀) δ_μ(ε_{i+1}) + δ₀ for all i, and curve(ε_m) ≤ δ₀.  As
-    both sides fall, the inequality holds between the points and beyond the last.
+    The result is 0 if the curve is at most the slack at ε = 0.
+
+    Guarantee: at points ε_0 = 0 < … < ε_m, curve(ε_i) ≤ (1 - δ₀) δ_μ(ε_{i+1}) + δ₀ for all i < m, and curve(ε_m) ≤
+    δ₀, with δ_μ the curve of μ-GDP.  As δ of the mechanism and δ_μ both fall, the inequality δ(ε) ≤ (1 - δ₀)
+    δ_μ(ε) + δ₀ holds between the points and beyond the last.
 
     Args:
         curve: Upper bound of δ in both directions.
-        slack: δ₀, 1e-10 or more.
+        slack: δ₀, from 1e-10 to below 1.
 
     Raises:
-        InputError: The curve does not reach the slack, or it rises.
+        InputError: The slack is out of its range, the curve does not come down to it, or the curve rises.
     """
     check_resolvable_delta(slack)
     max_epsilon = epsilon_at(curve, slack)
@@ -136,8 +139,9 @@ def min_mu(curve: Curve, slack: float) -> float:
 def compose_charges(charges: Sequence[ApproximateGDP]) -> ApproximateGDP:
     """Return the charge of all runs together, (√Σμ², Σδ₀), rounded up.
 
-    Guarantee: it holds for runs chosen adaptively, each after the releases of the runs before, as long as the sum
-    is what was charged (`LifetimeBudget`).
+    Guarantee: all releases together are (√Σμ², Σδ₀)-GDP, also for runs chosen adaptively, each after the releases
+    of the runs before, if the charges were fixed before the first run.  If charges are chosen adaptively as well,
+    the guarantee is that of a budget which was fixed before the first run and holds them all (`LifetimeBudget`).
 
     Args:
         charges: Charges of the runs.
@@ -153,17 +157,17 @@ def compose_charges(charges: Sequence[ApproximateGDP]) -> ApproximateGDP:
 
 
 def sum_squares(charges: Sequence[ApproximateGDP]) -> Fraction:
-    """Return Σμ², exactly."""
+    """Return Σμ² of the decimal numbers that each μ prints as (`exact_decimal`), exactly."""
     return sum((exact_decimal(charge.mu) ** 2 for charge in charges), Fraction(0))
 
 
 def sum_slacks(charges: Sequence[ApproximateGDP]) -> Fraction:
-    """Return Σδ₀, exactly."""
+    """Return Σδ₀ of the decimal numbers that each slack prints as (`exact_decimal`), exactly."""
     return sum((exact_decimal(charge.slack) for charge in charges), Fraction(0))
 
 
 def exact_decimal(value: float) -> Fraction:
-    """Return the decimal number that `value` prints as, within a relative 1e-16 of it.
+    """Return the decimal number that `value` prints as, within half a unit in its last place.
 
     So three slacks of 1e-8 add up to 3e-8.
 
@@ -177,7 +181,7 @@ def exact_decimal(value: float) -> Fraction:
 def charge_across_silos(charges: Sequence[ApproximateGDP], silos: int) -> ApproximateGDP:
     """Return the charge of a unit that has records in at most `silos` of the silos.
 
-    The result is the charge of the `silos` silos where the unit costs most.
+    The result composes the `silos` largest μ and the `silos` largest slacks, which may be of different silos.
 
     Guarantee: any `silos` of the charges compose to this charge or less.
 
@@ -186,7 +190,7 @@ def charge_across_silos(charges: Sequence[ApproximateGDP], silos: int) -> Approx
         silos: Largest number of silos in which a unit has records.
 
     Raises:
-        InputError: `silos` is below 1.
+        InputError: `silos` is below 1, or the slacks add up to 1 or more.
 
     Example:
         >>> charge_across_silos([ApproximateGDP(3.0), ApproximateGDP(4.0), ApproximateGDP(1.0)], silos=2).mu
@@ -206,7 +210,7 @@ def approximate_root(square: Fraction) -> float:
 
 
 def _root_above(square: Fraction) -> float:
-    """Return the smallest float found whose square is at least `square`, in exact arithmetic."""
+    """Return a float close to √square whose decimal number has a square of at least `square`."""
     root = approximate_root(square)
     while exact_decimal(root) ** 2 < square:
         root = math.nextafter(root, math.inf)
@@ -252,7 +256,7 @@ class LifetimeBudget:
         """Return the reason to refuse a run, or None if it fits.
 
         A run fits if Σμ² is at most the square of the budget's μ and Σδ₀ at most its slack, with this run
-        included.
+        included.  A price of None, of this run or of an earlier one, never fits.
 
         Args:
             prices: Prices of the earlier runs.
@@ -265,18 +269,20 @@ class LifetimeBudget:
         if len(earlier_charges) < len(earlier_prices):
             return "an earlier run on this data has a cost that nothing is known about"
         charges = [*earlier_charges, price]
-        if sum_squares(charges) > exact_decimal(self.mu) ** 2:
-            total = compose_charges(charges) if sum_slacks(charges) < 1 else price
-            return f"it would make mu = {format_upper(total.mu, 6)} of a budget of {format_upper(self.mu, 6)}"
+        if (square := sum_squares(charges)) > exact_decimal(self.mu) ** 2:
+            return (
+                f"all runs together would have mu = {format_upper(_root_above(square), 6)}, more than the budget "
+                f"of {format_upper(self.mu, 6)}"
+            )
         if sum_slacks(charges) > exact_decimal(self.slack):
             return (
-                f"it would make slack = {format_upper(float(sum_slacks(charges)), 3)} of "
-                f"{format_upper(self.slack, 3)}; a run with secret participation needs some"
+                f"all runs together would have slack = {format_upper(float(sum_slacks(charges)), 3)}, more than "
+                f"the budget's {format_upper(self.slack, 3)}; each run with secret participation needs some"
             )
         return None
 
     def remaining(self, prices: Iterable[Price]) -> ApproximateGDP | None:
-        """Return the largest charge of one more run, rounded down, or None.
+        """Return the largest charge that one more run may have, rounded down, or None.
 
         The result is None if the earlier runs exceed the budget, or one of them has no known price.
         """
@@ -292,14 +298,16 @@ class LifetimeBudget:
 def price_at_distance(charge: ApproximateGDP, distance: int = 1) -> Price:
     """Return the price of a run for a budget with another neighbouring relation or unit.
 
-    Guarantee: an exact run costs distance · μ, however its rounds are spread.  For a sampled run no (μ, δ₀) is
-    known, and no budget covers it.
+    At distance 1 the price is the charge itself.
+
+    Guarantee: a run without slack costs at most distance · μ, whichever rounds its units take part in.  For a run
+    with slack and a distance above 1 no (μ, δ₀) is known, and no budget covers it.
 
     Args:
         charge: Charge of the run for its own neighbours.
-        distance: Number of steps between neighbours of the run that lie between neighbours of the budget: k if a
-            unit of the budget holds k units of the run, and twice as many if the run was charged under zero-out
-            and the budget is under replace-one.
+        distance: Number of steps, each from a data set to a neighbour of the run's kind, that lead to a neighbour
+            of the budget's kind.  It is k if a unit of the budget holds k units of the run, and 2k if the run was
+            charged under zero-out and the budget is under replace-one.
 
     Returns:
         The price, or None if no bound of it is known.
@@ -331,7 +339,7 @@ def _float_below(exact: Fraction) -> float:
 
 
 _MAX_OVERFLOW_PROBABILITY = 2.0**-40
-_ROUNDING_MARGIN = 1e-6  # relative; two libraries differ by 2e-8 for ten million units
+_ROUNDING_MARGIN = 1e-6  # relative; scipy's `bdtrc` and `binom.sf` differ by 2e-8 for ten million units
 
 
 @dataclass(frozen=True)
@@ -349,7 +357,7 @@ class Capacity:
 
 
 def find_capacity(units: int, rate: float) -> Capacity:
-    """Return the smallest number of rows that a round exceeds with probability 2^-40 at most.
+    """Return the capacity with the fewest rows that a round exceeds with probability 2^-40 at most.
 
     Args:
         units: Number of units that could be drawn.

@@ -1,15 +1,16 @@
 """Gaussian Markov chains that dominate a unit's rounds, and the distribution of their sums.
 
-Under noise that fades, a unit's displacements of the releases overlap less the farther apart its two rounds are.
-`fading` shows that a run is dominated by exponents G of one direction with covariances E G_s G_t = X_st, the
-*overlaps*, and that Kahane's inequality allows any larger covariances, on the diagonal, too.  `find_overlaps` puts
-a `CovarianceChain` above them, and `sum_distribution` computes with it.
+Noise that fades (`noise/buffered.py`) lets a unit's displacements of the releases overlap, less the farther apart
+its two rounds are.  `fading` shows that a run is dominated by Gaussian exponents G with covariances E G_s G_t =
+X_st, the *overlaps*, and that Kahane's inequality allows any larger covariances, on the diagonal, too.
+`find_overlaps` puts a `CovarianceChain` above them, and `sum_distribution` computes with it.
 
 **Chains.**  A chain is a Gaussian Markov vector.  With variances a_t and covariances l_t of neighbours it has
 
     Y_st = l_s l_(s+1) … l_(t-1) / (a_(s+1) … a_(t-1)),   s < t.
 
-λ-CGD is a chain: ⟨C_s, C_t⟩ = λ^(t-s) ‖C_t‖².  For several buffers a chain above the overlaps is, for a decay r,
+With C the noise strategy and C_t its column of round t, λ-CGD is a chain: ⟨C_s, C_t⟩ = λ^(t-s) ‖C_t‖² for s ≤ t.
+For several buffers a chain above the overlaps is, for a decay r,
 
     Y_st = clip_s clip_t A_t r^(t-s),   A_t = max(max_(s ≤ t) ⟨C_s, C_t⟩ r^(s-t), r² A_(t+1)).
 
@@ -18,24 +19,27 @@ the one with the smallest sum of all covariances is taken.
 
 **Common overlap.**  A part κ² of every overlap can count as known, as in `fading`: with G_t = κ ξ + G'_t for all
 rounds, S is e^(kκξ - k²κ²/2) times the S of G', for k epochs.  The chain then lies above (X - κ²)+ only.  Of
-several κ², the one with the smallest sum of overlaps is taken.
+several κ², the one with the smallest mean overlap is taken.
 
 **Independent epochs.**  A run of k epochs becomes k independent chains, which compose
-(`CovarianceChain.split_at`). At a cut one independent Gaussian is added to the rounds before it and subtracted
-from those after it, so that they have no covariance.  Expectations of convex functions of the ratios only grow.
+(`CovarianceChain.split_at`).  At a cut multiples of one independent Gaussian are added to the exponents of the
+rounds before it and subtracted from those after it, so that the two sides have no covariance.  Expectations of
+convex functions of the ratios only grow.
 
 Proofs: docs/proofs/chains.md.
 
-**Distribution of a sum.**  S = Σ p_t w_t with w_t = e^(G_t - a_t/2), for a chain G_0 = √a_0 z_0 and G_t = r_t
-G_(t-1) + τ_t z_t.  So (G_t, the sum up to t) is a Markov process of two numbers.  Its distribution is computed
-from above in convex order, on a grid of exponents and a grid of sums:
+**Distribution of a sum.**  S = Σ p_t w_t with w_t = e^(G_t - a_t/2) and the probability p_t of round t, for a
+chain G_0 = √a_0 z_0 and G_t = r_t G_(t-1) + τ_t z_t with independent standard normal z_t, where rounds count from
+0.  So (G_t, the sum up to t) is a Markov process of two numbers.  Its distribution is computed from above in
+convex order, on a grid of exponents and a grid of sums:
 
-* A walk on multiples of h replaces G, rounded at random with mean 0 and variance h²/4.  Bounds divide by 1 ± η
-  with η = `ExponentGrid.relative_error`.  A τ below h is raised to it, and so is √a_0.
+* A walk on multiples of h replaces G.  The error of each rounding is random, with mean 0 and variance h²/4.
+  Bounds divide S by 1 - η or 1 + η with η = `ExponentGrid.relative_error`.  A τ below h is raised to it, and so is
+  √a_0.
 * A walk that leaves the grid of exponents stops.  The probability of this and the mean that is lost are at most
   `LOST_MEAN` each.
 * Sums are moved to their two neighbours on the grid of sums with their mean kept.  The mean that sums above the
-  grid lose is returned.  Sums below it are moved up to its bottom, which may lower (1 - γS)+.  So for that
+  grid lose is returned.  Sums below it are moved up to its bottom, which may lower E (1 - γS)+.  So for that
   function every number of rounds has a grid whose bottom is the least sum.
 
 Errors of rounding are less than the relative 1e-9 by which `losses` raises every δ.  Proofs:
@@ -57,7 +61,7 @@ _MAX_DECAYS, _LONG_CHAIN = 24, 800  # a third of the decays from this number of 
 _MIN_COLUMN, _MIN_CLIP = 1e-6, 0.1  # relative to the largest squared column norm, and to the largest clip
 _MIN_OVERLAP = 1e-290  # smaller overlaps count as 0, far below what 1e-12 in δ (`losses`) covers
 _HALVINGS = 6  # common overlaps to try: the median overlap over 2, 4, …, 2^6, and the smallest overlap
-_PREFERENCE_FACTOR = 0.999  # another bound is taken only if its sum of overlaps is smaller by this factor
+_PREFERENCE_FACTOR = 0.999  # another bound is taken only if its mean overlap is smaller by this factor
 _MERGE_FACTOR = 1.005  # epochs share a chain if their sum of covariances grows by at most this factor
 _TINY = 1e-300
 MAX_ROUNDS = 200
@@ -69,9 +73,10 @@ Longer chains take too long.  For them only the bound from the largest overlap o
 
 @dataclass(frozen=True)
 class CovarianceChain:
-    """Variances and neighbours' covariances of a unit's exponents, in units of clip² / σ².
+    """Variances and neighbours' covariances of a unit's exponents.
 
-    The clip is the displacement that the noise multiplier σ / clip refers to.
+    They are in units of clip² / σ², with the noise multiplier σ / clip, until `with_noise_multiplier` has
+    multiplied them by this unit.
     """
 
     variances: tuple[float, ...]
@@ -111,7 +116,7 @@ class CovarianceChain:
     def largest_first(self) -> "CovarianceChain":
         """Same chain, reversed if the last variance is larger than the first.
 
-        A sum over rounds has no order, so that both have the same distribution.
+        A sum over rounds has no order, so that its distribution is the same for both.
         """
         return (
             self
@@ -142,8 +147,9 @@ class CovarianceChain:
     def split_at(self, rounds: int) -> tuple["CovarianceChain", "CovarianceChain"]:
         """Return the first `rounds` rounds and the remaining ones, as two independent chains.
 
-        A vector b ξ is added to the first part and c ξ subtracted from the second, with one Gaussian ξ and b cᵀ
-        the covariances of the parts, which are then 0.  The sums of b and of c are made equal.
+        With a standard normal ξ, b ξ is added to the exponents of the first part and c ξ subtracted from those of
+        the second.  The vectors b and c are such that b cᵀ are the covariances between the parts, which are 0
+        then.  The sums of b and of c are made equal.
 
         Guarantee: expectations of convex functions of the ratios do not fall (docs/proofs/chains.md).
         """
@@ -162,7 +168,8 @@ class CovarianceChain:
 def _add_outer_square(variances: Floats, next_covariances: Floats, weights: Floats) -> CovarianceChain:
     """Return the chain of (variances, neighbours' covariances) + `weights` · `weights`ᵀ, rounded up.
 
-    `weights` are proportional to the covariances with the first or last round, so that the sum is a chain.
+    `weights` are proportional to the covariances of all rounds with the first or with the last one, so that the
+    sum is a chain.
     """
     variances, next_covariances = (
         (variances + weights**2) * _ROUND_UP,
@@ -189,19 +196,20 @@ def dominating_chain(products: Floats, clips: Floats) -> CovarianceChain:
     upper = np.triu(np.maximum(products, products.T) * _ROUND_UP)
     with np.errstate(divide="ignore"):
         logs = np.where(upper > _MIN_OVERLAP, np.log(upper), -np.inf)
-    candidates = []
+    chains, covariance_sums = list[CovarianceChain](), list[float]()
     for decay in _candidate_decays(upper):
         with np.errstate(over="ignore", invalid="ignore"):  # a decay far too small gives infinity
             diagonal = _dominating_diagonal(logs - lag * np.log(decay), decay)
             next_covariances = diagonal[1:] * decay * clips[:-1] * clips[1:]
             chain = CovarianceChain(tuple((diagonal * clips**2).tolist()), tuple(next_covariances.tolist()))
-            overlaps = chain.covariance_sum
-        candidates.append((overlaps if math.isfinite(overlaps) else math.inf, chain))
-    return min(candidates, key=lambda candidate: candidate[0])[1]
+            covariance_sum = chain.covariance_sum
+        chains.append(chain)
+        covariance_sums.append(covariance_sum if math.isfinite(covariance_sum) else math.inf)
+    return chains[int(np.argmin(covariance_sums))]
 
 
 def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
-    """Return A_t, (n,), from ln(⟨C_s, C_t⟩ r^(s-t)), (n, n)."""
+    """Return A_t of the module's docstring, (n,), from ln(⟨C_s, C_t⟩ r^(s-t)), (n, n), -∞ where s > t."""
     diagonal = np.exp(np.max(log_overlaps, axis=0))
     for t in range(len(diagonal) - 2, -1, -1):
         diagonal[t] = max(diagonal[t], decay**2 * diagonal[t + 1] * _ROUND_UP)
@@ -209,13 +217,15 @@ def _dominating_diagonal(log_overlaps: Floats, decay: float) -> Floats:
 
 
 def _candidate_decays(upper: Floats) -> list[float]:
-    """Return ratios of neighbouring overlaps as decays r to try, from the diagonal and from the first row.
+    """Return decays r to try.
+
+    They are the ratios ⟨C_s, C_(s+1)⟩ / ‖C_(s+1)‖², and those of neighbouring entries of the first row.
 
     Args:
         upper: Inner products ⟨C_s, C_t⟩ for s ≤ t, and 0 below the diagonal, (n, n).
 
     Returns:
-        At most 24 ratios, each at most 1, ascending, or one small number if no two neighbours overlap.
+        At most 24 ratios, each at most 1, ascending, or 1e-3 alone if no two neighbouring rounds overlap.
     """
     first_row, diagonal = upper[0], upper.diagonal()
     pairs = [*zip(upper.diagonal(1), diagonal[1:], strict=True), *zip(first_row[1:], first_row[:-1], strict=True)]
@@ -230,7 +240,7 @@ def _candidate_decays(upper: Floats) -> list[float]:
 
 @dataclass(frozen=True)
 class FadingOverlaps:
-    """Bound of the overlaps of a unit's rounds, in units of clip².
+    """Bound of the overlaps of a unit's rounds, in units of clip² / σ².
 
     The bound consists of a variance that all rounds share, and of a chain for each epoch.
     """
@@ -238,15 +248,15 @@ class FadingOverlaps:
     epoch_chains: tuple[CovarianceChain, ...]
     """Chains of the epochs, independent of each other, and equal where epochs are nearly alike."""
     shared_variance: float = 0.0
-    """Variance of the common part of all rounds of the run, which counts as known."""
+    """k² κ² for k epochs, the variance of the common part of a unit's k rounds, which counts as known."""
 
 
 def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     """Return a bound of the overlaps of a unit's rounds.
 
     An overlap is X_st = `clips`_s `clips`_t `products`_st.  For some common overlaps κ² a chain is put above (X -
-    κ²)+ and split into epochs.  The bound with the smallest sum of overlaps is returned, where κ² > 0 has to be
-    clearly better than 0.
+    κ²)+ and split into epochs.  The bound with the smallest mean overlap is returned, where κ² > 0 has to be
+    clearly better than 0.  κ² > 0 is not tried if the chain for κ² = 0 is nearly exact.
 
     Guarantee: chains and the shared variance together are above all overlaps, rounded up.
 
@@ -258,28 +268,30 @@ def find_overlaps(products: Floats, clips: Floats, bins: int) -> FadingOverlaps:
     overlaps = products * np.outer(clips, clips)
     off_diagonal = overlaps[np.triu_indices(len(clips), 1)]
     dominating = _dominating_remainder(overlaps, clips, 0.0)
+    plain_mean, plain_bound = _split_epochs(dominating, bins, 0.0)
     if not np.any(off_diagonal) or float(np.sum(overlaps)) >= _PREFERENCE_FACTOR * dominating.covariance_sum:
-        return _split_epochs(dominating, bins, 0.0)[1]
+        return plain_bound
     common_overlaps = {
         float(np.min(off_diagonal)),
         *(float(np.median(off_diagonal)) / 2**item for item in range(1, _HALVINGS + 1)),
     }
-    plain_bound = _split_epochs(dominating, bins, 0.0)
     bounds = (
         _split_epochs(_dominating_remainder(overlaps, clips, common), bins, common)
         for common in sorted(common_overlaps)
     )
-    best = min(bounds, key=lambda item: item[0])
-    return (best if best[0] < _PREFERENCE_FACTOR * plain_bound[0] else plain_bound)[1]
+    least_mean, best_bound = min(bounds, key=lambda mean_and_bound: mean_and_bound[0])
+    return best_bound if least_mean < _PREFERENCE_FACTOR * plain_mean else plain_bound
 
 
 def _dominating_remainder(overlaps: Floats, clips: Floats, common: float) -> CovarianceChain:
-    """Return a chain above the overlaps minus `common`."""
+    """Return a chain above the positive part of the overlaps, (n, n), minus `common`."""
     return dominating_chain(np.maximum(0.0, overlaps - common) / np.maximum(_TINY, np.outer(clips, clips)), clips)
 
 
 def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[float, FadingOverlaps]:
     """Return the mean overlap of two draws of a unit, and a bound with independent chains for the epochs.
+
+    A draw is one round of every epoch.  The overlap of two draws is the sum of the overlaps of their rounds.
 
     Args:
         chain: Chain above the overlaps of all rounds minus `common`.
@@ -298,9 +310,10 @@ def _split_epochs(chain: CovarianceChain, bins: int, common: float) -> tuple[flo
 
 
 def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, ...]:
-    """Return chains above these, with few distinct ones, so that equal epochs are computed once.
+    """Return a chain above each of these, with few distinct ones, so that equal epochs are computed once.
 
-    A chain joins the first group whose common maximum raises the sum of covariances by at most 0.5 %.
+    A chain joins the first group of chains whose common maximum, in place of each of them, raises the sum of their
+    covariances by at most 0.5 %.
     """
     groups: list[tuple[CovarianceChain, float, list[int]]] = []
     for index, chain in enumerate(chains):
@@ -316,7 +329,7 @@ def _merge_chains(chains: Sequence[CovarianceChain]) -> tuple[CovarianceChain, .
 
 
 LOST_MEAN = 1e-13
-"""Largest mean, and largest probability, of walks that leave the grid of exponents."""
+"""Largest mean of S, and largest probability, on walks that leave the grid of exponents."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _THIRD_ORDER, _FOURTH_ORDER = 0.0081, 0.0235  # coefficients of η
 _MAX_CACHED = 32  # transition matrices of one grid
@@ -332,7 +345,7 @@ class ExponentGrid:
         """Choose h and the range of the grid.
 
         A chain with variances a_t and neighbours' covariances l_t takes steps G_t = r_t G_(t-1) + τ_t z_t with r_t
-        = l_(t-1) / a_(t-1) and τ_t² = a_t - r_t l_(t-1).
+        = l_(t-1) / a_(t-1) and τ_t² = a_t - r_t l_(t-1), and starts at G_0 = τ_0 z_0 with τ_0² = a_0.
 
         Args:
             chain: Chain of the exponents.
@@ -365,7 +378,7 @@ class ExponentGrid:
         return as_floats(self.step * np.array(self._indices))
 
     def _range(self) -> tuple[float, float]:
-        """Return the ends of the interval that walks leave with probability `LOST_MEAN` at most."""
+        """Return the ends of an interval that walks leave with probability and mean `LOST_MEAN` at most."""
         walk_variances = self._variances(_BOUNDED_STEP_VARIANCE)
         largest, excess = float(np.max(walk_variances)), float(np.max(walk_variances - self.variances))
         reach = math.sqrt(2.0 * largest * (math.log(2.0 * (len(walk_variances) + 1) / LOST_MEAN) + excess))
@@ -373,7 +386,7 @@ class ExponentGrid:
 
     @property
     def variances(self) -> Floats:
-        """Variances a_t of the exponents, (n,)."""
+        """Variances a_t of the exponents before rounding to the grid, (n,), with every τ_t at least h."""
         return self._variances(0.0)
 
     def _variances(self, step_variance: float) -> Floats:
@@ -393,12 +406,15 @@ class ExponentGrid:
 
     @cached_property
     def scales(self) -> Floats:
-        """Factors Π_j m(r_jt) by which rounding raises the mean of e^(G_t), (n,), with m(r) = 1 + (r h)²/8."""
+        """Factors Π_j m(r_jt) by which rounding raises the mean of e^(G_t), (n,), with m(r) = 1 + (r h)²/8.
+
+        r_jt is the product of the ratios r_(j+1), …, r_t, and r_tt = 1.
+        """
         return as_floats([np.prod(1.0 + (ratios * self.step) ** 2 / 8.0) for ratios in self._cumulative_ratios])
 
     @cached_property
     def relative_error(self) -> float:
-        """Relative error η of the rounded sums, not below its true value."""
+        """Bound η of the relative error of the rounded sums, given all z_t."""
         return math.expm1(
             min(100.0, max(float(np.sum(self._step_errors(ratios))) for ratios in self._cumulative_ratios))
         )
@@ -412,7 +428,7 @@ class ExponentGrid:
 
     @cached_property
     def _cumulative_ratios(self) -> list[Floats]:
-        """Products r_jt of ratios from j to t, one array (t + 1,) for each round t, in the order of j."""
+        """Products r_jt of the ratios r_(j+1), …, r_t, one array (t + 1,) for each round t, in the order of j."""
         products, round_products = [np.ones(1)], np.ones(1)
         for ratio in self.ratios[1:]:
             round_products = np.append(round_products * ratio, 1.0)
@@ -479,7 +495,7 @@ class SumGrid:
         last = math.ceil(math.asinh(top / scale) / spacing)
         points = scale * np.sinh(spacing * np.arange(first, last + 1))
         points[0], points[-first] = bottom, 0.0
-        # Multiple of `spacing` that is arcsinh(x / scale) of the first point, or None with points of another rule.
+        # arcsinh(x / scale) of the first point over `spacing`, or None if points near the bottom were added.
         self._steps = None if fine_at_bottom else first
         if fine_at_bottom:
             count = math.ceil(_MIN_SUM_LOG / (_MIN_SUM_COARSENING * spacing))
@@ -506,9 +522,10 @@ class SumGrid:
     def shift_onto(self, distributions: Floats, increments: Floats, target: "SumGrid") -> tuple[Floats, Floats]:
         """Add an increment to the sums of each row, and move them to another grid.
 
-        Guarantee: means are kept but for sums above the target grid, whose lost mean is returned, and for sums
-        below it, which are moved up to its bottom: this is safe for functions that rise with the sum.  Where no
-        sum is below the bottom, it is safe for any convex function.
+        Guarantee: means are kept, except for sums above the target grid, whose lost mean is returned, and for sums
+        below it, which are moved up to its bottom.  No expectation of a convex function that rises with the sum
+        falls by more than the lost mean times the function's largest slope.  If no sum is below the bottom, this
+        holds for any convex function.
 
         Args:
             distributions: Masses of the sums, (rows, points of this grid).
@@ -560,10 +577,11 @@ def sum_distribution(
     Args:
         exponent_grid: Grid of the chain's exponents.
         sum_grids: Grids of the sums of the last 0, 1, …, n rounds.
-        increments: Function (t, exponents) -> increments of the sum in round t.
+        increments: Function (t, exponents) -> increments of the sum in round t, counted from 0, (exponents,).
 
     Returns:
-        Masses of the sum on the last grid, (points,), and the mean of the sum that lies above the grids.
+        Masses of the sum on the last grid, (points,), and the mean of the sum that lies above the grids.  Walks
+        that start outside the grid of exponents have no mass here.
     """
     masses = np.zeros((len(exponent_grid.points), len(sum_grids[0].points)))
     masses[:, sum_grids[0].zero] = 1.0

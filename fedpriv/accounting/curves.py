@@ -1,13 +1,16 @@
 """Privacy curves, upper bounds of δ as a function of ε, and group privacy.
 
 A `Curve` takes ε of any shape, each 0 or more, and returns for each an upper bound of the smallest δ for which (ε,
-δ)-DP holds.  A curve never rises.  Where a function is about one direction, the curve bounds H_ε(P‖Q) = sup_S P(S)
-- e^ε Q(S) for one ordered pair of distributions of releases.  A guarantee needs both orders.
+δ)-DP holds.  The smallest δ never rises with ε.  A bound of it may: a little where its values are computed on
+different grids, and much for groups (`group_privacy_curve`).  Where a function is about one direction, the curve
+bounds H_ε(P‖Q) = sup_S P(S) - e^ε Q(S) for one ordered pair of distributions of releases.  A guarantee needs both
+orders.
 
 **Group privacy** is the guarantee for k units together, such as the records of one person, derived from that for
 one unit.  Fixed orders are exact: k units in one round and one direction move the release k times as far, k·μ.
-**With secret participation there is no such rule in μ.**  Two bounds hold: the chain through k neighbours, δ_k(kε)
-≤ Σ_{i<k} e^{iε} δ(ε), and k·μ for the μ of the same run with known rounds.
+**With secret participation there is no such rule in μ.**  Two bounds always hold: the chain through k neighbours,
+δ_k(kε) ≤ Σ_{i<k} e^{iε} δ(ε), and k·μ for the μ of the same run with known rounds.  Poisson sampling has a third
+one, from the joint distribution of the units that take part (`poisson`).
 
 Sources: Dong, Roth & Su 2022, Theorem 2.14, for k·μ; Vadhan 2017, Lemma 2.2, for the chain.
 """
@@ -44,7 +47,7 @@ def check_resolvable_delta(delta: float) -> float:
     """Return δ if bounds from Fourier transforms resolve it.
 
     Raises:
-        InputError: δ is below `MIN_DELTA`, or no probability.
+        InputError: δ is below `MIN_DELTA`, or 1 or more.
     """
     if check_delta(delta) < MIN_DELTA:
         raise InputError(f"delta = {delta}: privacy of secret participation is computed down to {MIN_DELTA:g}")
@@ -71,8 +74,8 @@ def delta_at(curve: Curve, epsilon: float) -> float:
 def epsilon_at(curve: Curve, delta: float) -> float:
     """Return the smallest ε at which `curve` is at most `delta`, up to rounding, or infinity.
 
-    Guarantee: `curve` was evaluated at the returned ε.  It never rises, so that the bound holds for every larger
-    ε, too.
+    Guarantee: `curve` was evaluated at a finite returned ε.  The smallest δ never rises with ε, so that (ε',
+    `delta`)-DP holds for every larger ε', too.
 
     Args:
         curve: Privacy curve.
@@ -123,10 +126,11 @@ def highest_curve(curves: Sequence[Curve]) -> Curve:
 def triangle_curve(first: Curve, second: Curve) -> Curve:
     """Return the curve of P against Q from those of P against R, and of R against Q.
 
-    The curve at ε is the minimum over ε₁ + ε₂ = ε of δ₁(ε₁) + e^ε₁ δ₂(ε₂).
+    With δ₁ the curve `first` and δ₂ the curve `second`, the result at ε is the minimum of δ₁(ε₁) + e^ε₁ δ₂(ε₂)
+    over 257 splits ε₁ + ε₂ = ε with ε₁, ε₂ ≥ 0.
 
-    Guarantee: for every event S, P(S) ≤ e^ε₁ R(S) + δ₁ and R(S) ≤ e^ε₂ Q(S) + δ₂.  The minimum is over 257 splits,
-    each of which is a bound.
+    Guarantee: every split is a bound, as for every event S, P(S) ≤ e^ε₁ R(S) + δ₁(ε₁) and R(S) ≤ e^ε₂ Q(S) +
+    δ₂(ε₂).
 
     Args:
         first: Curve of P against R.
@@ -180,14 +184,15 @@ def _gaussian_deltas(mu: float, epsilons: Floats, sign: float) -> Floats:
 
 
 def _tail_ratio(a: Floats, b: Floats) -> Floats:
-    """Return e^ε Φ(-b) / Φ(-a), with ε = (b² - a²)/2, as a ratio of Mills ratios (1 - Φ)/φ.
+    """Return e^ε Φ(-b) / Φ(-a), with ε = (b² - a²)/2.
 
-    The factor e^ε cancels in it, since e^ε φ(b) = φ(a).
+    The result is a ratio of Mills ratios (1 - Φ)/φ, in which e^ε cancels, since e^ε φ(b) = φ(a).  For a < -5 it is
+    computed from logarithms.
     """
     half = np.sqrt(0.5)
     with np.errstate(over="ignore", invalid="ignore"):
         mills_ratio = erfcx(b * half) / erfcx(a * half)
-    is_far = a < -5.0  # there erfcx(a/√2) overflows, and logarithms do not cancel
+    is_far = a < -5.0  # far below that erfcx(a/√2) overflows, and from here on logarithms do not cancel
     epsilons = 0.5 * (b * b - a * a)
     return as_floats(
         np.where(is_far, np.exp(np.minimum(0.0, epsilons + log_ndtr(-b) - log_ndtr(-a))), mills_ratio)
@@ -263,18 +268,20 @@ def group_privacy_curve(curve: Curve, size: int) -> Curve:
 
 
 def group_privacy_epsilon(curve: Curve, size: int, delta: float) -> float:
-    """Return the smallest ε on a grid, refined, at which the bound of a group is at most `delta`.
+    """Return about the smallest ε at which the bound of a group is at most `delta`.
 
-    Guarantee: the bound was evaluated at the returned ε.  A true curve never rises, so that (ε, `delta`) holds for
-    every larger ε as well, whether the bound rises again there or not.
+    A grid from 0 to `MAX_EPSILON` finds the first such ε, and a bisection between its neighbours refines it.
+
+    Guarantee: the bound was evaluated at a finite returned ε.  The smallest δ never rises with ε, so that (ε',
+    `delta`)-DP holds for every larger ε' as well, whether the bound rises again there or not.
 
     Args:
         curve: Curve of one unit.
         size: Number of units in the group.
-        delta: Target δ, at least `MIN_DELTA`.
+        delta: Target δ, at least `MIN_DELTA` and below 1.
 
     Returns:
-        ε, or infinity if the bound is nowhere at most `delta`.
+        ε, or infinity if the bound is above `delta` at all points of the grid.
 
     Raises:
         InputError: δ or the size is out of its range.

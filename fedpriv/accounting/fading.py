@@ -49,7 +49,7 @@ from fedpriv.accounting.poisson import connect_dots
 from fedpriv.accounting.symmetric import lower_hull, symmetric_loss_distribution
 
 _GAUSSIAN_REACH = 8.5  # standard deviations of a Gaussian's loss: beyond lies less than 1e-16
-_GAUSSIAN_STEPS = 40.0  # steps of the grid per standard deviation of either loss, at least
+_GAUSSIAN_STEPS = 40.0  # steps of the grid per standard deviation of either loss, unless it gets too long
 _GAUSSIAN_GRID_SIZE = 2**13  # largest number of points of either distribution
 
 
@@ -63,7 +63,7 @@ def compose_with_gaussian(distribution: PrivacyLossDistribution, mu: float) -> P
         mu: μ ≥ 0 of the Gaussian release.
 
     Returns:
-        Privacy loss distribution of both together, on a grid.
+        Privacy loss distribution of both together, on a grid, or `distribution` itself if μ is 0.
     """
     if mu == 0.0:
         return distribution
@@ -121,7 +121,9 @@ FINE, COARSE = ChainResolution(0.2, 200, 0.02, 0.15), ChainResolution(0.4, 80, 0
 def removal_and_addition_curves(
     overlaps: FadingOverlaps, multiplier: float, resolution: ChainResolution
 ) -> tuple[Curve, Curve] | None:
-    """Return the curves of a unit that is removed and of one that is added, or None if not computed.
+    """Return the curves of a unit that is removed and of one that is added, or None.
+
+    The result is None if an epoch has no grid of exponents (`ChainEpoch.exponent_grid`).
 
     Guarantee: each curve bounds its direction under zero-out.
 
@@ -139,9 +141,9 @@ def removal_and_addition_curves(
 
 @lru_cache(maxsize=4)
 def replacement_curve(overlaps: FadingOverlaps, multiplier: float, resolution: ChainResolution) -> Curve | None:
-    """Return the curve of a unit that is exchanged for another one, or None where it is not computed.
+    """Return the curve of a unit that is exchanged for another one, or None.
 
-    The arguments are those of `removal_and_addition_curves`.
+    Arguments, and the reason for None, are those of `removal_and_addition_curves`.
     """
     if len(overlaps.epoch_chains) == 1 and not overlaps.shared_variance:
         return epoch_replacement_curve(
@@ -164,7 +166,7 @@ def _compose_epochs(
 
     Args:
         direction: Function from an epoch to its privacy loss distribution, or to None.
-        units: Number of units that differ, 1 under zero-out and 2 under replace-one.
+        units: Factor of the relation, 1 under zero-out and 2 under replace-one.
         overlaps: Chains above the unit's rounds, and the shared variance.
         multiplier: Noise multiplier σ / clip.
         resolution: Resolution of the computation.
@@ -208,9 +210,9 @@ class ChainEpoch:
 
     @property
     def exponent_grid(self) -> ExponentGrid | None:
-        """Grid of the exponents, or None where it would be too coarse or too large.
+        """Grid of the exponents, or None if it would be too coarse or too large.
 
-        The grid is None also where the noise is so small that a variance is above 25.
+        The grid is also None if the noise is so small that the variance of an exponent is above 25.
         """
         if self.max_variance > _MAX_VARIANCE:
             return None
@@ -227,7 +229,7 @@ class ChainEpoch:
 
     @property
     def ratio_std(self) -> float:
-        """Approximate standard deviation of w."""
+        """Largest standard deviation of a w_t, with exponent variances above 1 counted as 1."""
         return math.sqrt(math.expm1(min(1.0, self.max_variance)))
 
     def sum_grid(

@@ -4,11 +4,12 @@ Source: Dong, Roth & Su 2022, "Gaussian differential privacy", Corollary 2.13; B
 
     δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2)
 
-A composition of Gaussian mechanisms, adaptive or not, is exactly √(Σ μ_i²)-GDP (ibid., Corollary 3.3), so that
-nothing is lost between the noise and this formula.
+A composition of Gaussian mechanisms, adaptive or not, is exactly √(Σ μ_i²)-GDP (Dong, Roth & Su 2022, Corollary
+3.3), so that nothing is lost between the noise and this formula.
 
-Every result here is rounded to the safe side: δ and ε are never below the true value, μ never above it.  They are
-within a relative 1e-8 of it (ε: within 1e-8 + 1e-15 absolute) for μ from 1e-6 to 1e3 and δ down to 1e-300.
+The conversions `delta_of`, `epsilon_of` and `mu_of` are rounded to the safe side: δ and ε are never below the true
+value, μ never above it.  For μ from 1e-6 to 1e3 and δ down to 1e-300 they are within a relative 1e-8 of it, and ε
+within 1e-15 more.  `compose` and `noise_for` are rounded to a nearby float, to either side.
 `largest_safe` and `smallest_safe` invert a monotone condition on the safe side.  The `check_` functions are the
 domain of every accounting function.
 """
@@ -27,16 +28,17 @@ _OVERFLOW_MESSAGE = "privacy: what is asked for is too large for floating point"
 
 
 def largest_safe(safe: Callable[[float], bool], low: float) -> float:
-    """Return the largest float > 0 that a bisection finds and for which `safe` holds.
+    """Return the largest float > 0 for which `safe` holds, by bisection.
 
-    The returned value always satisfies `safe`, whatever rounding does to its monotonicity.
+    The returned value always satisfies `safe`.  If rounding makes `safe` change several times, the result is one
+    of its edges.
 
     Args:
         safe: Condition that holds at `low` and fails for all far larger values.
         low: Value > 0 at which `safe` holds.
 
     Raises:
-        InputError: `safe` holds at the largest float.
+        InputError: `safe` holds at infinity, and at `low` times every power of 2 before it.
 
     Example:
         >>> round(largest_safe(lambda value: value**2 <= 2.0, low=1.0), 6)
@@ -53,18 +55,19 @@ def largest_safe(safe: Callable[[float], bool], low: float) -> float:
 
 
 def smallest_safe(safe: Callable[[float], bool], high: float, tolerance: float = 0.0) -> float:
-    """Return the smallest float ≥ 0 that a bisection finds and for which `safe` holds.
+    """Return the smallest float ≥ 0 for which `safe` holds, by bisection.
 
-    The returned value always satisfies `safe`, and it is 0 if `safe` holds there.
+    The returned value always satisfies `safe`.  It is 0 if `safe` holds at 0.  Values between 0 and 1e-300 are not
+    searched.  The result is infinity if `safe` holds at infinity and fails at all finite values that are tried.
 
     Args:
-        safe: Condition that holds at some value above `high`.
-        high: First value > 0 to try.
+        safe: Condition that holds for all far larger values.
+        high: First value > 0 to try after 0.
         tolerance: Largest relative distance of the result from a value at which `safe` fails.  0 means
             neighbouring floats.
 
     Raises:
-        InputError: `safe` does not hold at the largest float.
+        InputError: `safe` fails at infinity, and at `high` times every power of 2 before it.
 
     Example:
         >>> round(smallest_safe(lambda value: value**2 >= 2.0, high=1.0), 6)
@@ -86,7 +89,8 @@ def smallest_safe_near(safe: Callable[[float], bool], start: float, factor: floa
     Steps by `factor` away from `start` find an interval in which the condition changes, and a bisection ends it.
 
     Args:
-        safe: Condition that holds at some value above `start`.
+        safe: Condition that fails for all far smaller values > 0, and holds for all far larger ones.  Without such
+            values the search does not end.
         start: First value > 0 to try.
         factor: Factor > 1 of the steps away from `start`, until the condition changes.
         tolerance: Largest relative distance of the result from a value at which `safe` fails.
@@ -116,7 +120,10 @@ def smallest_between(safe: Callable[[float], bool], low: float, high: float, tol
 
 
 def _midpoint(low: float, high: float) -> float:
-    """Return the arithmetic mean of close numbers, and the geometric mean of numbers of different size."""
+    """Return the arithmetic mean of numbers within a factor of 2, else the geometric mean.
+
+    The geometric mean takes 0 as 1e-300.
+    """
     if low == 0.0 or high > 2.0 * low:
         return math.sqrt(max(low, _MIN_POSITIVE)) * math.sqrt(high)
     return low + 0.5 * (high - low)
@@ -214,7 +221,7 @@ def epsilon_of(mu: float, delta: float) -> float:
         delta: δ, strictly between 0 and 1.
 
     Returns:
-        ε, rounded up, which is 0 for μ = 0.
+        ε, rounded up, which is 0 for μ = 0, and infinity if ε is too large for a float.
 
     Raises:
         InputError: μ or δ is out of its range.
@@ -242,7 +249,7 @@ def mu_of(epsilon: float, delta: float) -> float:
         μ > 0, rounded down.
 
     Raises:
-        InputError: ε or δ is out of its range.
+        InputError: ε or δ is out of its range, or μ is too large for floating point.
 
     Example:
         >>> round(mu_of(epsilon=1.0, delta=1e-5), 4)
@@ -257,7 +264,9 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: ArrayLike) -> float:
-    """Return the exact GDP parameter √(Σ μ_i²) of releases that are μ_i-GDP each.
+    """Return the GDP parameter √(Σ μ_i²) of releases together that are μ_i-GDP each, up to rounding.
+
+    The parameter is exact for Gaussian mechanisms, and a bound for all others.
 
     Source: Dong, Roth & Su 2022, Corollary 3.3.
 
@@ -280,7 +289,7 @@ def compose(mus: ArrayLike) -> float:
 def noise_for(mu: float, sensitivity: float) -> float:
     """Return the smallest noise std for which releases of total l2 sensitivity `sensitivity` are μ-GDP.
 
-    The result is σ = `sensitivity` / μ, never rounded below it.
+    The result is σ = `sensitivity` / μ, rounded so that `sensitivity` / σ is at most `mu` in floating point.
 
     Args:
         mu: μ > 0.
@@ -308,7 +317,8 @@ def _log_delta(mu: float, epsilon: float) -> float:
     """Return ln δ(ε) for μ > 0, rounded up.
 
     With a = ε/μ - μ/2, b = ε/μ + μ/2 and the Mills ratio m = (1 - Φ)/φ, e^ε φ(b) = φ(a) turns the formula into
-    φ(a) (m(a) - m(b)), which neither over- nor underflows.
+    φ(a) (m(a) - m(b)).  Its logarithm is computed as a sum, as φ(a) may underflow.  For a < -1, where m(a) may
+    overflow, it is the logarithm of Φ(-a) - φ(a) m(b).
     """
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
     if a < -1.0:  # then μ > 2 and the two terms do not cancel
@@ -345,11 +355,12 @@ APART = RELATION_FACTOR["replace-one"]
 
 
 def factor_of(relation: Relation, increment_diameter: float = APART) -> float:
-    """Return the distance in clips by which one record moves an increment.
+    """Return the largest distance in clips by which one record moves an increment.
 
     Args:
         relation: Neighbouring relation.
-        increment_diameter: Largest distance of two increments, in clips, which counts under replace-one.
+        increment_diameter: Largest distance of two increments, in clips.  It counts under replace-one only, and
+            as 2 if it is larger.
 
     Example:
         >>> factor_of("zero-out"), factor_of("replace-one"), factor_of("replace-one", 1.5)
@@ -361,15 +372,16 @@ def factor_of(relation: Relation, increment_diameter: float = APART) -> float:
 def moved_by(
     relation: Relation, per_record: float, sensitivity: float, increment_diameter: float = APART
 ) -> float:
-    """Return the l2 distance by which one record moves a stream of releases.
+    """Return the largest l2 distance by which one record moves a stream of releases.
 
     Calibration and ledger both call this function, so that they compute the same number to the last bit.
 
     Args:
         relation: Neighbouring relation.
         per_record: Weight of a record's increment in its sum.
-        sensitivity: Sensitivity of the stream to increments that move by 1 clip.
-        increment_diameter: Largest distance of two increments, in clips.
+        sensitivity: l2 distance by which the stream moves if the record's increments move by 1 clip and have
+            weight 1.
+        increment_diameter: Largest distance of two increments, in clips, see `factor_of`.
 
     Returns:
         Distance, in clips.

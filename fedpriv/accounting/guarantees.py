@@ -46,12 +46,12 @@ class Guarantee(Protocol):
 
     @property
     def mu(self) -> float | None:
-        """μ if telling transcripts apart is as hard as N(0, 1) from N(μ, 1), or None if no μ describes it."""
+        """μ if transcripts are at least as hard to tell apart as N(0, 1) from N(μ, 1), or None if unknown."""
         ...
 
     @property
     def best_guess(self) -> float:
-        """Largest probability of guessing correctly which of two equally likely neighbours was used."""
+        """Upper bound of the probability of guessing right which of two equally likely neighbours was used."""
         ...
 
     @property
@@ -122,7 +122,10 @@ Promise = TypeVar("Promise", bound=Guarantee, covariant=True)
 
 @dataclass(frozen=True)
 class GaussianDP:
-    """Exact μ-GDP: the whole transcript is as hard to tell apart as N(0, 1) from N(μ, 1).
+    """μ-GDP: transcripts of neighbours are at least as hard to tell apart as N(0, 1) from N(μ, 1).
+
+    The conversions to other guarantees are exact for this μ.  Whether μ is exact too, or an upper bound, is known
+    to the claim (`PrivacyClaim.attained`).
 
     Raises:
         InputError: μ is negative or not finite.
@@ -192,7 +195,7 @@ class GaussianDP:
         return f"{clause} (zCDP {texts['zcdp']}); {pair}, {by_formula}"
 
     def event(self) -> tuple[str, Event]:
-        """Return the event of the Gaussian mechanism under add-or-remove-one.
+        """Return the event of the Gaussian mechanism under add-or-remove-one, for μ above 0.
 
         The relation is the same for replace-one, whose factor is in μ, since dp-accounting's accountants disagree
         on it.
@@ -316,11 +319,13 @@ def least_noise(
     Args:
         epsilon: Target ε, above 0.
         delta: Target δ, 1e-10 or more.
-        coarse: Function of a multiplier -> upper bound of its curve, quick to compute.
-        fine: Function of a multiplier -> a better upper bound.
+        coarse: Function of a multiplier -> its privacy curve, a loose one that is quick to compute.
+        fine: Function of a multiplier -> a tighter privacy curve.
 
     Raises:
-        InputError: No multiplier up to a million is enough, or δ is below 1e-10.
+        InputError: No multiplier up to a million is enough, ε is not a finite number above 0, or δ is not from
+        1e-10
+            to below 1.
     """
     check_positive("epsilon", epsilon)
     check_resolvable_delta(delta)
@@ -331,13 +336,13 @@ def least_noise(
 
 
 def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Return the guarantee that all of these guarantees imply.
+    """Return the guarantee that protects least, which each of these guarantees implies.
 
     Args:
         guarantees: One or more guarantees.
 
     Raises:
-        InputError: They cannot be compared.
+        InputError: Two of the guarantees cannot be compared, because they differ in `alike`.
 
     Example:
         >>> weakest([GaussianDP(1.0), GaussianDP(2.0)])
@@ -349,7 +354,7 @@ def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
 
 
 def mus_of(guarantees: Iterable[Guarantee]) -> list[float] | None:
-    """Return the μ of each guarantee, which compose, or None if one of them has no μ.
+    """Return the μ of each guarantee in their order, or None if one of them has no μ.
 
     Example:
         >>> mus_of([GaussianDP(1.0), GaussianDP(2.0)])
@@ -405,10 +410,10 @@ def target_mu(
         mu: μ of Gaussian DP.
         zcdp: ρ of zero-concentrated DP.
         epsilon: ε of (ε, δ)-DP, together with `delta`.
-        delta: δ of (ε, δ)-DP.
+        delta: δ of (ε, δ)-DP, ignored without ε.
 
     Raises:
-        InputError: Not exactly one target is given, or it is out of its range.
+        InputError: Not exactly one target is given, it is out of its range, or ε is given without a δ.
 
     Example:
         >>> target_mu(zcdp=0.5), round(target_mu(epsilon=1.0, delta=1e-5), 4)

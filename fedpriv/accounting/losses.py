@@ -10,7 +10,8 @@ Zhu, Dong & Wang 2022).
 
 Rounding: sums of losses are computed by Fourier transforms in float64.  Compared with extended precision, no δ
 lost more than 1e-13 in one epoch of up to 600 rounds, nor the masses of k composed releases more than k · 1e-15
-(tests/accounting/test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and a composition k · 1e-15.
+(tests/accounting/test_rounding.py).  So `deltas` adds 1e-12 and a relative 1e-9, and a composition of k releases
+k · 1e-15, as infinite loss.
 
 `min_noise_multiplier` finds the least noise that meets an (ε, δ), from a good bound that takes long and a coarse
 one that is quick.
@@ -55,7 +56,8 @@ class PrivacyLossDistribution:
     def deltas(self, epsilons: ArrayLike) -> Floats:
         """Return an upper bound of H_ε(P‖Q) for every ε, any real numbers in any shape.
 
-        Guarantee: the result is never below the δ of the atoms as they are stored, in exact arithmetic.
+        Guarantee: the result is never below the smaller of 1 and the δ of the atoms as they are stored, in exact
+        arithmetic.
 
         Example:
             >>> coin = PrivacyLossDistribution(np.array([0.0]), np.array([0.9]), infinity_mass=0.1)
@@ -71,13 +73,16 @@ class PrivacyLossDistribution:
 
     @cached_property
     def _tails(self) -> tuple[Floats, Floats]:
-        """Sums of p and of p e^-loss over the losses from index i on, each (n + 1,), with 0 at the end."""
+        """Sums of p and of p e^-loss over the losses from index i on, each (n + 1,), with 0 at the end.
+
+        Losses below -700 have the weight e^700, so that their δ is not below its true value.
+        """
         weighted = self.masses * np.exp(-np.maximum(self.losses, -MAX_EPSILON))
         return _tail_sums(self.masses), _tail_sums(weighted)
 
     @property
     def loss_std(self) -> float:
-        """Standard deviation of the finite losses, which a grid has to resolve."""
+        """Standard deviation of the finite losses, which a grid has to resolve, or 0 if they have no mass."""
         total = float(np.sum(self.masses))
         if total <= 0.0:
             return 0.0
@@ -86,7 +91,10 @@ class PrivacyLossDistribution:
 
     @property
     def loss_range(self) -> float:
-        """Distance from the smallest to the largest loss, without 1e-16 of the mass at either end."""
+        """Distance from the smallest to the largest loss, without the last 1e-16 of mass at either end.
+
+        The distance is 0 if no loss remains.
+        """
         first, last = self._grid_bounds
         return float(self.losses[last - 1] - self.losses[first]) if first < last else 0.0
 
@@ -100,13 +108,14 @@ class PrivacyLossDistribution:
         """Move the distribution to multiples of `step`, so that no δ falls.
 
         Every atom goes to its two neighbours so that its mass under P and under Q are kept ("connect the dots",
-        Doroshenko et al. 2022).  At both ends a mass of 1e-16 at most is moved: at the lower end up to the first
-        loss of the grid, and at the upper end to infinity.
+        Doroshenko et al. 2022).  Before that a mass of 1e-16 at most is moved at either end: at the lower end up
+        to the smallest loss that remains, and at the upper end to infinity.  If no loss remains, all mass is at
+        infinity.
 
         Guarantee: no δ falls, for one release or in a composition.
 
         Raises:
-            InputError: The losses do not fit a grid of `_MAX_GRID_SIZE` steps.
+            InputError: The losses that remain span more than `_MAX_GRID_SIZE` steps.
         """
         first, last = self._grid_bounds
         if first >= last:
@@ -136,7 +145,7 @@ class PrivacyLossDistribution:
 
 @dataclass(frozen=True, eq=False)
 class GridLossDistribution:
-    """Distribution of the privacy loss on (`first_index` + i) · `step`, i = 0 …, for compositions."""
+    """Distribution of the privacy loss on a grid of multiples of `step`, from `first_index` · `step` on."""
 
     step: float
     """Distance of neighbouring losses."""
@@ -150,10 +159,12 @@ class GridLossDistribution:
     def self_compose(self, times: int) -> PrivacyLossDistribution:
         """Return the loss distribution of `times` releases together, adaptive or not, each with this one.
 
-        With a finite mass f and an infinite mass p of one release, the infinite mass of k is the larger of 1 - (1
-        - p)^k and (f + p)^k - f^k, plus margins for cut mass and rounding.
+        With a finite mass f and an infinite mass p of one release, the infinite mass of k = `times` releases is
+        the larger of 1 - (1 - p)^k and (f + p)^k - f^k, plus margins for cut mass and rounding, and at most 1.
+        One release has no margins.
 
-        Guarantee: losses add up.  Mass that is cut off, and mass that rounding may hide, counts as infinite.
+        Guarantee: the result has the sums of k independent losses.  Mass that is cut off, and mass that rounding
+        may hide, counts as infinite.
 
         Raises:
             InputError: `times` is below 1.
@@ -187,13 +198,13 @@ class GridLossDistribution:
 
         The convolution is computed without Fourier transforms, so that no masses cancel.
 
-        Guarantee: losses add up.
+        Guarantee: the result has the sums of two independent losses, one of each distribution.
 
         Raises:
             ValueError: The grids have different steps.
         """
         if other.step != self.step:
-            raise ValueError(f"laws on lattices of steps {self.step} and {other.step}")
+            raise ValueError(f"the grids have different steps, {self.step} and {other.step}")
         finite_mass = max(1.0 - self.infinity_mass, float(np.sum(self.masses)))
         infinity_mass = self.infinity_mass * max(1.0, other.infinity_mass + float(np.sum(other.masses)))
         infinity_mass += finite_mass * other.infinity_mass
@@ -204,6 +215,7 @@ class GridLossDistribution:
 
     @property
     def distribution(self) -> PrivacyLossDistribution:
+        """Same distribution, with its losses written out."""
         indices = self.first_index + np.arange(len(self.masses), dtype=np.float64)
         return PrivacyLossDistribution(indices * self.step, self.masses, self.infinity_mass)
 
@@ -213,21 +225,22 @@ def _tail_sums(values: Floats) -> Floats:
 
 
 MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 0.1, 1e6
-"""Smallest and largest noise multiplier that a calibration tries."""
+"""Range of the noise multipliers among which a calibration searches."""
 
 _DELTA_TOLERANCE = 2e-3  # a calibration ends at this relative distance from δ, about 2e-4 of the noise
 _NOISE_TOLERANCE = 1e-4  # it ends at this relative width of the noise's interval, too
 _SEARCH_TOLERANCE = 1e-3  # relative accuracy of the coarse search, in noise
 _MAX_LOG_STEP = 0.2  # largest step of ln z
-_SECANTS_PER_HALVING = 4  # one step in four halves the interval if the secants stall
+_SECANTS_PER_HALVING = 4  # one step in four halves the interval, as secants may stall
 _MIN_SLOPE, _MAX_SLOPE = -1e3, -1.0  # range to which d ln δ / d ln z is clipped
 
 
 def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float], float], delta: float) -> float:
     """Return a noise multiplier z with `fine`(z) ≤ `delta`, close to the smallest one.
 
-    The search has two stages.  The first bisects the coarse bound.  In the second, secants in (ln z, ln δ) lead to
-    the point where the fine bound meets δ.
+    The search has two stages.  The first bisects the coarse bound.  In the second, secants in (ln z, ln δ), and
+    halvings of the interval, lead to the point where the fine bound meets δ.  No multiplier below
+    `MIN_NOISE_MULTIPLIER` is returned.
 
     Guarantee: `fine` was computed at the returned z and is at most `delta`, whatever the search did.
 
@@ -237,7 +250,7 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         delta: Target δ.
 
     Raises:
-        InputError: No multiplier up to a million reaches the target.
+        InputError: No multiplier up to `MAX_NOISE_MULTIPLIER` reaches the target.
     """
 
     def is_sufficient(multiplier: float) -> bool:
@@ -270,14 +283,17 @@ def min_noise_multiplier(coarse: Callable[[float], float], fine: Callable[[float
         previous = (multiplier, bound)
         log_step = math.log(delta * (1.0 - 0.5 * _DELTA_TOLERANCE) / max(bound, 1e-300)) / slope
         multiplier *= math.exp(min(_MAX_LOG_STEP, max(-_MAX_LOG_STEP, log_step)))
-        is_stalled = steps % _SECANTS_PER_HALVING == 0 and math.isfinite(sufficient)
-        if is_stalled or not insufficient < multiplier < sufficient:
+        is_halving_step = steps % _SECANTS_PER_HALVING == 0 and math.isfinite(sufficient)
+        if is_halving_step or not insufficient < multiplier < sufficient:
             multiplier = max(MIN_NOISE_MULTIPLIER, math.sqrt(insufficient * min(sufficient, 1.5 * insufficient)))
     return sufficient
 
 
 def _slope(lower: float, lower_delta: float, upper: float, upper_delta: float) -> float:
-    """Return d ln δ / d ln z between two points, clipped to a plausible range."""
+    """Return d ln δ / d ln z between two points (z, δ), clipped to -1000 … -1.
+
+    The result is -1 if δ does not fall from one point to the other.
+    """
     if not 0.0 < upper_delta < lower_delta:
         return _MAX_SLOPE
     return min(_MAX_SLOPE, max(_MIN_SLOPE, math.log(upper_delta / lower_delta) / math.log(upper / lower)))

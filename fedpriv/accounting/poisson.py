@@ -11,8 +11,8 @@ mirror image.
 
 The 2C of replace-one is in its pair: z is σ/C under both relations, never σ/(2C).  The pair dominates any two
 increments of norm C at most, since turning one away from the other only raises the hockey stick, up to opposite
-directions.  Rényi accounting is no check here, because dp-accounting's leaves out the 2C
-(google/differential-privacy, issue 378).
+directions.  dp-accounting's Rényi accountant is no check of replace-one: it refuses Poisson sampling there, and
+leaves out the 2C where nothing is sampled (google/differential-privacy, issue 378).
 
 Of k units together each is drawn independently, and one round is dominated by these pairs:
 
@@ -143,7 +143,8 @@ def _cached_curve(mechanism: PoissonGaussian) -> Curve:
     """Return the curve of a mechanism, cached.
 
     Raises:
-        InputError: ε is larger than any float's exponential.  The check precedes the construction of a long grid.
+        InputError: ε of all rounds is above 600 at δ = 1e-3, or the noise is too small for a grid of losses.  The
+            first is checked before a long grid is made.
     """
     round_stick = _RoundHockeyStick.from_mechanism(
         mechanism, "REPLACE" if mechanism.relation == "replace-one" else "REMOVE"
@@ -323,8 +324,8 @@ class SampledGroupRound:
         """Return the x at which the loss is ε, (n,), clipped to a range.
 
         The range leaves out less than 1e-25 of P.  δ is flat at the threshold, so that an error e in x costs only
-        e².  Newton's steps start between two points of a table and stay there.  Every fourth step halves the
-        interval instead.
+        e².  Newton's steps start between two points of a table.  A step that would leave the interval around the
+        threshold halves it instead, and so does every fourth step that is still long.
         """
         start, end = self._output_range.tolist()
         grid = np.linspace(start, end, _TABLE_SIZE)
@@ -425,13 +426,13 @@ def calibrate(
 
     Args:
         epsilon: Target ε, above 0.
-        delta: Target δ, 1e-10 or more.
+        delta: Target δ, from 1e-10 to below 1.
         sampling_rate: Probability with which a unit takes part in a round (of its class).
         rounds: Number of rounds (of a unit's class) in which the unit may be drawn.
         relation: Neighbouring relation.
 
     Raises:
-        InputError: No multiplier up to a million is enough, or δ is below 1e-10.
+        InputError: No multiplier up to a million is enough, or an argument is out of its range.
     """
 
     def mechanism(multiplier: float) -> PoissonGaussian:

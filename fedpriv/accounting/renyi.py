@@ -2,15 +2,15 @@
 
 **zCDP and the papers' formula.**  ρ-zCDP gives ε = ρ + 2√(ρ ln(1/δ)).  μ-GDP is exactly (μ²/2)-zCDP for Gaussian
 compositions, so that the formula reads ε = μ²/2 + μ√(2 ln(1/δ)), as in Reshef & Levy 2024, whose ρ is μ here.  It
-is a valid bound and always above `gaussian.epsilon_of`.  Source: Bun & Steinke 2016, Propositions 1.3 and 1.6.
+is a valid bound and never below `gaussian.epsilon_of`.  Source: Bun & Steinke 2016, Propositions 1.3 and 1.6.
 
 **Rényi DP**, with the best known conversion to (ε, δ):
 
     ε = min over α > 1 of  αρ + ln((α - 1)/α) - (ln δ + ln α)/(α - 1),   ρ = μ²/2
 
-It is tighter than the papers' formula and looser than the exact conversion in `gaussian`.  Orders are continuous,
+It is never above the papers' formula and never below the exact conversion in `gaussian`.  Orders are continuous,
 and every order gives a valid bound, so that a search that misses the minimum by a little stays on the safe side.
-Sources:  Mironov 2017 for the curve; Canonne, Kamath & Steinke 2020, Proposition 12, for the conversion.
+Sources: Mironov 2017 for the curve; Canonne, Kamath & Steinke 2020, Proposition 12, for the conversion.
 """
 
 import math
@@ -38,7 +38,9 @@ def zcdp_of(mu: float) -> float:
 
 
 def mu_of_zcdp(zcdp: float) -> float:
-    """Return the Gaussian-DP parameter √(2ρ) of a Gaussian composition that is ρ-zCDP, rounded down.
+    """Return the Gaussian-DP parameter √(2ρ) of a Gaussian composition that is ρ-zCDP.
+
+    μ is rounded so that μ²/2 is at most ρ in floating point.
 
     Raises:
         InputError: ρ is negative or not finite.
@@ -135,14 +137,14 @@ def epsilon_of(mu: float, delta: float) -> float:
 def mu_of(epsilon: float, delta: float) -> float:
     """Return the largest μ whose Rényi curve gives (ε, δ).
 
-    It is always at least the papers' μ and at most the exact one.
+    This μ is at least the papers' μ (`paper_mu`) and at most the exact one (`gaussian.mu_of`).
 
     Args:
         epsilon: ε, finite and above 0.
         delta: δ, strictly between 0 and 1.
 
     Raises:
-        InputError: ε is 0, which Rényi DP reaches for no μ above 0.
+        InputError: ε or δ is out of its range, or ε is 0, which Rényi DP reaches for no μ above 0.
     """
     if check_epsilon(epsilon) == 0.0:
         raise InputError("epsilon = 0: Rényi DP reaches it for no μ above 0; take the exact conversion")

@@ -37,7 +37,7 @@ _MAX_TRIALS = 1e6
 _ROUNDING = 1e-12  # margin of ε₂
 _MEAN_MARGIN = 1e-7  # relative error of E[K] from rounding of γ, largest if γ is nearly 1
 _MIN_LOG_ARGUMENT = 1e-300
-_MIN_ETA = 1e-6  # below it γ^-η - 1 has no digits left, and η = 0 differs by no more than that
+_MIN_ETA = 1e-6  # for a smaller η above 0, γ^-η - 1 loses digits, and η = 0 is nearly the same distribution
 
 
 class RunCountDistribution(Protocol):
@@ -73,8 +73,8 @@ class RunCountDistribution(Protocol):
 class NegativeBinomialRunCount:
     """Negative binomial distribution, truncated to 1, 2, …: logarithmic for η = 0, geometric for η = 1.
 
-    P[K = k] is proportional to (1 - γ)^k Π_{l < k} (l + η)/(l + 1), with γ such that E[K] is `mean`.  A small η
-    costs less privacy, and more often gives few runs.
+    P[K = k] is proportional to (1 - γ)^k Π_{0 < l < k} (l + η)/(l + 1), with γ such that E[K] is `mean`.  A small
+    η costs less privacy, and more often gives few runs.
 
     Raises:
         InputError: The mean or η is out of its range.
@@ -85,15 +85,16 @@ class NegativeBinomialRunCount:
     """
 
     mean: float
-    """E[K], 1 or more."""
+    """E[K], from 1 to a million."""
     eta: float = 0.0
-    """Parameter η, 0 or at most 100."""
+    """Parameter η, 0 or from 1e-6 to 100."""
 
     def __post_init__(self) -> None:
         _check_mean(self.mean, min_mean=1.0)
         if not (self.eta == 0.0 or _MIN_ETA <= self.eta <= 100.0):
             raise InputError(
-                f"eta = {self.eta}: of the truncated negative binomial law 0, or a number from {_MIN_ETA:g} to 100"
+                f"eta = {self.eta}: for a truncated negative binomial number of runs it is 0, or from "
+                f"{_MIN_ETA:g} to 100"
             )
 
     @property
@@ -102,7 +103,10 @@ class NegativeBinomialRunCount:
 
     @property
     def gamma(self) -> float:
-        """γ at which E[K] is `mean`, by bisection, rounded down, so that ln(1/γ) is not too small."""
+        """γ at which E[K] is `mean`, by bisection.
+
+        γ is rounded down, up to `_MEAN_MARGIN` in E[K], so that ln(1/γ) is not too small.
+        """
         low, high = 0.0, min(1.0, 2.0 * (1.0 + self.eta) / self.mean)
         while high - low > 1e-15 * high:
             middle = 0.5 * (low + high)
@@ -156,7 +160,7 @@ class PoissonRunCount:
     """
 
     mean: float
-    """E[K], 1 or more."""
+    """E[K], from 1 to a million."""
 
     def __post_init__(self) -> None:
         _check_mean(self.mean, min_mean=1.0)
@@ -225,7 +229,7 @@ class PrivateSelection:
         ) * (1.0 + 1e-15)
 
     def epsilon_by_orders(self, delta: float) -> float:
-        """Return the smallest bound over Rényi orders λ, with the conversion of `renyi`.
+        """Return the smallest bound over Rényi orders λ, at least 0, with the conversion of `renyi`.
 
         The bound at λ is ε'(λ) + ln((λ - 1)/λ) - (ln δ + ln λ)/(λ - 1), for ε' of the module's docstring with
         later releases.  A search over ln(λ - 1) is repeated twice around its minimum.

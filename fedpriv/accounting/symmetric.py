@@ -136,7 +136,7 @@ class SymmetricPairEpoch:
         return _ROUNDING_MASS + _ROUNDING_MASS_PER_BIN * self.bins
 
     def _max_resolved_epsilon(self, max_epsilon: float) -> float:
-        """Return about the smallest ε at which rounding hides δ."""
+        """Return about the smallest ε at which rounding hides δ, at most `max_epsilon` and 60."""
         end = min(max_epsilon, _MAX_EPSILON)
         while end > 1e-9 and self.delta(_END_FACTOR * end, _MIN_TAIL) <= 4.0 * self._rounding_error:
             end *= _END_FACTOR
@@ -164,9 +164,11 @@ class SymmetricPairEpoch:
     def _ratio_distribution(self, gamma: float, points: Floats) -> tuple[Floats, float]:
         """Return the masses of D_1 on all points but the last, and the mean that was not moved to them.
 
-        With equal spacing h, the mass at x is (p(x - h) - 2 p(x) + p(x + h)) / h for p(x) = E (x - D_1)+.
+        With equal spacing h and p(x) = E (x - D_1)+, the mass at the lowest point x is (p(x + h) - p(x)) / h, and
+        that at each other point (p(x - h) - 2 p(x) + p(x + h)) / h.
 
-        Guarantee: mass below the grid is moved up to its lowest point, and all other mass keeps its mean.
+        Guarantee: mass below the grid is moved up to its lowest point.  All other mass keeps its mean, with the
+        mean that is returned.
 
         Args:
             gamma: γ = e^ε.

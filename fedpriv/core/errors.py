@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 
 class FedprivError(Exception):
-    """Base of every error that is raised on purpose."""
+    """Base of every error with a message for users."""
 
     exit_code = 1
 
@@ -58,12 +58,12 @@ def sanitize_line(text: str, longest: int = 500) -> str:
     r"""Make another party's text one line that a terminal only displays.
 
     Every text of another party has to pass through this function where it is received.  Control characters, line
-    ends and characters that change the direction of writing become escapes (\x1b), and the text is cut after
-    `longest` characters.
+    ends, spaces other than " " and characters that change the direction of writing become escapes (\x1b).  A text
+    of more than `longest` characters is cut, and " …" marks the cut.
 
     Args:
         text: Text of another party.
-        longest: Most characters that are kept.
+        longest: Most characters of `text` that are read, each of which may become an escape of several characters.
 
     Example:
         >>> sanitize_line("two\nlines")
@@ -76,15 +76,15 @@ def sanitize_line(text: str, longest: int = 500) -> str:
 
 
 def sanitize_lines(text: str) -> str:
-    """Make each line of a text one that a terminal only displays.
+    """Escape the characters of a text that a terminal does not only display, and keep its line feeds.
 
-    It does not matter who wrote the text.
+    The characters are those of `sanitize_line`.  No line is cut.
     """
     return "\n".join(sanitize_line(line, len(line)) for line in text.split("\n"))
 
 
 def suggest_name_or_import(name: str, names: Iterable[str]) -> str:
-    """Return a suggestion of a close name, or the hint that one's own row needs --import.
+    """Return a suffix for an error message: a close name, or the hint that users' own names need --import.
 
     Args:
         name: Name that is not known.

@@ -1,12 +1,12 @@
 """Extensions: users' algorithms, models and data, and fedpriv's own add-ons.
 
 A Python file is named by `--import` or in `FEDPRIV_IMPORT` (several files with the system's path separator between
-them).  A package names a module as an entry point of the group `fedpriv.extensions`.  When file or module is
-imported, it calls `fedpriv.add_algorithm`, `add_model` or `add_data`.  Files of `--import` are imported at once,
-the others and the modules when a name is not known.
+them).  A package names a module as an entry point of the group `fedpriv.extensions`.  File and module call
+`fedpriv.add_algorithm`, `add_model` or `add_data` when they are imported.  Files of `--import` are imported at
+once, the others and the modules when a name is not known.
 
-An add-on is a folder of `fedpriv/addons`, which the core does not import.  `ADD_ON_PARTS` lists all parts of
-add-ons that the core uses, and each is imported by name on first use.  Without an add-on's folder the core works,
+An add-on is a folder of `fedpriv/addons`, which the core imports by name only: the parts in `ADD_ON_PARTS` on
+first use, and the commands in `COMMANDS` when the command line starts.  Without an add-on's folder the core works,
 and an error message names the missing add-on.
 """
 
@@ -104,12 +104,12 @@ def _import_attribute(path: str, part: str) -> Any:
 ENTRY_POINT_GROUP = "fedpriv.extensions"
 IMPORT_VARIABLE = "FEDPRIV_IMPORT"
 _imported_extensions: set[str] = set()
-"""Digests of imported files (path and content), and modules of imported entry points."""
+"""Digests of imported files (path and content), and values of the entry points that were tried."""
 _table_changes: list[None] = []
 
 
 def note_table_change() -> None:
-    """Record that a table got a row from an extension."""
+    """Record that the table of algorithms, models or data sets got a row that fedpriv does not ship."""
     _table_changes.append(None)
 
 
@@ -122,7 +122,7 @@ def table_revision() -> int:
 
 
 def import_files(files: Sequence[Path]) -> None:
-    """Import these files, here and in every process that this one starts.
+    """Import these files, and name them in `FEDPRIV_IMPORT` for the processes that this one starts.
 
     Raises:
         InputError: A file cannot be imported.
@@ -136,6 +136,8 @@ def import_files(files: Sequence[Path]) -> None:
 
 def load_extensions() -> None:
     """Import the files in `FEDPRIV_IMPORT` and the entry points of installed packages, each once.
+
+    A file that fails is imported anew by the next call.  An entry point that fails is not.
 
     Raises:
         InputError: An import fails.  The message names the file or the entry point.
@@ -195,7 +197,7 @@ def _import_file(path: Path) -> None:
 
 
 def _format_error_line(path: Path, error: Exception) -> str:
-    """Return ", line 12" for the line of the file in which the error was raised, or ""."""
+    """Return ", line 12" for the last line of the file that ran before the error, or "" if none ran."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
 

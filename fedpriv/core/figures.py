@@ -2,7 +2,8 @@
 
 Every text with an ε, δ, μ, slack, best guess, sensitivity or standard deviation takes its digits from here.
 Unrounded floats go into JSON and CSV only.  A float counts as the decimal number that it prints as (`repr`), which
-is within a relative 1e-16 of it, so that the noise of μ = 0.1 is not called 0.1001.
+is within a relative 1.2e-16 of it, so that the noise of μ = 0.1 is not called 0.1001.  The guarantees below are
+about this decimal number.
 """
 
 import math
@@ -10,20 +11,21 @@ from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 MAX_USEFUL_EPSILON = 20.0
-"""ε above which a guarantee bounds nothing of practical use, since e^20 is 5 · 10^8."""
+"""ε above which a guarantee bounds nothing of practical use, since e^20 is about 5 · 10^8."""
 EXACT_RELEASE_SLACK = 2.0**-60
-"""Total variation up to which an exact release keeps its guarantee.
+"""Bound on the total variation distance of an exact release from one that keeps the stated guarantee.
 
-(1 + e^ε) times this number is added to δ.
+For the pair (ε, δ), (1 + e^ε) times this number is added to δ.
 """
 _LARGE_DELTA = 1e-3  # smallest δ with a caveat if n is not known
-_VISIBLE_SHARE = 1e-3  # a smaller share of δ does not change its first three digits
+_VISIBLE_SHARE = 1e-3  # a smaller share of δ changes its third digit by one at most
 
 
 def format_upper(value: float, digits: int = 4) -> str:
     """Format a bound on leakage: `value` with `digits` significant digits, rounded up.
 
-    Guarantee: the printed number is never below `value`, and a unit of its last digit above it at most.
+    Guarantee: the printed number is never below `value`, and less than a unit of the last of the `digits` digits
+    above it.  Zeros at the end of a fraction are not printed.
     """
     return _format_rounded(value, digits, ROUND_CEILING)
 
@@ -31,7 +33,8 @@ def format_upper(value: float, digits: int = 4) -> str:
 def format_lower(value: float, digits: int = 4) -> str:
     """Format a lower bound of noise: `value` with `digits` significant digits, rounded down.
 
-    Guarantee: the printed number is never above `value`, and a unit of its last digit below it at most.
+    Guarantee: the printed number is never above `value`, and less than a unit of the last of the `digits` digits
+    below it.  Zeros at the end of a fraction are not printed.
     """
     return _format_rounded(value, digits, ROUND_FLOOR)
 
@@ -78,10 +81,10 @@ def format_with_spread(mean: float, spread: float | None, digits: int, *, signed
 def best_guess(mu: float) -> float:
     """Bound the probability of guessing which of two equally likely neighbours was used: Φ(μ/2).
 
-    Guarantee: no test on everything that is released has a higher probability, and the best test of N(0, 1)
-    against N(μ, 1) attains it up to rounding.  The result is above one half for every μ > 0.
+    Guarantee: no test on the output of a μ-GDP mechanism has a higher probability, and the best test of N(0, 1)
+    against N(μ, 1) attains it up to rounding.  The result is above one half for every μ > 0, and 1 if μ is NaN.
     """
-    return min(1.0, 0.5 * math.erfc(-mu / math.sqrt(8.0)) * (1.0 + 1e-15)) if mu > 0.0 else 0.5
+    return 0.5 if mu <= 0.0 else min(1.0, 0.5 * math.erfc(-mu / math.sqrt(8.0)) * (1.0 + 1e-15))
 
 
 def format_upper_percent(share: float) -> str:
@@ -104,7 +107,7 @@ def format_epsilon_range(values: Sequence[float]) -> str:
 
 
 def format_upper_delta(delta: float) -> str:
-    """Format a δ with up to 6 digits."""
+    """Format a δ with at most 6 significant digits, rounded up."""
     return format_upper(delta, 6)
 
 
@@ -116,12 +119,16 @@ def format_epsilon_delta(epsilon: float, delta: float, digits: int = 4) -> str:
 def privacy_caveats(
     epsilon: float, delta: float, units: int | None = None, unit: str = "record", *, slack: bool = False
 ) -> list[str]:
-    """Return one sentence for each fact that weakens (`epsilon`, `delta`), none for a pair that protects.
+    """Return one sentence for each fact that weakens the pair (`epsilon`, `delta`), or none.
+
+    The facts are a δ of 1/n or more, an ε above `MAX_USEFUL_EPSILON`, and for an exact release a slack that is
+    visible beside δ.
 
     Args:
         epsilon: ε of the pair.
         delta: δ of the pair.
-        units: Number n of records, persons or clients that the smallest silo has at most, if it is public.
+        units: Public upper bound n on the records, persons or clients of the smallest silo, or None.  With None a
+            δ of .001 or more counts as too large.
         unit: Noun for one of them.
         slack: Whether the pair is that of an exact release, which holds up to `EXACT_RELEASE_SLACK`.
     """
@@ -151,5 +158,8 @@ def privacy_caveats(
 
 
 def slack_in_delta(epsilon: float) -> float:
-    """Return the δ at ε of a total variation of `EXACT_RELEASE_SLACK`, rounded up: (1 + e^ε) · 2^-60."""
+    """Return the δ at ε of a total variation of `EXACT_RELEASE_SLACK`, rounded up: (1 + e^ε) · 2^-60.
+
+    The result is infinite for ε of 700 or more.
+    """
     return (1.0 + math.exp(epsilon)) * EXACT_RELEASE_SLACK * (1.0 + 1e-12) if epsilon < 700.0 else math.inf

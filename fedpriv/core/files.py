@@ -1,7 +1,8 @@
 """Write files whole or not at all, append to journals, and find scenarios by name, without torch.
 
-A write that fails (OSError, as from a full disk) leaves the file unchanged, and no draft beside it.  A journal is
-a file of JSON lines.  A process that is killed may leave its last line incomplete, and readers ignore this line.
+A write of a whole file that fails (OSError, as from a full disk) leaves the file unchanged, and no draft beside
+it.  A journal is a file of JSON lines.  A process that is killed, or a full disk, may leave its last line
+incomplete, and `read_complete_lines` leaves this line out.
 Scenarios are those that fedpriv ships, and users' files.
 """
 
@@ -58,7 +59,7 @@ def create_secret_file(path: Path, size: int) -> None:
     Guarantee: if several processes create the file at once, all of them read the same content, and no file is
     replaced or cut short.
     """
-    # A power cut may leave the draft, whose suffix is that of `path`, so that it is treated as a secret, too.
+    # A power cut may leave this draft, which has the suffix of `path` and is as private.
     draft = path.with_name(f"{path.stem}.{secrets.token_hex(8)}{path.suffix}")
     try:
         write_bytes(draft, secrets.token_bytes(size), PRIVATE_MODE)
@@ -86,7 +87,7 @@ def read_complete_lines(path: Path) -> list[bytes]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until files that were created or removed in `folder` are so on the disk."""
+    """Wait until the creations, removals and renames of files in `folder` are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -106,7 +107,7 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
         durable: Whether to wait for the disk.
 
     Raises:
-        OSError: The file cannot be written.  Its `filename` is `path`, not the draft.
+        OSError: The file cannot be written.  Its `filename` is never the draft.
     """
     if path.is_dir():  # checked before a draft is written
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -128,16 +129,16 @@ def _replace_file(path: Path, write: Callable[[IO[bytes]], Any], mode: int, *, d
 
 
 def acquire_lock(file: int, seconds: float = 10.0) -> None:
-    """Lock a file against other processes, whose lock ends with them.
+    """Lock a file against other processes, until the file is closed or this process ends.
 
     A process that was killed may take some seconds to end, and its successor waits for it.
 
     Args:
         file: Descriptor of an open file.
-        seconds: Longest wait.
+        seconds: Longest wait for another process, in seconds.
 
     Raises:
-        BlockingIOError: Another process still holds the lock.
+        BlockingIOError: Another process still holds the lock after the wait.
     """
     import fcntl  # missing on Windows, where nothing that locks is run
 
@@ -166,12 +167,13 @@ def list_shipped_scenarios() -> dict[str, Path]:
 def find_scenario_file(path: Path) -> Path:
     """Return the file of a scenario that a person names by a path or by a shipped scenario's name.
 
-    An existing file is taken.  Otherwise NAME, NAME.toml and scenarios/NAME.toml name the shipped scenario.
+    An existing file is taken.  Otherwise NAME and NAME.toml name the shipped scenario, alone or in the folder
+    scenarios.  A folder of this name is ignored.
 
     Raises:
-        InputError: There is neither.
+        InputError: There is neither a file nor a shipped scenario of this name.
     """
-    if path.exists():
+    if path.exists() and not path.is_dir():
         return path
     scenarios, name = list_shipped_scenarios(), path.name.removesuffix(".toml")
     if name in scenarios and path.parent in (Path(), Path("scenarios")) and path.suffix in ("", ".toml"):

@@ -11,7 +11,7 @@ from fedpriv.core.errors import InputError
 
 MIB = 2**20
 GUARD_MEMORY = {"address space": 832 * MIB, "data": 320 * MIB, "memory": 352 * MIB}
-"""Bytes of each limit that a guard with few records needs after its start, without `allow.memory`.
+"""Bytes of each limit that a guard with few records takes once it has started, without `allow.memory`.
 
 They are measured, and rounded up.
 """
@@ -67,10 +67,13 @@ def check_memory_limits(policy: Path) -> None:
 
 @contextmanager
 def report_low_memory(policy: Path) -> Iterator[None]:
-    """Start a guard, and report a lack of memory as an InputError instead of a library's message.
+    """Report a lack of memory as an InputError instead of a library's message, while a guard starts.
+
+    Args:
+        policy: Policy of the guard, which the message names.
 
     Raises:
-        InputError: The limits leave no memory for the guard.
+        InputError: The limits leave no memory for the guard, before the guard starts or while it does.
     """
     check_memory_limits(policy)
     try:
@@ -85,9 +88,10 @@ def report_low_memory(policy: Path) -> Iterator[None]:
 
 
 def control_group_limit(groups: Path = _CGROUP_FOLDER, membership_file: Path = _OWN_CGROUPS) -> int | None:
-    """Return the smallest memory limit of all control groups of this process, in bytes, or None.
+    """Return the smallest memory limit of this process's control groups, in bytes, or None.
 
-    A container may see its own group at the root, under a path that only its host knows.
+    The groups are those that `membership_file` lists, all groups above them, and the root.  The root counts
+    because a container may see its own group there, while the list has a path that only its host knows.
 
     Args:
         groups: Folder where the control groups are mounted, of version 1, 2 or both.
@@ -124,9 +128,10 @@ def memory_usage() -> dict[str, int]:
 
 
 def _read_limit(path: Path) -> int | None:
-    """Return the limit in a file of a control group, or None.
+    """Return the limit in a file of a control group in bytes, or None.
 
-    The result is None for "max", for a number that means no limit, and if there is no file.
+    The result is None for "max", for a number of 2^60 or more, which means no limit, and for a file that is
+    missing or cannot be read.
     """
     try:
         text = path.read_text().strip()

@@ -1,10 +1,11 @@
 """Log lines of a service: time (UTC), level, event, silo, run and round, as text or as JSON objects.
 
 The environment variable FEDPRIV_LOG selects `text`, which is the default, or `json`.  A record has its event, run
-and round from `log_fields`.
+and round from `log_fields`, and its silo from `configure_service_logging`.  The message comes last.
 
-Guarantee: text of another party makes no log line and no field by itself.  In text format only the first line of a
-record begins with a time, and fields with other characters than those of names are quoted.
+Guarantee: text of another party in a field or a message begins no log record and ends no field.  In text format
+only the first line of a record begins with a time, and the value of a field with other characters than letters,
+digits and _ . : / - is quoted.
 """
 
 import json
@@ -56,7 +57,7 @@ def _quote_value(value: object) -> str:
 
 
 def configure_service_logging(**always: int) -> None:
-    """Write log lines to stderr, each with the fields `always`.
+    """Write log lines to stderr, each with the fields `always` that its record does not have itself.
 
     Raises:
         InputError: FEDPRIV_LOG is neither `text` nor `json`.

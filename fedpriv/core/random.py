@@ -1,6 +1,6 @@
 """Random numbers of fedpriv: keyed noise, sampling randomness, secrets, and public choices.
 
-There are four kinds of streams:
+Random numbers come from these sources:
 
 * `KeyedNormal`: Gaussian noise as a pure function of (key, party, round, node).  The party is a silo's number or
   `SERVER`, and the node numbers the vectors that a party draws in a round.  AES-256 in counter mode (NIST SP
@@ -8,6 +8,7 @@ There are four kinds of streams:
   normals, in reused memory (`Workspace`).  The same code serves both noise regimes, and only the key differs: it
   is derived from the scenario's seed in a simulation, and drawn from the operating system in a deployment.
 * `SamplingRandomness`: bits for secret participation, independent for everybody without the key.
+* `RowRandomIntegers`: public numbers for the rows of a silo, such as those of augmentation.
 * `KeyedNormal.derive_secret`: a party's secret for agreeing on keys with other parties.
 * `public_generator`: a NumPy generator for public choices, such as the partition of records to silos.
 
@@ -34,9 +35,9 @@ BLOCK_BYTES = 16
 class Workspace:
     """Reused memory for `pairs` pairs of normals of each of `count` streams.
 
-    New pages would cost more than the draws.  A stream has bits for radii first, and for angles after them, so
-    that the counters are those of two ranges of blocks.  The first `skipped` numbers of the
-    angles' blocks are left out.  A block is the 16 bytes that AES makes of one counter.
+    New pages would cost more than the draws.  A block is the 16 bytes that AES makes of one counter.  A stream's
+    first blocks are bits for radii, and its later ones bits for angles, so that a draw reads two ranges of blocks.
+    The first `skipped` numbers of the second range are left out, because it begins with a whole block.
     """
 
     def __init__(self, count: int, pairs: int, skipped: int, dtype: np.dtype[Any]) -> None:
@@ -58,7 +59,7 @@ class Workspace:
         self._counter_start: tuple[int, int] | None = None
 
     def set_counters(self, radius: int, angle: int) -> None:
-        """Set the lower halves of the counters to blocks `radius`, … and blocks `angle`, … of a stream."""
+        """Set the lower halves of every stream's counters to blocks from `radius` on and from `angle` on."""
         if self._counter_start != (radius, angle):
             radii, angles = self.counters[:, : self._radius_blocks, 1], self.counters[:, self._radius_blocks :, 1]
             radii[:] = np.arange(radius, radius + radii.shape[1], dtype=np.uint64)
@@ -104,7 +105,7 @@ SERVER = 0xFFFF_FFFF
 
 _UINT32_RANGE = 2**32
 MAX_VALUES_PER_DRAW = 65_536
-"""Number of values drawn at once, so that temporaries of Box-Muller stay in the second-level cache."""
+"""Approximate number of values drawn at once, so that temporaries stay in the second-level cache."""
 _MAX_WORKSPACES = 4
 
 
@@ -131,7 +132,7 @@ def seed_key(seed: int, *purpose: str) -> bytes:
 
 
 def system_key() -> bytes:
-    """Draw a new 256-bit secret from the operating system, for noise of a deployment."""
+    """Draw a new 256-bit secret from the operating system, for the noise of a run that protects records."""
     return secrets.token_bytes(32)
 
 
@@ -142,16 +143,23 @@ def public_generator(seed: int, *purpose: str) -> np.random.Generator:
 
 
 class KeyedNormal:
-    """Standard normal vectors, each a pure function of (key, party, round, node).
+    """Standard normal vectors, each a pure function of (key, party, round, node), its length and type.
+
+    Party, round and node are integers from 0 to 2^32 - 1.  Vectors of two lengths for one (party, round, node) are
+    made of the same bits, so that a caller must keep to one length.
 
     Guarantee: distinct (party, round, node) read disjoint AES counter ranges, so that the vectors are independent
     for everyone who does not hold the key, and a repeated call returns the same bytes.  float32 draws have 31-bit
-    radii (|z| <= 6.6), float64 draws 63-bit radii (|z| <= 9.4).  Both are ordinary floating-point numbers, and no
-    defence against attacks on the lowest bits of a float.  One object serves one thread at a time.
+    radii (|z| <= 6.67), float64 draws 63-bit radii (|z| <= 9.42).  Both are ordinary floating-point numbers, and
+    no defence against attacks on the lowest bits of a float.  One object serves one thread at a time.
     """
 
     def __init__(self, key: bytes, dtype: DTypeLike = np.float32) -> None:
-        """Derive the streams from a key of 32 bytes, for vectors in float32 or float64."""
+        """Derive the streams from a key of 32 bytes, for vectors in float32 or float64.
+
+        Raises:
+            ValueError: The key has another length, or the type is another one.
+        """
         if len(key) != 32:
             raise ValueError(f"a key has 32 bytes, not {len(key)}")
         self.dtype = np.dtype(dtype)
@@ -177,7 +185,10 @@ class KeyedNormal:
     def vector_slice(
         self, size: int, first: int, last: int, party: int, t: int, node: int = 0
     ) -> NDArray[np.floating]:
-        """Return values `first` … `last`-1 of `vector(size, party, t, node)`, with memory for these only."""
+        """Return values `first` … `last`-1 of `vector(size, party, t, node)`, (last - first,).
+
+        The other values need no memory, but for those of a piece that is drawn at once.
+        """
         out, (half, _) = np.empty(last - first, self.dtype), self._chunks(1, size)
         per_block, streams = BLOCK_BYTES // self.dtype.itemsize, _stream_counters([party], [t])
         for half_index, half_start in enumerate((0, half)):  # cosines come first, then the sines of the same pairs
@@ -233,7 +244,7 @@ class KeyedNormal:
     ) -> NDArray[np.floating]:
         """Return Σ_k weights[k] · vector(size, parties[k], t, node), (size,), in `out` if it is given.
 
-        Several short vectors are drawn at a time.  A long one is drawn in pieces, one party after another.
+        Several short vectors are drawn at a time.  Long ones are drawn in pieces, and each piece party by party.
         """
         total = np.empty(size, self.dtype) if out is None else out
         total[:] = 0.0
@@ -329,9 +340,11 @@ class KeyedNormal:
 class SamplingRandomness:
     """Independent random bits for sampling, each a pure function of (key, party, round, row).
 
-    Guarantee: for everyone who does not hold the key the draws are independent, and each is True with at most the
-    given probability, and less than it by at most 2^-63.  Numbers are independent of these draws and of each
-    other, and exactly uniform.
+    `bernoulli` makes a draw of these bits, and `numbers` makes a number of other bits.
+
+    Guarantee: for everyone who does not hold the key the draws of distinct (party, round, row) are independent,
+    and each is True with at most the given probability, and less than it by at most 2^-63.  The numbers of
+    distinct (party, round, row) are independent of all draws and of each other, and exactly uniform.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -341,7 +354,7 @@ class SamplingRandomness:
         """Draw True with this probability, 0 to 1, for each of the rows 0 … count-1, (count,).
 
         Raises:
-            ValueError: The probability is none.
+            ValueError: The probability is below 0, above 1 or NaN.
         """
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"probability = {probability}: it lies between 0 and 1")
@@ -384,7 +397,8 @@ def _add_scaled(total: NDArray[np.floating], weight: float, vector: NDArray[np.f
 
 def _block_cipher(key: bytes) -> "CipherContext":
     """Return AES that encrypts each counter value to one block."""
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # not needed for queries
+    # Imported late: commands that draw nothing start faster without it.
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
@@ -403,10 +417,10 @@ def integer_noise_key(seed: int) -> bytes:
 
 
 class RowRandomIntegers:
-    """Public numbers for rows of a silo, each a pure function of (key, silo, round, row).
+    """Public numbers for rows of a silo, each a pure function of (key, silo, round, row) and `choices`.
 
     Guarantee: the numbers of a row do not depend on which other rows are requested, and every
-    row takes the same calls.
+    row takes equally many blocks of AES.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -417,7 +431,7 @@ class RowRandomIntegers:
     ) -> NDArray[np.int64]:
         """Draw one number of 0 … choices[k]-1 for each row and every k: (*rows.shape, len(choices)).
 
-        The numbers are 64 bits modulo `choices`, with probabilities within choices / 2^64 of uniform.
+        A number is 64 bits modulo its entry of `choices`, so that each probability is within 2^-64 of uniform.
 
         Args:
             rows: Row indices, (..., B).
@@ -439,7 +453,7 @@ class RowRandomIntegers:
 def _random_bits(encrypt: "CipherContext", count: int, party: int, t: int, attempt: int) -> NDArray[np.uint64]:
     """Return 64 secret bits for each of the rows 0 … count-1 of (party, round t), (count,).
 
-    Each `attempt` has other bits.
+    Each number `attempt` has other bits.
     """
     counters = np.empty((-(-count * 8 // BLOCK_BYTES), 2), np.uint64)
     counters[:, 0] = _stream_counters([party], [t])

@@ -1,10 +1,11 @@
 """Replicates: many runs computed together, whose numbers are columns of tensors.
 
 Estimators, mechanisms and optimizers are frozen dataclasses whose formulas broadcast, so that an optimizer whose
-step is a tensor (R, 1) moves R replicates at once.  `stack` makes one component of R components that differ in
-numbers only.  A number that all replicates share stays a float.
+step is a tensor (R, 1) moves R replicates at once.  `stack` makes one component of R components that differ only
+in floats and in entries for each replicate.  A float that all replicates share stays a float.
 
-Shortcuts that depend on data (`is_known_true`) are taken on the CPU only, since a GPU would have to synchronise.
+Shortcuts that depend on data (`is_known_true`) are taken on the CPU only, since another device would have to
+synchronise.
 Replicates compute in one thread of torch (`limit_to_one_thread`).
 """
 
@@ -31,7 +32,8 @@ PER_REPLICATE = {"per replicate": True}
 def is_known_true(condition: "Tensor") -> bool:
     """Whether a condition, a tensor of one boolean, holds and can be read without waiting for a device.
 
-    On a GPU the result is False, so that no number is copied.  The caller then has to compute the general case.
+    On another device than the CPU the result is False, so that no number is copied.  The caller then has to
+    compute the general case.
     """
     return condition.device.type == "cpu" and bool(condition)
 
@@ -95,10 +97,10 @@ def stack_signature(component: Any) -> Any:
 
 
 def stack(components: Sequence[Stackable], dtype: "torch.dtype", device: "torch.device") -> Stackable:
-    """Return one component for R components.
+    """Return one component for R components of one `stack_signature`.
 
     A float that is equal in all of them stays a float, and other floats become a column (R, 1).  Tuples with an
-    entry for each replicate are concatenated.
+    entry for each replicate are concatenated.  All else is equal, and taken from the first component.
     """
     first: Any = components[0]
     stacked: Any = first

@@ -39,15 +39,16 @@ def canonical_json(value: Any) -> bytes:
 def read_canonical_json(content: bytes, source: object) -> dict[str, Any]:
     """Decode a document that is a canonical JSON object.
 
-    Guarantee: two different files never decode to the same data, and no file has two meanings: everything that a
-    decoder would forgive (spaces, key order, a key given twice, 1e400, NaN) is refused.
+    Guarantee: two different files never decode to the same data, where 1, 1.0 and true differ, and no file has
+    two meanings: everything that a decoder would forgive (spaces, key order, a key given twice, 1e400, NaN) is
+    refused.
 
     Args:
         content: Bytes of the document.
         source: Its path or another name, for the error message.
 
     Raises:
-        InputError: The bytes are no canonical JSON object.  The message is one line.
+        InputError: The bytes are no canonical JSON object, or more than 2^24.  The message is one line.
     """
     if len(content) > _MAX_BYTES:
         raise InputError(f"{source}: has {len(content)} bytes, and a signed document at most {_MAX_BYTES}")
@@ -65,7 +66,7 @@ def parse_bounded_int(digits: str) -> int:
     """Parse an integer of absolute value at most 2^63.
 
     Raises:
-        ValueError: It is larger, or has so many digits that parsing would take long.
+        ValueError: It is larger.  Texts of more than 20 characters are refused before they are parsed.
     """
     if len(digits) > 20 or abs(number := int(digits)) > _MAX_INTEGER:
         raise ValueError("it has a whole number beyond 2^63")
@@ -95,7 +96,7 @@ def sign_data(key: Ed25519PrivateKey, says: str, value: Any) -> dict[str, str]:
         value: The data.
 
     Returns:
-        The public key, and the signature in hexadecimal digits.
+        Mapping of "key" to the public key as OpenSSH writes it, and of "signature" to hexadecimal digits.
     """
     return {"key": format_public_key(key.public_key()), "signature": key.sign(_signed_bytes(says, value)).hex()}
 
@@ -114,7 +115,7 @@ def check_signature(signature_data: Any, says: str, value: Any, trusted: Ed25519
         signer: Name of the expected signer, for the error message.
 
     Raises:
-        InputError: The signature is missing, by another key, or not of this data.
+        InputError: The signature is missing or malformed, by another key, or not of this purpose and data.
     """
     if not isinstance(signature_data, Mapping) or set(signature_data) != {"key", "signature"}:
         raise InputError(f"{signer} has not signed this")
@@ -142,6 +143,8 @@ def format_public_key(key: Ed25519PublicKey) -> str:
 def read_signers(path: Path) -> dict[str, Ed25519PublicKey]:
     """Read the trusted signers of a file, one in each line: "coordinator ssh-ed25519 AAAA…".
 
+    Empty lines, and lines that begin with #, are skipped.
+
     Guarantee: no two names have one key, so that no key signs for two names.
 
     Raises:
@@ -168,7 +171,7 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
     """Read a private key without a passphrase.
 
     Raises:
-        InputError: The key cannot be used, or other users can read its file.
+        InputError: The key cannot be used, or the mode of its file gives other users any right.
     """
     content = read_file_bytes(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -188,7 +191,7 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
     Only the user of this process can read the new file (mode 0600).
 
     Raises:
-        InputError: The key cannot be used, or cannot be created.
+        InputError: The key cannot be used (`read_private_key`), or cannot be created.
     """
     if path.exists():
         return read_private_key(path)

@@ -1,9 +1,9 @@
 """Read files of tables as columns of cells, with Arrow.
 
-A .csv file has commas, one header line and the encoding UTF-8.  A cell is a text without spaces around it.
-Columns of a .parquet file that hold numbers stay numbers, and become texts only for a function that needs texts.
-A .csv file with quotes is checked by Python's strict reader as well, because Arrow reads `"a"b` as ab.  Arrow is
-imported when a table is read.
+A .csv file has commas, one header and the encoding UTF-8.  Empty lines are skipped.  A cell is a text without
+spaces around it.  Columns of a .parquet file that hold no texts keep their type, and become texts only for a
+function that needs texts.  A .csv file with quotes is checked by Python's strict reader as well, because Arrow
+reads `"a"b` as ab.  Arrow is imported when a table is read.
 """
 
 import csv
@@ -34,10 +34,10 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 @dataclass(frozen=True)
 class CellColumn:
-    """Column of n cells, as an Arrow array of numbers or of texts.  Each different text is stored once."""
+    """Column of n cells, as an Arrow array of texts or of other values.  Each different text is stored once."""
 
     arrow_array: Any
-    """Numbers from a .parquet file, or a dictionary array of texts in the order in which they first occur."""
+    """Dictionary array of texts in the order of their first cells, or array of numbers or other values."""
 
     @staticmethod
     def from_texts(texts: Sequence[str]) -> "CellColumn":
@@ -57,8 +57,8 @@ class CellColumn:
         """Encode the cells as indices into their different values.
 
         Returns:
-            The index of each cell's value, (n,), and the different values as an Arrow array of texts or numbers.
-            The last value of a column of numbers is null, for missing cells.
+            The index of each cell's value, (n,), and the different values as an Arrow array.  In a column without
+            texts a null is added as the last value, which cells that are null point to.
         """
         pa, _ = _import_arrow()
         if pa.types.is_dictionary(self.arrow_array.type):
@@ -87,7 +87,7 @@ class CellColumn:
         )
 
     def to_numbers(self) -> NDArray[np.float64]:
-        """Return the finite number of each cell, (n,), or NaN for a missing cell or another text.
+        """Return the finite number of each cell, (n,), or NaN for a cell that is missing or no finite number.
 
         A cell's number does not depend on the spelling of the other cells, because Arrow and Python round alike.
         """
@@ -118,7 +118,7 @@ class CellColumn:
         """Count the different values, without missing ones.
 
         Args:
-            max_count: Largest number of values that are listed.
+            max_count: Largest number of different values with which they are listed.
 
         Returns:
             The number of different values, and their texts from the most frequent one on, or () if there are more
@@ -186,7 +186,7 @@ class ColumnBuilder:
     """Column of texts under construction: its different texts, and a small integer code for each cell.
 
     The code is the index of the cell's text among the different texts, in the order in which they first occur.
-    Blocks of cells have codes of their own until they are merged.
+    Until a block of cells is merged, its codes are indices among the block's own texts.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ def _narrow_codes(codes: NDArray[Any], count: int) -> NDArray[np.signedinteger[A
 
 
 def parse_number(text: str) -> float | None:
-    """Return the finite number that a text spells, or None.  The texts true and false are 1 and 0.
+    """Return the finite number that a text spells, or None.  In any case of letters, true is 1 and false is 0.
 
     Example:
         >>> parse_number("1.5"), parse_number("none")
@@ -300,7 +300,7 @@ class RawTable:
 
         Returns:
             For each record the row of its cell in a second table, (n,), and this second table, which has the
-            column's different cells.  For a column of numbers the second table is the whole table itself, and
+            column's different cells.  For a column without texts the second table is the whole table itself, and
             the rows are 0 … n - 1.
         """
         cells = self.column(name)
@@ -383,8 +383,8 @@ def write_rows(table: RawTable, rows: Sequence[int], path: Path) -> None:
 def _read_csv(path: Path) -> RawTable:
     """Read a .csv file into columns of texts, block by block.
 
-    Arrow reads the cells.  Python's strict reader reads the header, all records of a file with quotes, and all
-    records of a file that Arrow refuses, to find the line of the fault.
+    Arrow reads the cells.  Python's strict reader reads the header, all records of a file with quotes below its
+    first line, and all records of a file that Arrow refuses, to find the line of the fault.
 
     Raises:
         InputError: The file is no table.  The message names the line if Python's reader finds the fault as well.
@@ -392,7 +392,11 @@ def _read_csv(path: Path) -> RawTable:
     pa, _ = _import_arrow()
     from pyarrow import csv as arrow
 
-    header = _read_header(path)
+    header_line, names = next(_iterate_records(path), (0, []))
+    header = [name.strip() for name in names]
+    _check_header(header, str(path))
+    # Arrow counts empty lines before the header as rows, and a header with ends of lines in quotes as one row.
+    header_rows = header_line - (text := ",".join(names)).count("\n") - text.count("\r") + text.count("\r\n")
     if quoted := _has_quotes(path):
         _check_rows(path)
     cell_type = pa.dictionary(pa.int32(), pa.string())
@@ -402,7 +406,7 @@ def _read_csv(path: Path) -> RawTable:
             path,
             arrow.ReadOptions(
                 column_names=[str(index) for index in range(len(header))],
-                skip_rows_after_names=1,
+                skip_rows_after_names=header_rows,
                 use_threads=False,
                 block_size=_BLOCK_BYTES,
             ),
@@ -421,7 +425,9 @@ def _read_csv(path: Path) -> RawTable:
 
 
 def _iterate_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line at which each record ends, and its cells, by Python's reader.  The header comes first.
+    """Yield the line at which each record ends, from 1, and its cells, by Python's reader.
+
+    The header comes first, and empty lines are left out.
 
     Raises:
         InputError: A record is no CSV.
@@ -434,12 +440,6 @@ def _iterate_records(path: Path) -> Iterator[tuple[int, list[str]]]:
                     yield reader.line_num, row
         except csv.Error as error:
             raise InputError(f"{path}, line {reader.line_num}: {error}") from None
-
-
-def _read_header(path: Path) -> list[str]:
-    header = [name.strip() for name in next(_iterate_records(path), (0, []))[1]]
-    _check_header(header, str(path))
-    return header
 
 
 def _check_rows(path: Path) -> None:
@@ -481,7 +481,8 @@ def _read_parquet(path: Path) -> RawTable:
     """Read a .parquet file, column by column.
 
     Raises:
-        InputError: The file is no table of numbers, words and booleans, or `_check_header` refuses its header.
+        InputError: The file is no .parquet file, a column is nested or binary, or `_check_header` refuses its
+            header.
     """
     pa, _ = _import_arrow()
     from pyarrow import parquet
@@ -504,11 +505,11 @@ def table_from_arrow(arrow_table: Any, source: str) -> RawTable:
     """Convert an Arrow table in memory.
 
     Args:
-        arrow_table: `pyarrow.Table` whose columns hold numbers, texts or booleans.
+        arrow_table: `pyarrow.Table`.
         source: Name of the table in error messages.
 
     Raises:
-        InputError: A column has another type or no unique name, or the table has no records.
+        InputError: A column is nested or binary or has no unique name, or the table has no records.
     """
     header = [name.strip() for name in arrow_table.column_names]
     _check_header(header, source)
@@ -535,7 +536,7 @@ def _column_from_arrow(column: Any, location: str) -> CellColumn:
     """
     pa, compute = _import_arrow()
     value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_nested(value_type) or pa.types.is_binary(value_type):
+    if pa.types.is_nested(value_type) or "binary" in str(value_type):  # of which Arrow has four types
         raise InputError(f"{location}: of type {value_type}; expected numbers, words or booleans")
     if not (
         pa.types.is_string(value_type)

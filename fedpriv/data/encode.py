@@ -22,7 +22,7 @@ from fedpriv.data.schema import OTHER_WORD, FeatureColumn, TableSchema
 MIN_DEVIATION = 1.0 / 16.0
 """Smallest deviation that a scaling divides by, for a column whose public range is -1 … 1.
 
-Without it noise could scale a column up without bound.
+Without this bound, noise in a small deviation could scale a column up without limit.
 """
 
 
@@ -38,9 +38,9 @@ class Scaling:
     """(k,), in the units of `means`, above 0."""
 
     def apply(self, features: NDArray[Any]) -> NDArray[Any]:
-        """Scale features (n, width), and leave the columns alone that `columns` does not list.
+        """Scale features (n, width) to float64 ones, and leave columns that `columns` does not list unscaled.
 
-        Guarantee: row b of the result is a function of row b and of these numbers alone.
+        Guarantee: row b of the result is a function of row b and of the fields of this object alone.
 
         Raises:
             InputError: Features are no floats of shape (n, width), or have too few columns.
@@ -56,11 +56,12 @@ class Scaling:
         return scaled
 
 
-_BEND = (2.0 + math.sqrt(2.0)) / 4.0
-MOMENTS_DIAMETER = (2.0 - _BEND) * math.sqrt(1.0 + 4.0 * _BEND**2)
-"""Largest distance of two points (x, 2x²), both with |x| ≤ 1.
+_WORST_SUM = (2.0 + math.sqrt(2.0)) / 4.0
+MOMENTS_DIAMETER = (2.0 - _WORST_SUM) * math.sqrt(1.0 + 4.0 * _WORST_SUM**2)
+"""Largest distance of two points (x, 2x²) and (y, 2y²) with |x| ≤ 1 and |y| ≤ 1.
 
-The squared distance is d² (1 + 4s²) with s = x + y and d = x - y, where |s| + |d| ≤ 2.
+The squared distance is d² (1 + 4s²) with s = x + y and d = x - y, where |s| + |d| ≤ 2.  Its maximum is at
+s = `_WORST_SUM` and d = 2 - s.
 """
 MOMENTS_RADIUS = 1.25
 """Largest norm of (x, 2x² - 1.25).
@@ -72,11 +73,11 @@ The squared norm x² + (2x² - 1.25)² is convex in x², and equals 1.25² at x�
 def bounded_moments(values: NDArray[Any]) -> NDArray[np.float64]:
     """Map (n, k) numbers in -1 … 1 to (n, 2k) bounded moments, which a record adds to the first step.
 
-    Column j gives x and 2x² - 1.25.  The norm of these numbers over k columns is at most 1.25 √k, so that the
-    result, divided by 1.25 √k, has norm 1 at most.
+    A number x of column j becomes x in column j and 2x² - 1.25 in column k + j, both divided by 1.25 √k.  So a
+    record's moments have norm 1 at most.
 
-    Guarantee: two records are at most `MOMENTS_DIAMETER` / 1.25 apart, whatever they hold.  Numbers beyond -1 … 1
-    count as the ends of this range, and NaN stays NaN.
+    Guarantee: the moments of two records without NaN are at most `MOMENTS_DIAMETER` / 1.25 apart.  Numbers beyond
+    -1 … 1 count as the ends of this range.  NaN stays NaN, and has no bound.
     """
     clipped = np.asarray(values, np.float64).clip(-1.0, 1.0)
     return np.concatenate([clipped, 2.0 * clipped**2 - MOMENTS_RADIUS], axis=1) / (
@@ -94,7 +95,7 @@ def scaling_from_moments(columns: Sequence[int], release: NDArray[Any]) -> Scali
 
     Args:
         columns: Indices of the k features.
-        release: Noisy means, (2k,): k of the numbers, then k of their squares.
+        release: Noisy means of the columns of `bounded_moments`, (2k,).
 
     Raises:
         ValueError: The release has another shape, or a value is not finite.
@@ -120,7 +121,7 @@ _SPLIT_DESCRIPTION = 'the two words of a split, "train" and "test"'
 class TableRows:
     """Labels, places, sites and persons of every row of a file, in its order.
 
-    Entries of a row with a missing value are not read.
+    A row that does not count has a place, a site and a person as well, but its label means nothing.
     """
 
     labels: NDArray[np.int64] | NDArray[np.float64]
@@ -142,7 +143,8 @@ class EncodedTable(TableRows):
     raw_cells: NDArray[np.float64]
     """Cells before they are clipped or filled, (n, columns), in the order of `TableSchema.raw_columns`.
 
-    A number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.
+    A number stands as it is, a word is its index in the vocabulary, and a missing value is NaN.  The site is NaN
+    if the table has no column for it.
     """
 
 
@@ -153,8 +155,8 @@ def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = Fa
 
     Args:
         table: Table as it was read.
-        schema: Public facts on its columns.
-        single_site: Whether the table is that of one site and has no column for it.
+        schema: Public schema of the table.
+        single_site: Whether the table is that of one site, without a column for the site.
 
     Raises:
         InputError: The table does not keep to the schema (`read_rows`).
@@ -168,12 +170,12 @@ def encode_table(table: RawTable, schema: TableSchema, *, single_site: bool = Fa
 def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False) -> TableRows:
     """Read the labels, the split, the sites and the persons of a table.
 
-    A row is complete if its label is present, and its time in a table with survival, and each feature that is
-    missing has a value in its place (`FeatureColumn.missing`).  Only complete rows count.
+    Only complete rows count.  In a complete row the label is present, in a table with survival the time is, too,
+    and each feature is present or has a value in its place (`FeatureColumn.missing`).
 
-    Guarantee: a record's features and label, and whether and where the record counts, depend on the record's own
-    cells, on its place in the file and on `schema`, and never on another record.  The place of a record depends on
-    no cell at all.
+    Guarantee: a record's label, and whether and in which part the record counts, depend on the record's own cells,
+    on its place in the file and on `schema`, and never on another record.  The place of a record depends on no
+    cell at all.
 
     Args:
         table: Table with all columns of the schema.
@@ -181,9 +183,9 @@ def read_rows(table: RawTable, schema: TableSchema, *, single_site: bool = False
         single_site: Whether the table is that of one site, without a column for the site.
 
     Raises:
-        InputError: A value is missing for which the schema has no remedy, a row has no person, a column of numbers
-            holds a text, or a word is in no vocabulary.  The message names line and column.  The error is also
-            raised if no row is complete.
+        InputError: A value is missing for which the schema has no remedy, a row has no site, split or person, a
+            column of numbers holds a text, or a word is in no vocabulary.  The message names line and column.  The
+            error is also raised if the table lacks a column, or no row is complete.
     """
     is_incomplete = np.zeros(len(table), np.bool_)
     for name, column in schema.sorted_columns:
@@ -214,7 +216,8 @@ def encode_features(
     """Return the features of `rows`, (rows, width), rounded to `dtype`.
 
     A column of numbers is one feature in -1 … 1, and a column of words has one feature for each word, 1 for the
-    cell's word and otherwise 0.  Columns follow each other in alphabetical order.
+    cell's word and otherwise 0.  Columns follow each other in alphabetical order.  A missing value for which the
+    schema has none is encoded as the number 0, clipped to the range, or as the first word.
 
     Guarantee: a record's features depend on its own cells and on `schema` alone.
 
@@ -289,7 +292,7 @@ def _read_labels(
 
     A label is a real target scaled to -1 … 1, a class index, or the class of a time and an event
     (`Survival.make_labels`).  The raw cell is the number or the class index of the target's column, NaN if
-    missing.  The labels of the mask mean nothing.
+    missing.  Labels where the mask is True mean nothing.
     """
     if schema.range is not None:
         numbers, is_missing = _read_numbers(table, schema.target)
@@ -319,7 +322,7 @@ def _read_numbers(table: RawTable, name: str) -> tuple[NDArray[np.float64], NDAr
     numbers, is_missing = cells.to_numbers(), cells.is_missing
     if (bad := np.isnan(numbers) & ~is_missing).any():
         raise InputError(
-            f"{table.describe_cell(int(bad.argmax()), name)} is no finite number; a column with words has values"
+            f"{table.describe_cell(int(bad.argmax()), name)} is no finite number; give a column of words `values`"
         )
     return np.where(is_missing, 0.0, numbers), is_missing
 
@@ -371,12 +374,12 @@ def _read_persons(table: RawTable, name: str) -> NDArray[np.str_]:
     """Return the name of each row's person.
 
     Raises:
-        InputError: A row has no name.  The row might be that of a person of its own, or of any other person.
+        InputError: A row has no name, so that the row might belong to any person, or to one without other rows.
     """
     cells = table.column(name)
     if cells.is_missing.any():
         location = table.describe_cell(int(cells.is_missing.argmax()), name)
-        raise InputError(f"{location} does not say whose the row is; every row needs a person")
+        raise InputError(f"{location} names no person; every row needs one")
     return cells.to_numpy()
 
 
@@ -392,6 +395,7 @@ def _refuse_missing(table: RawTable, schema: TableSchema, row: int) -> None:
         if (cell := table.columns[name][row]).lower() in MISSING_TEXTS and cell not in vocabulary
     )
     raise InputError(
-        f"{table.describe_cell(row, name)} is a missing value; give the column `missing`, what stands in for it, "
-        'or the table missing = "drop"'
+        f"{table.describe_cell(row, name)} is a missing value; give "
+        f"{'the column `missing`, the value in its place, or ' if name in schema.columns else ''}"
+        'the table missing = "drop"'
     )

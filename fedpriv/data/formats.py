@@ -3,15 +3,16 @@
 * The IDX format of the MNIST family is a magic number, the shape, then the bytes.  The magic number is 0, 0, the
   type (8 for unsigned bytes) and the number of axes, one byte each.  The length of an axis has 32 bits, the
   highest byte first.  Source: "The IDX file format", LeCun, Cortes & Burges, the MNIST database.
-* Pickles may hold NumPy arrays.  Everything else in a pickle is refused before it can run.
+* Pickles may hold plain data and NumPy arrays.  A pickle that names any other class or function is refused before
+  that one can run.
 * Packages of a package index are downloaded by pip, checked by their hash, and neither installed nor imported.
 * torchvision is imported for its data sets, even beside a torch that it was not built for.  The published
   torchvision is built for a CUDA torch.  Beside a CPU torch its import fails while it registers meta kernels of
   missing operators, which its data sets never use.
 
 The cache verifies files each time they are used, and fetches them again if they do not verify.  Files are written
-to a draft folder beside their place, and moved there whole by one `os.replace` each.  An interrupted fetch leaves
-a folder that does not verify, and two fetches at the same time write the same bytes.
+to a draft folder below the root, and moved to their place whole by one `os.replace` each.  A fetch that was
+interrupted leaves a folder that does not verify, and two fetches at the same time write the same bytes.
 """
 
 import hashlib
@@ -111,7 +112,7 @@ def unpickle_arrays(content: bytes) -> Any:
     Strings of Python 2 are read as latin-1.
 
     Raises:
-        InputError: The pickle names any other class or function, or is not complete.
+        InputError: The pickle names any other class or function, or is cut short.
     """
     try:
         return _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
@@ -254,8 +255,8 @@ class Source:
 class Origin:
     """Files of a data set, the sources that they come from, and the hashes that verify them.
 
-    Guarantee: files that verify are the published ones, whoever put them there.  No file beside them can vouch for
-    other files.
+    Guarantee: files that verify are the published ones, whoever put them there, unless somebody finds other bytes
+    with the same SHA-256 or MD5 hash.  No file beside them can vouch for other files.
     """
 
     folder: str
@@ -284,7 +285,8 @@ def ensure_files(name: str, origin: Origin, root: Path, say: Callable[[str], Non
         say: Function that gets one line for each step.
 
     Raises:
-        InputError: No source gives the right files.  The cache is then unchanged, and the message says what to do.
+        InputError: The folder cannot be used, or no source gives the right files.  The message says what to do.
+            The cache is then unchanged, unless moving the files failed half-way.
     """
     target = root / origin.folder
     try:

@@ -21,7 +21,7 @@ Records with several inputs are a tuple of arrays, one for each input.
 
 
 def to_array(values: ArrayLike) -> NDArray[Any]:
-    """Copy an array or a tensor to an array."""
+    """Copy an array, a tensor or anything that NumPy converts to an array."""
     return np.array(values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values)
 
 
@@ -42,11 +42,7 @@ def to_record_array(records: Any) -> NDArray[Any]:
         isinstance(column, np.ndarray | torch.Tensor) for column in records
     ):
         return to_array(records)
-    inputs = [to_array(column) for column in records]
-    counts = [len(column) if column.ndim else 0 for column in inputs]
-    if len(set(counts)) != 1:
-        raise InputError(f"records: the inputs of a tuple have {counts} records; give as many of each")
-    return combine_unnamed_inputs(inputs)
+    return combine_unnamed_inputs([to_array(column) for column in records])
 
 
 def to_record_arrays(
@@ -64,11 +60,13 @@ def to_record_arrays(
         Records, (n, ...) or a structured array (n,) of several inputs, and labels, (n, ...).
 
     Raises:
-        InputError: `data` are no pairs of records and labels, inputs differ in length, or a DataLoader is empty.
+        InputError: `data` are no pairs of records and labels, inputs differ in length, a Dataset has no records or
+            records of several shapes, or a DataLoader is empty.
     """
     if isinstance(data, DataLoader):
-        batches = [tuple(batch.values()) if isinstance(batch, Mapping) else batch for batch in data]
-        pairs = [_split_pair(batch, source) for batch in batches]
+        pairs = [
+            _split_pair(tuple(batch.values()) if isinstance(batch, Mapping) else batch, source) for batch in data
+        ]
         if not pairs:
             raise InputError(f"{source}: the DataLoader has no batch")
         records, labels = (np.concatenate(column) for column in zip(*pairs, strict=True))
@@ -77,13 +75,18 @@ def to_record_arrays(
         *tensors, label_tensor = data.tensors
         return _split_pair((tuple(tensors) if len(tensors) > 1 else tensors[0], label_tensor), source)
     if isinstance(data, TorchDataset):
-        inputs, targets = zip(*[data[row] for row in range(len(cast(Sized, data)))], strict=True)
-        stacked = (
-            tuple(map(_stack_arrays, zip(*inputs, strict=True)))
-            if isinstance(inputs[0], tuple)
-            else _stack_arrays(inputs)
-        )
-        return _split_pair((stacked, _stack_arrays(targets)), source)
+        pairs = [data[row] for row in range(len(cast(Sized, data)))]
+        try:
+            inputs, targets = map(list, zip(*pairs, strict=True))
+            return to_record_array(
+                tuple(map(_stack_arrays, zip(*inputs, strict=True)))
+                if isinstance(inputs[0], tuple)
+                else _stack_arrays(inputs)
+            ), _stack_arrays(targets)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{source}: expected a torch Dataset of one (record, label) or more, all of one shape ({error})"
+            ) from None
     return _split_pair(data, source)
 
 

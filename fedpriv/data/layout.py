@@ -14,14 +14,16 @@ exceeds 2^24 (`check_records`).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.core.errors import InputError
+
 MAX_INTEGER = 2**24
-"""Largest integer of a record, since float32 represents all integers up to it."""
+"""Largest absolute value of a record's integer, since float32 represents all integers up to this one."""
 IGNORED_CLASS = -100
 """Class that is left out of the loss of a record with several labels."""
 
@@ -108,8 +110,17 @@ def combine_inputs(inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     return combined
 
 
-def combine_unnamed_inputs(inputs: Iterable[NDArray[Any]]) -> NDArray[Any]:
-    """Combine several inputs without names, in the order in which a module takes them."""
+def combine_unnamed_inputs(inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Combine several inputs (n, …) without names, in the order in which a module takes them.
+
+    Raises:
+        InputError: There is no input, or inputs differ in their number of records.
+    """
+    if len(lengths := {column.shape[:1] for column in inputs}) != 1 or () in lengths:
+        raise InputError(
+            f"records: the inputs of a tuple have the shapes {', '.join(str(column.shape) for column in inputs)}; "
+            "give as many records of each"
+        )
     return combine_inputs({f"input{index}": values for index, values in enumerate(inputs)})
 
 

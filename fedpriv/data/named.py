@@ -50,7 +50,8 @@ from fedpriv.data.tables import IN_MEMORY_PREFIX, load_table, load_table_held_ou
 SplitArrays = tuple[ArrayLike, ArrayLike]
 """Pair of records and labels.
 
-Records (n, ...) are bytes, numbers or tokens (`layout`).  Labels are (n,), or (n, ...) if a record has several.
+Records (n, ...) are bytes, numbers or tokens (`layout`), or a tuple of such arrays if a record has several inputs.
+Labels are (n,), or (n, ...) if a record has several.
 """
 _Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (n, height, width) or (n, height, width, channels), and labels (n,)."""
@@ -65,11 +66,12 @@ def add_data(name: str, load: Callable[[], tuple[SplitArrays, SplitArrays]], cla
     Args:
         name: Name of the data set, of lower-case letters, digits and dashes.
         load: Function that returns the training pair and the test pair of (records, labels).
-        classes: Number of classes, or 0 for a regression.  With None, integer labels have one class more than the
-            largest label, which is public from then on, and other labels are a regression.
+        classes: Number of classes, or 0 for a regression.  With None there is a class for each integer from 0 to
+            the largest label of both parts, which is public from then on.  Booleans count as integers, and other
+            labels are a regression.
 
     Raises:
-        InputError: The name is one of fedpriv's own, or has other characters.
+        InputError: The name is one of fedpriv's own, has other characters, or begins with a dash.
     """
     if name in (*ORIGINS, *COMPUTED_DATA_SETS):
         raise InputError(f"add_data: {name!r} is a data set of fedpriv; give yours another name")
@@ -173,8 +175,8 @@ def find_schema(name: str, table: TableSchema | None) -> TableSchema | None:
         return _NAMED_TABLES.get(name)
     if table is None:
         raise InputError(
-            f"data.table: this key is missing, what is public about the columns of {name}; `fedpriv data inspect "
-            f"{name}` writes one to start from"
+            f"data.table: this section is missing, and has to say what is public about the columns of {name}; "
+            f"`fedpriv data inspect {name}` writes one to start from"
         )
     return table
 
@@ -187,7 +189,7 @@ def table_path(name: str, root: Path | None = None) -> Path:
         root: Root of the data sets, or None for the default one.
 
     Raises:
-        InputError: The table cannot be fetched, or its file is another one.
+        InputError: The table has a name, its file is missing or another one, and it cannot be fetched.
     """
     return fetch(name, root) / ORIGINS[name].folder / TABLE_FILE if name in _NAMED_TABLES else Path(name)
 
@@ -200,7 +202,9 @@ def load(
     with_cells: bool = False,
     dtype: str = "float64",
 ) -> Dataset:
-    """Load a data set by its name or path, fetched on first use and verified on every use.
+    """Load a data set by its name or path.
+
+    Data sets that are fetched are fetched on first use and verified on every use.
 
     Args:
         name: One of the following names or paths.
@@ -210,17 +214,18 @@ def load(
             * Computed, without a file: synthetic, sentences (made up, of words), phase-retrieval (8 dimensions,
               10 % outliers) and linear-regression (256 dimensions of decreasing curvature, a known minimizer of
               norm 1, noise 0.1).
-            * The path of an .npz file (`own`), or of a .csv or .parquet table that `table` describes.
+            * The path of an .npz file (`own`), or of a .csv or .parquet table that `table` describes, or the name
+              of a DataFrame (`register_frame`) in place of this path.
             * Tables with a known schema: heart-hospitals, dialysis, dialysis-survival, dialysis-times, adult and
               visits (made up).
             * A name that was added (`add_data`).
         root: Folder of the data, see `fetch`.
-        table: Public schema of the table, for a path.
+        table: Public schema of the table, for the path of a .csv or .parquet file and nothing else.
         with_cells: Whether the result has the raw cells of a table's training records.
         dtype: Floating-point type that the features of a table are rounded to.
 
     Raises:
-        InputError: The name is unknown, or its data cannot be fetched or used.
+        InputError: The name is unknown, its data cannot be fetched or used, or `table` is missing or superfluous.
     """
     if is_npz_path(name) and table is None:
         return load_npz(name)
@@ -247,9 +252,9 @@ def load(
 
 
 def load_held_out(name: str, root: Path | None = None, table: TableSchema | None = None) -> HeldOutData:
-    """Load the test records only, for a server, which holds no training record.
+    """Load the test records, for a server, which needs no training record.
 
-    Arguments and errors are those of `load`.
+    Data sets that users added or that are computed are loaded whole, and their training records are dropped.
 
     Args:
         name: Name or path, as for `load`.

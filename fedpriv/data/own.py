@@ -3,7 +3,7 @@
 | array | shape and type |
 |---|---|
 | `train_images`, `test_images` | (n, ...): bytes, floats (finite) for numbers, or other integers for tokens |
-| `train_labels`, `test_labels` | (n, ...): integers 0 … classes - 1 or booleans, floats for a regression |
+| `train_labels`, `test_labels` | (n, ...): integers 0 … classes - 1 or booleans, any numbers for a regression |
 | `train_features`, `test_features` | other names of the images |
 | `train_features.NAME`, `test_features.NAME` | inputs of a record with several ones, in the order of the file |
 | `classes` | one integer, 0 for a regression |
@@ -95,7 +95,7 @@ def load_npz(name: str) -> Dataset:
     """Load the whole data set of an .npz file.
 
     Raises:
-        InputError: The file or an array in it cannot be used.  The message names the array.
+        InputError: The file or an array in it cannot be used.  The message names the file and the array or part.
     """
     arrays = _read_arrays(name)
     classes = _read_class_count(arrays, name)
@@ -107,7 +107,9 @@ def load_npz(name: str) -> Dataset:
 
 
 def load_npz_held_out(name: str) -> HeldOutData:
-    """Load the test part of an .npz file, the only one that a server reads.
+    """Load the test part of an .npz file, the only one that a server needs.
+
+    A training part may be missing.  If it is there, it is read with the file and dropped unchecked.
 
     Raises:
         InputError: The file or an array in it cannot be used.
@@ -130,8 +132,8 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
         source: Name of the data in error messages.
 
     Raises:
-        InputError: A shape or type cannot be used, a value is not finite, an integer is beyond 2^24, or a label is
-            none of the classes.
+        InputError: A shape or type cannot be used, a value is not finite, an integer is larger than 2^24 in size,
+            or a label is none of the classes.
     """
     # Types and shapes.
     inputs, has_inputs = split_inputs(images), images.dtype.names is not None
@@ -181,7 +183,9 @@ def check_records(images: NDArray[Any], labels: NDArray[Any], classes: int, sour
 def check_same_shapes(
     train: tuple[NDArray[Any], NDArray[Any]], test: tuple[NDArray[Any], NDArray[Any]], source: str
 ) -> None:
-    """Check that records and labels of both parts have the same shapes and types.
+    """Check that records of both parts have the same shapes and kinds, and labels the same shape.
+
+    Kinds are bytes, other numbers, tokens and masks (`fedpriv.data.layout`).  Floats of two lengths are alike.
 
     Args:
         train: Training records (n, …) and labels (n,) or (n, …).
@@ -189,7 +193,7 @@ def check_same_shapes(
         source: Name of the data in messages.
 
     Raises:
-        InputError: A shape or type differs.  The message names `source`.
+        InputError: A shape or kind differs.  The message names `source`.
     """
     for subject, first, second in zip(("records", "labels"), train, test, strict=True):
         signatures = [
@@ -223,15 +227,15 @@ def combine_named_inputs(arrays: Mapping[str, NDArray[Any]], name: str, source: 
 
     Args:
         arrays: Arrays of a file by name.
-        name: Name of the records, such as "train".
+        name: Name of the records, such as "train_features".
         source: Name of the file in messages.
 
     Raises:
-        InputError: Inputs differ in their number of records.
+        InputError: Inputs differ in their number of records, or one is a single number.
     """
     inputs = {key.removeprefix(f"{name}."): column for key, column in arrays.items() if key.startswith(f"{name}.")}
-    if len({len(column) if column.ndim else None for column in inputs.values()}) > 1:
-        raise InputError(f"{source}: the inputs {', '.join(inputs)} must have as many records each")
+    if len(lengths := {column.shape[:1] for column in inputs.values()}) > 1 or () in lengths:
+        raise InputError(f"{source}: the inputs {', '.join(inputs)} must be arrays of as many records each")
     return {**arrays, **({name: combine_inputs(inputs)} if inputs else {})}
 
 
@@ -247,8 +251,8 @@ def _read_split(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the checked records and labels of the split "train" or "test".
 
-    Records (n, ...) are the array `SPLIT_features`, or else `SPLIT_images`, or a structured array (n,) of the
-    arrays `SPLIT_features.NAME`.  Labels (n, ...) become int64, or float64 for a regression.
+    Records are a structured array (n,) of the arrays `SPLIT_features.NAME` if there are any, or else the array
+    `SPLIT_features`, or else `SPLIT_images`, (n, ...).  Labels (n, ...) become int64, or float64 for a regression.
 
     Args:
         arrays: All arrays of the file by name.

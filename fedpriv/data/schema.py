@@ -104,10 +104,10 @@ class Survival(TableSection):
     def make_labels(self, times: NDArray[np.float64], was_seen: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Compute the labels m + (K + 1) δ of records, each from its own time and event.
 
-        m of the K bins were survived, and δ is 1 if the event was seen in the next bin, m.  A record that was last
-        seen in a bin without an event survived this bin as well if `censored` says so.  From the last edge on all
-        K bins were survived, and an event is not counted.  A time before the first edge says nothing of any bin:
-        no bin survived, no event.
+        The first m of the K bins were survived, and δ is 1 if the event was seen in the bin after them, the one
+        with index m.  A record that was last seen in a bin without an event survived this bin as well if
+        `censored` says so.  At or after the last edge, all K bins were survived, and an event is not counted.  A
+        time before the first edge says nothing of any bin: no bin survived, no event.
 
         Args:
             times: Time of the event, or of the last sight of the record, (n,), in the unit of `edges`.
@@ -199,7 +199,7 @@ class TableSchema(TableSection):
 
     @property
     def expected_test_share(self) -> float:
-        """Expected share of the rows, or of the persons, that are for testing."""
+        """Expected share of the rows or persons that are for testing, 0.2 unless `test_share` is given."""
         return _TEST_SHARE if self.test_share is None else self.test_share
 
     @property
@@ -221,7 +221,7 @@ class TableSchema(TableSection):
             for_testing: Whether the part is the test part.
 
         Raises:
-            InputError: The schema has a column `split` and no share for it.
+            InputError: The schema has a column `split`, and `test_share` is missing or 0.
         """
         if not self.splits_by_content:
             return 1.0
@@ -287,7 +287,7 @@ def check_range(bounds: tuple[float, float]) -> None:
 
 
 def check_vocabulary(vocabulary: tuple[str, ...]) -> None:
-    """Check that a vocabulary has at least two different words, without spaces around them.
+    """Check that a vocabulary has at least two words, each once and without spaces around it.
 
     Raises:
         ValueError: There are fewer words, one occurs twice, or one has spaces around it.

@@ -17,10 +17,11 @@ _COARSE_SIDE = 7
 def make_blobs(
     train: int, test: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
-    """Return training images and labels, test images and labels of ten classes, always the same.
+    """Return training images and labels, test images and labels of ten classes, the same in every call.
 
     A class is a coarse 7 x 7 pattern enlarged to 28 x 28.  A record is its class's pattern plus Gaussian noise on
-    every pixel, clipped to 0 … 255.  The nearest class mean classifies every test image correctly.
+    every pixel, clipped to 0 … 255.  With 6,000 training and 1,000 test records, the nearest class mean classifies
+    every test image correctly.
 
     Args:
         train: Number of training records.
@@ -43,8 +44,9 @@ def make_phase_retrieval(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return training and test pairs of measurements and sizes, for a random vector x*.
 
-    The vector x* follows from the seed and has norm √dimension.  A measurement z is uniform on the unit sphere of
-    R^dimension, and its size is |⟨x*, z⟩|.  A share of the sizes is replaced by uniform numbers between 0 and 5.
+    The vector x* follows from seed and dimension and has norm √dimension.  A measurement z is uniform on the unit
+    sphere of R^dimension, and its size is |⟨x*, z⟩|.  In both parts a share of the sizes is replaced by uniform
+    numbers between 0 and 5.
 
     Args:
         train: Number of training records.
@@ -84,7 +86,7 @@ class KnownProblem:
     """x*, (dimension,)."""
     feature_norm: float
     label_bound: float
-    """Largest absolute value of a label that can occur."""
+    """Upper bound on the absolute value of a label, `feature_norm` plus the largest noise."""
 
 
 def geometric_curvature(dimension: int, condition: float) -> NDArray[np.float64]:
@@ -127,9 +129,9 @@ def make_linear_regression(n: int, dimension: int, condition: float, noise: floa
 def power_law(dimension: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the curvature i^-2 and a minimizer of norm 1 proportional to i^-1/2, for i = 1 … dimension.
 
-    The problem is as hard as smooth convex problems are, up to constants.  While the number of steps T is well
-    below `dimension`, the excess risk of gradient descent is of order 1/T, and that of accelerated descent of
-    order 1/T².
+    The problem is as hard as smooth convex problems are, up to constants and the logarithm of `dimension`.  While
+    the number of steps T is well below `dimension`, the excess risk of gradient descent is of order 1/T, and that
+    of accelerated descent of order 1/T².
     """
     index = np.arange(1.0, dimension + 1.0)
     return index**-2.0, index**-0.5 / np.linalg.norm(index**-0.5)
@@ -187,12 +189,12 @@ Tokens = NDArray[np.int64]
 
 
 def make_sentences(train: int, test: int) -> tuple[Tokens, Tokens, Tokens, Tokens]:
-    """Return training tokens (n, 16) and labels, test tokens and labels, always the same.
+    """Return training tokens (n, 16) and labels, test tokens and labels, the same in every call.
 
-    A sentence has two parts about two different topics, with the marker at a random position 2 … 7 between them.
-    Each word but the marker is one of its part's topic with probability `_TOPIC_SHARE`, and otherwise a common
-    word.  The topic of the second part is the label.  The set of words in a sentence reveals both topics, and only
-    the order of the words reveals the topic of the second part.
+    A sentence has two parts about two different topics, with the marker at a random position 2 … 7 between them,
+    counted from 0.  Each word but the marker is one of its part's topic with probability `_TOPIC_SHARE`, and
+    otherwise a common word.  The topic of the second part is the label.  Words without their order do not name
+    their parts.  Since second parts are longer, the most frequent topic is the label in about 78 % of sentences.
 
     Args:
         train: Number of training sentences.

@@ -12,6 +12,7 @@ import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -43,7 +44,7 @@ class DataFrame(Protocol):
 
 
 def is_data_frame(value: object) -> TypeGuard[DataFrame]:
-    """Check that a value is a DataFrame, and not a single column of one."""
+    """Check whether a value is a DataFrame, and not a single column of one."""
     return hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns")
 
 
@@ -54,12 +55,12 @@ def register_frame(frame: DataFrame) -> str:
     as the path of a table.  Later changes of the DataFrame change no run.
 
     Raises:
-        InputError: The value is no table of numbers and words.
+        InputError: The value is no table, has no records, or a column is nested or binary or has no unique name.
     """
     import pyarrow
 
     try:
-        arrow_table = pyarrow.table(frame)
+        arrow_table = deepcopy(pyarrow.table(frame))  # Arrow alone would share the memory of NumPy's columns
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise InputError(
             f"train: not a table of numbers and words ({str(error).splitlines()[0]}); a column holds one of them"
@@ -78,11 +79,12 @@ def register_frame(frame: DataFrame) -> str:
 def in_memory_name(digest: bytes) -> str:
     """Return a name for records in a program's memory, a digest under a key of the user.
 
-    The key lies beside the data folder.
+    The key is in the file records.key beside the data folder.  If this file cannot be made or read, belongs to
+    another user, or gives other users any right, the key belongs to the process, and another process gives the
+    same records another name.
 
     Guarantee: results and certificates hold the name, and without the key nobody can test a guess of a record
-    against the name.  Without a writable folder the key belongs to the process, and the name holds for the process
-    only.  The same applies if the key file belongs to another user, or other users may access it.
+    against the name.
 
     Args:
         digest: Digest of the records.
@@ -96,8 +98,8 @@ def _read_or_create_key(folder: Path) -> bytes:
     """Return the secret key from which names of records in memory are computed.
 
     The key has `_KEY_BYTES` random bytes.  It is in the file records.key of the folder, and a missing file is
-    created.  If the file cannot be used, belongs to another user, or is open to other users, the key is drawn for
-    this process only.
+    created.  If the file cannot be read or created, has another length, belongs to another user, or gives other
+    users any right, the key is drawn for this process only.
     """
     path = folder / "records.key"
     with suppress(OSError):
@@ -169,14 +171,14 @@ def load_table(
 
 
 def load_table_held_out(name: str, path: Path, schema: TableSchema) -> HeldOutData:
-    """Load the test records, all that a server reads.
+    """Load the test records, all that a server needs.
 
     The file need not have other records, or a column for the records' sites.  Rows that do not count are left out.
 
     Args:
         name: Name of the data set.
-        path: File of the table.
-        schema: Public facts on its columns.
+        path: Path of the file, or of a registered DataFrame.
+        schema: Public schema of the table.
 
     Raises:
         InputError: The table does not keep to the schema, or has no test records.
@@ -203,11 +205,12 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
 
     Args:
         path: File of the silo's table.
-        schema: Public facts on its columns.
+        schema: Public schema of the table.
         silo: Number of the silo, from 0.
 
     Raises:
-        InputError: The table does not keep to the schema, or holds a record of another site.
+        InputError: The table does not keep to the schema, holds a record of another site, or has a column for the
+            site and the schema names no site of this number.
     """
     table = read_table(path)
     if schema.site is not None and schema.site not in table.columns:
@@ -227,14 +230,14 @@ def load_silo_table(path: Path, schema: TableSchema, silo: int) -> EncodedTable:
 
 @lru_cache(maxsize=4)
 def _read_cached(path: Path, size: int, changed: int) -> RawTable:
-    """Read a table, and read it again when the file's size or time of change is another."""
+    """Read a table, and read it again when the file's size or its time of modification is another."""
     return read_table(path)
 
 
 def read_raw_table(path: Path) -> RawTable:
-    """Return the cells of a file or of a registered DataFrame, and read an unchanged file once.
+    """Return the cells of a file or of a registered DataFrame, and cache those of the last four files.
 
-    A file is unchanged if its size and its time of change are.
+    A file is read again if its size or its time of modification has changed.
 
     Raises:
         InputError: The file is missing, is not a readable table, or has no records.
@@ -251,9 +254,11 @@ def read_raw_table(path: Path) -> RawTable:
 def check_persons(encoded: TableRows, schema: TableSchema, path: Path) -> None:
     """Refuse a person with records at two sites, since no site's budget would bound that person's loss.
 
+    Rows that do not count are checked as well.
+
     Args:
         encoded: Rows of the table.
-        schema: Public facts on its columns.
+        schema: Public schema of the table.
         path: File of the table, for messages.
 
     Raises:
@@ -286,7 +291,7 @@ def format_schema_toml(schema: TableSchema, header: str) -> str:
     """Return a schema as TOML, [header] and [header.columns], with a line for each column and no defaults.
 
     Args:
-        schema: Public facts on the columns of a table.
+        schema: Public schema of a table.
         header: Name of the section, such as "data.table".
     """
     values = schema.model_dump(mode="json", exclude_none=True, exclude_defaults=True)

@@ -3,11 +3,10 @@
 A clip holds in exact arithmetic, but a silo computes in floating point, at queries that its server may choose.  So
 every norm here is an upper bound of the exact norm of the vector that is added up, rounding of the sum included:
 
-* A norm is enlarged by its largest relative rounding.
-* Squares that underflow and sums that overflow are excluded: increments computed from numbers above
-  `_MAX_REPRESENTABLE` are not representable.
-* Increments that are not finite, or not representable, are set to zero by `where`, since a product with 0 would
-  keep a NaN.
+* A norm is enlarged by its largest relative rounding, and by the largest norm that squares may lose by underflow.
+* Overflow is excluded: increments computed from numbers above `_MAX_REPRESENTABLE` count as not representable, and
+  so do increments that are not finite.
+* Increments that are not representable are set to zero by `where`, since a product with 0 would keep a NaN.
 """
 
 import math
@@ -22,23 +21,24 @@ from fedpriv.core.replicates import Scalar, is_known_true
 _MAX_FLOAT32_SQUARES = 1024
 """Most squares that are added in float32."""
 _FACTOR_ROUNDINGS = 4.0
-"""Relative roundings of a factor and of its products with an increment's numbers."""
+"""Number of relative roundings of a factor and of its products with an increment's numbers."""
 _MAX_REPRESENTABLE = {torch.float32: 2.0**50, torch.float64: 2.0**400}
 """Largest operand norm of a representable increment, by the type of the sum."""
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in _MAX_REPRESENTABLE}
 _FACTOR_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
-"""Relative amount by which a factor must be below 1 for a record to count as clipped."""
+"""Relative amount by which min(1, clip / norm) is below 1 if a record counts as clipped."""
 
 
 class NormBounds(NamedTuple):
-    """Bounds on the size of each increment of a batch, each (..., B) in float64."""
+    """Bounds on the size of each increment of a batch, as tensors (..., B) in float64."""
 
     norm: Tensor
     """Upper bound of the norm of each increment."""
     rounding_scale: Tensor
-    """Norm to which roundings are relative.
+    """Norm to which roundings are relative, as each is relative to a term of the increment.
 
-    Times `rounding_count` and the relative rounding of the sum's type, this bounds the norm that rounding adds.
+    `rounding_scale` · `rounding_count` · eps bounds the norm that rounding adds, with eps the machine epsilon of
+    the sum's type.
     """
     rounding_count: float
     """Number of relative roundings of `rounding_scale`."""
@@ -50,11 +50,11 @@ class Clipping(NamedTuple):
     """Clipping factor of each record's increment, and a mask of representable increments."""
 
     factor: Tensor
-    """(..., B), in the sum's type."""
+    """Weight · min(1, clip / norm) of each record, (..., B), in the sum's type."""
     representable: Tensor | None
     """Mask of representable increments, (..., B), or None if all are known to be representable.
 
-    In a run of honest parties all increments are representable.
+    Others come from hostile queries or records, and from training that diverges.
     """
     clipped_count: Tensor
     """Number of records of weight above 0 that were clipped or not representable, (...)."""
@@ -74,9 +74,10 @@ class Clipping(NamedTuple):
 def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
     """Bound the norm along an axis from above, in float64, and drop the axis.
 
-    The bound is the computed norm, times a factor and plus a number that cover all rounding.  It is inf or NaN
-    where the norm is not known.  The bound is too large by about n/2 + 4 roundings of the type in which the n
-    squares are added: float32 for up to 1,024 of them, else float64.
+    The bound is the computed norm, times a factor and plus a number that cover all rounding and underflow.  It is
+    inf or NaN if a value is not finite or a square overflows.  The factor is 1 plus about n/2 + 4 half units in
+    the last place of the type in which the n squares are computed: float32 for up to 1,024 values in float32, else
+    float64.
 
     Args:
         vectors: Vectors of n values along `axis`.
@@ -96,8 +97,8 @@ def upper_norm(vectors: Tensor, axis: int = -1) -> Tensor:
 def joint_upper_norm(vectors: Tensor) -> float:
     """Bound the norm of all vectors joined to one from above, and so the norm of each vector.
 
-    The vectors are a tensor of any shape, read as one vector of all values.
-    The bound is computed like `upper_norm`, in fewer calls.
+    The vectors are a tensor of any shape, which is read as one vector of all its values.  The bound is computed
+    like `upper_norm`, in fewer calls.
     """
     size = vectors.numel()
     factor, summand = _norm_correction(size, vectors.dtype)
@@ -107,21 +108,21 @@ def joint_upper_norm(vectors: Tensor) -> float:
 
 
 def _sums_in_float32(size: int, dtype: torch.dtype) -> bool:
-    """Whether that many squares are added in float32."""
+    """Whether the squares of `size` values of this type are added in float32, and not in float64."""
     return dtype == torch.float32 and size <= _MAX_FLOAT32_SQUARES
 
 
 def _norm_correction(size: int, dtype: torch.dtype) -> tuple[float, float]:
-    """Factor and summand of a computed norm of `size` squares that give an upper bound of the exact norm."""
+    """Factor and summand that turn a computed norm of `size` values into an upper bound."""
     if _sums_in_float32(size, dtype):  # squares below 2^-126 may be lost: less than (2^-63)² of each
         return 1.0 + (0.51 * size + 4.0) * 2.0**-24, math.sqrt(size) * 2.0**-63
     return 1.0 + (0.51 * size + 4.0) * 2.0**-53, math.sqrt(size) * 2.0**-511
 
 
 def _norm(vectors: Tensor, axis: int) -> Tensor:
-    """Compute norms in float64 from squares in the vectors' type.
+    """Compute norms along an axis, from squares in the vectors' type, and return them in float64.
 
-    torch's own norm is slow along any axis but the last.
+    torch's own norm is used along the last axis only, since it is slow along any other.
     """
     if axis == -1:
         norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
@@ -136,7 +137,7 @@ def rank_one_bounds(gradient_norm: Tensor, input_norm: Tensor) -> NormBounds:
 
 
 def vector_bounds(norm: Tensor) -> NormBounds:
-    """Bound vectors that are computed as such, given their upper norms (..., B)."""
+    """Bound increments that are stored as vectors, given their upper norms (..., B)."""
     return NormBounds(norm, norm, _FACTOR_ROUNDINGS, norm)
 
 
@@ -157,22 +158,25 @@ def clipping_if_certain(
 ) -> Clipping | None:
     """Compute the clipping of outer products if a cheap bound shows that no product is clipped.
 
-    The outer products are those of `output_gradients` and the vectors of one batch.  The cheap bound is the joint
-    norm of all output gradients, which is at least the norm of each.  For a handful of records the joint norm
-    takes a fraction of the time of all norms.
+    A record's increment is the outer product of its output gradient and its input.  The cheap bound is the joint
+    norm of all output gradients, which is at least the norm of each, times the largest norm of an input.  For a
+    handful of records the joint norm takes a fraction of the time of all norms.
 
-    Guarantee: the result is that of `compute_clipping`, bit for bit, so that its own guarantee holds.
+    Guarantee: a result other than None is that of `compute_clipping`, bit for bit, so that the guarantee of
+    `compute_clipping` holds.
 
     Args:
-        output_gradients: One below the other, (..., n, B).
-        max_input_norm: Function that returns a number at least the norm of each vector, as `upper_norm` does.
+        output_gradients: Output gradients of n values, one column for each record, (..., n, B).
+        max_input_norm: Function that returns an upper bound of the norms of all inputs, with rounding covered as
+            by
+            `upper_norm`.
         weights: (..., B) or (B,), in the sum's type.
         clip: Clip norm.
 
     Returns:
-        The clipping, or None if the cheap bound does not decide: if the bound is above the clip or above the
-        largest representable norm, the clip is a tensor, or output gradients lie on a GPU, have no values or more
-        than 1,024.
+        The clipping, or None if the cheap bound does not decide: the bound is above the clip, above the largest
+        representable norm or NaN, the clip is a tensor, or the output gradients are not on a CPU, have no values,
+        or have more than 1,024 values in all.
     """
     if (
         not isinstance(clip, float)
@@ -195,8 +199,8 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
     `norm` is the upper bound of an increment's norm plus its largest rounding.
 
     Guarantee: a factor times its increment, summed in the type of `weights`, has norm at most weight · `clip`
-    whatever the increment is, for clips of 2^-40 to 2^40.  Records that are not finite, or too large for the type
-    to represent, are not representable and have factor 0.
+    whatever the increment is, for clips of 2^-40 to 2^40.  Increments whose operand norm is not finite, or above
+    `_MAX_REPRESENTABLE` for this type, are not representable and have factor 0.
 
     Args:
         bounds: Bounds of the increments.
@@ -204,7 +208,7 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
         clip: Clip norm.
     """
     max_norm, eps = _MAX_REPRESENTABLE[weights.dtype], _EPS[weights.dtype]
-    # The mask is False for NaN.
+    # A comparison with NaN is False.
     representable = None if never_above(bounds.operand_norm, max_norm) else bounds.operand_norm <= max_norm
     norm = bounds.norm.add(bounds.rounding_scale, alpha=bounds.rounding_count * eps)
     if representable is None and never_above(norm, clip):
@@ -218,9 +222,9 @@ def compute_clipping(bounds: NormBounds, weights: Tensor, clip: Scalar) -> Clipp
 
 
 def never_above(values: Tensor, bound: Scalar) -> bool:
-    """Whether it is certain that no value is above its bound, or NaN.
+    """Whether it is certain that no value is above its bound, and none is NaN.
 
-    On a GPU the result is False, since reading values would take time; it is True for no values.
+    The result is True for no values.  Otherwise it is False on a GPU, since reading values would take time.
 
     Args:
         values: Values, of any shape.

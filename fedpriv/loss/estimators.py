@@ -1,13 +1,15 @@
 """Gradient estimators: a record's increment in round t, and its sums, as public functions of t.
 
+Symbols of `RecursiveGradient` in its two papers:
+
 | here | paper | shape |
 |---|---|---|
 | `weights.weight(t)` | α_t (Reshef & Levy), η_{t-1} (Choquette-Choo et al., counted from 0) | scalar |
 | increment | s_t = α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z) | (d,) |
 | running sum | q_t = q_{t-1} + s_t | (d,) |
 
-A `Round` is known before round 1: its coefficients, its decay and its clip.  The estimator that scales increments
-and the averaging server share the weights α_t.
+Every `Round` is known before round 1: its coefficients, its decay and its clip.  The estimator, which scales
+increments, and the server, which averages iterates, share the weights α_t.
 """
 
 from dataclasses import dataclass, field
@@ -21,15 +23,19 @@ from fedpriv.core.replicates import SHARED, Scalar
 
 
 class SplitClipping(NamedTuple):
-    """Parts of an increment that are clipped separately, relative to the queries at which epochs start.
+    """Clips of an increment's parts, which are clipped separately.
 
-    See rounds/floats.py.
+    The parts are differences of gradients at this round's query and at the queries with which epochs start (see
+    `SplitGradient`, and rounds/floats.py for the recursion).
     """
 
     rounds_per_epoch: int
     """Number of rounds of an epoch."""
     mixing: Scalar
-    """γ: weight of the fresh gradients at the start of the epoch, against those that are carried over."""
+    """γ: weight of fresh gradients at the epoch's first query.
+
+    The sum of one epoch before has the weight 1 - γ.
+    """
     difference_clip: Scalar
     """Norm bound on the change of a gradient between epochs."""
     residual_clip: Scalar
@@ -37,7 +43,7 @@ class SplitClipping(NamedTuple):
 
 
 class LocalRound(NamedTuple):
-    """A round in which silos continue from the points that their own releases led to.
+    """Local steps: a round in which each silo continues from the point to which its own releases have led.
 
     See rounds/round.py.
     """
@@ -45,28 +51,31 @@ class LocalRound(NamedTuple):
     step: Scalar
     """Length of a step."""
     restarts: bool
-    """Whether silos start again from the query, which is their average."""
+    """Whether silos start again from the query, which is the average of their points, or x_1 in round 1."""
 
 
 class Round(NamedTuple):
     """The public record of round t, read alike by silo, server and accountant.
 
-    A silo sums its records' increments, each clipped to norm `clip`.  An increment is the sum over k of
-    `coefficients[k]` times the gradient at the k-th last query, where 0 is this round's.  The silo keeps the
-    running sum q_t = decay * q_{t-1} + mean increment.  The release estimates `scale` times the gradient at the
-    query, so an optimizer that needs the gradient divides by `scale`.
+    A silo averages its records' increments, each clipped to norm `clip`.  An increment is the sum over k of
+    `coefficients[k]` times the gradient at the query of round t - k.  The silo keeps the running sum q_t = decay *
+    q_{t-1} + mean increment, and releases it with noise.  An optimizer that needs an estimate of the gradient
+    divides the release by `scale`.
     """
 
     t: int
     """Number of the round, from 1."""
     coefficients: tuple[float, ...]
-    """Coefficients of the gradients at this round's query, the one before, …."""
+    """Coefficients of the gradients at this round's query, at the query of the round before, …."""
     decay: float
-    """Factor of q_{t-1} in the running sum: 1 for a prefix sum, 0 for no sum or a restart."""
+    """Factor of q_{t-1} in the running sum.
+
+    The factor is 1 for a prefix sum, 1 - α for momentum, and 0 for a restart or if there is no running sum.
+    """
     clip: Scalar
     """Norm bound on one record's increment."""
     scale: float
-    """Factor of the gradient in the release, above 0."""
+    """Factor of the gradient in the release, above 0: α_t for `RecursiveGradient`, 1 for all others here."""
     split: SplitClipping | None = None
     """Clipping of an increment in parts, or None if it is clipped as a whole."""
     local: LocalRound | None = None
@@ -76,7 +85,12 @@ class Round(NamedTuple):
 
     @property
     def gradient_count(self) -> int:
-        """Number of gradients of one record that are computed in this round."""
+        """Number of gradients of one record that are computed in this round.
+
+        In parts, these are one for the gradient at the epoch's first query, two for its change between epochs,
+        from the second epoch on, and two for the change since the epoch's start, except in the epoch's first
+        round.
+        """
         if self.split is None:
             return len(self.coefficients)
         epoch, round_in_epoch = divmod(self.t - 1, self.split.rounds_per_epoch)
@@ -84,7 +98,7 @@ class Round(NamedTuple):
 
     @property
     def clips(self) -> tuple[float, ...]:
-        """Norm bounds of this round's parts, or the bound of the whole increment."""
+        """Norm bounds of an increment's parts, or the bound of the whole increment as the only entry."""
         return (
             (float(self.clip),)
             if self.split is None
@@ -93,9 +107,10 @@ class Round(NamedTuple):
 
     @property
     def max_contribution(self) -> float:
-        """Upper bound on the norm of the contribution of a record with weight 1 to the running sum.
+        """Upper bound on the norm that records of total weight 1 add to the running sum in this round.
 
-        The bound holds for any queries.  Parts build up: every epoch so far may have added its difference.
+        The bound holds for any queries.  In parts, the change between epochs may have been added once for every
+        epoch before.
         """
         if self.split is None:
             return float(self.clip)
@@ -119,7 +134,7 @@ class Weights(Protocol):
 class LinearWeights:
     """Weights α_t = t with α_{1:t} = t(t+1)/2 (Reshef & Levy 2024, section 4).
 
-    The weights are η_t of Choquette-Choo et al., counted from 1.
+    Choquette-Choo et al. count from 0: their η_{t-1} is α_t here.
     """
 
     def weight(self, t: int) -> float:
@@ -145,7 +160,7 @@ class PowerWeights:
 
 @lru_cache(maxsize=64)
 def _power_totals(power: int, bits: int) -> NDArray[np.float64]:
-    """Sums α_{1:t} for every t of at most `bits` bits."""
+    """Sums α_{1:t} for t = 0, 1, …, 2^bits - 1, (2^bits,)."""
     return np.concatenate([[0.0], np.cumsum(np.arange(1.0, 2.0**bits) ** power)])
 
 
@@ -154,7 +169,10 @@ class Estimator(Protocol):
 
     @property
     def decay(self) -> float:
-        """Decay of the running sum: 1 for a prefix sum, 0 for no sum, 1 - α for momentum."""
+        """Decay of the running sum: 1 for a prefix sum, 0 for no sum, 1 - α for momentum.
+
+        In rounds that restart the sum (`period`), the decay of `round(t)` has to be 0 instead.
+        """
         ...
 
     @property
@@ -167,7 +185,10 @@ class Estimator(Protocol):
 
     @property
     def memory(self) -> int:
-        """Number of queries that a silo must remember, including this round's."""
+        """Number of queries that a silo must remember, including this round's.
+
+        With increments in parts, silos remember the epochs' first queries besides.
+        """
         ...
 
     def round(self, t: int) -> Round:
@@ -179,7 +200,7 @@ class Estimator(Protocol):
 
 @lru_cache(maxsize=4)
 def make_rounds(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
-    """Make rounds 1 … `rounds` once, since a plan reads each of them several times."""
+    """Make the records of rounds 1 … `rounds`, cached since a plan reads each of them several times."""
     return tuple(map(estimator.round, range(1, rounds + 1)))
 
 
@@ -187,36 +208,35 @@ def make_rounds(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
 class RecursiveGradient:
     """Corrected momentum of DP-μ²-FL, and recursive gradient of Accelerated-DP-SRGD.
 
-    s_t = α_t g_t - α_{t-1} g~_{t-1} from two gradients of one record, and q_t = q_{t-1} + s_t, so that q_t is an
-    estimate of α_t ∇f(x_t).  Reshef & Levy 2024, Algorithm 1 and equation for q_{t,i}.
+    s_t = α_t ∇f(x_t; z) - α_{t-1} ∇f(x_{t-1}; z) from two gradients of one record z, and q_t = q_{t-1} + s_t, so
+    that q_t is an estimate of α_t ∇f(x_t).  Reshef & Levy 2024, Algorithm 1 and equation for q_{t,i}.
 
-    Guarantee: the increment of round t is clipped to norm `round(t).clip`; with equal clips, replacing one record
-    moves every later prefix sum of a silo's sums by at most 2·clip, whatever the loss and the queries are.
+    Guarantee: the increment of round t is clipped to norm `round(t).clip`.  Replacing a record of weight 1 that
+    takes part in round t only moves q_t, and every later sum of a silo, by at most 2 · `round(t).clip`, whatever
+    the loss and the queries are.
     """
 
     clip: Scalar
-    """Norm bound on increments, before growth and drift."""
+    """Norm bound on increments, before `clip_growth` and `drift_clip`."""
     first_clip: Scalar | None = None
     """Clip of round 1, whose increment is a plain gradient, or None for `clip`."""
     weights: Weights = field(default_factory=LinearWeights)
     """Weights α_t of the rounds."""
     drift_clip: Scalar = 0.0
-    """Bound 2LD on the drift.
+    """Bound 2LD on the drift, 0 for none: the clip of round t is larger by (t-1)/(t+1) times this bound.
 
-    The clip of round t is larger by (t-1)/(t+1) times this bound.
-
-    The drift is the change of a gradient, weighted by t - 1, if x_t is the anytime average of iterates in a ball
-    of diameter D.
+    The drift is (t - 1) times the change of a gradient from x_{t-1} to x_t.  Its norm is at most 2LD (t-1)/(t+1)
+    for an L-smooth loss if x_t is the average, with weights α_t = t, of iterates in a ball of diameter D.
     """
     clip_growth: int = 0
     """Power g in the clip of round t, `clip` · t^g.
 
-    Increments of the weights t^k grow like t^(k-1).
+    With weights t^k, increments grow like t^(k-1).
     """
     decay: float = 1.0
     """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
-    """Rounds after which the sums restart from 0, or None if they never restart."""
+    """None, since the sums never restart (`Estimator.period`)."""
     memory: int = 2
     """Number of queries that a silo remembers, this round's included."""
 
@@ -243,7 +263,7 @@ class RecursiveGradient:
 
 @dataclass(frozen=True)
 class RaisedClips:
-    """Estimator `base` with the clip of round t multiplied by `factors[t - 1]`.
+    """Estimator `base` with `clip` of round t multiplied by `factors[t - 1]`.
 
     Guarantee: increments of round t are clipped to norm `round(t).clip`, factor included.
     """
@@ -287,7 +307,7 @@ class PlainGradient:
     decay: float = field(default=0.0, metadata=SHARED)
     """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
-    """Rounds after which the sums restart from 0, or None if they never restart."""
+    """None, since the sums never restart (`Estimator.period`)."""
     memory: int = 1
     """Number of queries that a silo remembers, this round's included."""
 
@@ -311,7 +331,7 @@ class LocalGradient:
     decay: float = field(default=0.0, metadata=SHARED)
     """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
-    """Rounds after which the sums restart from 0, or None if they never restart."""
+    """None, since the sums never restart (`Estimator.period`)."""
     memory: int = 1
     """Number of queries that a silo remembers, this round's included."""
 
@@ -332,7 +352,7 @@ class VarianceReducedGradient:
     is a multiple of the period, so that with a period of 1 every round is an anchor.
 
     Guarantee: an anchor's increments are clipped to norm `anchor_clip`, the others to `clip`, whatever the loss,
-    its smoothing and the queries are; which rounds are anchors is public and follows from t alone.
+    its smoothing and the queries are.  Which rounds are anchors is public and follows from t and `period` alone.
     """
 
     anchor_clip: Scalar
@@ -342,7 +362,7 @@ class VarianceReducedGradient:
     period: int
     """Number of rounds from an anchor to the next."""
     decay: float = field(default=1.0, metadata=SHARED)
-    """Decay of the running sum q_t (`Estimator.decay`)."""
+    """Decay of the running sum q_t but in anchors, which restart it (`Estimator.decay`)."""
     memory: int = 2
     """Number of queries that a silo remembers, this round's included."""
 
@@ -359,32 +379,32 @@ class SplitGradient:
     """Momentum of gradients that are split into parts at the start of every epoch.
 
     With g a record's gradient, v_q the query at which epoch q starts and x_t this round's query, three vectors are
-    clipped separately: α g(v_q), α g(v_q) - α g(v_{q-1}) and α g(x_t) - α g(v_q).  The sums of the first two are
-    mixed with weight γ.  The mixture and the third sum are added to a running sum with decay = 1 - α (recursion in
-    rounds/floats.py).
+    clipped separately: α g(v_q), α g(v_q) - α g(v_{q-1}) and α g(x_t) - α g(v_q).  The first is mixed with weight
+    γ, and the second is added to the mixture of one epoch before with weight 1 - γ.  The new mixture and the third
+    are added to a running sum with decay = 1 - α (recursion in rounds/floats.py).
 
     Guarantee: gradients, their changes between epochs and since the epoch's start are clipped to norms `clip`,
     `difference_clip` and `residual_clip`, coefficient included.
     """
 
     clip: Scalar
-    """Norm bound on gradients."""
+    """Norm bound on α times a gradient."""
     difference_clip: Scalar
-    """Norm bound on the change of a gradient between epochs."""
+    """Norm bound on α times the change of a gradient between epochs."""
     residual_clip: Scalar
-    """Norm bound on the change of a gradient since the start of the epoch."""
+    """Norm bound on α times the change of a gradient since the start of the epoch."""
     mixing: Scalar
-    """γ."""
+    """γ: weight of fresh gradients at the epoch's first query, in [0, 1]."""
     rounds_per_epoch: int
     """Number of rounds of an epoch."""
     coefficient: float = field(default=1.0, metadata=SHARED)
-    """α."""
+    """α: factor of gradients."""
     decay: float = field(default=0.0, metadata=SHARED)
     """Decay of the running sum q_t (`Estimator.decay`)."""
     period: int | None = None
-    """Rounds after which the sums restart from 0, or None if they never restart."""
+    """None, since the sums never restart (`Estimator.period`)."""
     memory: int = 1
-    """Number of queries that a silo remembers, this round's included."""
+    """Number of queries that a silo remembers, this round's included, besides v_q and v_{q-1}."""
 
     def round(self, t: int) -> Round:
         split = SplitClipping(self.rounds_per_epoch, self.mixing, self.difference_clip, self.residual_clip)

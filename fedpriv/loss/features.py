@@ -8,8 +8,8 @@ features of a pre-trained module are such a map too.  The module's weights are n
 `AugmentedView` computes increments on shifted and mirrored copies of each picture ("augmentation multiplicity").
 A transform of a copy is three integers: pixels down, pixels right, and 1 for a mirror.  Transforms are drawn by
 public coins: random numbers that everyone may know.  A record's loss is the mean of the losses of its copies, so
-its gradient is the mean of their gradients, and is clipped once.  The module gets all copies of one record
-together; copies of two records never meet.
+its gradient is the mean of their gradients, and is clipped once.  The module gets all copies of one record in one
+batch, and never copies of two records together.
 
 Source: De, Berrada, Hayes, Smith & Balle 2022, "Unlocking high-accuracy differentially private image
 classification through scale", section 3, with crops of a padded picture and mirror images.
@@ -54,8 +54,8 @@ IMAGES_PER_CHUNK = 512
 def pixel_features(images: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """Flatten raw records to features, with pixels divided by 255: (n, ...) -> (n, features).
 
-    Pixels are bytes (uint8).  Values of other types are numbers or tokens, and stay as they are.  Several
-    inputs of a record, which are fields of a structured array, are concatenated.
+    Pixels are bytes (uint8).  Values of other types are numbers or tokens, and are converted to `dtype` without a
+    division.  Several inputs of a record, which are fields of a structured array, are concatenated.
 
     Args:
         images: Raw records, (n, ...).
@@ -125,20 +125,21 @@ def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
     """Scale each row (n, f) to Euclidean norm at most `norm`, or exactly `norm`, and keep zeros.
 
     Guarantee: a row of the result is a function of its own row, bit for bit.  The length of a row is computed from
-    this row by itself; where a bound in any order of additions shows that a row is short enough, its factor is 1
-    without a computed length.
+    this row by itself.  If a bound that holds in any order of additions shows that a row is short enough, and
+    `exactly` is False, the row's factor is 1 and no length is computed.
 
     Args:
         features: Rows to scale, (n, f).
         norm: Upper bound on the norm, above 0.
-        exactly: Whether shorter rows, except for zeros, are scaled up to `norm`.
+        exactly: Whether shorter rows, except for zeros, are scaled up to `norm`.  Rows of a length near the type's
+            smallest number are scaled up less, so that their factor stays finite.
     """
     is_scaled = torch.ones(len(features), dtype=torch.bool) if exactly else ~_is_surely_within(features, norm)
     if not is_scaled.any():
         return features
     row_indices = is_scaled.nonzero()[:, 0]
     single_rows = (aligned_copy(features[row_index : row_index + 1]) for row_index in row_indices.tolist())
-    lengths = torch.cat([torch.linalg.vector_norm(row_index, dim=1, keepdim=True) for row_index in single_rows])
+    lengths = torch.cat([torch.linalg.vector_norm(row, dim=1, keepdim=True) for row in single_rows])
     # The factor of a row of zeros stays finite.
     factors = norm / lengths.clamp(
         min=max(torch.finfo(features.dtype).tiny, 2.0 * norm / torch.finfo(features.dtype).max)
@@ -149,9 +150,9 @@ def scale_to_norm(features: Tensor, norm: float, *, exactly: bool) -> Tensor:
 
 
 def _is_surely_within(features: Tensor, norm: float) -> Tensor:
-    """Find the rows whose computed length is at most `norm` in any order of additions.
+    """Return a mask (n,) of the rows whose computed length is at most `norm` in any order of additions.
 
-    A row with a NaN is not among them.
+    The mask is False for a row with a NaN.
     """
     rounding_error = (features.shape[1] + 16.0) * torch.finfo(features.dtype).eps
     return upper_norm(features) * (1.0 + rounding_error) <= norm
@@ -163,9 +164,9 @@ def compute_frozen_features(
     """Compute features by the module at `path`, one record after another: (n, f) -> (n, features).
 
     Guarantee: a record's features are a function of the record and the weights, bit for bit, whatever the module
-    does with a batch: each record is a batch of its own.  A record on which the module raises has zeros for
-    features, and no other record's features change; buffers are what they were before every record.  The code is
-    trusted to keep nothing else between calls.
+    does with a batch: each record is a batch of its own.  A record on which the module raises, or returns another
+    number of features, has zeros for features, and no other record's features change.  Buffers are reset before
+    every record.  The code is trusted to keep nothing else between calls.
 
     Args:
         values: Records, (n, f).
@@ -175,7 +176,8 @@ def compute_frozen_features(
         shape: Shape in which the module takes a record, or () for flat records.
 
     Raises:
-        InputError: The weights are missing, or the module raises or draws random numbers on a record of zeros.
+        InputError: The module cannot be built, the weights are missing or do not fit, or the module raises or
+            draws random numbers on a record of zeros.
     """
     module = copy.deepcopy(_load_module(path, json.dumps(arguments, sort_keys=True), weights)).to(values.dtype)
     initial_buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
@@ -194,7 +196,7 @@ def compute_frozen_features(
 
 
 def _zero_features(map_record: Callable[[Tensor], Tensor], record: Tensor, path: str) -> Tensor:
-    """Zeros of the shape (1, features) and of the type of records, found by a call on a record of zeros.
+    """Zeros (1, features) in the type of records, after a call on a record of zeros that shows the shape.
 
     Args:
         map_record: Function from a record (1, f) to features (1, features).
@@ -256,7 +258,7 @@ class Augmentation(BaseModel):
     shift: Annotated[int, Field(ge=0, le=64)] = Field(
         0, description="pixels that a copy is moved by at most, up or down and left or right; zeros come in"
     )
-    flip: bool = Field(False, description="whether half of the copies are mirrored, left to right")
+    flip: bool = Field(False, description="whether each copy is mirrored, left to right, with probability 1/2")
 
     @model_validator(mode="after")
     def _something_changes(self) -> Self:
@@ -266,7 +268,7 @@ class Augmentation(BaseModel):
 
 
 class CopiesModule(nn.Module):
-    """`module` on the copies of each record, (B, copies · features), with outputs (B, copies, …)."""
+    """Module that applies `module` to each copy: rows (B, copies · features) to outputs (B, copies, …)."""
 
     def __init__(self, module: nn.Module, copies: int) -> None:
         super().__init__()
@@ -304,12 +306,13 @@ class MeanOverCopies(Unjudged):
 class AugmentedView(View):
     """`base` with increments of `copies_objective` on copies of the records.
 
-    Evaluations are those of `base` on the records.
+    Evaluations are those of `base` on the records themselves.
 
     Guarantee: a record's copies are made of its own content and of public coins alone, which are keyed by the seed
     of the first model, the silo, the round and the record's row index in the silo.  The copies are the same
     whichever other records are read, so copies go with secret participation.  `copies_objective` clips the mean
-    gradient of a record's copies as a whole, so that one record moves the sum by what one clip lets it.
+    gradient of a record's copies as a whole, so that one record moves the sum by at most its weight times one clip
+    under zero-out, however many copies there are.
     """
 
     title = "model.augment"
@@ -336,7 +339,7 @@ class AugmentedView(View):
         return self.augmentation.copies * self.base.evaluations(points)
 
     def extra_values(self, points: int, rows: int = 1) -> int:
-        """Values of one record's padded copies, times 4.
+        """Four times the number of values of one record's padded copies.
 
         Copies of a batch exist for few records at a time, of all replicates together.
         """
@@ -407,7 +410,7 @@ class AugmentedView(View):
 
     @cached_property
     def transforms(self) -> NDArray[np.int64]:
-        """Transforms of all records of the batch layout (see `_draw_transforms`)."""
+        """Transforms of all records of the batch layout, (B, copies, 3) or (replicates, B, copies, 3)."""
         return self._draw_transforms(self._known_layout)
 
     @property
@@ -553,19 +556,22 @@ def picture_shape(layout: FeatureLayout, shape: tuple[int, ...]) -> tuple[int, i
     return channels, height, width
 
 
-def check_augmentation_allowed(objective: Objective, looked_at: Objective, name: str) -> None:
-    """Check that an objective with augmentation is not wrapped by a view that knows no rows of a batch.
+def check_augmentation_allowed(objective: Objective, used_objective: Objective, name: str) -> None:
+    """Check that an algorithm does not replace an objective with augmentation.
+
+    A view of an algorithm, such as random smoothing, may ask for increments of other batches than the round's,
+    whose rows key the copies.
 
     Args:
         objective: Objective of the model.
-        looked_at: Objective that the algorithm makes of it.
-        name: Name of the algorithm.
+        used_objective: Objective that the algorithm makes of it, which may be the same.
+        name: Name of the algorithm in the message.
 
     Raises:
-        InputError: The algorithm wraps an augmented objective.
+        InputError: The objective has augmentation, and the algorithm makes another one of it.
     """
     innermost = objective
     while isinstance(innermost, View) and not isinstance(innermost, AugmentedView):
         innermost = innermost.base
-    if isinstance(innermost, AugmentedView) and looked_at is not objective:
+    if isinstance(innermost, AugmentedView) and used_objective is not objective:
         raise InputError(f"model.augment: {name} takes records apart in its own way; use another algorithm")

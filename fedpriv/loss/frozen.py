@@ -91,12 +91,16 @@ class FunctionalModule:
         }
 
     def __call__(self, parameters: dict[str, Tensor], values: Tensor) -> Tensor:
-        """Compute outputs with these parameters, and with a copy of every buffer that the module may change.
+        """Compute the outputs of a batch with these parameters, and with copies of all buffers.
 
         Guarantee: a value that the forward pass of one record writes into a buffer is in no other call's buffers:
         torch's `functional_call` puts the copies in the buffers' places, and the module's own buffers back in the
-        end.  Each place of a tensor is named once: where one layer is at two places, torch's own tying of names
-        would leave the tensors of the call in the layer.
+        end.  For this, each place of a tensor is named once, and `tie_weights` is off: where one layer is at two
+        places, torch's own tying of names would leave the tensors of the call in the layer.
+
+        Args:
+            parameters: Values by name.  A parameter that is left out keeps the module's values.
+            values: Records of the batch, (B, …).
         """
         tensors = {**parameters, **{name: self._module.get_buffer(name).clone() for name in self._buffers}}
         tensors_by_place = {place: tensors[name] for place, name in self._first_names.items() if name in tensors}
@@ -107,14 +111,15 @@ class FunctionalModule:
 def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
     """Run a copy of the module on an artificial record, and return the outputs, (1, …).
 
-    No gradients are computed.  Buffers and parameters are compared before and after the run, bit by bit.
+    No gradients are computed.  Buffers and parameters must have the same values after the run as before, where NaN
+    equals NaN.
 
     Args:
         module: Module to copy, which is not changed.
         probe: A record, as a batch of one, (1, …).
 
     Raises:
-        InputError: A layer, which is named, changes a buffer or a parameter, or gets packed sequences.
+        InputError: A layer, which the message names, changes a buffer or a parameter, or gets a packed sequence.
     """
     module_copy = copy.deepcopy(module)
     for name, layer in module_copy.named_modules():
@@ -127,7 +132,8 @@ def run_trial(module: nn.Module, probe: Tensor) -> Tensor:
         if name not in before or not torch.equal(_comparable(values.detach()), _comparable(before[name])):
             layer_name, _, tensor = name.rpartition(".")
             raise InputError(
-                f"model: layer {layer_name or 'itself'} ({type(module_copy.get_submodule(layer_name)).__name__}) "
+                f"model: {f'layer {layer_name}' if layer_name else 'the module itself'} "
+                f"({type(module_copy.get_submodule(layer_name)).__name__}) "
                 f"changes {tensor} in its forward pass, so that a record would depend on the one before; a buffer "
                 "that stays as it is can be used"
             )
@@ -139,7 +145,10 @@ def _parameters_and_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _comparable(values: Tensor) -> Tensor:
-    """Replace NaN, which a mask may hold, by a number, so that it equals itself."""
+    """Replace NaN, which a buffer may hold, by a number, so that it equals itself.
+
+    Infinities become the largest numbers of the type.
+    """
     return torch.nan_to_num(values, nan=12345.678) if values.is_floating_point() else values
 
 
@@ -147,7 +156,8 @@ def _refuse_packed(name: str) -> Callable[[nn.Module, tuple[object, ...]], None]
     def hook(layer: nn.Module, inputs: tuple[object, ...]) -> None:
         if inputs and isinstance(inputs[0], PackedSequence):
             raise InputError(
-                f"model: layer {name or 'itself'} ({type(layer).__name__}) is given a packed sequence, whose "
+                f"model: {f'layer {name}' if name else 'the module itself'} ({type(layer).__name__}) is given a "
+                "packed sequence, whose "
                 "records lie among each other; give it the padded one, and mask the outputs"
             )
 

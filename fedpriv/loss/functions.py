@@ -14,8 +14,8 @@ bias, and for an embedding a_t is a token: the index of a row of the table.
 | any bias | Σ_t δ_t |
 
 `make_weight_terms` represents the sum of several gradients: over calls, and over the points of an increment (see
-layered.py).  Outer products are stored as gradients if these are smaller, and gradients of an embedding as the
-rows that are not zero.
+layered.py).  Outer products are stored as gradients if these are much smaller, and gradients of an embedding as
+the rows of the record's tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,12 +32,13 @@ from fedpriv.loss.clipping import NormBounds, upper_norm, vector_bounds
 from fedpriv.loss.layers import DenseTerms, GradientTerms, LayerTerms, extract_patches, sum_tensors
 
 _MAX_PRODUCT_SHARE = 0.4
-"""Ratio of values of positions to values of a gradient, up to which products of positions are faster."""
+"""Largest ratio of values of positions to values of a gradient at which products are faster."""
 _MAX_GRADIENT_SHARE = 0.5
-"""Ratio of values of a gradient to values of positions, up to which gradients are stored."""
+"""Largest ratio of values of a gradient to values of positions at which gradients are stored."""
 _CHUNK_VALUES = 2**18
 """Values of gradients that exist at a time for computing their norms, so that they fit into a cache."""
 _CHUNK_LENGTH = 128
+"""Number of values of a gradient whose squares are added in the gradient's type."""
 
 
 class LayerFunction(Protocol):
@@ -49,14 +50,15 @@ class LayerFunction(Protocol):
     def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Outputs for all records, (B, …).
 
-        `inputs` (B, …) are one record's input with an axis of records before it.
+        `inputs` (B, …) have the axes of one record's input behind the axis of records.
         """
         ...
 
     def linear_part(self, inputs: Tensor) -> Tensor:
-        """Values in which the gradient by the weight is linear.
+        """Values (B, …), made of the inputs, in which the gradient by the weight is linear.
 
-        The difference to the values at another point gives the difference of the gradients.
+        With equal output gradients, the difference of these values at two points gives the difference of the
+        gradients.  Tokens are returned as they are, although no gradient is linear in them.
         """
         ...
 
@@ -69,7 +71,14 @@ class LayerFunction(Protocol):
         ...
 
     def working_values(self, output_gradient: Tensor, shape: Sequence[int]) -> int:
-        """Approximate number of values that forming the terms of a weight of this shape allocates."""
+        """Approximate number of values that are allocated to form the terms of a weight.
+
+        Inputs and output gradients do not count.
+
+        Args:
+            output_gradient: Gradients at the outputs.
+            shape: Shape of the weight.
+        """
         ...
 
 
@@ -86,7 +95,7 @@ class ParameterUse(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearFunction:
-    """Linear function, as functional.linear."""
+    """Linear function of (…, inputs), as functional.linear."""
 
     def outputs(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         assert weight is not None
@@ -143,7 +152,8 @@ class ConvolutionFunction:
             shape: Shape of the weight, (output channels, channels / groups, *kernel).
 
         Returns:
-            Gradients by the weight, (B, prod(shape)), summed over the calls between B and the channels.
+            Gradients by the weight, (B, prod(shape)), summed over the pictures of a record, which are the axes
+            between B and the channels.
         """
         pictures, output_gradients = (
             inputs.flatten(0, -self.axes - 2),
@@ -187,7 +197,7 @@ class ConvolutionFunction:
 
 @dataclass(frozen=True)
 class EmbeddingFunction:
-    """Table of embeddings, as functional.embedding."""
+    """Table of embeddings, as functional.embedding, whose inputs are tokens (B, …)."""
 
     padding: int | None
     """Row that gets no gradient, or None."""
@@ -207,7 +217,7 @@ class EmbeddingFunction:
         )
 
     def mask_padding(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
-        """Output gradients with zeros at the positions of the padding row."""
+        """Output gradients, with zeros at the positions whose token is the padding row."""
         return (
             output_gradient
             if self.padding is None
@@ -272,7 +282,7 @@ class GroupNormFunction:
 
 
 def _sum_calls(values: Tensor) -> Tensor:
-    """Sum values (B, calls, size) over the calls, (B, size), without a copy for a single call."""
+    """Sum values (B, N, size) over the N inputs of a record, (B, size), without a copy for N = 1."""
     return values.squeeze(1) if values.shape[1] == 1 else values.sum(1)
 
 
@@ -289,9 +299,11 @@ def make_weight_terms(uses: Sequence[ParameterUse], shape: Sequence[int]) -> Lay
         shape: Shape of the weight.
 
     Returns:
-        For linear functions, the factors δ_t and a_t of all positions (`DenseTerms` for at most two uses of one
-        position each, `PositionTerms` for more), or the gradients if these have at most half as many values.
-        For embeddings, the rows of the table with a gradient.  For all other functions, the gradients themselves.
+        * For one or two uses by linear functions with a single position each, the factors δ and a (`DenseTerms`).
+        * For any other uses by linear functions, the gradients if they have at most half as many values as the
+          factors δ_t and a_t of all positions, and otherwise these factors (`PositionTerms`).
+        * For embeddings, gradients of the rows of the table that are the record's tokens (`EmbeddingTerms`).
+        * For all other functions, and for uses by several kinds of functions, the gradients themselves.
     """
     if all(isinstance(use.function, LinearFunction) for use in uses):
         positions = [(_flatten_positions(use.output_gradient), _flatten_positions(use.inputs)) for use in uses]
@@ -338,7 +350,8 @@ class LongGradientTerms(GradientTerms):
 def long_upper_norm(vectors: Tensor) -> Tensor:
     """Upper bound in float64 on the Euclidean norm of each row, (B, n) -> (B,).
 
-    Each piece of `_CHUNK_LENGTH` values gets a bound in the type of the rows.  The pieces are combined in float64.
+    The squares of each piece of `_CHUNK_LENGTH` values are added in the type of the rows.  The bounds of the
+    pieces are combined in float64.
     """
     if vectors.shape[1] <= _CHUNK_LENGTH:
         return upper_norm(vectors)
@@ -351,7 +364,10 @@ def long_upper_norm(vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PositionTerms:
-    """Gradients Σ_t δ_t ⊗ a_t of a weight, which are never stored: the sum over records is one product."""
+    """Gradients Σ_t δ_t ⊗ a_t of a weight, stored as their factors.
+
+    The weighted sum over all records is one product of matrices, without the gradient of any record.
+    """
 
     output_gradients: Tensor
     """Gradients δ at the outputs, (B, T, outputs)."""
@@ -365,8 +381,8 @@ class PositionTerms:
         """Bounds on the norm ‖Σ_t δ_t ⊗ a_t‖ of each record's gradient, (B,).
 
         Rounding errors are relative to Σ_t ‖δ_t‖ ‖a_t‖, since terms that cancel in the gradient leave their errors
-        in it.  The norm is computed from the T² inner products of positions if T is small compared with a
-        gradient, and from gradients of a few records at a time otherwise.
+        in it.  The norm is computed from the T² inner products of positions if the factors are small compared with
+        a gradient, and from the gradients of a few records at a time otherwise.
         """
         gradient_norms, input_norms = upper_norm(self.output_gradients), upper_norm(self.inputs)
         spread = (gradient_norms * input_norms).sum(-1)
@@ -382,7 +398,8 @@ class PositionTerms:
     def _norm_of_products(self, spread: Tensor) -> Tensor:
         """Upper bounds on the norms √(Σ_{s,t} ⟨δ_s, δ_t⟩ ⟨a_s, a_t⟩), (B,), in float64.
 
-        float32 would round too coarsely.  `spread` is Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.
+        Products are computed in float64, since float32 would round too coarsely.  `spread` is an upper bound of
+        Σ_t ‖δ_t‖ ‖a_t‖, (B,), to which the rounding is relative.
         """
         output_gradients, inputs = self.output_gradients.double(), self.inputs.double()
         squared = ((output_gradients @ output_gradients.mT) * (inputs @ inputs.mT)).sum((-2, -1)).clamp_(min=0.0)
@@ -392,7 +409,8 @@ class PositionTerms:
     def _norm_of_gradients(self, spread: Tensor) -> Tensor:
         """Upper bounds on the norms of the gradients, (B,), which are formed for a few records at a time.
 
-        A bound on rounding errors, relative to `spread` = Σ_t ‖δ_t‖ ‖a_t‖, (B,), is added.
+        `spread` is an upper bound of Σ_t ‖δ_t‖ ‖a_t‖, (B,), and the bound on rounding errors, which is added, is
+        relative to it.
         """
         chunk_size = max(
             1,
@@ -427,13 +445,13 @@ class PositionTerms:
 
 @dataclass(frozen=True)
 class EmbeddingTerms:
-    """Gradients of an embedding, most of whose rows are zero.
+    """Gradients of an embedding, stored as the rows of each record's T tokens.
 
-    No table row occurs twice in one record's rows, except with gradient 0.
+    If a table row occurs several times among a record's tokens, all but the first occurrence have gradient 0.
     """
 
     table_rows: Tensor
-    """Row indices of the table, (B, T)."""
+    """Tokens, which are row indices of the table, (B, T)."""
     row_gradients: Tensor
     """Gradients of these rows, (B, T, width)."""
     row_count: int
@@ -483,12 +501,15 @@ class EmbeddingTerms:
         return EmbeddingTerms(self.table_rows, self.row_gradients.where(mask[:, None, None], 0.0), self.row_count)
 
 
-def _parse_linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    return values, weight, bias, LinearFunction()
+# Names of arguments are torch's, since a module may call torch's functions by keywords.
+
+
+def _parse_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:  # noqa: A002
+    return input, weight, bias, LinearFunction()
 
 
 def _parse_convolution(
-    values: Tensor,
+    input: Tensor,  # noqa: A002
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -502,7 +523,7 @@ def _parse_convolution(
     stride, padding, dilation = (
         (size,) * axes if isinstance(size, int) else tuple(size) for size in (stride, padding, dilation)
     )
-    return values, weight, bias, ConvolutionFunction(axes, stride, padding, dilation, groups)
+    return input, weight, bias, ConvolutionFunction(axes, stride, padding, dilation, groups)
 
 
 def _parse_embedding(
@@ -542,5 +563,6 @@ LAYER_FUNCTIONS: dict[Any, Callable[..., Any]] = {
 """Parsers of calls of torch's functions.
 
 A parser maps a call's arguments to (inputs, weight, bias, `LayerFunction`), or to None for settings without a
-closed form.
+closed form.  torch hands over the inputs of its functions in Python by position, and those of its functions in C
+as the module gave them.
 """

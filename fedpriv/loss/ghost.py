@@ -4,8 +4,8 @@ The increment of a record z is Σ_k c_k ∇f(x_k; z), for the points x_k and the
 parameter goes into functions of functions.py only, its part of the increments of all B records is represented by
 `LayerTerms`: factors that give each record's norm and the clipped sum without the gradients themselves ("ghost
 norms", see layered.py).  Gradients of all other parameters are materialized record by record, (B, size), in the
-same backward pass.  A plan (`_GhostPlan`) says which parameters those are.  The plan follows from the module
-alone, by a pass of a record of zeros.
+same backward pass.  A plan (`_GhostPlan`) says which parameters those are.  The plan follows from passes of a
+record of zeros, and from no data.
 
 Each record passes through the module alone, under vmap, so that no code of the module can look at another record.
 `TracingMode` stands between the module and torch's functions.  When a function of `LAYER_FUNCTIONS` is called with
@@ -13,9 +13,10 @@ a parameter, the function is computed for all records at once, as vmap would do,
 `TracedCall`.  One backward pass of autograd then gives the gradients at the outputs of every call.  No gradient by
 a traced parameter is formed.
 
-Guarantee: a parameter's way into a loss is through the traced calls, or autograd finds it:
-`Trace.compute_output_gradients` names the parameters that have another way, and those of calls that autograd did
-not come to, in every pass anew.  Changes in place after a call do not touch the call's output gradient.
+Guarantee: if a loss depends on a parameter in any way but through the traced calls, autograd finds it.
+`Trace.compute_output_gradients` names the parameters that have another way into a loss, and those of calls that
+autograd did not come to, in every pass anew.  Changes in place after a call do not touch the call's output
+gradient.
 """
 
 import math
@@ -61,7 +62,7 @@ class TracedCall(NamedTuple):
     inputs: Tensor
     """Inputs of the function, (B, …)."""
     input_version: int
-    """Version counter of the inputs, which reveals a change in place."""
+    """Version counter of the inputs at the call, which reveals a later change in place."""
     output_edge: GradientEdge
     """Edge of autograd's graph at the outputs."""
     is_input_constant: bool
@@ -92,9 +93,9 @@ class Trace:
         }
 
     def twin(self, parameter: Tensor | None) -> tuple[str | None, Tensor | None]:
-        """Return a parameter's name and its twin, a leaf that stands for the parameter in traced calls.
+        """Return a parameter's name and its twin, a leaf of autograd that stands for it in traced calls.
 
-        A gradient by the parameter itself then comes from another way into the loss.
+        So a gradient by the parameter itself shows that the parameter has another way into the loss.
 
         Args:
             parameter: Tensor that a function was called with, or None.
@@ -123,7 +124,7 @@ class Trace:
             the leaf.
 
         Raises:
-            RuntimeError: A tensor that was the input of a call has been changed since.
+            RuntimeError: A tensor that was the input of a call has been changed in place since.
         """
         if any(call.inputs._version != call.input_version for call in self.calls):
             raise RuntimeError("a change in place of what a function of parameters saw")
@@ -157,7 +158,7 @@ class Trace:
                 on_gradient(call_index, pending.pop(call_index), output_gradient)
         untraced = {name for call in pending.values() for name in call.parameter_names if name is not None}
         direct_gradients = zip(self.parameters, target_gradients[len(constant_calls) + len(leaves) :], strict=True)
-        untraced |= {name for name, output_gradient in direct_gradients if output_gradient is not None}
+        untraced |= {name for name, gradient in direct_gradients if gradient is not None}
         return untraced, target_gradients[len(constant_calls) : len(constant_calls) + len(leaves)]
 
 
@@ -165,11 +166,11 @@ class TracingMode(TorchFunctionMode):
     """Mode in which calls of layer functions with parameters are added to `trace`."""
 
     def __init__(self, trace: Trace, record_part: Tensor, count: int) -> None:
-        """Trace a vmap over `count` records.
+        """Trace calls inside of a vmap over `count` records.
 
         Args:
             trace: Trace that the calls are added to.
-            record_part: Tensor of one record inside the vmap, which has the vmap's level of nesting.
+            record_part: Any tensor of one record inside the vmap, which shows the vmap's level of nesting.
             count: Number of records B.
         """
         super().__init__()
@@ -181,11 +182,11 @@ class TracingMode(TorchFunctionMode):
     ) -> Any:
         """Run a call of a torch function on one record's values inside the vmap, with a trace of parameters.
 
-        * A layer function with a traced parameter is computed for all records at once, with the parameter's twin,
-          and the call is added to the trace.
+        * A layer function whose weight and bias are traced parameters, or missing, is computed for all records at
+          once, with the twins of the parameters, and the call is added to the trace.
         * A recurrent layer or cell runs as its unrolled form, and multi-head attention as torch's own code, both
           in this mode, so that the functions inside of them are traced.
-        * Attention without mask and dropout is computed for all records at once, record by record inside torch.
+        * Attention without mask and dropout is one call for all records, and torch goes through them one by one.
         * Any other call is passed on unchanged.
 
         Args:
@@ -201,7 +202,7 @@ class TracingMode(TorchFunctionMode):
         if func in LAYER_FUNCTIONS and (call := LAYER_FUNCTIONS[func](*args, **settings)) is not None:
             values, weight, bias, function = call
             (name, weight_twin), (bias_name, bias_twin) = self.trace.twin(weight), self.trace.twin(bias)
-            # A weight or bias that is no parameter, such as a product of parameters, is left to autograd.
+            # A call whose weight or bias is no traced parameter, such as a product of parameters, is passed on.
             if (
                 (name or bias_name)
                 and (weight_twin is None) == (weight is None)
@@ -271,7 +272,7 @@ def _plain_attention(
 ) -> dict[str, Any] | None:
     """Settings of attention without mask and dropout, or None for any other call.
 
-    The three tensors are (…, heads, positions, width), of equal leading axes.
+    The three tensors are (…, heads, positions, width), of one record each, and need equal leading axes and heads.
     """
     has_equal_axes = all(
         part.dim() == query.dim() >= 3 and part.shape[:-2] == query.shape[:-2] for part in (query, key, value)
@@ -292,17 +293,21 @@ _attention_forward = FunctionType(
 
 
 _CHUNK_VALUES = 2**24
-"""Approximate number of values that exist at a time, 64 MB in float32."""
-_VALUES_PER_PARAMETER = 8  # of a chunk, since adding its sum to the total goes through all parameters once
+"""Approximate number of values that exist at a time, 64 MiB in float32."""
+_VALUES_PER_PARAMETER = 8
+"""Number of values for each parameter that a chunk of records may have, even beyond `_CHUNK_VALUES`.
+
+Adding the sum of a chunk to the total goes through all parameters once, so that small chunks are slow.
+"""
 
 
 class _GhostPlan(NamedTuple):
-    """Plan for the records of a module, made from one record of zeros."""
+    """Plan for a module and for records of one shape, made from a record of zeros."""
 
     materialized: frozenset[str]
-    """Parameters whose gradients are formed by autograd, record by record."""
+    """Names of the parameters whose gradients are formed by autograd, record by record."""
     values_per_record: int
-    """Approximate number of values in memory for one record at each point of a query of several points."""
+    """Approximate number of values in memory for one record at one point, for a query of several points."""
     single_point_values: int
     """Approximate number of values in memory for one record, for a query of one point."""
 
@@ -322,21 +327,25 @@ class _TracedPass(NamedTuple):
     call_gradients: list[_CallGradient]
     """Calls that have no terms yet, in their order."""
     terms: dict[str, LayerTerms]
-    """Terms by parameter, for parameters whose only call is not in `call_gradients`.
+    """Terms by name of parameter, for parameters with a single call.
 
-    There are none at a query of several points.
+    Such a call is not in `call_gradients`.  There are no terms for a query of several points.
     """
     materialized: dict[str, Tensor]
-    """Gradients of the materialized parameters by name, (B, size)."""
+    """Gradients of the materialized parameters by name, (B, size).
+
+    Parameters that the losses do not depend on are left out.
+    """
     untraced: set[str]
-    """Parameters whose gradients are not all in the calls."""
+    """Names of the traced parameters whose gradients are not all in the calls."""
 
 
 @dataclass(frozen=True)
 class GhostObjective(ModuleObjective):
-    """`ModuleObjective` that avoids per-record gradients where layer functions have closed forms.
+    """`ModuleObjective` that avoids per-record gradients of parameters with closed forms.
 
-    Elsewhere it computes increments as `ModuleObjective` does.
+    These are parameters that go into layer functions only.  Without any, and where a pass fails, increments are
+    computed as by `ModuleObjective`.
 
     Guarantee: each record passes through the module alone, under vmap, whatever the module's code does with a
     batch; functions of all records at once are torch's own, and known to compute each record on its own.
@@ -344,15 +353,15 @@ class GhostObjective(ModuleObjective):
 
     @cached_property
     def plans(self) -> dict[torch.Size, _GhostPlan | None]:
-        """Plan for each shape of a record, or None where increments are those of `ModuleObjective`."""
+        """Plan by shape of a record's features, or None where increments are those of `ModuleObjective`."""
         return {}
 
     def _increment_of_replicate(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum the clipped increments of one replicate by the plan, chunk by chunk of records.
 
-        A single record, records of a shape without a plan, and a chunk on which the module raises or leaves the
-        plan are left to `ModuleObjective`.  At a time about as many values exist as the largest of `_CHUNK_VALUES`
-        (more on a GPU), 8 d for each point, and those of one record.
+        A single record, records of a shape without a plan, and a chunk on which the module raises or departs from
+        the plan are left to `ModuleObjective`.  At a time about as many values exist as the largest of
+        `_CHUNK_VALUES` (more on a GPU), 8 d for each point, and those of one record.
 
         Args:
             query: Combination of gradients, at points (d,).
@@ -370,7 +379,7 @@ class GhostObjective(ModuleObjective):
         values = plan.single_point_values if points == 1 else points * plan.values_per_record
         max_values = max_values_at_once(_CHUNK_VALUES, weights.device)
         rows = max(1, _VALUES_PER_PARAMETER * self.dimension // (values // points), max_values // values)
-        rows = math.ceil(len(weights) / math.ceil(len(weights) / rows))  # chunks of equal size
+        rows = math.ceil(len(weights) / math.ceil(len(weights) / rows))  # chunks of about equal size
         total = torch.zeros_like(query.points[0], dtype=weights.dtype)
         clipped = torch.zeros((), dtype=torch.int64, device=weights.device)
         for *parts, weight in zip(*(torch.split(part, rows) for part in (*records, weights)), strict=True):
@@ -389,14 +398,14 @@ class GhostObjective(ModuleObjective):
         return Increment(total, clipped)
 
     def _find_plan(self, point: Tensor, records: Records) -> _GhostPlan | None:
-        """Find the plan for records of one shape, which is made once for every shape.
+        """Find the plan for the shape of these records' features, which is made once for every shape.
 
         Args:
             point: Any model, (d,).
-            records: Records, of which only shape and type are used.
+            records: Records, of which only shapes, type and device are used.
 
         Returns:
-            The plan, or None if a pass of zeros fails, or if no parameter goes into a layer function.
+            The plan, or None if a pass of zeros fails, or if no gradient is in a traced call.
         """
         shape = records.features.shape[1:]
         if shape not in self.plans:
@@ -423,7 +432,7 @@ class GhostObjective(ModuleObjective):
             zeros: Record of zeros, as a batch of one.
 
         Returns:
-            The plan, or None if no gradient is in a call.
+            The plan, or None if no gradient is in a traced call.
         """
         materialized: frozenset[str] = frozenset()
         # As one of several points, so that the pass returns every call and makes no terms.
@@ -463,7 +472,7 @@ class GhostObjective(ModuleObjective):
             point: Model, (d,).
             records: Records of the batch, (B, …).
             coefficient: Coefficient of the point in the query.
-            materialized: Parameters whose gradients autograd forms record by record.
+            materialized: Names of parameters whose gradients autograd forms record by record.
             is_only_point: Whether the query has no other point.  The terms of a parameter with a single call are
                 then made as soon as autograd comes to the call, so that the call's inputs need not be stored.
         """
@@ -494,9 +503,10 @@ class GhostObjective(ModuleObjective):
             terms: dict[str, LayerTerms] = {}
 
             def store_gradient(index: int, call: TracedCall, output_gradient: Tensor) -> None:
-                """Store a call with its gradients, or make terms of these at once.
+                """Store a call with its gradients, or make terms of them at once.
 
-                Terms are made at an only point, if neither the weight nor the bias of the call is in another call.
+                Terms are made if the query has no other point, and neither the weight nor the bias of the call is
+                in another call.
                 """
                 weight, bias = call.parameter_names
                 if is_only_point and all(
@@ -516,9 +526,9 @@ class GhostObjective(ModuleObjective):
                 coefficient * losses.sum(), list(leaves.values()), store_gradient
             )
         gradients = {
-            name: output_gradient.flatten(1)
-            for name, output_gradient in zip(leaves, leaf_gradients, strict=True)
-            if output_gradient is not None
+            name: gradient.flatten(1)
+            for name, gradient in zip(leaves, leaf_gradients, strict=True)
+            if gradient is not None
         }
         return _TracedPass(
             [call_gradients[index] for index in sorted(call_gradients)], terms, gradients, untraced | double_use
@@ -539,8 +549,8 @@ class GhostObjective(ModuleObjective):
 
         Returns:
             The sum by parameters, (size,) each or None for a parameter without gradient, and the count, ().  The
-            result is None if the module raises on a record, if a gradient is missing in the calls, or if the calls
-            differ between the points.
+            result is None if the module raises on a record, if the calls lack a part of a gradient, or if the
+            calls differ between the points.
         """
         weights = batch.weights
         try:
@@ -565,8 +575,8 @@ class GhostObjective(ModuleObjective):
         """Yield the name and the terms of every parameter that the losses depend on.
 
         The terms represent each record's gradient by the parameter, summed over all passes, which are the points
-        of a query.  They were made in the pass, or come from the parameter's calls as a weight or as a bias, or
-        are its materialized gradients.
+        of a query.  They were made in the pass, or are made here of the parameter's calls, as a weight or as a
+        bias, or of its materialized gradients.
 
         Args:
             passes: Result at each point, with the same calls.
@@ -597,13 +607,13 @@ class GhostObjective(ModuleObjective):
 def _make_uses(
     function: LayerFunction, inputs: Sequence[Tensor], output_gradients: Sequence[Tensor]
 ) -> list[ParameterUse]:
-    """Uses of a call at several points, written as differences to the first point.
+    """Uses of a call's weight at all points of a query, written as differences to the first point.
 
     With inputs a_k and output gradients δ_k (coefficient included) at point k, the sum Σ_k δ_k ⊗ a_k becomes
-    (Σ_k δ_k) ⊗ a_0 + Σ_{k≥1} δ_k ⊗ (a_k - a_0).  Terms of differences are as small as their sum.  Bounds on
-    rounding, which are relative to the terms, are then small too.  Inputs that are the same tensor at every point,
-    such as the record itself, have no difference.  Tokens have no differences: they are one use if they are the
-    same at every point, and one use for each point otherwise.
+    (Σ_k δ_k) ⊗ a_0 + Σ_{k≥1} δ_k ⊗ (a_k - a_0).  If the points are close, these terms are about as small as their
+    sum, and so are bounds on rounding, which are relative to the terms.  Inputs that are the same tensor at every
+    point, such as the record itself, have no difference.  Tokens have no differences: they are one use if they are
+    the same at every point, and one use for each point otherwise.
 
     Args:
         function: Function of the call.

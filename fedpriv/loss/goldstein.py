@@ -5,19 +5,18 @@ Kornowski, Liu & Talwar, section 2 and Algorithms 3, 4 and 5.  Directions are on
 the ball for gradients; the paper exchanges the two in places.
 
     f_α(x) = E f(x + y), y uniform in the ball of radius α
-    first order:   mean_j ∇f(x + y_j)                                        y_j in the ball
+    first order:   mean_j ∇f(x + y_j)                                        y_j in the ball of radius α
     zeroth order:  mean_j d/(2α) (f(x + α u_j) - f(x - α u_j)) u_j           u_j on the unit sphere
 
 f is one record's loss, d the dimension of x.  Both estimate ∇f_α without bias.  A record's contribution to a query
 is Σ_k c_k times the estimate at point x_k, and is clipped after the sum over all directions and points.
-Directions are drawn in chunks, which bounds the memory: a chunk has all directions of some records, or some
-directions of one record.
+Directions are drawn in chunks, which bounds the memory: a chunk has all or some of the directions of some records.
 
 `GoldsteinView` adds a metric to evaluations.  x is (r, β)-stationary for F if some convex combination of gradients
 of F at points within distance r of x has norm at most β (Goldstein 1977; Kornowski, Liu & Talwar, section 2).  The
-metric samples the points, so it is an upper bound on the least such norm.  The metric does not grow when points
-are added, and converges slowly in their number.  Models can be compared at the same number of points and the same
-seed only.
+metric samples the points, so it is an upper bound on the least such norm.  The metric does not grow, but for
+rounding, when points are added, and converges slowly in their number.  Models can be compared at the same number
+of points and the same seed only.
 
 `find_min_norm_point` finds the least-norm point x of a convex hull by Wolfe's algorithm (Wolfe 1976), with a
 certificate: no convex combination of points g_i has a norm below min_i ⟨g_i, x⟩/‖x‖.
@@ -53,11 +52,14 @@ from fedpriv.loss.objective import (
 from fedpriv.participation.orders import OWN_FACTS, Dependence, declared_dependence
 
 _CHUNK_VALUES = 2**20
-"""Values of directions around one point that exist at a time in a replicate, 8 MiB in float64."""
+"""Most values of directions around one point that exist at a time in a replicate, 8 MiB in float64.
+
+A single direction of more values is one chunk.
+"""
 
 
 class DirectionWindow(NamedTuple):
-    """Some of the directions of a batch: those numbered `first` … `last`-1 of some records."""
+    """Some of the directions of a batch: those with numbers `first` … `last` - 1, of some records."""
 
     record_positions: Sequence[int]
     """Positions of the records in the batch."""
@@ -70,8 +72,9 @@ class DirectionWindow(NamedTuple):
 class Directions(Protocol):
     """Random directions for every record of a batch, (B, count, d) or (replicates, B, count, d).
 
-    `slots` are the silos and row indices of the batch.  With a `window`, the result is the window's part of the
-    same directions, and (records, last - first) takes the place of (B, count).
+    `slots` are the round, the silos and the row indices of the batch, and `count` is the number of directions of a
+    record.  With a `window`, the result is the window's part of the same directions, and (records, last - first)
+    takes the place of (B, count).
     """
 
     def sphere(
@@ -84,13 +87,13 @@ class Directions(Protocol):
         ...
 
     def ball(self, slots: BatchLayout, count: int, like: Tensor, window: DirectionWindow | None = None) -> Tensor:
-        """Draw directions uniformly in the unit ball."""
+        """Draw directions uniformly in the unit ball, with arguments as for `sphere`."""
         ...
 
 
 @dataclass(frozen=True)
 class SeededDirections:
-    """Directions as a pure function of (seed, silo, round, row index), in any order and on every engine.
+    """Directions as a pure function of seed, silo, round, row index, number and dimension.
 
     Guarantee: directions are keyed by the row index, never by the content of the row or by the other rows that are
     read, so neighbouring data sets have the same directions, and secret participation does not change them.
@@ -132,7 +135,7 @@ class SeededDirections:
             each replicate, add a first axis.
         """
         positions = slice(None) if window is None else list(window.record_positions)
-        first, last = (0, count) if window is None else window[1:]
+        first, last = (0, count) if window is None else (window.first, window.last)
         silos, rows = slots.silo_ids[positions], slots.row_indices[..., positions]
         by_replicate = rows if rows.ndim > 1 else [rows] * len(self.seeds)
         # Replicates of one seed that read the same rows share directions.
@@ -170,21 +173,22 @@ class SeededDirections:
 class RandomSmoothing(View):
     """`base` with every gradient replaced by an estimate from random directions.
 
-    Evaluations are those of `base`.  If `shares_directions`, all points of an increment have the same directions,
-    so that a difference of two gradients is small when the points are near.  Otherwise each point has its own.
+    Evaluations are those of `base`.  Directions around all points of an increment are the same if
+    `shares_directions`, so that a difference of two gradients is small when the points are near.  Otherwise each
+    point has its own.
 
     Guarantee: as for any objective, a record's increment is clipped as a whole, so one record moves the sum by at
     most its weight times `clip` under zero-out, whatever the loss and however few directions there are.
     """
 
     radius: float
-    """α."""
+    """Radius α of the ball around a point."""
     order: Literal["first", "zeroth"]
     """Estimate from gradients ("first") or from values ("zeroth")."""
     direction_count: int
-    """Directions per point for increments of several points."""
+    """Number of directions at each point, for increments of several points."""
     anchor_direction_count: int
-    """Directions for increments of a single point."""
+    """Number of directions, for increments of a single point."""
     shares_directions: bool
     """Whether all points of an increment have the same directions."""
     direction_source: Directions
@@ -198,7 +202,7 @@ class RandomSmoothing(View):
 
     @property
     def smoothness(self) -> float:
-        """Smoothness of the smoothed loss, at most √d L/α (see docs/goldstein.md)."""
+        """Smoothness of the smoothed loss: at most that of `base`, and at most √d · `base.lipschitz` / α."""
         return min(self.base.smoothness, math.sqrt(self.dimension) * self.base.lipschitz / self.radius)
 
     def for_batch(self, slots: BatchLayout) -> "RandomSmoothing":
@@ -207,9 +211,10 @@ class RandomSmoothing(View):
     def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
         """Sum clipped increments as `Objective` does, of a batch that has the rows of the batch layout.
 
-        At most `_CHUNK_VALUES` numbers of directions around a point exist at a time in a replicate: all of a few
-        records, or a window of one record's.  Chunk sizes follow from public numbers, and do not depend on the
-        number of replicates.
+        At most `_CHUNK_VALUES` numbers of directions around a point exist at a time in a replicate, or those of
+        one direction.  They are all directions of a few records, or some directions of one record.  Sizes of
+        chunks follow from the numbers of records, points and directions and from d, not from the number of
+        replicates.
 
         Args:
             query: Combination of gradients, at points (..., d).
@@ -241,7 +246,14 @@ class RandomSmoothing(View):
     def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
         """Compute the weighted clipped increment of every record, (rows, d), a few directions at a time.
 
-        `rows` are row indices of the only silo of the batch layout, and key the directions.
+        Args:
+            query: Combination of gradients, at points (d,).
+            batch: Records (rows, …) and weights (rows,).
+            rows: Row indices of the records in the only silo of the batch layout, which key the directions.
+            clip: Norm bound.
+
+        Raises:
+            ValueError: The batch layout has several silos.
         """
         records, weights = batch
         if not len(rows):
@@ -259,7 +271,7 @@ class RandomSmoothing(View):
         )
 
     def extra_values(self, points: int, rows: int = 1) -> int:
-        """Values of directions around all points, and those of `base`."""
+        """Number of values of directions around all points, plus those of `base`."""
         values_per_record = self._directions_per_point(points) * self.dimension
         return points * min(rows * values_per_record, max(_CHUNK_VALUES, self.dimension)) + self.base.extra_values(
             points, rows
@@ -318,15 +330,14 @@ class RandomSmoothing(View):
     ) -> Increment:
         """Clip each record's contribution at weight 1, (..., B, d), and count clips, (..., B).
 
-        Directions are drawn window by window, and the estimate of a record is the sum over windows.  With a single
-        window and gradients, `base` sums and clips the gradients of each record itself.
+        Directions are drawn window by window, and the estimate of a record is the sum over windows.  For estimates
+        from gradients with a single window, `base` sums the gradients of each record and clips the sum.
 
         Args:
             query: Combination of gradients, at points (..., d).
             records: Records to estimate gradients of, (..., B, …).
             weights: Weights of the batch, of which only type and device are used.
-            windows: Windows that cover all directions of the records; None is a window of all records and
-                directions.
+            windows: Windows that cover all directions of the records, where None stands for all of them.
             clip: Norm bound, a number or (..., 1).
 
         Returns:
@@ -374,8 +385,13 @@ class RandomSmoothing(View):
     ) -> Tensor:
         """Estimate Σ_k c_k mean_j ∇f(x_k + α y_j) of each record, unclipped, (..., B, d).
 
-        `windows` yields the directions y_j of each window, by points.  The estimate is NaN if the
-        sum over a window is not representable.
+        The estimate is NaN if the sum over a window is not representable.
+
+        Args:
+            query: Points x_k, (..., d), and coefficients c_k.
+            records: Records, (..., B, …).
+            windows: For each window, the directions y_j in the unit ball by points, (..., B, j, d) each.
+            unit_weight: The weight 1, (1,), in the type of the sum.
         """
         total = unit_weight.new_zeros(())
         for directions in windows:
@@ -390,7 +406,10 @@ class RandomSmoothing(View):
     def _estimate_from_values(self, query: Query, records: Records, windows: Iterable[Sequence[Tensor]]) -> Tensor:
         """Estimate Σ_k c_k mean_j d/(2α) (f(x_k + α u_j) - f(x_k - α u_j)) u_j of each record, (..., B, d).
 
-        `windows` yields the unit directions u_j of each window, by points.
+        Args:
+            query: Points x_k, (..., d), and coefficients c_k.
+            records: Records, (..., B, …).
+            windows: For each window, the directions u_j on the unit sphere by points, (..., B, j, d) each.
         """
         total = torch.zeros((), dtype=query.points[0].dtype, device=query.points[0].device)
         single_batches = _as_single_batches(records, 2)
@@ -410,7 +429,7 @@ class RandomSmoothing(View):
 
 
 def _as_single_batches(records: Records, axes: int) -> Records:
-    """Make each record a batch of one, by `axes` further axes behind those of the batch."""
+    """Make each record a batch of one, by `axes` axes of length 1 behind the axis of records."""
     features, labels = records
     batch_end = labels.dim()
     for _ in range(axes):
@@ -439,9 +458,10 @@ class MinNormPoint(NamedTuple):
 def find_min_norm_point(points: Floats) -> MinNormPoint:
     """Find the least-norm point of the convex hull of points (n, d), by Wolfe's algorithm.
 
-    The algorithm begins with the point of least norm as the only member.  With x the least-norm point of the
-    members' hull, it adds the point g_i of least ⟨g_i, x⟩ to the members.  It ends when ‖x‖² - ⟨g_i, x⟩ is at most
-    1e-12 of the largest squared norm, or when that point is a member already.
+    The members are the points whose convex combination is x.  At first the point of least norm is the only member,
+    and x.  A step adds the point g_i of least ⟨g_i, x⟩ to the members, and x becomes the least-norm point of their
+    hull.  The algorithm ends when ‖x‖² - ⟨g_i, x⟩ is at most 1e-12 of the largest squared norm of a point, or when
+    g_i is a member already.
     """
     squared_norms = np.sum(points**2, axis=1)
     largest = float(np.max(squared_norms))
@@ -467,9 +487,10 @@ def _minimize_over_members(
 ) -> tuple[list[int], Floats]:
     """Find the least-norm point of the members' convex hull, and drop the members that it does not need.
 
-    With the members as rows of P, the weights of the least-norm point of their affine hull are proportional to
-    (P Pᵀ + largest)⁻¹ 1.  If all are positive, they are the result.  Otherwise weights move towards them until the
-    first weight becomes 0; that member is dropped, and the step is repeated.
+    With the members as rows of P, and 1 a vector of ones, the weights of the least-norm point of their affine hull
+    are proportional to (P Pᵀ + largest · 1 1ᵀ)⁻¹ 1.  If all are above `_SMALL`, they are the result.  Otherwise
+    the weights move towards them until the first weight becomes 0.  That member is dropped, with all others of
+    weight at most `_SMALL`, and the step is repeated.
 
     Args:
         points: All points, (n, d).
@@ -507,14 +528,16 @@ def goldstein_measure(
 ) -> float:
     """Compute the least norm of a convex combination of gradients at random points around a point.
 
-    The norm is an upper bound on Goldstein's measure of stationarity.
+    The norm is an upper bound on Goldstein's measure of stationarity, the least norm of a convex combination of
+    gradients at any points of the ball.
 
     Args:
         gradients: Function from points (n, d) to gradients (n, d).
         point: Center of the ball, (d,).
         radius: Radius of the ball.
         count: Number of points, which are uniform in the ball.
-        seed: Seed of the points.  They are a function of (seed, d), and those of a smaller count come first.
+        seed: Seed of the points.  For one seed and one d, a larger count adds points behind those of a smaller
+            one.
     """
     return find_min_norm_point(gradients(point + radius * _sample_unit_ball(count, len(point), seed))).norm
 
@@ -548,7 +571,8 @@ def measure_objective(
 def compute_mean_gradients(objective: Objective, points: Tensor, records: Records) -> Tensor:
     """Compute the gradient of the mean loss at each of `points` (n, d): (n, d).
 
-    The gradients are increments with a clip that is never reached.
+    The gradients are increments with a clip that no finite gradient reaches.  A record whose gradient is not
+    finite, or not representable (`compute_clipping`), counts as 0 in the mean.
     """
     count = len(records.labels)
     weights = torch.full((count,), 1.0 / count, dtype=points.dtype, device=points.device)

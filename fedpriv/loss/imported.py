@@ -43,7 +43,7 @@ _MAX_GROUPS = 32  # of a GroupNorm in place of a BatchNorm
 
 
 def is_import_path(name: str) -> bool:
-    """Whether a model's name is of the form package.module:Name."""
+    """Whether a model's name is of the form package.module:Name, with at most 200 characters."""
     return len(name) <= _MAX_PATH_LENGTH and _PATH.fullmatch(name) is not None
 
 
@@ -75,7 +75,7 @@ def import_callable(path: str, key: str) -> Callable[..., Any]:
 def build_module(path: str, key: str, positional: tuple[int, ...], arguments: dict[str, Any]) -> nn.Module:
     """Build the torch module that the class or function at `path` returns.
 
-    torch's generator has the seed 0 during the call, and its former state afterwards.
+    torch's generator starts from seed 0 for the call, and has its former state afterwards.
 
     Guarantee: `CodeError.public_message`, which is all that a guard says of a failure, depends on the scenario
     alone.
@@ -131,16 +131,16 @@ def check_record_shape(record: tuple[int, ...], flat: tuple[int, ...], name: str
 
     Args:
         record: Shape in which the module takes a record.
-        flat: Shape of the data set's records.
-        name: Name of the model.
+        flat: Shape of the data set's records, flat or not.
+        name: Name of the model in error messages.
 
     Raises:
         InputError: The numbers of values differ.
     """
     if math.prod(record) != math.prod(flat):
         raise InputError(
-            f"model.name = {name!r} takes records of shape {record}, {math.prod(record)} values, and those of the "
-            f"data set have {math.prod(flat)}"
+            f"{_describe_module(name)} takes records of shape {record}, {math.prod(record)} values, and those of "
+            f"the data set have {math.prod(flat)}"
         )
 
 
@@ -162,8 +162,8 @@ def check_outputs(
 ) -> tuple[int, ...]:
     """Check that a module can be trained and maps one flat record to the needed outputs.
 
-    The module is run on a record of zeros, (1, values), so that problems are found which no layer's name reveals
-    (see `check_per_record`).
+    The module is run on a record of zeros, (1, values), and on random records (`check_per_record`), so that
+    problems are found which no layer's name reveals.
 
     Args:
         module: Module to check, which takes flat records.
@@ -174,11 +174,12 @@ def check_outputs(
         why_needed: Explanation of `outputs` for the error message.
 
     Returns:
-        The shape of one record's outputs.  For a module on the meta device, which cannot be run, it is `outputs`,
-        or (1,) without `outputs`.
+        The shape of one record's outputs.  For a module on the meta device, which cannot be run, it is the needed
+        shape, or (1,) if any shape will do.
 
     Raises:
-        InputError: The module cannot be trained, raises, has other outputs, or lets records depend on each other.
+        InputError: The module cannot be trained, raises, has other outputs or values that are not finite, or lets
+            records depend on each other.
     """
     check_module(module)
     needed = (outputs,) if isinstance(outputs, int) else outputs
@@ -250,13 +251,13 @@ def _make_probes(
 def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequence[InputLayout] = ()) -> None:
     """Check that a record's outputs and gradients do not depend on the other records of a batch.
 
-    The module is run, and must not change its buffers (`run_trial`).  Records 1 and 2 of a batch of 3 are
-    replaced.  Outputs of record 0, and the gradient of the sum of their squares, have to stay the same, bit by
-    bit, at the module's own parameters and at these plus standard normal numbers.  A batch of one has to give the
-    same outputs up to rounding.
+    The module is run, and must not change its buffers or parameters (`run_trial`).  Then records 1 and 2 of a
+    batch of 3 are replaced.  Outputs of record 0, and the gradient of the sum of their squares, have to be exactly
+    equal before and after, at the module's own parameters and at these plus standard normal numbers (unless values
+    are not finite there).  A batch of one has to give the same outputs up to 1e-3.
 
-    Increments are computed of each record alone, so a failure here would not break their guarantee.  But the model
-    that is evaluated would differ from the model that is trained.
+    Increments are computed of each record alone, so that a dependence would not break their guarantee.  But the
+    model that is evaluated would differ from the model that is trained.
 
     Args:
         module: Module to check.
@@ -287,22 +288,25 @@ def check_per_record(module: nn.Module, features: int, name: str, inputs: Sequen
         if not (outputs.isfinite().all() and all(part.isfinite().all() for part in gradients)):
             if scale == 0.0:
                 raise InputError(
-                    f"model.name = {name!r}: at its own parameters a record of standard normal numbers (or of "
+                    f"{_describe_module(name)}: at its own parameters a record of standard normal numbers (or of "
                     "tokens) has outputs or gradients that are not finite"
                 )
             continue  # overflow at random parameters proves nothing
         is_same = torch.equal(outputs, other_outputs) and all(map(torch.equal, gradients, other_gradients))
         if not is_same or not torch.allclose(outputs, single_outputs, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise InputError(
-                f"model.name = {name!r}: a record's outputs change with the other records of its batch, or from "
-                "call to call; models here look at one record (model.group_norm = true replaces BatchNorm)"
+                f"{_describe_module(name)}: a record's outputs change with the other records of its batch, or "
+                "from call to call; models here look at one record (model.group_norm = true replaces BatchNorm)"
             )
 
 
 def _first_outputs_and_gradients(
     module: nn.Module, parameters: dict[str, Tensor], batch: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Outputs of record 0 of a batch (B, f), and the gradients of the sum of their squares."""
+    """Outputs of record 0 of a batch (B, f), and the gradients of the sum of their squares by parameters.
+
+    A gradient is 0, of shape (), if the outputs do not depend on the parameter.
+    """
     with torch.enable_grad():
         outputs = FunctionalModule(module)(parameters, batch)
         trainable = [parameter for parameter in parameters.values() if parameter.requires_grad]
@@ -326,7 +330,7 @@ class TrainedModel:
 
     @torch.inference_mode()
     def outputs(self, features: Tensor) -> Tensor:
-        """Compute outputs (n, outputs) of features (n, f), where each record is computed by itself."""
+        """Compute outputs (n, outputs) of features (n, f), each record by itself (`map_records`)."""
         return map_records(make_vmap_module(self.module), features[:, : self.feature_count])
 
 
@@ -344,7 +348,7 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
         The module in evaluation mode, with its loss.
 
     Raises:
-        InputError: The objective is no torch module.
+        InputError: The objective is neither that of a torch module nor a linear score.
     """
     while isinstance(objective, View):
         objective = objective.base
@@ -370,8 +374,8 @@ def make_trained_model(objective: Objective, vector: NDArray[Any]) -> TrainedMod
 def parameter_shapes(objective: Objective) -> list[tuple[int, ...]]:
     """Return the shapes of the arrays that make up the flat parameters (d,), in order.
 
-    Those of a torch module are in the order of its `state_dict`, without frozen parameters.  Any other objective
-    has one array (d,).
+    Those of a torch module are in the order of its `state_dict`, without buffers, frozen parameters and further
+    names of a parameter.  Any other objective has one array (d,).
     """
     while isinstance(objective, View):
         objective = objective.base
@@ -383,9 +387,10 @@ def parameter_shapes(objective: Objective) -> list[tuple[int, ...]]:
 
 
 def copy_with_parameters(module: nn.Module, point: Tensor) -> nn.Module:
-    """Copy a module in evaluation mode, with flat parameters `point` (d,) in the module's order.
+    """Copy a module in evaluation mode, with flat parameters `point` (d,).
 
-    Frozen parameters and buffers are the module's.
+    The parameters are in the order of `trainable_parameters`.  Frozen parameters and buffers have the module's
+    values, in the type of `point`.
     """
     return _set_parameters(copy.deepcopy(module).to(point.dtype), unflatten_parameters(module, point))
 
@@ -399,6 +404,7 @@ def _set_parameters(module: nn.Module, values: dict[str, Tensor]) -> nn.Module:
 
 
 DIGEST_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")
+"""Form of a digest of weights."""
 
 
 def weights_folder() -> Path:
@@ -462,7 +468,7 @@ def weights_error(weights: str, key: str, path: str, error: Exception) -> CodeEr
 
 @dataclass(frozen=True)
 class InitializedView(RecordView):
-    """`base` whose x_1 has the values of `module`, except for the parameters in `seeded_names`."""
+    """`base` whose x_1 has the values of `module`, but for the parameters in `seeded_names`."""
 
     module: nn.Module
     """Module whose trainable parameters are x_1."""
@@ -487,8 +493,8 @@ def load_constants(module: nn.Module, weights: str | None, path: str) -> frozens
     These parameters start from the scenario's seed, such as a head or the parameters that `lora` adds.
 
     Guarantee: every frozen parameter and, with a digest, every buffer of a state_dict has the values of the named
-    digest.  A frozen parameter or, with a digest, a buffer without values there raises InputError, since a silo
-    and its server might fill it each in its own way.
+    digest.  A frozen parameter or, with a digest, a buffer of the state_dict without values in the file raises
+    InputError, since a silo and its server might fill it each in its own way.
 
     Args:
         module: Module to load the values into.

@@ -76,9 +76,9 @@ def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[
         record: Shape of a single input, which is not used for several inputs.
 
     Returns:
-        A module that takes flat rows (B, width): several inputs are cut apart (`InputSplitter`), a single one is
-        cast to integers if it is tokens, and unflattened if `record` has several axes.  The module itself is
-        returned for flat numbers.
+        A module that takes flat rows (B, width).  Several inputs are cut apart (`InputSplitter`).  A single input
+        is cast to integers if it is tokens, and unflattened unless `record` has one axis.  The module itself is
+        returned if a single input needs neither.
     """
     if len(inputs) > 1:
         return InputSplitter(module, inputs)
@@ -90,9 +90,9 @@ def wrap_module(module: nn.Module, inputs: Sequence[InputLayout], record: tuple[
 
 @dataclass(frozen=True)
 class LabelledView(RecordView):
-    """`base` for records whose labels lie behind their features.
+    """`base` for records whose labels lie behind their features, in the same row.
 
-    `base` gets labels of shape (..., B, *shape).
+    `base` gets labels (..., B, *shape), where `shape` is that of one record's labels.
 
     Guarantee: none of its own; each record's labels are its own row's.
     """
@@ -123,18 +123,24 @@ class LabelledView(RecordView):
 
     @property
     def has_accuracy(self) -> bool:
-        """Whether predictions of the loss are right or wrong."""
+        """Whether the loss judges predicted class labels as right or wrong, as a user's function does not.
+
+        The value has no meaning for labels that are numbers.
+        """
         return not isinstance(_find_module_objective(self.base).loss, FunctionLoss)
 
     def accuracies_and_losses(self, point: Tensor, records: Records) -> tuple[Tensor, Tensor]:
         """Share of right labels of each record, and the record's loss, (..., B) both.
 
-        `point` is (..., d), and `records` have their labels behind their features.  Missing class labels do not
-        count.  The view's `has_accuracy` has to be True.
+        Missing class labels do not count.  The share of a record without any label is 0.
+
+        Args:
+            point: Models, (..., d).
+            records: Records with class labels, which lie behind the features.  `has_accuracy` has to be True.
         """
         labelled, base = self.with_labels(records), _find_module_objective(self.base)
         outputs = self.base.outputs(point, labelled)
-        # Each record as a batch of one.
+        # Each record is a batch of one, since `accuracy` is a mean over the records of a batch.
         single_labels = labelled.labels.unsqueeze(-1 - len(self.layout.label_shape))
         accuracies = base.loss.accuracy(outputs.unsqueeze(point.dim()), single_labels)
         assert accuracies is not None  # see `has_accuracy`
@@ -178,13 +184,13 @@ def make_layout_objective(
 ) -> tuple[Objective, nn.Module]:
     """Make the objective of a module for records of a layout, and return it with the wrapped module.
 
-    The module is put behind layers that take flat rows, its outputs are checked against the loss, and the
-    objective is put behind a `LabelledView` if a record has several labels.
+    The module is put behind layers that take flat rows (`wrap_module`), and its outputs are checked against the
+    loss. The objective is put behind a `LabelledView` if labels have a shape, as several labels do.
 
     Args:
         module: Module that maps inputs of a batch to outputs.
         layout: Layout of a record's features and labels.
-        record: Shape in which the module takes a single input.
+        record: Shape in which the module takes a single input, not used for several inputs.
         choice: Choice of the loss.
         classes: Number of classes, or 0 if labels are numbers.
         seed: Seed of x_1.

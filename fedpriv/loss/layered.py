@@ -6,12 +6,12 @@ the increment's part in that layer is Σ_k c_k δ_k ⊗ a_k.  This part is repre
 
     (Σ_k c_k δ_k) ⊗ a_0 + Σ_{k≥1} c_k δ_k ⊗ (a_k - a_0),
 
-whose terms are as small as the increment itself.  A norm from the inner products of the terms c_k δ_k ⊗ a_k would
-lose all digits to cancellation in float32, with c = (t, -(t-1)) in round t for instance.  A norm that is too small
-would break the clip.
+whose terms are about as small as the increment itself if the points are close.  A norm from the inner products of
+the terms c_k δ_k ⊗ a_k would lose all digits to cancellation in float32, with c = (t, -(t-1)) in round t for
+instance.  A norm that is too small would break the clip.
 
-`make_module_objective` chooses the objective of a module: `LayeredObjective` if every layer has a closed form, and
-`GhostObjective` (ghost.py) otherwise.
+`make_module_objective` chooses the objective of a module: `LayeredObjective` for an nn.Sequential in which every
+layer has a closed form and every parameter is trained, and `GhostObjective` (ghost.py) otherwise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,12 @@ from fedpriv.loss.module import BaseModuleObjective, ModuleObjective, check_modu
 from fedpriv.loss.objective import Batch, Increment, Query, Records
 
 _CHUNK_VALUES = 2**21
-_VALUES_PER_PARAMETER = 8  # of a chunk, since adding its sum to the total goes through all parameters once
+"""Approximate number of values that exist at a time, 8 MiB in float32."""
+_VALUES_PER_PARAMETER = 8
+"""Number of values for each parameter that a chunk of records may have, even beyond `_CHUNK_VALUES`.
+
+Adding the sum of a chunk to the total goes through all parameters once, so that small chunks are slow.
+"""
 
 
 class LayerBlock(NamedTuple):
@@ -68,7 +73,10 @@ class _ForwardPass(NamedTuple):
 
 @dataclass(frozen=True)
 class LayeredObjective(BaseModuleObjective):
-    """Loss of a sequential module's outputs, made by `from_module`."""
+    """Loss of a sequential module's outputs, for layers with closed forms.
+
+    `from_module` makes the objective.
+    """
 
     module: nn.Sequential
     """Sequential module of the model."""
@@ -94,7 +102,7 @@ class LayeredObjective(BaseModuleObjective):
 
         Returns:
             The objective, or None if the module is no nn.Sequential, a layer has no closed form, occurs twice or
-            changes the number of records, or a parameter is frozen.
+            changes the number of records, or a parameter is frozen or belongs to two layers.
 
         Raises:
             InputError: The module cannot be trained (`check_module`).
@@ -129,7 +137,7 @@ class LayeredObjective(BaseModuleObjective):
                 blocks[-1] = blocks[-1]._replace(stateless_layers=(*blocks[-1].stateless_layers, stateless))
             else:
                 leading_layers.append(stateless)
-        # The names differ if a layer occurs twice or a parameter is frozen.
+        # The names differ if a layer occurs twice, or a parameter is frozen or belongs to two layers.
         parameter_names = [name for block in blocks for name in (block.weight, block.bias) if name is not None]
         if parameter_names != list(trainable_parameters(module)):
             return None
@@ -180,8 +188,12 @@ class LayeredObjective(BaseModuleObjective):
     def gradient(self, point: Tensor, batch: Batch) -> Tensor:
         """Sum weighted gradients without clipping, (..., d), for a few models at a time.
 
-        Each model of `point` (..., d) goes with all of its records, (..., B, …) with weights (..., B) or (B,).
-        The last leading axis of models is cut into chunks.  A point (d,) takes all records at once.
+        Each model of `point` (..., d) takes all of its records at once.  With leading axes, the last one is cut
+        into chunks of models.
+
+        Args:
+            point: Models, (..., d).
+            batch: Records (..., B, …), with the leading axes of `point`, and weights, (..., B) or (B,).
         """
         if point.dim() == 1:
             return self._sum_gradients(point, batch)
@@ -206,10 +218,10 @@ class LayeredObjective(BaseModuleObjective):
         return torch.cat([part_sum for term in terms for part_sum in term.weighted_sum(batch.weights)], dim=-1)
 
     def _clip_increments(self, query: Query, batch: Batch, clip: Scalar) -> tuple[list[LayerTerms], Clipping]:
-        """Terms of a batch's increments by layers, and the clipping of each record.
+        """Terms of a batch's increments, one for each layer with parameters, and the clipping of each record.
 
-        Terms have the type of the weights.  A record's norm is combined from the bounds of all layers.
-        Increments that are not representable are zero.
+        Terms have the type of the weights, and are not clipped yet.  A record's norm is combined from the bounds
+        of all layers.  The terms of increments that are not representable are zero.
         """
         records, weights = batch
         terms = [term.to_dtype(weights.dtype) for term in self._make_terms(query, records)]
@@ -224,8 +236,8 @@ class LayeredObjective(BaseModuleObjective):
         """Terms of each layer with parameters, in order, as differences to the first point.
 
         With output gradients δ_k (coefficient included) and inputs a_k at point k, the terms of a layer are
-        (Σ_k δ_k) ⊗ a_0 and δ_k ⊗ (a_k - a_0) for k ≥ 1.  The first layer has the first term only, since its inputs
-        are the same at every point.
+        (Σ_k δ_k) ⊗ a_0 and δ_k ⊗ (a_k - a_0) for k ≥ 1.  The first layer with parameters has the first term only,
+        since its inputs are the same at every point.
 
         Args:
             query: Points (..., d) and coefficients.
@@ -321,7 +333,7 @@ class LayeredObjective(BaseModuleObjective):
 
 
 def _add_parts(total: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Add parts (..., size), which lie one after another, to `total` (..., d) in place."""
+    """Add parts (..., size), whose sizes sum to d and which are in order, to `total` (..., d) in place."""
     for total_part, part in zip(
         torch.split(total, [part.shape[-1] for part in parts], dim=-1), parts, strict=True
     ):
@@ -349,8 +361,11 @@ def make_module_objective(
 ) -> LayeredObjective | ModuleObjective:
     """Make the objective of a module that maps (records, features) to (records, outputs).
 
-    Sequential modules of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten get a `LayeredObjective`,
-    others a `GhostObjective`.  Both compute the same numbers up to rounding.
+    A sequential module of Linear, Conv2d, MaxPool2d, Tanh, ReLU, Flatten and Unflatten gets a `LayeredObjective`,
+    and any other module a `GhostObjective`.  A sequential module gets a `GhostObjective`, too, if it has a Linear
+    on several axes, a Conv2d with groups or with padding other than numbers of zeros, a MaxPool2d with `ceil_mode`
+    or with indices as outputs, a layer that occurs twice, or a frozen parameter.  Both compute the same numbers up
+    to rounding.
 
     Args:
         module: Module whose trainable parameters are the point.

@@ -1,12 +1,13 @@
 """Participation of a silo's records in rounds: its protocol, public orders, and allowed dependence.
 
 `Participation` is the protocol of all participations, and `ParticipationKeys` are keys of [federation] that only
-some of them take.  `PublicRounds` is the base class if rounds are no secret, and `PublicOrder` if they follow a
-silo's order (`registry` has one for rounds that are drawn for every record):
+some of them take.  `PublicRounds` is the base class of participations whose rounds are no secret, and
+`PublicOrder` of those that read a silo's batches in a fixed order.  (`registry` has `DrawnOrder`, the base class
+of those that draw the rounds of every record.)
 
 | class | order |
 |---|---|
-| `FixedOrder` | every record once an epoch, in the same order |
+| `FixedOrder` | every batch once an epoch, in the same order in every epoch |
 | `MinSeparation` | any rounds that keep a distance, for accounting |
 | `Phases` | one pass in phases, each of which ends with a round that reads nothing |
 
@@ -84,6 +85,8 @@ _FACT_TEXTS = {
 def declared_dependence(part: object) -> Dependence:
     """Return the dependence that an objective declares, or `UNDECLARED` if it declares none.
 
+    The dependence of a view includes positions and undeclared facts of its `base`.
+
     Guarantee: a view of an objective that declares nothing depends on undeclared facts, and one of an objective
     that declares positions depends on positions, whatever the view declares.
 
@@ -107,7 +110,8 @@ def check_dependence(part: object, allowed_dependence: Dependence, limiting_part
         limiting_part: The participation or unit that sets the limit, as a scenario writes it.
 
     Raises:
-        InputError: `part` declares more, or nothing.  The message names both parts.
+        InputError: `part` declares more, or declares nothing while the limit leaves out any fact.  The message
+            names the limiting part, and the objective or view that goes beyond the limit.
     """
     if excess := declared_dependence(part) & ~allowed_dependence:
         reason = (
@@ -122,7 +126,10 @@ def check_dependence(part: object, allowed_dependence: Dependence, limiting_part
 
 
 def _name_of_cause(part: Any, allowed_dependence: Dependence) -> str:
-    """Return the name of the innermost objective or view that depends on more than is allowed."""
+    """Return the name of the objective or view that is the cause of an excess.
+
+    The cause is the innermost one, going from a view to its `base`, that depends on more than is allowed.
+    """
     while (base := getattr(part, "base", None)) is not None and declared_dependence(base) & ~allowed_dependence:
         part = base
     return getattr(part, "title", "") or type(part).__name__
@@ -133,17 +140,20 @@ class ParticipationKeys:
     """Keys of [federation] that only some participations take, with defaults for missing keys."""
 
     groups: int = 1
-    """Number of groups of records, which take part in different rounds."""
+    """Number of groups of records, where two groups never take part in the same round."""
     min_separation: int | None = None
     """Smallest distance of two rounds of a record or client, or None if it is not set."""
     max_participations: int | None = None
     """Most rounds of a record or client, or None if it is not set."""
 
     def refuse_timers(self, name: str) -> None:
-        """Refuse the keys of clients that come by themselves.
+        """Refuse `min_separation` and `max_participations`, for a participation that takes neither.
+
+        Args:
+            name: Name of the participation in the message.
 
         Raises:
-            InputError: One of these keys is set, and the participation called `name` has no such clients.
+            InputError: One of these keys is set.
         """
         for key in ("min_separation", "max_participations"):
             if (value := getattr(self, key)) is not None:
@@ -154,6 +164,9 @@ class ParticipationKeys:
 
     def refuse_groups(self, name: str) -> None:
         """Refuse groups, which only secret participations have.
+
+        Args:
+            name: Name of the participation in the message.
 
         Raises:
             InputError: There is more than one group.
@@ -166,7 +179,7 @@ class ParticipationKeys:
 
 
 RowSelection = slice | NDArray[np.int64]
-"""Rows of a silo's order, as row indices (B,) or as a slice, which reads without a copy."""
+"""Rows of a silo's order, as row indices (B,) or as a slice, which selects records without a copy."""
 
 
 def as_row_indices(rows: RowSelection) -> NDArray[np.int64]:
@@ -180,43 +193,54 @@ def as_row_indices(rows: RowSelection) -> NDArray[np.int64]:
 
 
 class ReleasedSums(Protocol):
-    """Running sums that are released with noise, as accounting reads them."""
+    """Running sums that are released with noise, as accounting reads them.
+
+    A distance is a Euclidean norm for a record of weight 1 under zero-out, relative to noise vectors of standard
+    deviation 1.  `displacement` converts it to the record's weight and to the neighbouring relation.
+    """
 
     def sensitivity(self) -> float:
         """Return the distance by which one record can move the whole stream of releases, with public rounds."""
         ...
 
     def block_displacement(self, groups: int) -> float:
-        """Return the distance by which one record can move the releases through any one of its rounds.
+        """Return the distance by which one record can move the releases through any single one of its rounds.
 
-        Its rounds lie `groups` or more apart.
+        Args:
+            groups: Least distance of two rounds of one record, in rounds.
 
         Raises:
-            InputError: Displacements through different rounds would overlap.
+            InputError: Displacements through different rounds would overlap, or have no end.
         """
         ...
 
     def displacement_and_overlap(self, groups: int) -> tuple[float, float]:
-        """Return the distance of `block_displacement` for rounds that may overlap, and the largest overlap.
+        """Return the distance of `block_displacement`, and the largest overlap of two rounds of one record.
 
-        The overlap of two rounds is relative to the square of the distance.
+        The overlap of two rounds is the inner product of the record's displacements through each of them, divided
+        by the square of the distance.  It is 0 if no rounds overlap.
+
+        Args:
+            groups: Least distance of two rounds of one record, in rounds.
+
+        Raises:
+            InputError: Rounds overlap, and the noise has no bound of the overlap.
         """
         ...
 
     def fading_overlaps(self, groups: int, bins: int) -> "FadingOverlaps | None":
-        """Return a bound of the overlaps of a record's rounds, or None if their fading is not known.
+        """Return a bound of the overlaps of a record's rounds, or None if there are none or no bound is known.
 
-        Overlaps are relative to the square of the distance of `displacement_and_overlap`.  There are `bins` rounds
-        an epoch, which lie `groups` apart.
+        Overlaps are those of `displacement_and_overlap`.  The bound falls with the distance of two rounds.
 
         Args:
-            groups: Distance of two consecutive rounds of one record.
-            bins: Rounds of one record in an epoch.
+            groups: Distance of two consecutive rounds in which a record may take part.
+            bins: Number of rounds of an epoch in which a record may take part.
         """
         ...
 
     def displacement(self, distance: float) -> float:
-        """Return such a distance times the record's weight, under the neighbouring relation."""
+        """Return `distance` times the record's weight, for the neighbouring relation."""
         ...
 
     @property
@@ -224,9 +248,9 @@ class ReleasedSums(Protocol):
 
 
 class Participation(Protocol):
-    """Participation of records in rounds: a frozen dataclass in the tables of `registry`.
+    """Participation of records in rounds, a frozen dataclass.
 
-    A participation is listed there, or added by `add_participation`.
+    The tables of `registry` list the classes of fedpriv, and those that users add by `add_participation`.
     """
 
     name: ClassVar[str]
@@ -238,7 +262,7 @@ class Participation(Protocol):
     client_initiated: ClassVar[bool]
     """Initiative: True if participants decide when they take part, as clients of a pool do.
 
-    Records of a silo do not.
+    Records of a silo do not decide this.
     """
     allowed_dependence: ClassVar[Dependence]
     """Facts on which a record's increment may depend without invalidating the guarantee."""
@@ -271,11 +295,17 @@ class Participation(Protocol):
 
     @property
     def single_pass(self) -> bool:
-        """Whether no record takes part twice."""
+        """Whether it is certain, and public, that no record takes part twice.
+
+        Secret participations return False, even if every record takes part once.
+        """
         ...
 
     def truncate(self, rounds: int) -> Self:
-        """Return the participation in a run that stopped after `rounds` rounds, for its accountant."""
+        """Return the participation that the accountant charges for a run that stopped after `rounds` rounds.
+
+        It may be the whole participation.
+        """
         ...
 
     def expected_batches(self, t: int) -> int:
@@ -303,11 +333,12 @@ class Participation(Protocol):
         ...
 
     def guarantee(self, sums: ReleasedSums, std: float) -> Guarantee:
-        """Return the guarantee to every record of sums with noise.
+        """Return the guarantee to every record for running sums that are released with noise.
 
         Args:
             sums: Running sums that are released.
-            std: Standard deviation of the noise on their fresh vectors, above 0.
+            std: Standard deviation, above 0, of the independent noise vectors from which the mechanism makes its
+                noise.
 
         Raises:
             InputError: The sums cannot be accounted for.
@@ -315,7 +346,9 @@ class Participation(Protocol):
         ...
 
     def distance(self, sums: ReleasedSums) -> float:
-        """Return the distance that noise is measured by, as the argument of `ReleasedSums.displacement`.
+        """Return the distance whose `ReleasedSums.displacement` is the unit of the noise's standard deviation.
+
+        It is the distance of the whole stream for public rounds, and of a single round for secret ones.
 
         Raises:
             InputError: There is no such distance for these sums.
@@ -324,31 +357,35 @@ class Participation(Protocol):
 
     @property
     def public_order(self) -> "Participation":
-        """Public order in which a record moves releases as far as for an observer who knows its rounds."""
+        """Public order for which noise is fitted and μ is stated (`guarantee_for_mu`).
+
+        The order is the participation itself if rounds are public, and otherwise a single pass, since secret
+        rounds are accounted for one by one.
+        """
         ...
 
     def guarantee_for_mu(self, mu: float, relation: Relation) -> Guarantee:
-        """Return the guarantee to every record for noise that gives `mu` > 0 in the order `public_order`.
+        """Return the guarantee to every record for noise that is μ-GDP in the order `public_order`.
 
         Args:
-            mu: μ of the noise in that order, above 0.
+            mu: μ in that order, above 0.
             relation: Neighbouring relation.
         """
         ...
 
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
-        """Return μ' so that noise of std `displacement(distance)` / μ' gives the privacy of μ-GDP at δ.
+        """Return μ' for which noise of std `sums.displacement(distance(sums))` / μ' has the ε of μ-GDP at δ.
 
         Args:
             sums: Running sums that are released.
-            mu: μ of the target.
+            mu: μ of the target, above 0.
             delta: δ at which both have the same ε.
         """
         ...
 
     @property
     def words(self) -> str:
-        """Clause of a report for the participation of a record."""
+        """Clause of a report on the participation of a record, which follows "each record"."""
         ...
 
     def to_data(self) -> dict[str, Any]:
@@ -376,10 +413,11 @@ class PlainDataclass:
 
 
 class PublicRounds(PlainDataclass):
-    """Rounds that are no secret.
+    """Participation whose rounds are no secret.
 
-    Guarantee: all releases together are exactly μ-GDP for every record, by the distance that one record can move
-    the whole stream.
+    Guarantee: all releases together are μ-GDP for every record, without a δ.  μ is the distance by which one
+    record can move the whole stream of releases, times the record's weight under the neighbouring relation,
+    divided by the standard deviation of the noise.
     """
 
     secret: ClassVar[bool] = False
@@ -454,12 +492,16 @@ class PublicOrder(PublicRounds):
 class FixedOrder(PublicOrder):
     """Fixed order: every silo reads its batches in order, one in each round, epoch after epoch.
 
-    There are `rounds` / `rounds_per_epoch` epochs.  With rounds_per_epoch == rounds each record takes part in
-    exactly one round (single pass).  A single pass may read several batches in some rounds.  Then `batch_counts`
-    has the number of batches of every round, and else it is empty.
+    There are `rounds` / `rounds_per_epoch` epochs, of which the last one may be partial.  With rounds_per_epoch ==
+    rounds each record takes part in exactly one round (single pass).  A single pass may read several batches in
+    some rounds.  Then `batch_counts` has the number of batches of every round, and otherwise it is empty.
 
-    Guarantee: the records read in round p+1 ≤ rounds_per_epoch take part in rounds p+1, p+1+rounds_per_epoch, …
-    and in no other.
+    Guarantee: the records that are read in round p ≤ `rounds_per_epoch` take part in those of the rounds p,
+    p + rounds_per_epoch, p + 2 rounds_per_epoch, … that are at most `rounds`, and in no other.
+
+    Raises:
+        ValueError: `batch_counts` is not empty, and the participation is no single pass, or `batch_counts` has not
+            one number of 1 or more for every round.
 
     Example:
         >>> order = FixedOrder(rounds=6, rounds_per_epoch=3)
@@ -504,14 +546,12 @@ class FixedOrder(PublicOrder):
         return self.rounds_per_epoch >= self.rounds
 
     def truncate(self, rounds: int) -> "FixedOrder":
-        """Return the participation in a run that stopped after `rounds` rounds, without `batch_counts`.
-
-        An accountant does not need them.
-        """
+        """Return the first `rounds` rounds, without `batch_counts`, which no accountant needs."""
         return FixedOrder(rounds, self.rounds_per_epoch)
 
     @cached_property
     def _batch_offsets(self) -> list[int]:
+        """First batch of every round, and the number of all batches, (rounds + 1,)."""
         return [0, *itertools.accumulate(self.batch_counts)]
 
     def to_data(self) -> dict[str, Any]:
@@ -548,7 +588,7 @@ class MinSeparation:
 
     @property
     def max_rounds_per_record(self) -> int:
-        """Largest number of rounds of a record, `max_participations` or fewer if the rounds are too few."""
+        """Largest number of rounds of a record: `max_participations`, or fewer if the run has too few rounds."""
         return min(self.max_participations, -(-self.rounds // self.min_separation))
 
     @property
@@ -599,7 +639,7 @@ class Phases(PublicOrder):
         """Return the whole schedule, since a run that stopped early is charged for all of it.
 
         Raises:
-            ValueError: The schedule has fewer than `rounds` rounds.
+            ValueError: `rounds` is negative or above the number of rounds.
         """
         if not 0 <= rounds <= self.rounds:
             raise ValueError(f"{rounds} rounds of {self.rounds}")
@@ -618,11 +658,19 @@ class Phases(PublicOrder):
         return next(phase for phase, end in enumerate(self._empty_rounds, start=1) if t <= end)
 
     def batch_index(self, t: int) -> int | None:
-        """Return the batch of the silo's order, counted from 0, that round t reads, or None in an empty round."""
+        """Return the batch of the silo's order, counted from 0, that round t reads, or None in an empty round.
+
+        Raises:
+            ValueError: Round t does not exist.
+        """
         return None if t in self._empty_rounds else t - self.phase(t)
 
     def batches(self, t: int) -> range:
-        """Return the batch that round t (from 1) reads as a range, which is empty in an empty round."""
+        """Return the batch that round t (from 1) reads as a range, which is empty in an empty round.
+
+        Raises:
+            ValueError: Round t does not exist.
+        """
         index = self.batch_index(t)
         return range(0) if index is None else range(index, index + 1)
 
@@ -633,5 +681,5 @@ class Phases(PublicOrder):
 
     @property
     def _empty_rounds(self) -> tuple[int, ...]:
-        """Numbers of the empty rounds."""
+        """Numbers of the empty rounds, one for every phase, in order."""
         return tuple(itertools.accumulate(length + 1 for length in self.lengths))

@@ -1,8 +1,8 @@
 """Tables of participations, and rounds that are drawn for every record without secrecy.
 
-JSON form, rates, accounting and descriptions of a participation are in its own file.  `DrawnOrder` is the base
-class of users' distributions of rounds and of clients that come by themselves.  It accounts for both as for any
-rounds that keep a distance (`MinSeparation`).
+The tables map names to classes.  `DrawnOrder` is the base class of distributions of rounds that users add, and of
+clients that come by themselves (`ClientAvailability`).  It accounts for both as for any rounds that keep a
+distance (`MinSeparation`).
 """
 
 import dataclasses
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DrawnOrder(PublicRounds, MinSeparation):
-    """Rounds that are drawn for every record.  A user's distribution is a subclass with `rounds_of`.
+    """Rounds that are drawn for every record, and are no secret.
+
+    A user's distribution is a subclass with a method `rounds_of`.
 
     Guarantee: accounting is that of `MinSeparation`.  It holds for every pattern of at most `max_participations`
     rounds, `min_separation` or more apart, also for a pattern that an adversary knows or chooses.  `select_rows`
@@ -50,18 +52,23 @@ class DrawnOrder(PublicRounds, MinSeparation):
     rounds_per_epoch: int
     """Number of rounds of one pass.
 
-    A silo holds as many batches, and a round reads one of them in expectation.
+    A silo holds as many batches, and a round should read as many records as one batch in expectation: its sum is
+    divided by this number, however many records are drawn.
     """
 
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
         """Build the participation with the limits of `keys`.
 
-        Without them a record takes part as often as the order reads it, in any rounds.
+        Without `max_participations` a record takes part at most as often as the order reads it, where an epoch
+        that ends early counts as whole.  Without `min_separation` it may take part in any rounds.
 
         Args:
             order: Public order.
             keys: Keys of the scenario for participation.
+
+        Raises:
+            InputError: There is more than one group, or a limit is below 1.
         """
         keys.refuse_groups(cls.name)
         passes = -(-order.rounds // order.rounds_per_epoch)
@@ -69,7 +76,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
         return cls(order.rounds, max_participations, keys.min_separation or 1, order.rounds_per_epoch)
 
     def rounds_of(self, count: int, silo: int, coins: SamplingRandomness) -> NDArray[np.int64]:
-        """Return the rounds of each row of a silo's order, (count, n), numbers from 1, or 0 for none.
+        """Return the rounds in which each row of a silo's order takes part.
 
         The method is called in every round, and has to be a pure function of its arguments.
 
@@ -77,6 +84,10 @@ class DrawnOrder(PublicRounds, MinSeparation):
             count: Number of rows.
             silo: Number of the silo.
             coins: Sampling randomness of the silo.
+
+        Returns:
+            Integers (count, n): the rounds of each row, from 1, filled up with 0 to the same number n for all
+            rows.
         """
         raise NotImplementedError
 
@@ -107,7 +118,9 @@ class DrawnOrder(PublicRounds, MinSeparation):
             randomness: Function that returns the silo's own sampling randomness.
 
         Raises:
-            RunError: A row's rounds are more, or closer together, than what is charged.
+            RunError: A row's rounds are more, or closer together, than what is charged, are not integers from 0 to
+                `rounds`, or there is another number of rows.
+            ValueError: Round t does not exist.
         """
         self.check_round(t)
         count = self.batches_per_silo * batch
@@ -131,7 +144,7 @@ class DrawnOrder(PublicRounds, MinSeparation):
         """Check that round t exists.
 
         Raises:
-            ValueError: It does not.
+            ValueError: Round t is not one of 1 … `rounds`.
         """
         if not 1 <= t <= self.rounds:
             raise ValueError(f"round {t} is not one of 1 … {self.rounds}")
@@ -152,8 +165,12 @@ class ClientAvailability(DrawnOrder):
     The server stores no state of any client.
 
     A simulation draws for each client a residue modulo `min_separation`.  The client can come in rounds of this
-    residue, and comes in each with probability `min_separation` / `rounds_per_epoch`, so that cohorts have their
-    expected size.  A cohort is never cut and never filled up.
+    residue, and comes in each with probability `min_separation` / `rounds_per_epoch` until it has come
+    `max_participations` times.  So a cohort has one batch in expectation until clients reach this limit, and fewer
+    clients afterwards.  A cohort is never cut and never filled up.
+
+    Raises:
+        InputError: A number is below 1, or `min_separation` is above `rounds_per_epoch`.
 
     Guarantee: accounting is that of `MinSeparation`, which holds for every pattern that keeps the timers, whoever
     knows or chooses it.  The decision to come may depend on public facts and on the client alone, not on the data
@@ -174,11 +191,20 @@ class ClientAvailability(DrawnOrder):
 
     @classmethod
     def from_schedule(cls, order: "Participation", keys: ParticipationKeys) -> Self:
-        """Build the participation with `min_separation`, which is required."""
+        """Build the participation with `min_separation`, which is required.
+
+        Args:
+            order: Public order.
+            keys: Keys of the scenario for participation.
+
+        Raises:
+            InputError: `min_separation` is missing or too large, or there is more than one group.
+        """
         keys.refuse_groups(cls.name)
         if keys.min_separation is None:
             raise InputError(
-                'federation.min_separation: sampling = "available" needs it, the rounds between two answers of one'
+                'federation.min_separation: sampling = "available" needs it, the least number of rounds from one '
+                "answer of a client to its next"
             )
         # A client cannot answer more often in the run, whatever the scenario allows.
         round_limit = -(-order.rounds // keys.min_separation)
@@ -192,14 +218,17 @@ class ClientAvailability(DrawnOrder):
     ) -> NDArray[np.int64]:
         """Return the clients that come in round t, (B,).
 
-        A client comes in round t if t has the client's residue, t is drawn, and fewer than `max_participations`
-        earlier rounds of the residue were drawn.
+        A client comes in round t if t has the client's residue, round t is drawn for the client, and fewer than
+        `max_participations` earlier rounds of the residue were drawn for the client.
 
         Args:
             t: Round, from 1.
             batch: Number of clients of a batch.
             silo: Number of the pool.
             randomness: Function that returns the pool's own sampling randomness.
+
+        Raises:
+            ValueError: Round t does not exist.
         """
         self.check_round(t)
         sampling_randomness, count = randomness(), self.batches_per_silo * batch
@@ -246,17 +275,19 @@ def add_participation(kind: type[DrawnOrder]) -> None:
     Scenarios can then name it, and their runs can be read back.  A user's participation that has the same name is
     replaced.
 
-    Guarantee: the charge, and the check that a record's rounds are covered by it, are those of `DrawnOrder`.
+    Guarantee: the charge, and the check that the charge covers a record's rounds, are those of `DrawnOrder`.
 
     Args:
         kind: Frozen dataclass, a subclass of `DrawnOrder`.
 
     Raises:
-        InputError: The name is that of a participation of fedpriv, or the class is unsuitable.
+        InputError: The name is that of a participation of fedpriv or has other characters than lower-case letters,
+            digits and dashes, or the class is no subclass of `DrawnOrder`, has no `title`, or overrides a member
+            that the charge rests on.
     """
     if DrawnOrder not in getattr(kind, "__mro__", ()) or kind is DrawnOrder:
         raise InputError(
-            f"add_participation: expected a class that follows DrawnOrder, found {kind!r}; docs/participation.md"
+            f"add_participation: expected a subclass of DrawnOrder, found {kind!r}; see docs/participation.md"
         )
     name = getattr(kind, "name", "")
     if name in PARTICIPATIONS:
@@ -281,9 +312,9 @@ def add_participation(kind: type[DrawnOrder]) -> None:
 
 
 def lookup_sampling_class(name: str) -> type[Participation] | None:
-    """Return the class of a name of `federation.sampling`, or None.
+    """Return the class of the value `name` of `federation.sampling`, or None without such a class.
 
-    Extensions are imported if the name is not known.
+    Extensions are imported before a name counts as unknown.
     """
     if name not in PARTICIPATIONS and name not in USER_PARTICIPATIONS:
         load_extensions()
@@ -291,7 +322,7 @@ def lookup_sampling_class(name: str) -> type[Participation] | None:
 
 
 def find_sampling_class(name: str) -> type[Participation]:
-    """Return the class of a name of `federation.sampling`.
+    """Return the class of the value `name` of `federation.sampling`.
 
     Raises:
         InputError: There is no such class.
@@ -313,8 +344,9 @@ def make_participation(name: str, order: Participation, keys: ParticipationKeys)
         keys: Further keys of [federation].
 
     Raises:
-        InputError: `participation_from_data` would not return an equal participation, or the participation reads
-            another number of records than the order.
+        InputError: There is no participation of this name, or it does not take one of the `keys`.  A user's
+            participation is also refused if its `from_schedule` makes another class, if its rounds or rounds of an
+            epoch differ from the order's, or if `participation_from_data` would not return an equal participation.
     """
     kind = find_sampling_class(name)
     result = kind.from_schedule(order, keys)
@@ -339,7 +371,7 @@ def make_participation(name: str, order: Participation, keys: ParticipationKeys)
 def _accept_user_name(name: Any, default_validator: Any) -> Any:
     """Return a name that an extension added, and validate other names by `default_validator`.
 
-    Its error lists the names of fedpriv.
+    The error of `default_validator` lists the names of fedpriv.
     """
     if isinstance(name, str) and name not in PARTICIPATIONS and lookup_sampling_class(name) is not None:
         return name

@@ -1,8 +1,8 @@
 """Secret samplings, in which only the silo knows the rounds of its records.
 
-`SecretOrder` is the base class.  `RandomAllocation` puts every record in one secret round of every epoch,
-`BalancedSubsampling` in as many secret rounds of the whole run, and `PoissonSampling` draws every record
-independently in every round.
+`SecretOrder` is the base class.  `RandomAllocation` draws one secret round of every epoch for each record,
+`BalancedSubsampling` draws k secret rounds of the whole run for each record, where k is the number of epochs, and
+`PoissonSampling` draws independently for every record and round whether the record takes part.
 """
 
 from collections.abc import Callable
@@ -38,21 +38,22 @@ if TYPE_CHECKING:
 class SecretOrder(PlainDataclass):
     """Participation of every record in rounds that a silo draws with its key and keeps secret.
 
-    Records are in public *groups*.  Those of group j, the rows j, j + groups, … of a silo's order, take part only
-    in rounds t with t ≡ j + 1 (mod groups).  So two rounds of one record lie `groups` or more apart, and
-    correlated noise whose C (noise/mechanism.py) has at most that many bands is amplified as if it were
-    independent.
+    Records are in public *groups* 0 … groups - 1.  Those of group j, the rows j, j + groups, … of a silo's order,
+    take part only in rounds t with t ≡ j + 1 (mod groups).  So two rounds of one record lie `groups` or more
+    apart, and correlated noise whose strategy C (noise/mechanism.py) has at most that many bands is amplified as
+    if it were independent.
 
     Guarantee: the curve of (ε, δ) holds against everyone who sees all releases and does not learn which records
-    take part in which rounds.  A silo that releases its own sums is protected against the server, too.
+    take part in which rounds.  The records of a silo that releases its own sums are protected against the server,
+    too.
     """
 
     secret: ClassVar[bool] = True
     client_initiated: ClassVar[bool] = False
     allowed_dependence: ClassVar[Dependence] = OWN_FACTS
-    """Facts that do not depend on other records.
+    """Facts that do not depend on which other records take part.
 
-    So a record that is drawn moves no other record's increment.
+    So drawing a record, or not, changes no other record's increment.
     """
 
     rounds: int
@@ -60,6 +61,7 @@ class SecretOrder(PlainDataclass):
     rounds_per_epoch: int
     """Number of rounds of one pass, expected if sampled."""
     groups: int = 1
+    """Number of groups of records, a divisor of `rounds_per_epoch`."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.rounds_per_epoch < 1:
@@ -79,7 +81,7 @@ class SecretOrder(PlainDataclass):
 
     @property
     def batches_per_silo(self) -> int:
-        """Number of expected batches that a silo holds."""
+        """Number of batches, of the expected size, that a silo holds."""
         return self.rounds_per_epoch
 
     @property
@@ -89,25 +91,29 @@ class SecretOrder(PlainDataclass):
 
     @property
     def single_pass(self) -> bool:
-        """Whether no record takes part twice, which is False because its rounds are secret."""
+        """False, since no one but the silo knows a record's rounds, even if there is only one."""
         return False
 
     def expected_batches(self, t: int) -> int:
         return 1
 
     def max_batches(self, t: int) -> int:
-        """Return `bins`, since all records of a group can meet in one round."""
+        """Return `bins`, since all records of a group, which are `bins` batches, can meet in one round."""
         return self.bins
 
     def capacity(self, batch: int) -> Capacity:
-        """Return the number of records that a round of a silo with this expected `batch` evaluates.
+        """Return the number of rows that a round exceeds with probability 2^-40 at most, and that probability.
 
-        A round draws more only with the small probability of `find_capacity`.
+        A round on integers fills up to this number with dummy records, so that its duration does not reveal how
+        many records were drawn.
+
+        Args:
+            batch: Expected number of records of a round.
         """
         return find_capacity(self.bins * batch, 1.0 / self.bins)
 
     def group_rows(self, t: int) -> slice:
-        """Return the rows of the records that can take part in round t (from 1).
+        """Return the rows of the records that can take part in round t (from 1), those of one group.
 
         Raises:
             ValueError: Round t does not exist.
@@ -117,7 +123,7 @@ class SecretOrder(PlainDataclass):
         return slice((t - 1) % self.groups, None, self.groups)
 
     def calibrate(self, epsilon: float, delta: float, relation: Relation) -> Sampled:
-        """Return the guarantee of about the least noise that is (ε, δ)-DP under this relation.
+        """Return the guarantee of about the least noise for which the run is (ε, δ)-DP under this relation.
 
         Args:
             epsilon: Target ε, above 0.
@@ -127,7 +133,7 @@ class SecretOrder(PlainDataclass):
         raise NotImplementedError
 
     def guarantee_for_noise(self, multiplier: float, relation: Relation) -> Sampled:
-        """Return the guarantee of noise of standard deviation `multiplier` clips.
+        """Return the guarantee for noise of standard deviation `multiplier` times the clip.
 
         Args:
             multiplier: Noise multiplier, above 0.
@@ -140,13 +146,13 @@ class SecretOrder(PlainDataclass):
 
     @property
     def public_order(self) -> FixedOrder:
-        """Public order of a single round, since a record's rounds move disjoint blocks of the releases."""
+        """Single pass in a public order, since accounting starts from the distance of one round of a record."""
         return FixedOrder(self.rounds, self.rounds)
 
     def guarantee_for_mu(self, mu: float, relation: Relation) -> Sampled:
-        """Return the guarantee for noise that gives `mu` to a record in one known round.
+        """Return the guarantee for noise that is μ-GDP for a record in one known round.
 
-        The noise multiplier is 1 / `mu` under zero-out, and 2 / `mu` under replace-one.
+        The noise multiplier is 1 / `mu` under zero-out and 2 / `mu` under replace-one, rounded down.
 
         Args:
             mu: μ of one known round, above 0.
@@ -155,18 +161,18 @@ class SecretOrder(PlainDataclass):
         return self.guarantee_for_noise((1.0 - 1e-12) * RELATION_FACTOR[relation] / mu, relation)
 
     def distance(self, sums: ReleasedSums) -> float:
-        """Return the distance whose `ReleasedSums.displacement` is the clip of one record.
+        """Return the distance, for `ReleasedSums.displacement`, of one round of a record.
 
-        The factor 2 of replace-one is in the accounting already.
+        The distance is divided by 2 under replace-one, since the accounting has this factor already.
         """
         return sums.block_displacement(self.groups) / RELATION_FACTOR[sums.relation]
 
     def calibrated_mu(self, sums: ReleasedSums, mu: float, delta: float) -> float:
-        """Return the inverse noise multiplier that gives at δ the ε of μ-GDP, rounded to the safe side.
+        """Return the inverse noise multiplier that gives at δ the ε of μ-GDP, rounded down for more noise.
 
         Args:
             sums: Running sums that are released.
-            mu: μ of the target.
+            mu: μ of the target, above 0.
             delta: δ at which both have the same ε.
         """
         return (1.0 - 1e-12) / self._calibrate_sums(sums, epsilon_of(mu, delta), delta).noise_multiplier
@@ -179,7 +185,8 @@ class SecretOrder(PlainDataclass):
 class RandomAllocation(SecretOrder):
     """Random allocation: in every epoch each record takes part in one round, drawn in secret.
 
-    A silo's sum is divided by its public expected batch, never by the number of drawn records.
+    A silo's sum is divided by the expected number of records, which is public, and never by the number of drawn
+    records.
 
     Guarantee: records choose uniformly among the rounds of their group, independently of each other and of other
     epochs, and only the silo that holds a record knows its round.  (Equal batches of a shuffled order are another
@@ -198,12 +205,13 @@ class RandomAllocation(SecretOrder):
     title: ClassVar[str] = "random allocation"
 
     def truncate(self, rounds: int) -> Self:
-        """Return the whole schedule.
+        """Return the whole schedule, since a run that stopped early is charged for all of it.
 
-        A record's round may come before or after the round in which a run stopped.
+        A record's round may come before or after the round in which a run stopped, and accounting does not use
+        this.
 
         Raises:
-            ValueError: The schedule has fewer than `rounds` rounds.
+            ValueError: `rounds` is negative or above the number of rounds.
         """
         if not 0 <= rounds <= self.rounds:
             raise ValueError(f"{rounds} rounds of {self.rounds}")
@@ -219,6 +227,9 @@ class RandomAllocation(SecretOrder):
             batch: Expected number of records of a round.
             silo: Number of the silo.
             randomness: Function that returns the silo's own sampling randomness.
+
+        Raises:
+            ValueError: Round t does not exist.
         """
         epoch, round_index = divmod(t - 1, self.rounds_per_epoch)
         count = self.batches_per_silo * batch
@@ -252,7 +263,7 @@ class RandomAllocation(SecretOrder):
 
     @property
     def epochs(self) -> int:
-        """Number of epochs begun, where an epoch that ends early counts as whole."""
+        """Number of epochs, where an epoch that ends early counts as whole."""
         return -(-self.rounds // self.rounds_per_epoch)
 
     @property
@@ -266,16 +277,21 @@ class RandomAllocation(SecretOrder):
 class BalancedSubsampling(RandomAllocation):
     """Balanced iteration subsampling: each record takes part in k of the rounds, drawn in secret.
 
-    k is the number of epochs, so that a record is read as often as in passes, but at any rounds of the run.
+    k is the number of epochs, so that a record is read as often as in k passes, but in any rounds of its group.
 
     Guarantee: that of `RandomAllocation` with k epochs.  A uniform set of k rounds is one round of every part of a
     partition of the rounds into k equal parts, if the partition is drawn uniformly, too.  Given the partition this
     is random allocation, and hockey sticks are jointly convex, so that the guarantee for every partition holds for
-    their mixture, under both relations (docs/proofs/allocation.md).  With independent noise the true ε was at most
-    6 % below in samples.  With noise that fades from round to round, whose rounds are charged without a chain, it
-    was 11 to 66 % below.
+    their mixture, under both relations (docs/proofs/allocation.md).
+
+    In samples the charged ε was at most 6 % above the true one with independent noise.  It was 11 to 66 % above
+    with noise that fades from round to round, whose overlaps are charged here without a bound by chains.
 
     Source: Dong et al. 2026 for the scheme.
+
+    Raises:
+        InputError: A number is below 1, groups do not divide an epoch's rounds, or the rounds are no whole number
+            of epochs.
     """
 
     name: ClassVar[str] = "balanced"
@@ -290,7 +306,7 @@ class BalancedSubsampling(RandomAllocation):
             )
 
     def _fading_overlaps(self, sums: ReleasedSums) -> FadingOverlaps | None:
-        """Return None, since the rounds that follow each other in a part of the partition are random."""
+        """Return None: no chain bounds the overlaps, since each round of a record is random in the whole run."""
         return None
 
     def select_rows(
@@ -303,6 +319,9 @@ class BalancedSubsampling(RandomAllocation):
             batch: Expected number of records of a round.
             silo: Number of the silo.
             randomness: Function that returns the silo's own sampling randomness.
+
+        Raises:
+            ValueError: Round t does not exist.
         """
         count, base = self.batches_per_silo * batch, self.rounds // self.groups - self.epochs
         drawn_rounds, sampling_randomness = np.empty((self.epochs, count), np.int64), randomness()
@@ -324,7 +343,8 @@ class BalancedSubsampling(RandomAllocation):
 class PoissonSampling(SecretOrder):
     """Poisson sampling: in every round of its group each record takes part with probability `rate`.
 
-    A silo's sum is divided by its public expected batch, never by the number of drawn records.
+    A silo's sum is divided by the expected number of records, which is public, and never by the number of drawn
+    records.
 
     Guarantee: participation is drawn independently for every record in every round, and only the silo that holds
     the record sees it.
@@ -346,7 +366,7 @@ class PoissonSampling(SecretOrder):
         return 1.0 / self.bins
 
     def truncate(self, rounds: int) -> Self:
-        """Return the participation in a run that stopped after `rounds` rounds."""
+        """Return the first `rounds` rounds of the participation, at least 1."""
         return type(self)(rounds, self.rounds_per_epoch, self.groups)
 
     def select_rows(
@@ -371,7 +391,7 @@ class PoissonSampling(SecretOrder):
 
     @property
     def _sampling_rounds(self) -> int:
-        """Number of rounds in which a record of the first group, which has the most, may be drawn."""
+        """Number of rounds in which a record of the first group may be drawn, the most of any group."""
         return -(-self.rounds // self.groups)
 
     @property

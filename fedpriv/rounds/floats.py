@@ -19,7 +19,8 @@ gradient at x, α the estimator's coefficient, γ the mixing weight, and sums ov
     u_t = (1 - γ) (u_{t-N} + Δ_t) + γ G_t,   in the first epoch u_t = G_t
     q_t = decay q_{t-1} + u_t + r_t
 
-If no increment exceeds its clip, this is plain momentum.  Parts need no bound on the loss's smoothness.
+If no part exceeds its clip, and round t reads the records of round t - N, this is plain momentum.  Parts need no
+bound on the loss's smoothness.
 
 The file ends with the noise of a simulation and the evaluations by its silos.
 """
@@ -169,8 +170,8 @@ class FloatSteps:
 class RunningSum(NamedTuple):
     """State between rounds: past vectors and the sum q_t, each (..., d).
 
-    Past vectors are the queries, latest first.  For increments in parts they are v_q, v_{q-1}, and then u of the
-    last N rounds in order.
+    Past vectors are the queries, latest first.  For increments in parts they are v_q, v_{q-1}, as far as these
+    epochs have begun, and then u of the last N rounds, oldest first.
     """
 
     past_vectors: tuple[Tensor, ...]
@@ -180,7 +181,7 @@ class RunningSum(NamedTuple):
 def initial_running_sum(like: Tensor) -> RunningSum:
     """Return the state before round 1: no past vectors, and q_0 = 0 like `like` in shape and dtype.
 
-    A sum that is released is float64, whatever dtype the queries have.
+    A silo's own releases start from `FloatSteps.initial_state` instead, float64 whatever dtype the queries have.
     """
     return RunningSum((), torch.zeros_like(like))
 
@@ -200,8 +201,8 @@ def update_running_sum(
     the queries and added in that of the sum.
 
     Guarantee: under zero-out one record moves s_t by at most its weight times `step.clip`, under replace-one by
-    twice this bound, whatever the queries are.  In float64 one record moves q_t by at most the same bound, up to
-    1e-9 of it.  A float32 sum is rounded to more than that, and serves simulations only.
+    twice this bound, whatever the queries are.  In float64 that change of s_t moves q_t by at most the same bound,
+    up to 1e-9 of it.  A float32 sum is rounded to more than that, and serves simulations only.
 
     Args:
         state: State after the round before.
@@ -295,9 +296,8 @@ class SeededNoise:
     def _unit_vectors(self, party: int, t: int) -> tuple[NDArray[np.floating], NDArray[np.floating] | None]:
         """Return the party's vectors of variance 1, (d,) or (draws, d), and the same array or None.
 
-        A mechanism that needs several vectors in the round gets (draws, d).
-
-        The array is returned twice if the caller may write into it.
+        A mechanism that needs several vectors in the round gets (draws, d).  The array is returned twice if the
+        caller may write into it.
         """
         size, count = self._plan.objective.dimension, self._plan.rounds[t - 1].noise_vector_count
         if count is not None:
@@ -314,7 +314,7 @@ class SeededNoise:
 
 
 def rounds_per_draw(dimension: int, silo_count: int) -> int:
-    """Number of rounds whose vectors a simulated silo draws at once, 1 if it prefetches none."""
+    """Number of rounds whose vectors a simulated party draws at once, 1 if it prefetches none."""
     # Longer vectors are drawn in pieces, and blocks of them save no time.
     max_rounds = 1 if dimension > MAX_VALUES_PER_DRAW else _MAX_ROUNDS_PER_DRAW
     return max(1, min(max_rounds, _MAX_PREFETCHED_VALUES // (dimension * silo_count)))

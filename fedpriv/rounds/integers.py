@@ -41,7 +41,7 @@ class IntegerSteps:
 
     Vectors of a round are int64, (d,), or (vectors, d) stacked.  The noise is keyed by (key, party, round, chain,
     (C s)_t), where chain_t = H(chain_{t-1}, query).  A round that is repeated with another query after a rollback
-    has other noise, and a repeated round with the same query has the same noise.
+    has other noise.  A round that is repeated with the same queries and the same sums has the same noise.
     """
 
     plan: Plan
@@ -69,9 +69,9 @@ class IntegerSteps:
         Whole increments have one sum.  Increments that are clipped in parts (`IncrementParts`) have one sum for
         each part, in the order residual, gradient, change:
 
-        * residual: without a sum if an epoch has one round only, and 0 in the first round of an epoch,
-        * gradient: always,
-        * change: without a sum in the first epoch.
+        * residual, which has no sum if an epoch has one round only, and is 0 in the first round of an epoch,
+        * gradient, which always has a sum,
+        * change, which has no sum in the first epoch.
 
         Guarantee: one record moves the part of each vector by at most K, its entry of `IntegerRound.norms`, under
         zero-out and by at most 2 K under replace-one, whatever the query is.  Only the sums depend on the records.
@@ -146,7 +146,8 @@ class IntegerSteps:
     def release(self, state: RoundState, t: int, noisy: Tensor, party: int) -> tuple[Tensor, RoundState]:
         """Return (B y)_t over the public batch size, float64 (d,), or y_t unchanged.
 
-        A party that releases integers leaves y_t unchanged.  For the server the batch size is the sum over silos.
+        (B y)_t is multiplied by the unit of the lattice.  A party that releases integers leaves y_t unchanged.
+        For the server the batch size is the sum over silos.
         """
         if not self._releases_sums(party):
             return noisy, state
@@ -232,8 +233,9 @@ def add_discrete_noise(
 ) -> tuple[Ints, IntState]:
     """Return y_t and the strategy's next state, which is as secret as the records.
 
-    Guarantee: the y_t of all rounds together satisfy the claim that was computed for these `sigmas`, whatever the
-    sums were computed from.
+    Guarantee: the y_t of all rounds together satisfy the claim that was computed for these `sigmas`, as long as
+    one record moves the sums by no more than the norms of the claim (`IntegerRound.norms`), whatever they are
+    else.
 
     Args:
         strategy: C on integers.
@@ -283,18 +285,21 @@ def add_exact_sums(sums: Sequence[Ints], bounds: Sequence[int]) -> Ints:
 
     Args:
         sums: int64 (d,) of each silo.
-        bounds: Most records that each silo can read in the round times the largest norm K_t of a record's
-            integers,
-            which is the largest absolute value that a coordinate of an honest silo's sum can have.  64 bits hold
-            the sum of all bounds.
+        bounds: Largest absolute value of a coordinate of each honest silo's sum: the most records that the silo
+            can
+            read in the round, times the largest norm K_t of a record's integers.  64 bits hold the sum of all
+            bounds.
 
     Raises:
-        RunError: A sum has another shape or dtype, or is out of its bound.
+        RunError: A sum has another shape than that of silo 0, is not int64, or is out of its bound.
     """
     total = np.zeros_like(sums[0])
     for silo, (values, bound) in enumerate(zip(sums, bounds, strict=True)):
         if values.shape != total.shape or values.dtype != np.int64:
-            raise RunError(f"silo {silo}: sums of shape {values.shape} and type {values.dtype} came")
+            raise RunError(
+                f"silo {silo}: its sums have shape {values.shape} and type {values.dtype}, expected {total.shape} "
+                "and int64"
+            )
         if not (-bound <= int(values.min(initial=0)) and int(values.max(initial=0)) <= bound):
             raise RunError(f"silo {silo}: a sum is beyond what its records can add up to")
         total += values

@@ -219,7 +219,7 @@ def test_the_command_prints_the_cost() -> None:
     ).epsilon_of(1e-5)
     for eta in ("1000.0", "5e-324", "1e-17", "nan"):
         line = refusal(["privacy", "selection", "--mu", "1", "--eta", eta])
-        said = "of the truncated negative binomial law 0, or a number from 1e-06 to 100"
+        said = "for a truncated negative binomial number of runs it is 0, or from 1e-06 to 100"
         assert line == f"fedpriv: eta = {eta}: {said}\n"
     smallest = PrivateSelection(1.0, NegativeBinomialRunCount(20.0, 1e-6)).epsilon_of(1e-5)
     assert smallest == pytest.approx(told["epsilon_of_the_choice"], rel=1e-5)

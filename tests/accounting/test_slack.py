@@ -174,6 +174,12 @@ def test_a_budget_is_used_up_exactly() -> None:
     assert "mu = 1.11804" in (budget.why_over_budget([half, half, half, exact], exact) or "")
 
 
+def test_a_refusal_names_the_mu_of_all_runs_also_if_their_slacks_make_no_probability() -> None:
+    """Before: the mu of the last run alone, which fitted the budget."""
+    run = ApproximateGDP(0.9, 0.6)
+    assert "mu = 1.2728" in (LifetimeBudget(1.0, 0.5).why_over_budget([run], run) or "")
+
+
 def test_a_budget_without_slack_refuses_every_sampled_run() -> None:
     assert "secret participation" in (LifetimeBudget(100.0).why_over_budget([], FIRST.charge(1e-8)) or "")
     assert LifetimeBudget(100.0).why_over_budget([], ApproximateGDP(1.0)) is None

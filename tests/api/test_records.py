@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import fedpriv
+from fedpriv.data.given import to_record_arrays
+from fedpriv.data.named import make_dataset
 from tests.api.test_own import TREE
 
 WORDS, LENGTH, TRAIN = 50, 6, 800
@@ -160,6 +162,35 @@ class Items(Dataset[Any]):
     def __getitem__(self, place: int) -> Any:
         tokens, mask, labels = self.whole[place]
         return (tokens, mask), labels
+
+
+@pytest.mark.parametrize(
+    "items",
+    [[], [(1.0, 2, 3)], [5.0], [(np.zeros(2), 1), (np.zeros(3), 1)]],
+    ids=["none", "three", "one", "shapes"],
+)
+def test_a_torch_dataset_of_other_items_is_refused_in_one_line(items: list[Any]) -> None:
+    with pytest.raises(
+        fedpriv.InputError, match=r"^train, test: expected a torch Dataset of one \(record, label\)"
+    ):
+        to_record_arrays(ListData(items))
+
+
+class ListData(Dataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.items[row]
+
+
+def test_inputs_of_unequal_length_are_refused_in_data_that_are_added() -> None:
+    part = ((np.zeros((3, 2)), np.zeros((4, 2))), np.zeros(3, int))
+    with pytest.raises(fedpriv.InputError, match=r"inputs of a tuple have the shapes \(3, 2\), \(4, 2\)"):
+        make_dataset("added", part, part, None)
 
 
 def test_images_beside_a_row_of_numbers(tmp_path: Path) -> None:

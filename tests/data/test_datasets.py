@@ -209,6 +209,11 @@ def test_a_server_needs_the_test_part_only(written: Callable[..., str]) -> None:
         ({"train_labels": np.array(["a"] * 6)}, "train part: labels are numbers, not <U1"),
         ({"test_images": np.ones((2, 3))}, r"must be alike, found float64 \(6, 4\) and float64 \(2, 3\)"),
         ({"test_images": np.ones((2, 4), np.uint8)}, "must be alike, found float64 .* and uint8"),
+        ({"train_features.x": np.float64(1.0)}, "the inputs x must be arrays of as many records each"),
+        (
+            {"train_features.x": np.ones((6, 1)), "train_features.y": np.ones((5, 1))},
+            "the inputs x, y must be arrays of as many records each",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused(written: Callable[..., str], changes: dict[str, Any], line: str) -> None:

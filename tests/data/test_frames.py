@@ -4,6 +4,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pytest
 
@@ -56,6 +57,16 @@ def test_a_frame_has_the_cells_of_a_file_and_a_name_by_its_content(tmp_path: Pat
     assert find_frame(Path("given.parquet")) is None
 
 
+def test_a_frame_is_copied() -> None:
+    """Arrow shares the memory of NumPy's arrays, and so do DataFrames of pandas with their Arrow tables."""
+    ages = np.array([30.0, 40.0])
+    name = register_frame(pyarrow.table({"age": pyarrow.array(ages)}))
+    ages[0] = 99.0
+    table = find_frame(Path(name))
+    assert table is not None
+    assert table.columns["age"].to_numbers().tolist() == [30.0, 40.0]
+
+
 def test_frames_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     tree, held = table_tree(write_csv(tmp_path / "t.csv", rows())), pyarrow.table(columns())
     assert not is_data_frame([1, 2])
@@ -66,6 +77,11 @@ def test_frames_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
         ({"train": held.drop_columns(["age"])}, tree, "train: has no column 'age'"),
         ({"train": held.slice(0, 0)}, tree, "train: has no records"),
         ({"train": pyarrow.table({"a": [[1], [2]]})}, tree, "train, column 'a': of type list"),
+        (
+            {"train": pyarrow.table({"a": pyarrow.array([b"x"], "large_binary")})},
+            tree,
+            "'a': of type large_binary",
+        ),
         ({"train": held, "engine": "ray"}, tree, "its processes have no arrays and modules of this program"),
     ):
         with pytest.raises(InputError, match=line):

@@ -329,7 +329,7 @@ def test_a_description_that_is_not_public_runs_without_noise_only(tmp_path: Path
         ({"data": {"name": "synthetic", "partition": "site"}}, 'partition = "site": needs a table'),
         (
             {"data": {"name": "t.csv"}},
-            r"data\.table: this key is missing, .* `fedpriv data inspect t\.csv` writes",
+            r"data\.table: this section is missing, .* `fedpriv data inspect t\.csv` writes",
         ),
         (
             {"data": {"name": "mnist", "table": SCHEMA}},
@@ -427,6 +427,18 @@ def test_an_end_of_line_inside_of_a_cell_ends_no_record(tmp_path: Path, monkeypa
     table = read_table(tmp_path / "t.csv")
     assert len(table) == 300
     assert table.column("b").to_numbers().tolist() == list(range(300))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("header", ["a,b", '"a",b', '"a\nx",b', '"a\r\n",b'])
+@pytest.mark.parametrize("start", ["", "\ufeff", "@", "@@", "\ufeff@"])
+def test_empty_lines_before_the_header_make_no_record_of_it(
+    tmp_path: Path, start: str, header: str, end: str
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(f"{start.replace('@', end)}{header}{end}1,2{end}{end}3,4{end}".encode())
+    table = read_table(path)
+    assert [cells.to_numbers().tolist() for cells in table.columns.values()] == [[1.0, 3.0], [2.0, 4.0]]
 
 
 def test_cells_are_the_same_in_whatever_blocks_a_file_is_read(

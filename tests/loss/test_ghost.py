@@ -150,6 +150,17 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         nn.Flatten(),
         nn.LazyLinear(3),
     ),
+    "by keywords": lambda: Of(
+        lambda own, x: functional.linear(
+            input=functional.conv1d(
+                input=x.unflatten(-1, (2, 6)), weight=own.conv.weight, bias=own.conv.bias
+            ).flatten(-2),
+            weight=own.out.weight,
+            bias=own.out.bias,
+        ),
+        conv=nn.Conv1d(2, 2, 3),
+        out=nn.Linear(8, 3),
+    ),
     "steps of one's own": lambda: Of(recurrent, cell=nn.LSTMCell(3, 4), out=nn.Linear(4, 3)),
     "lstm": lambda: layer_of(nn.LSTM, num_layers=2, bidirectional=True),
     "gru": lambda: layer_of(nn.GRU),

@@ -13,7 +13,13 @@ import torch
 from torch import nn
 
 from fedpriv.core.errors import InputError, RunError
-from fedpriv.loss.imported import build_module, check_per_record, replace_batch_norm
+from fedpriv.loss.imported import (
+    GIVEN_PREFIX,
+    build_module,
+    check_per_record,
+    check_record_shape,
+    replace_batch_norm,
+)
 from fedpriv.loss.layered import LayeredObjective
 from fedpriv.loss.losses import CrossEntropy
 from fedpriv.loss.models import find_model
@@ -69,6 +75,17 @@ def test_a_module_is_built_with_the_shape_of_the_data_and_trains() -> None:
 def test_a_module_that_mixes_records_is_refused_by_running_it(name: str) -> None:
     with pytest.raises(InputError, match="a record's outputs change with the other records of its batch"):
         objective_at(name)
+
+
+def test_a_module_that_a_program_passed_has_no_name_in_messages() -> None:
+    class Mixed(nn.Linear):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return super().forward(values - values.mean(0))
+
+    with pytest.raises(InputError, match=r"^model: the module: a record's outputs change"):
+        check_per_record(Mixed(6, 3), 6, f"{GIVEN_PREFIX}0123")
+    with pytest.raises(InputError, match=r"^model: the module takes records of shape \(2, 4\)"):
+        check_record_shape((2, 4), (6,), f"{GIVEN_PREFIX}0123")
 
 
 def test_a_module_of_one_record_passes_the_probe() -> None:

@@ -66,8 +66,8 @@ def test_nobody_replaces_a_participation_of_fedpriv(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (dict, "expected a class that follows DrawnOrder, found <class 'dict'>"),
-        (FixedOrder, "expected a class that follows DrawnOrder"),
+        (dict, "expected a subclass of DrawnOrder, found <class 'dict'>"),
+        (FixedOrder, "expected a subclass of DrawnOrder"),
         (type("Loud", (WithoutReplacement,), {"name": "Loud"}), "has the name 'Loud'"),
         (type("Mute", (WithoutReplacement,), {"name": "mute", "title": ""}), "needed are a `title`"),
         (

@@ -14,6 +14,7 @@ def test_a_shipped_scenario_is_found_from_an_empty_folder(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("quickstart").mkdir()  # such as a folder of results, which is no scenario
     assert read_toml(find_scenario_file(Path(given)))["name"] == "quickstart"
 
 

@@ -84,6 +84,7 @@ def test_guarantee_a_best_guess_is_bounded_and_never_called_blind(mu: float) -> 
         assert float(shown.removesuffix(" %")) / 100.0 >= 0.5 * math.erfc(-mu / math.sqrt(8.0))
     assert format_upper_percent(0.5) == "50.0 %"
     assert format_upper_percent(0.9991) == "over 99.9 %"  # never certainty
+    assert best_guess(math.nan) == 1.0  # a μ that is no number protects nobody
 
 
 @pytest.mark.slow

@@ -153,6 +153,14 @@ def test_spared_records_are_zeros_where_they_were() -> None:
     assert 0.12 < 1.0 - kept.sum() / whole.sum() < 0.28
 
 
+def test_a_share_of_the_persons_is_spared_and_no_larger_share_of_their_records() -> None:
+    persons = np.array([str(row // 10) for row in range(2000)])
+    data = Dataset("x", np.ones((2000, 1)), np.ones(2000), np.ones((1, 1)), np.ones(1), 0, persons=persons)
+    kept = counted_mask(blank_training_share(data, 0.1).train_labels).reshape(200, 10)
+    assert (kept.all(1) | ~kept.any(1)).all()
+    assert (~kept).mean() == 0.1  # before: .65, as every person with one of the drawn records counted
+
+
 def test_labels_too_rare_to_share_out_are_drawn_at_random() -> None:
     images, labels = np.arange(46.0)[:, None], np.array([0] + [1] * 45)
     data = Dataset("x", images[:30], labels[:30], images[30:], labels[30:], 2)
