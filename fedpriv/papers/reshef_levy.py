@@ -223,7 +223,7 @@ def _step_length(settings: Mu2Settings, problem: Problem, noise_std: float) -> f
             'algorithm.step = "paper": η is at most 1/(4 L T), and no smoothness L is known for this model; '
             "give a number"
         )
-    max_step = 1.0 / (4.0 * problem.smoothness * problem.rounds)
+    max_step = 1.0 / (4.0 * problem.smoothness * problem.rounds) if problem.smoothness else math.inf
     if noise_std == 0.0:
         return max_step
     workload = Workload(FixedOrder(problem.rounds, problem.rounds), 1.0, np.ones(problem.rounds))

@@ -1,0 +1,244 @@
+"""Problems with a known risk, for the measured rates: a family of linear losses, and the distance of a record.
+
+    fedpriv run examples/rates/worst-linear-n.toml --import examples/rates/problems.py
+    fedpriv run examples/rates/goldstein-n.toml --import examples/rates/problems.py
+
+`linear-loss`: f(x; z) = -⟨z, x⟩ in the ball of diameter 1, with records z = v e₁ + (s/√d) e.  The vector e has
+independent random signs, s is 1/2 and d is 64.  The risk of x over the best point of the ball is |v|/2 - v x₁.
+The drift v is a key of the model, so that a sweep over v takes the worst of a family, as lower bounds do.
+
+`distance-loss`: f(x; ξ) = ‖x - ξ‖ with records ξ = e₁ + 0.2 u, where u is uniform on the unit sphere of R^d.  It
+is convex, 1-Lipschitz in every dimension d, and not smooth.  A run starts at 0, at distance 1 of the minimizer
+e₁.  The metric `gradient_norm` is the norm of the population's gradient, by quadrature.
+
+`goldstein-travel` is the row `goldstein-single-pass` for T rounds, with the largest step D = travel/T.  Its clips
+are L at anchors and √d L D/α for differences (Kornowski, Liu & Talwar), or with `wide` L d and d L D/α, the worst
+case of an estimator from values (Zhang, Tran & Cutkosky).
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from scipy.special import roots_jacobi
+from torch import Tensor
+
+import fedpriv
+from fedpriv.core.replicates import Scalar
+from fedpriv.loss.clipping import compute_clipping, upper_norm, vector_bounds
+from fedpriv.loss.linear import LinearScore
+from fedpriv.loss.losses import Reward
+from fedpriv.loss.models import add_model
+from fedpriv.loss.objective import Batch, Deterministic, Increment, ModelEvaluation, Query, Records
+from fedpriv.loss.rows import Model, ModelSettings
+from fedpriv.papers.base import Count, Positive, Problem, Settings
+from fedpriv.papers.kornowski import GOLDSTEIN_SINGLE_PASS, SinglePassSettings
+from fedpriv.participation.orders import Dependence
+
+DIMENSION, SPREAD, RADIUS = 64, 0.5, 0.5
+RECORDS = 200_000
+
+
+class LinearLossSettings(ModelSettings):
+    """Settings of the linear loss."""
+
+    drift: Annotated[float, Field(ge=0, le=0.5)] = Field(0.1, description="v: first coordinate of the mean record")
+
+
+@dataclass(frozen=True)
+class DriftPopulation:
+    """Population of the linear loss, whose mean record is v e₁."""
+
+    drift: float
+    """v."""
+
+    def excess_risk(self, point: Tensor) -> Tensor:
+        """Return |v|/2 - v x₁, the risk over the best point of the ball."""
+        return self.drift * (RADIUS - point[..., 0])
+
+    def gradient(self, point: Tensor) -> Tensor:
+        gradient = torch.zeros_like(point)
+        gradient[..., 0] = -self.drift
+        return gradient
+
+
+@dataclass(frozen=True)
+class LinearLoss(LinearScore):
+    """Loss -⟨z, x⟩ of records with ‖z‖ ≤ 1: convex, 1-Lipschitz, and smooth with constant 0."""
+
+    convex: bool = True
+    loss = Reward()
+
+    @property
+    def lipschitz(self) -> float:
+        return self.feature_norm
+
+    @property
+    def smoothness(self) -> float:
+        return 0.0
+
+
+def add_drift(signs: NDArray[Any], dtype: torch.dtype, settings: LinearLossSettings) -> Tensor:
+    """Return the records v e₁ + (s/√d) e of random signs e, given as bytes 0 and 1, (n, d)."""
+    features = (2.0 * torch.from_numpy(signs).to(dtype) - 1.0) * (SPREAD / math.sqrt(DIMENSION))
+    features[:, 0] += settings.drift
+    return features
+
+
+def linear_loss(
+    _shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: LinearLossSettings
+) -> LinearLoss:
+    return LinearLoss(DIMENSION, 1.0, DriftPopulation(settings.drift), dtype)
+
+
+def draw_signs() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Return training and test records of random signs, as bytes, with labels 0 that no loss reads."""
+    signs = np.random.default_rng(20241).integers(0, 2, (RECORDS + 16, DIMENSION), dtype=np.uint8)
+    return (signs[:-16], np.zeros(RECORDS)), (signs[-16:], np.zeros(16))
+
+
+fedpriv.add_data("random-signs", draw_signs, classes=0)
+add_model(
+    "linear-loss", Model(LinearLossSettings, add_drift, linear_loss, regression=True, only_for="random-signs")
+)
+
+
+NOISE_RADIUS, MAX_DIMENSION, SMOOTHING = 0.2, 32, 0.5
+
+
+class DistanceSettings(ModelSettings):
+    """Settings of the distance loss."""
+
+    dimension: Annotated[int, Field(ge=2, le=MAX_DIMENSION)] = Field(8, description="d")
+
+
+@dataclass(frozen=True)
+class DistanceLoss(Deterministic):
+    """Distance ‖x - ξ‖ of the model and a record ξ: convex and 1-Lipschitz."""
+
+    dimension: int
+    dtype: torch.dtype
+    convex: bool = True
+    lipschitz: float = 1.0
+    smoothness: float = math.inf
+    linear: None = None
+    dependence = Dependence.RECORD
+
+    def initial(self) -> Tensor:
+        return torch.zeros(self.dimension, dtype=self.dtype)
+
+    def increment(self, query: Query, batch: Batch, clip: Scalar) -> Increment:
+        """Sum clipped increments at points (..., d) of records (..., B, d)."""
+        vectors, clipped = self._clip(query, batch, clip)
+        return Increment(vectors.sum(-2), clipped)
+
+    def per_record(self, query: Query, batch: Batch, rows: Tensor, clip: float) -> Tensor:
+        return self._clip(query, batch, clip)[0]
+
+    def _clip(self, query: Query, batch: Batch, clip: Scalar) -> tuple[Tensor, Tensor]:
+        """Return the weighted clipped increments, (..., B, d), and the number of clipped records, (...)."""
+        records, weights = batch
+        total: Tensor | float = 0.0
+        for point, coefficient in zip(*query, strict=True):
+            difference = point.unsqueeze(-2) - records.features
+            norm = torch.linalg.vector_norm(difference, dim=-1, keepdim=True)
+            total = total + coefficient * difference / norm.where(norm > 0.0, 1.0)
+        assert isinstance(total, Tensor)
+        vectors = total.to(weights.dtype)
+        clipped = compute_clipping(vector_bounds(upper_norm(vectors)), weights, clip)
+        return clipped.zero_unrepresentable(vectors) * clipped.factor.unsqueeze(-1), clipped.clipped_count
+
+    def losses(self, point: Tensor, records: Records) -> Tensor:
+        return torch.linalg.vector_norm(point.unsqueeze(-2) - records.features, dim=-1)
+
+    def evaluate(self, point: Tensor, records: Records) -> ModelEvaluation:
+        """Evaluate the mean distance, and the norm of the population's gradient."""
+        distance = point.clone()
+        distance[..., 0] -= 1.0
+        norm = population_gradient_norm(torch.linalg.vector_norm(distance, dim=-1), self.dimension)
+        return ModelEvaluation(self.losses(point, records).mean(-1), None, {"gradient_norm": norm})
+
+
+def population_gradient_norm(distance: Tensor, dimension: int) -> Tensor:
+    """Return ‖∇F‖ at some distance r of e₁, the mean of (r - c t)/√(r² - 2 c r t + c²) with c = 0.2.
+
+    The coordinate t of u towards the model has the density (1 - t²)^((d-3)/2), so that Gauss-Jacobi quadrature is
+    exact for polynomials.
+    """
+    nodes, weights = roots_jacobi(400, (dimension - 3) / 2.0, (dimension - 3) / 2.0)
+    t = torch.from_numpy(nodes).to(distance.dtype)
+    r = distance.unsqueeze(-1)
+    values = (r - NOISE_RADIUS * t) / (r**2 - 2.0 * NOISE_RADIUS * r * t + NOISE_RADIUS**2).sqrt()
+    return (values * torch.from_numpy(weights / weights.sum()).to(distance.dtype)).sum(-1).abs()
+
+
+def place_on_sphere(normals: NDArray[Any], dtype: torch.dtype, settings: DistanceSettings) -> Tensor:
+    """Return records e₁ + 0.2 u, with u the direction of the first d of a row's normal numbers, (n, d)."""
+    directions = torch.from_numpy(normals[:, : settings.dimension]).to(dtype)
+    records = NOISE_RADIUS * directions / torch.linalg.vector_norm(directions, dim=-1, keepdim=True)
+    records[:, 0] += 1.0
+    return records
+
+
+def distance_loss(
+    _shape: tuple[int, ...], _classes: int, dtype: torch.dtype, settings: DistanceSettings
+) -> DistanceLoss:
+    return DistanceLoss(settings.dimension, dtype)
+
+
+def draw_normals() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    normals = np.random.default_rng(20242).standard_normal((140_016, MAX_DIMENSION))
+    return (normals[:-16], np.zeros(140_000)), (normals[-16:], np.zeros(16))
+
+
+class TravelSettings(Settings):
+    """Keys of `goldstein-travel`."""
+
+    travel: Positive = Field(description="D T: distance that T steps can go")
+    period: Count = Field(description="Σ: rounds from one anchor to the next, and records of an anchor")
+    wide: bool = Field(False, description="clips for the worst case of an estimator from values")
+
+    def resolve(self, problem: Problem) -> SinglePassSettings:
+        """Return the settings of `goldstein-single-pass` for the run's T and d."""
+        radius = min(self.travel / problem.rounds, SMOOTHING / 4.0)
+        root = problem.dimension if self.wide else math.sqrt(problem.dimension)
+        return SinglePassSettings(
+            smoothing=SMOOTHING,
+            radius=radius,
+            period=self.period,
+            anchor_batches=self.period,
+            anchor_clip=float(problem.dimension) if self.wide else 1.0,
+            clip=root * radius / SMOOTHING,
+            directions=1,
+        )
+
+
+fedpriv.add_data("standard-normal", draw_normals, classes=0)
+add_model("distance-loss", Model(DistanceSettings, place_on_sphere, distance_loss, regression=True))
+fedpriv.add_algorithm(
+    dataclasses.replace(
+        GOLDSTEIN_SINGLE_PASS,
+        name="goldstein-travel",
+        title="O2NC in one pass by its travel",
+        settings=TravelSettings,
+        schedule=lambda settings, declared: GOLDSTEIN_SINGLE_PASS.schedule(
+            settings.model_copy(update={"anchor_batches": settings.period}), declared
+        ),
+        estimator=lambda settings, problem: GOLDSTEIN_SINGLE_PASS.estimator(settings.resolve(problem), problem),
+        mechanism=lambda settings, problem, workload: GOLDSTEIN_SINGLE_PASS.mechanism(
+            settings.resolve(problem), problem, workload
+        ),
+        optimizer=lambda settings, problem, noise_std: GOLDSTEIN_SINGLE_PASS.optimizer(
+            settings.resolve(problem), problem, noise_std
+        ),
+        objective=lambda settings, problem, objective: GOLDSTEIN_SINGLE_PASS.objective(
+            settings.resolve(problem), problem, objective
+        ),
+        theorems=lambda _settings, _problem: (),
+    )
+)
