@@ -248,7 +248,7 @@ class ScheduledGaussian(Mechanism):
     Guarantee: a record that takes part in round τ moves the sum of each round t ≥ τ by decay^(t-τ) times its
     increment.  The squares of its displacements, each over the squared size of the round, add up.  The worst
     record of a fixed order is charged, exactly, for any clips: with one pass, decay 1 and clip S that is S √(Σ_t
-    1/d_t²). Separated participations are charged at least an upper bound.  Sums that restart are refused.
+    1/d_t²).  Separated participations are charged at least an upper bound.  Sums that restart are refused.
     """
 
     name: ClassVar[str] = "scheduled"

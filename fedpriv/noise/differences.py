@@ -412,7 +412,7 @@ class AlignedDifferences(DifferenceTrees):
         The state is a flat tuple of vectors in three parts.  First comes the stack of the r tree (see
         `BinaryTree.noise`), which is empty if N = 1.  Then comes a ring: the filtered noise of the nodes at the
         last N positions, oldest first.  From the second epoch on ring[0] is that of the same position one epoch
-        ago. Last comes the epoch's stack: the noise of prefixes of the current epoch, each including earlier
+        ago.  Last comes the epoch's stack: the noise of prefixes of the current epoch, each including earlier
         epochs, shortest prefix first.  After the first epoch its first vector is the noise of all complete epochs,
         decayed to the end of the last one.
 
