@@ -75,9 +75,9 @@ class IndependentGaussian(Mechanism):
     """Fresh noise of equal size in every round.
 
     Guarantee: a record that takes part in round τ moves the sum of each round t ≥ τ of the same period by
-    decay^(t-τ) times its increment.  All increments of the record are added up, and at least the worst record is
-    charged.  For a single pass with clip S, decay 1 and no restarts this is S√T: σ = 2S√T/ρ under replace-one, the
-    paper's σ² = 4S²T/ρ².
+    decay^(t-τ) times its increment.  All increments of the record are added up, and the worst record is charged,
+    exactly, or for separated participations by an upper bound.  For a single pass with clip S, decay 1 and no
+    restarts this is S√T: σ = 2S√T/ρ under replace-one, the paper's σ² = 4S²T/ρ².
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -151,8 +151,8 @@ def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) ->
     """Return the squared distance by which each record of a fixed order moves C s, within one period.
 
     Between two rounds of a record the displacement of the sum only decays, so that its values in those rounds are
-    enough: y_k = clip_k + decay^rounds_per_epoch y_{k-1} in the record's k-th round.  This takes O(T log T), and
-        no T × T matrix.
+    enough: y_k = clip_k + decay^rounds_per_epoch y_{k-1} in the record's k-th round.  This takes O(T log T),
+    without a T × T matrix.
 
     Args:
         clips: Clip of every round of the period, (rounds,).
@@ -248,7 +248,7 @@ class ScheduledGaussian(Mechanism):
     Guarantee: a record that takes part in round τ moves the sum of each round t ≥ τ by decay^(t-τ) times its
     increment.  The squares of its displacements, each over the squared size of the round, add up.  The worst
     record of a fixed order is charged, exactly, for any clips: with one pass, decay 1 and clip S that is S √(Σ_t
-    1/d_t²).  Separated participations are charged at least an upper bound.  Sums that restart are refused.
+    1/d_t²).  Separated participations are charged exactly or by an upper bound.  Sums that restart are refused.
     """
 
     name: ClassVar[str] = "scheduled"
@@ -514,7 +514,7 @@ class IntegerLeaf(IntegerStrategy):
 class PhaseEnds(Mechanism):
     """Fresh noise in the empty round that ends a phase, none in its gradient rounds.
 
-    `largest_step` is the largest step of any phase.  `smoothness` and `lipschitz` bound every record's loss.
+    `largest_step` is the largest step of any phase.  `smoothness` and `lipschitz` are constants of every loss.
 
     Guarantee: every record belongs to one phase.  A record with gradient at most C in a batch of B moves the
     iterate after its round by step · C/B under zero-out (twice that under replace-one).  Later rounds of the phase

@@ -290,9 +290,8 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
         The same trees with these standard deviations, and `least` = 2 σμ.
 
     Raises:
-        InputError: Differences are clipped, α is below 1/N, or N < 6, where the paper's constants are too small,
-        or
-            the trees do not factor the workload.
+        InputError: Differences are clipped, the trees do not factor the workload, α is below 1/N, or N < 6, where
+            the paper's constants are too small.
     """
     trees.check_workload(workload)
     if trees.movement is None:

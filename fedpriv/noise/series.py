@@ -56,8 +56,8 @@ class Workload:
     | `period` | rounds after which the sums restart from 0, in rounds 1, 1 + period, …, or None |
 
     Public participations are a fixed order, one with empty rounds (`Phases`), and all patterns of a
-    `MinSeparation`. A fixed order is the same in every epoch, and a single pass if rounds_per_epoch is `rounds` or
-    more.
+    `MinSeparation`.  A fixed order is the same in every epoch, and a single pass if rounds_per_epoch is `rounds`
+    or more.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder

@@ -7,7 +7,7 @@
 | anchored | diag(1/anchor, C') in every period, C' the square root of the period's other rounds |
 
 B = A C^-1.  With one band C = I.  With `bands` = T, "banded" is the square-root factorization A = C C.  With two
-bands or more, the C of "bisr" reaches over all rounds.
+bands or more, and decay > 0, the C of "bisr" reaches over all rounds.
 
 A round of "banded" and "bisr" takes O(bands · d): C^-1 z is formed from a few earlier vectors, and summed with
 decay.  "bisr" is a baseline: with as many vectors `BufferedToeplitz` adds less noise.
@@ -112,7 +112,7 @@ def _noise_step(
     Row t of C^-1 z is v_t = z_t + Σ_j weights[j-1] · past_{t-j}, and the noise is n_t = v_t + decay · n_{t-1}.
     The past vectors are the rows past_t = v_t with `keep_rows` (C is banded), or the fresh vectors past_t = z_t
     without (C^-1 is banded).  The state holds the last noise, and at most `len(weights)` past vectors, latest
-    first. Before round 1 the state is empty.
+    first.  Before round 1 the state is empty.
 
     Args:
         state: State before round t.

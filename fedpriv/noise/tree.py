@@ -2,7 +2,7 @@
 
 A node stands for an interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Let
 lowbit(t) be the largest power of 2 that divides t.  Exactly one left child ends at each t, the node [t - lowbit(t)
-+ 1, t]. Prefix sums use left children only, so only these nodes are released: row t of C is the left child that
++ 1, t].  Prefix sums use left children only, so only these nodes are released: row t of C is the left child that
 ends at t, C[t, i] = decay^(t-i) in its rounds and 0 elsewhere.  The prefix [1, t] is this node plus the prefix [1,
 t - lowbit(t)] decayed by decay^lowbit(t), which gives B.  Each round takes one fresh vector, the noise of its
 node.  With a period, a new tree starts every `period` rounds.

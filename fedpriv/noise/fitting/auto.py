@@ -145,8 +145,7 @@ def fit_named(
     Args:
         cost: Cost of noise for the row.
         name: "auto", "scheduled", "lambda-cgd" or "blt".
-        options: Options of the scenario, with the most vectors in the state, and whether "lambda-cgd" and "blt"
-            scale
+        options: Options of the scenario: the most vectors in the state, and whether "lambda-cgd" and "blt" scale
             noise.
         scalable: Whether "auto" may scale noise.
 

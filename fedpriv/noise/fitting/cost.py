@@ -48,7 +48,7 @@ class LinearStream(Protocol):
     """Affine map from inputs to answers, computed round by round, with vectors of shape (rows, 1)."""
 
     def start(self, rows: int) -> "tuple[Tensor, ...]":
-        """Return the state before round 1, vectors (rows, 1) or (1,)."""
+        """Return the state before round 1."""
         ...
 
     def advance(
@@ -185,7 +185,7 @@ def rows_response(rounds: int, queries: int | None = None) -> NoiseResponse:
 def spaced_indices(rounds: int, count: int) -> NDArray[np.int64]:
     """Return at most `count` evenly spaced indices of 0 … rounds - 1, with the first and the last.
 
-    One index is the first.
+    If there is one index, it is 0.
 
     Args:
         rounds: Number of rounds, 1 or more.

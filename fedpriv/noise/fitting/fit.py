@@ -236,7 +236,7 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
         last_free: Whether φ_m is fitted, else φ_m = 0.
         around: Single root of the second start, the λ of `fit_lambda`, as a tuple of one.
     """
-    from scipy.optimize import minimize
+    from scipy.optimize import OptimizeResult, minimize
 
     max_root = _max_root(loss.workload)
 
@@ -247,8 +247,8 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
         value, gradient = loss.evaluate(roots if last_free else np.concatenate([roots, [0.0]]))
         return value, -(1.0 - ratios) * np.cumsum((gradient[: len(roots)] * roots)[::-1])[::-1]
 
-    def descend(start: Floats, tolerance: float) -> tuple[float, Floats]:
-        result = minimize(
+    def descend(start: Floats, tolerance: float) -> OptimizeResult:
+        return minimize(
             evaluate,
             start,
             jac=True,
@@ -256,14 +256,12 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
             bounds=[(-_MAX_LOGIT, _MAX_LOGIT)] * len(start),
             options={"maxiter": 500, "maxfun": 1000, "ftol": tolerance, "gtol": 1e-9},
         )
-        return float(result.fun), np.asarray(result.x, np.float64)
 
     starts = _starting_points(loss.workload, count, last_free, around[0] / max_root)
-    _, best_numbers = min(
-        (descend(start, _ROUGH_TOLERANCE) for start in starts), key=lambda loss_and_numbers: loss_and_numbers[0]
-    )
+    best = min((descend(start, _ROUGH_TOLERANCE) for start in starts), key=lambda result: float(result.fun))
     if loss.value_count <= _MAX_POLISHED:
-        _, best_numbers = descend(best_numbers, _FINE_TOLERANCE)
+        best = descend(best.x, _FINE_TOLERANCE)
+    best_numbers = np.asarray(best.x, np.float64)
     roots = (max_root * np.cumprod(np.exp(-np.logaddexp(0.0, best_numbers)))).tolist()
     simple_roots, value = _simplify_roots(roots if last_free else [*roots, 0.0], loss)
     return RootFit(tuple(simple_roots[0::2]), tuple(simple_roots[1::2]), value)

@@ -301,7 +301,7 @@ class KeyedDiscreteGaussian:
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
         if not (0 <= party < 1 << 32 and 0 <= t < 1 << 32):
-            raise ValueError(f"owner {party}, round {t}: both are numbers of 32 bits")
+            raise ValueError(f"party {party}, round {t}: both are numbers of 32 bits")
         self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
         self._stream, self._band = _U64(party << 32 | t), band
 

@@ -271,7 +271,7 @@ def sum_rank_one(
     """Sum the integer increments r_b ⊗ x_b over records b, (classes · f,) int64.
 
     The loss is a function of linear scores.  x_b are the features in multiples of 1/denominator, rounded to
-    integers. r_b, (classes,), is Σ_k coefficients[k] · residuals at points[k], truncated to integers with ‖r_b‖
+    integers.  r_b, (classes,), is Σ_k coefficients[k] · residuals at points[k], truncated to integers with ‖r_b‖
     ‖x_b‖ ≤ K.  Records are processed in chunks of at most 2^20 values of features, or one by one.  A record with a
     feature that is not finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.
 
