@@ -373,8 +373,8 @@ class IntegerBuffered(IntegerStrategy):
     """C on integers: returns s_t + Σ_i ⌊ω_i b_i / 2^g⌉, and then b_i ← ⌊θ_i b_i⌉ + 2^g s_t.
 
     θ and ω count multiples of 2^-31.  `digits` is g, the number of binary digits of a unit that the buffers hold.
-    In an output, of T rounds at most, the roundings of buffer i add up to at most ω_i min(T, 1 / (1 - θ_i)) / 2^g,
-    and the rounding of its product is 1 more.
+    Neighbours round apart: in T rounds the roundings of buffer i change the difference of an output by at most ω_i
+    min(T, 1 / (1 - θ_i)) / 2^g, and the rounding of its product by at most 1.
     """
 
     theta: tuple[int, ...]

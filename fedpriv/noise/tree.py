@@ -589,8 +589,9 @@ def decay_rounding_factor(decay: float, workload: Workload) -> Fraction:
     """Factor of the sensitivity that covers the rounding of a tree's decays, level by level.
 
     The factor is 1 + 2^-28 √T · participations, rounded up, or 1 for decays of 0 and 1, which are exact.  With L =
-    ⌊log2 T⌋ levels every entry of C is off by at most L 2^-32, in at most L + 1 nodes a participation.  The
-    sensitivity is at least the largest clip, so that 1 + L √(L+1) 2^-32 · participations would suffice.
+    ⌊log2 T⌋ levels every entry of C is off by at most L 2^-32, in at most L + 1 nodes a participation.  A
+    record moves the nodes of a tree by its largest clip at least, so that 1 + L √(L+1) 2^-32 · participations
+    would suffice for each tree.
 
     Args:
         decay: Decay per round.
