@@ -22,7 +22,7 @@ SUITE = "not slow and not long and not deployment and not containers"
 OPTIONS = ("-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", SUITE)
 _SETTINGS = f"""[run]
 parallel = true
-data_file = {{folder}}/data
+data_file = {{folder}}/coverage.db
 context = ${{{{{TEST}-}}}}
 include = {{copy}}/fedpriv/*, {{copy}}/server/*, {{copy}}/clients/*
 patch = _exit
@@ -63,11 +63,10 @@ def measure(copy: Path, folder: Path, jobs: int, tests: Sequence[str] = ()) -> i
         )
         import coverage
 
-        data = coverage.CoverageData(str(folder / "coverage.db"))
-        data.erase()
-        coverage_of_all = coverage.Coverage(data_file=str(folder / "coverage.db"), config_file=str(settings))
-        coverage_of_all.combine([parts])
-        coverage_of_all.save()
+        (folder / "coverage.db").unlink(missing_ok=True)
+        combined = coverage.Coverage(data_file=str(folder / "coverage.db"), config_file=False)
+        combined.combine([parts], strict=True)
+        combined.save()
         times = json.loads(Path(parts, "times.json").read_text(encoding="utf-8"))
     kept = {"digest": digest(), "copy": str(copy), "tests": times, "of": list(tests)}
     (folder / "tests.json").write_text(json.dumps(kept), encoding="utf-8")
@@ -105,7 +104,7 @@ class Covered:
             for shared in kept["tests"][name]["shared"]:
                 self._users[shared].append(name)
 
-    @functools.cache  # noqa: B019  (one object a process)
+    @functools.lru_cache(32)  # noqa: B019  (one object a process)
     def _contexts(self, file: str) -> dict[int, list[str]]:
         return self._data.contexts_by_lineno(str(self._copy / file))
 
@@ -135,6 +134,6 @@ def _readers() -> dict[str, list[tuple[str, int]]]:
     for file in sources(("fedpriv", "server", "clients")):
         for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
             name: Any = getattr(node, "id", None) or getattr(node, "attr", None)
-            if name and isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
-                found[name].append((file, node.lineno))  # type: ignore[attr-defined]
+            if name and isinstance(node.ctx, ast.Load):
+                found[name].append((file, node.lineno))
     return found

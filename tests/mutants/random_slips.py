@@ -137,8 +137,8 @@ class Sweep:
                 if answer["code"] in (0, 5):
                     met += len(part)
                     break
-                if not test:
-                    return "import of the tests", met, True, mode
+                if test not in part:  # an import failed: that of a test file, or of all
+                    test = next((name for name in part if name.startswith(test)), next(iter(part)))
                 met += list(part).index(test) + 1
                 if self._is_green(copy, slip.file, source, test, mode):
                     return test, met, True, mode
@@ -221,7 +221,7 @@ def report(lines: Iterable[dict[str, Any]], marked: dict[tuple[str, ...], str]) 
     for line in sorted(survivors, key=lambda line: (line["file"], line["line"])):
         part = "" if line["all"] else f" ({line['tests']} tests met, as many as the time allows)"
         print(f"{line['outcome']}: {line['id']} {line['file']}:{line['line']} {line['operator']}{part}")
-        print(f"    {line['before']}\n    {line['after']}".replace("\n", "\n    ").replace("        ", "    "))
+        print(*(f"    {text}" for text in f"{line['before']}\n{line['after']}".splitlines()), sep="\n")
     columns = ("drawn", KILLED, SURVIVED, NOT_COVERED, EQUIVALENT)
     print(f"{'room':16}" + "".join(f"{name.lower():>13}" for name in columns))
     for room, counts in [*rows.items(), ("all", sum(rows.values(), Counter[str]()))]:

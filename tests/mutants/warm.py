@@ -56,7 +56,7 @@ def _load() -> None:
     finally:
         sys.setprofile(None)
     for each in gc.get_objects():
-        if isinstance(each, types.FunctionType) and each.__code__.co_filename.startswith(here):
+        if type(each) is types.FunctionType and each.__code__.co_filename.startswith(here):
             _FUNCTIONS[each.__code__.co_filename, _key(each.__code__)].append(each)
     gc.collect()
     gc.freeze()
@@ -120,6 +120,10 @@ class _Chosen:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         rank = {name: number for number, name in enumerate(self._seconds)}
         items[:] = sorted((item for item in items if item.nodeid in rank), key=lambda item: rank[item.nodeid])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._path.write_text(report.nodeid, encoding="utf-8")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._path.write_text(nodeid, encoding="utf-8")
