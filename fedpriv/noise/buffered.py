@@ -1,17 +1,18 @@
 """Buffered linear Toeplitz (BLT) noise: nearly optimal for a stream, with few vectors of state.
 
-C is the Toeplitz matrix with the coefficients c_0 = 1 and c_k = Σ_i ω_i θ_i^(k-1), with interlacing poles θ and
-zeros φ and residues ω that follow from them (see `series`).  A is the matrix of running sums with a decay, and B =
-A C^-1, so that the noise of round t is (B z)_t for fresh vectors z.  Special cases:
+C is the Toeplitz matrix with the coefficients c_0 = 1 and c_k = Σ_i ω_i θ_i^(k-1).  Its poles θ and zeros φ
+interlace, and the residues ω follow from them (see `series`).  A is the matrix of running sums with a decay, and B
+= A C^-1, so that the noise of round t is (B z)_t for fresh vectors z.  Special cases:
 
 | θ | φ | noise | vectors of state |
 |---|---|---|---|
-| () | () | on the increments, C = I | 1, or 0 for decay 0 |
-| (λ,) | (0,) | λ-CGD, C^-1 = I - λ · shift | 1 |
-| (decay,) | (0,) | independent, C = A | 0 |
+| () | () | independent on the increments, C = I | 1, or 0 for decay 0 |
+| (λ,) | (0,) | λ-CGD, C^-1 = I - λ · shift by one round | 1 |
+| (decay,), decay > 0 | (0,) | independent on the sums, C = A | 0 |
 
 `column_scale` holds D_1 … D_T: the noise of increment t is divided by D_t, so that C diag(D) replaces C.  Late
-columns of C are short.  A D that lengthens them costs no record more than the worst record costs without it.
+columns of C are short.  In a single pass a D can lengthen them and cost no record more than the worst record costs
+without it.
 
 On integers a few decaying buffers replace all past increments.  θ and the residues ω are multiples of 2^-31 by
 definition, and φ, which B needs, follows from them.
@@ -87,8 +88,8 @@ class BufferedToeplitz(Toeplitz):
     """Noise C^-1 z on the increments, added to the running sum with them, for the C of interlacing roots.
 
     Guarantee: the roots are checked to interlace, so C ≥ 0 with nonincreasing coefficients, whoever fitted them.
-    The worst record of a fixed order, and of separated participations with equal clips, is charged exactly.  For
-    separated participations with unequal clips it is bounded.
+    The worst record of a fixed order is charged exactly.  So is that of separated participations with equal clips,
+    if there is no `column_scale`.  In other separated participations the charge is exact or an upper bound.
     """
 
     name: ClassVar[str] = "blt"
@@ -104,7 +105,7 @@ class BufferedToeplitz(Toeplitz):
     column_scale: tuple[float, ...] = field(default=(), metadata=SHARED)
     """D_t of every planned round, or empty for 1 everywhere."""
     period: None = None
-    """Always None, as in every ledger."""
+    """Always None, since the sums never restart.  Ledgers store the field."""
 
     def __post_init__(self) -> None:
         if self.period is not None:
@@ -118,7 +119,8 @@ class BufferedToeplitz(Toeplitz):
         """Return the mechanism of the roots in `options`.
 
         Raises:
-            InputError: There are no roots.  A plan never fits them.
+            InputError: There are no roots, which a plan never fits, or they do not interlace, or noise cannot be
+                scaled.
         """
         if not options.theta:
             raise InputError(
@@ -141,7 +143,7 @@ class BufferedToeplitz(Toeplitz):
         return f"{self.name} ({len(self.theta)}{', scaled' if self.column_scale else ''})"
 
     def with_equal_columns(self, workload: Workload) -> Self:
-        """Set the `column_scale` that makes every column of C as long as the first.
+        """Return the mechanism with the `column_scale` that makes every column of C as long as the first.
 
         Guarantee: the sensitivity is the same as without this scale.
 
@@ -221,7 +223,10 @@ class BufferedToeplitz(Toeplitz):
     def integer(self, workload: Workload) -> Factorization:
         """Return the factorization A = B C on integers, with the C of rounded poles and residues.
 
-        φ follows from these, so that B is the inverse of the rounded C, times A.
+        φ follows from these, so that B is A times the inverse of the rounded C.
+
+        Raises:
+            InputError: Rounding makes roots equal, so that they do not interlace.
         """
         strategy = make_integer_buffered(self.theta, self.phi)
         strategy = replace(strategy, digits=min(_DIGITS, strategy.max_roundings(workload.rounds).bit_length()))
@@ -269,7 +274,7 @@ class BufferedToeplitz(Toeplitz):
         The variance follows round by round from the covariance of the state (n, u) of `_scaled_noise`, (buffers +
         1, buffers + 1): Cov ← M Cov Mᵀ + v vᵀ, for the transition M of the state and the weights v of z_t in it.
         """
-        size = len(self.phi) + 1  # the last noise, and U of each φ
+        size = len(self.phi) + 1  # the last noise, and u of each φ
         covariance, variances = np.zeros((size, size)), np.empty(rounds)
         transition, input_weights = np.diag([self.decay, *self.phi]), np.ones(size)
         weights, factors = np.array(self._inverse_residues), self._column_scale(rounds)
@@ -301,7 +306,7 @@ class BufferedToeplitz(Toeplitz):
 
 @dataclass(frozen=True)
 class LambdaCgd(BufferedToeplitz):
-    """λ-CGD: one buffer with φ = 0, so that each round's noise takes back λ of the round before.
+    """λ-CGD: one buffer with φ = 0, so that round t adds z_t - λ z_{t-1} to the increment.
 
     Guarantee: that of `BufferedToeplitz`.
 
@@ -335,7 +340,7 @@ def _advance_buffer(buffer: "Tensor", pole: float, fresh: "Tensor") -> "Tensor":
     return fresh.add(buffer, alpha=pole) if pole else fresh
 
 
-_DIGITS, _MAX_DIGITS = 10, 24
+_DIGITS, _MAX_DIGITS = 10, 24  # most binary digits that are chosen, and that are accepted
 _ZERO_TOLERANCE = 2.0**-20  # rounded residues give a φ_m near 0, on either side, for φ_m = 0
 
 
@@ -368,7 +373,8 @@ class IntegerBuffered(IntegerStrategy):
     """C on integers: returns s_t + Σ_i ⌊ω_i b_i / 2^g⌉, and then b_i ← ⌊θ_i b_i⌉ + 2^g s_t.
 
     θ and ω count multiples of 2^-31.  `digits` is g, the number of binary digits of a unit that the buffers hold.
-    The roundings of a buffer add up to 1 / (1 - θ_i), and g makes them small beside the rounding of each product.
+    Neighbours round apart: in T rounds the roundings of buffer i change the difference of an output by at most ω_i
+    min(T, 1 / (1 - θ_i)) / 2^g, and the rounding of its product by at most 1.
     """
 
     theta: tuple[int, ...]
@@ -381,7 +387,8 @@ class IntegerBuffered(IntegerStrategy):
         """Check that C ≥ 0 has coefficients that never increase.
 
         Raises:
-            InputError: A number is out of its range, or weights add up to more than 1.
+            InputError: A number is out of its range, weights add up to more than 1, or there are not as many
+                weights as decays.
         """
         if len(self.theta) != len(self.omega) or not 0 <= self.digits <= _MAX_DIGITS:
             raise InputError(
@@ -397,7 +404,7 @@ class IntegerBuffered(IntegerStrategy):
         return (NoiseGroup(rounds, 1.0, len(self.theta) + self._exact_roundings(rounds) / 2**self.digits),)
 
     def max_roundings(self, rounds: int) -> int:
-        """Return the largest number of a buffer's roundings that one output can contain, rounded up."""
+        """Return the most that all buffers' roundings can add to an output, in units of 2^-digits, rounded up."""
         return math.ceil(self._exact_roundings(rounds))
 
     def _exact_roundings(self, rounds: int) -> Fraction:
@@ -415,7 +422,7 @@ class IntegerBuffered(IntegerStrategy):
         The bounds follow the recursion of the class, with every rounding upwards.
 
         Args:
-            loads: Largest absolute value of a coordinate of s_t, one for each round.
+            loads: Largest absolute value of a coordinate of s_t for each round, as a tuple of one.
         """
         largest, max_state, buffers = 0, 0, [0] * len(self.theta)
         for (load,) in loads:
@@ -481,7 +488,7 @@ def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64
     """Return c_0, c_1, …, the first column of C, (rounds,).
 
     Args:
-        strategy: Strategy with roots in multiples of 2^-31.
+        strategy: Strategy with poles θ and residues ω in multiples of 2^-31.
         rounds: Number of coefficients.
     """
     lags = np.arange(rounds - 1, dtype=np.float64)
@@ -492,7 +499,7 @@ def integer_series(strategy: IntegerBuffered, rounds: int) -> NDArray[np.float64
 
 
 def _residue(theta: list[Fraction], phi: list[Fraction], index: int) -> Fraction:
-    """ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j)."""
+    """Compute ω_i = Π_j (θ_i - φ_j) / Π_{j≠i} (θ_i - θ_j) for i = `index`."""
     pole, result = theta[index], Fraction(1)
     for root in phi:
         result *= pole - root
@@ -503,10 +510,11 @@ def _residue(theta: list[Fraction], phi: list[Fraction], index: int) -> Fraction
 
 
 def _series_spread(strategy: IntegerBuffered, mechanism: BufferedToeplitz, workload: Workload) -> Fraction:
-    """Return 1 + participations · ‖c - c'‖, rounded up.
+    """Return a factor of the sensitivity that covers the difference of C and the rounded C on integers.
 
-    c is the series of the integer strategy, and c' that of the roots.  A column of C differs by at most ‖c - c'‖,
-    and the sensitivity is at least the largest norm of an increment.
+    The factor is 1 + participations · ‖c - c'‖, with the rounding of both series added to the norm.  c is the
+    series of the integer strategy, and c' that of the roots.  A column of C differs by at most ‖c - c'‖, and the
+    sensitivity is at least the largest norm of an increment, since c'_0 = 1.
     """
     difference = integer_series(strategy, workload.rounds) - mechanism.strategy_series(workload.rounds)
     rounding = 2.0**-44 * math.sqrt(workload.rounds)  # of either series, whose terms are at most 1

@@ -2,20 +2,22 @@
 
 | mechanism | B | C | source |
 |---|---|---|---|
-| independent | I | A | Reshef & Levy 2024, Algorithms 1 and 2 (single pass); any declared participation |
+| independent | I | A | Reshef & Levy 2024, Algorithms 1 and 2, where records are read once |
 | scheduled | diag(d) | diag(1/d) A | Reshef & Levy 2024, any schedule σ_t: ρ = 2S √(Σ_t 1/σ_t²) |
 | leaf | A C^-1 | diag(1/noise) | Kornowski, Liu & Talwar, Algorithm 4 |
 
 A is the matrix of running sums, (A s)_t = s_t + decay (A s)_(t-1).  The noise of round t is (B z)_t for fresh
-vectors z, and a record is charged for the norm of C s.  The entries of diag are the sizes of the noise.
+vectors z, and a record is charged for the distance by which it moves C s.  d_t and noise_t are sizes of the noise
+of round t, in multiples of fresh vectors, and S is the clip.
 
 Independent and scheduled noise have no state.  A schedule can add less noise to early sums than to late ones,
 which pays if the output weighs early sums more.  Leaf noise is added to every increment, and the noisy increments
 are added to the running sum, so that the noise accumulates over a period.
 
-Noise at phase ends (`PhaseEnds`) relies on contraction, since only the end of a phase is released.  Sources:
-Feldman, Koren & Talwar 2020, section 4, and for the contraction Hardt, Recht & Singer 2016, Lemma 3.7: for a
-convex loss of smoothness L, the gradient step w ↦ Π_K(w - η ∇f(w)) with η ≤ 2/L moves no two points apart.
+`PhaseEnds` is for runs that release the end of each phase only.  Its price rests on contraction within a phase,
+and it is no factorization A = B C.  Sources: Feldman, Koren & Talwar 2020, section 4, and for the contraction
+Hardt, Recht & Singer 2016, Lemma 3.7: for a convex loss of smoothness L, the gradient step w ↦ Π_K(w - η ∇f(w))
+with η ≤ 2/L moves no two points apart.
 """
 
 import math
@@ -72,9 +74,10 @@ if TYPE_CHECKING:
 class IndependentGaussian(Mechanism):
     """Fresh noise of equal size in every round.
 
-    Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … of its period by decay^(t-τ)
-    times its increment.  All increments of the record are added up, and the worst record is charged.  For a single
-    pass with clip S and decay 1 this is S√T: σ = 2S√T/ρ under replace-one, the paper's σ² = 4S²T/ρ².
+    Guarantee: a record that takes part in round τ moves the sum of each round t ≥ τ of the same period by
+    decay^(t-τ) times its increment.  All increments of the record are added up, and the worst record is charged,
+    exactly, or for separated participations by an upper bound.  For a single pass with clip S, decay 1 and no
+    restarts this is S√T: σ = 2S√T/ρ under replace-one, the paper's σ² = 4S²T/ρ².
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -114,7 +117,7 @@ class IndependentGaussian(Mechanism):
     def blocks(self, workload: Workload) -> ColumnBlocks | None:
         """Return blocks of one band for decay 0, where C is the identity, else None.
 
-        With another decay an increment stays in all later sums.
+        With another decay an increment stays in all later sums of its period.
         """
         return ColumnBlocks(1, np.ones(workload.rounds)) if workload.decay == 0.0 else None
 
@@ -145,10 +148,11 @@ def _column_squared_norms(workload: Workload) -> Floats:
 
 
 def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
-    """Return the squared norm of C s for each record of a fixed order within one period, in O(T log T).
+    """Return the squared distance by which each record of a fixed order moves C s, within one period.
 
-    Between two rounds of a record its displacement only decays, so that its values in those rounds are enough: y_k
-    = clip_k + decay^rounds_per_epoch y_{k-1}.  No T × T matrix is formed.
+    Between two rounds of a record the displacement of the sum only decays, so that its values in those rounds are
+    enough: y_k = clip_k + decay^rounds_per_epoch y_{k-1} in the record's k-th round.  This takes O(T log T),
+    without a T × T matrix.
 
     Args:
         clips: Clip of every round of the period, (rounds,).
@@ -156,7 +160,7 @@ def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) ->
         decay: Decay of the running sum.
 
     Returns:
-        (min(rounds_per_epoch, rounds),), one value for each record of an epoch.
+        (min(rounds_per_epoch, rounds),), one value for each position of an epoch.
     """
     rounds = len(clips)
     rounds_per_epoch = min(rounds_per_epoch, rounds)
@@ -178,10 +182,10 @@ def _record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) ->
 
 @dataclass(frozen=True)
 class IntegerPrefix(IntegerStrategy):
-    """C = A on integers: q_t = ⌊decay · q_{t-1}⌉ + s_t, restarted every `period` rounds.
+    """C = A on integers: q_t = ⌊decay · q_{t-1}⌉ + s_t, restarted every `period` rounds if it is not None.
 
-    `decay` counts multiples of 2^-31.  Roundings of neighbours differ by at most 1 a round, and decay like the
-    sums: by 1 / (1 - decay) in all.
+    `decay` counts multiples of 2^-31.  Roundings of neighbours differ by at most 1 a round, and the differences
+    decay like the sums, so that they add up to at most 1 / (1 - decay).  Nothing is rounded for decays of 0 and 1.
     """
 
     decay: int
@@ -218,7 +222,7 @@ class IntegerPrefix(IntegerStrategy):
 _MAX_SIZE_RATIO = 1e6
 """Largest ratio of two sizes.
 
-Beyond it, one round's noise is lost in the rounding of another's.
+Beyond it, one round's noise comes close to the float32 rounding of another's.
 """
 
 _Size = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -241,10 +245,10 @@ class ScheduledOptions(BaseModel):
 class ScheduledGaussian(Mechanism):
     """Fresh noise in every round, `sizes[t-1]` times as large in round t.
 
-    Guarantee: a record that takes part in round τ moves the sums of rounds τ, τ+1, … by decay^(t-τ) times its
-    increment.  The squares of its displacements, each over the squared size, add up.  The worst record of a fixed
-    order is charged, exactly, for any clips: with one pass, decay 1 and clip S that is S √(Σ_t 1/d_t²).  Separated
-    participations are bounded.  Sums that restart are refused.
+    Guarantee: a record that takes part in round τ moves the sum of each round t ≥ τ by decay^(t-τ) times its
+    increment.  The squares of its displacements, each over the squared size of the round, add up.  The worst
+    record of a fixed order is charged, exactly, for any clips: with one pass, decay 1 and clip S that is S √(Σ_t
+    1/d_t²).  Separated participations are charged exactly or by an upper bound.  Sums that restart are refused.
     """
 
     name: ClassVar[str] = "scheduled"
@@ -266,7 +270,8 @@ class ScheduledGaussian(Mechanism):
         """Return the mechanism of the sizes in `options`.
 
         Raises:
-            InputError: There are no sizes, or not one for every round.  A plan never fits them.
+            InputError: There are no sizes, which a plan never fits, or not one for every round, or the largest is
+                more than 1e6 times the smallest.
         """
         if not options.noise_sizes:
             raise InputError(
@@ -289,11 +294,11 @@ class ScheduledGaussian(Mechanism):
         return {"noise_sizes": list(self.sizes)}
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return the sensitivity, which is exact for one pass and for a fixed order, and else a bound.
+        """Return the sensitivity, exact for one pass and for a fixed order.
 
-        For one pass it is max_τ clip_τ ‖C_τ‖, and for a fixed order the largest ‖C s‖ of any record.  For
-        separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds is a bound, which is
-        tightened.
+        For one pass the sensitivity is max_τ clip_τ ‖C_τ‖, and for a fixed order the largest distance by which a
+        record moves C s.  For separated participations the sum of clip_τ ‖C_τ‖ over the heaviest pattern of rounds
+        is a bound.  In up to 2,000 rounds a search replaces it by the exact sensitivity or a smaller bound.
         """
         self._check_workload(workload)
         order = workload.public_order
@@ -357,10 +362,10 @@ class ScheduledGaussian(Mechanism):
         return Factorization(strategy, replace(self, decay=decay), replace(workload, decay=decay))
 
     def _squared_norm(self, workload: Workload, rounds: slice) -> float:
-        """Return the squared norm of C s for a record that takes part in `rounds`.
+        """Return the squared distance by which a record that takes part in `rounds` moves C s.
 
-        The displacement is y_t = decay y_(t-1) + clip_t, without the clip in other rounds, and the squared norm is
-        Σ_t y_t² / d_t².
+        The displacement of the sum is y_t = decay y_(t-1) + clip_t, without the clip in other rounds, and the
+        result is Σ_t y_t² / d_t².
         """
         increments = np.zeros(workload.rounds)
         increments[rounds] = workload.clips[rounds]
@@ -402,8 +407,9 @@ class IntegerScheduled(IntegerPrefix):
 class LeafGaussian(Mechanism):
     """Fresh noise on every increment, `first` times as large in the first round of a period.
 
-    Guarantee: a record moves the increments of its own rounds only.  For any participation, a record's squared
-    norm is exactly the sum of (clip_t / noise_t)² over these rounds.
+    Guarantee: a record moves the increments of its own rounds only.  For any participation, the square of the
+    distance by which a record can move C s is exactly the sum of (clip_t / noise_t)² over these rounds, where
+    noise_t is `first` in the first round of a period, and else 1.
     """
 
     name: ClassVar[str] = "leaf"
@@ -414,6 +420,7 @@ class LeafGaussian(Mechanism):
     period: int | None = None
     """Rounds after which the running sum restarts, or None if it never does."""
     first: float = field(default=1.0, metadata=SHARED)
+    """Ratio of the noise in the first round of a period, or of the run, to that of other rounds."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.first < math.inf:
@@ -435,15 +442,14 @@ class LeafGaussian(Mechanism):
         return min(1.0, self.first)
 
     def blocks(self, workload: Workload) -> ColumnBlocks:
-        """Return blocks of one band, since C is diagonal with the inverse noises."""
+        """Return blocks of one band, since C is diagonal with the inverse sizes of the noise."""
         check_matches(workload, self.decay, self.period)
         return ColumnBlocks(1, 1.0 / self._noise_scales(workload))
 
     def variance(self, workload: Workload) -> Floats:
         """Return the variance v_t of the accumulated noise of every round, (rounds,).
 
-        With noise_t the size of round t, v_t = noise_t² + decay² v_(t-1), without the second term where sums
-        restart.
+        v_t = noise_t² + decay² v_(t-1), without the second term where sums restart.
         """
         check_matches(workload, self.decay, self.period)
         variances = np.empty(workload.rounds)
@@ -478,7 +484,7 @@ _NO_ROUNDING = Fraction(0)
 class IntegerLeaf(IntegerStrategy):
     """C on integers that returns s_t itself, for noise on every increment.
 
-    The noise is `first` times as large in the first of every `period` rounds as in the others.
+    The noise is `first` times as large in the first of every `period` rounds, or of all rounds, as in the others.
     """
 
     first: float = 1.0
@@ -508,7 +514,7 @@ class IntegerLeaf(IntegerStrategy):
 class PhaseEnds(Mechanism):
     """Fresh noise in the empty round that ends a phase, none in its gradient rounds.
 
-    `largest_step` is the step of the first phase.  `smoothness` and `lipschitz` are those of every record's loss.
+    `largest_step` is the largest step of any phase.  `smoothness` and `lipschitz` are constants of every loss.
 
     Guarantee: every record belongs to one phase.  A record with gradient at most C in a batch of B moves the
     iterate after its round by step · C/B under zero-out (twice that under replace-one).  Later rounds of the phase
@@ -539,7 +545,7 @@ class PhaseEnds(Mechanism):
         return cls(**{**data, "phases": Phases(tuple(data["phases"]["lengths"]))})
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Return the clip as the sensitivity.
+        """Return the largest clip as the sensitivity, which is a bound.
 
         Raises:
             InputError: The contraction argument does not apply to this workload, step or clip.

@@ -7,17 +7,19 @@ the query.  An epoch has N rounds.  Every increment is split at v_q, the query a
     G_t = g_t(v_q),   Δ_t = g_t(v_q) - g_t(v_{q-1}),   r_t = g_t(w_t) - g_t(v_q)
 
 The sums of G are estimated as (1 - γ) (last epoch's estimate + sum of Δ) + γ (sum of G), with a mixing weight γ
-between 0 and 1.  Differences of gradients are smaller than gradients, so that they need less noise.  In a fixed
-order the exact part of the estimate is plain momentum.  The three trees (of G, Δ and r) therefore yield the noise
-only.  A node of a tree is the decayed sum of an interval of rounds (`tree`).  The nodes form four groups, each
-with one standard deviation:
+between 0 and 1.  Differences of gradients are often smaller than gradients, and then need less noise.  In a fixed
+order, where no part is clipped, the part of the estimate without noise is plain momentum.  The three trees (of G,
+Δ and r) are therefore formed for the noise only.  A node of a tree is the decayed sum of an interval of rounds
+(`tree`).  The nodes form four groups, each with one standard deviation:
 
-| group | nodes | one record moves an increment by |
+| group | nodes | one record moves a part G_t, Δ_t or r_t by at most |
 |---|---|---|
 | early | of G that end in the first two epochs (`AlignedDifferences`: in the first epoch) | clip |
 | late | of the other G | clip |
 | difference | of Δ | `difference` |
-| residual | of r | `residual` · (rounds since the epoch began), or `residual` if increments are clipped |
+| residual | of r | `residual` · (rounds since the epoch began), or `residual` if r is clipped |
+
+In the first round of an epoch r is 0.
 
 `AlignedDifferences` is a variant of Algorithm 2's noise with trees inside each epoch.  The variant is ours, not
 the paper's.  The paper composes the sums of the last N rounds from windows that slide over epoch boundaries.  The
@@ -28,7 +30,8 @@ variant composes them from prefixes of single epochs q = 0, 1, …, which are th
     sum of G up to t = Q_{q,p} + Σ_{k<q} decay^{p + (q-1-k) N} Q_{k,N}
 
 One tree of N leaves serves all epochs: the node that ends at position p keeps a filtered noise from epoch to
-epoch.  A record is in fewer nodes, the state is one ring of N vectors, and the noise is 15–23 % less.
+epoch.  A record is in fewer nodes, and the state has about half as many vectors, N and a few.  With L = G the
+noise is 19 to 28 % less in the settings of docs/momentum.md.
 
 On integers the parts r, G and Δ of a round go into three trees.  The tree of r spans the whole run, those of G and
 Δ restart every epoch.  C maps the parts to the nodes' values, and B is everything that the mechanism does with
@@ -72,9 +75,9 @@ THREE_TREES_DESCRIPTION = (
 
 
 class NodeGroups(NamedTuple):
-    """Values for each group of nodes of the module's table, (N,).
+    """Values of each record in each group of nodes of the module's table, (N,) a group.
 
-    Entry i is for the record at position i of an epoch of N rounds.
+    Entry i is for the record at position i = 0, 1, … of an epoch of N rounds.
     """
 
     early: Floats
@@ -95,16 +98,17 @@ class DifferenceTrees(Mechanism):
     |---|---|
     | `rounds_per_epoch` | N: rounds of an epoch |
     | `mixing` | γ, the weight of new sums of G against those carried over from the last epoch |
-    | `difference`, `residual` | bounds of the module's table, under zero-out and before the batch mean |
+    | `difference`, `residual` | bounds of the module's table, for one record's part under zero-out |
     | `movement` | bound of ‖w_{t+1} - w_t‖ that both bounds rest on, or None if the bounds are clip norms |
     | `decay` | decay of the running sums per round |
     | `std_*` | standard deviation of a node's noise in each group, in multiples of that of the fresh vectors |
     | `least` | least sensitivity that is charged, in clips, for noise sized by the paper, or 0 |
 
-    Guarantee: for queries that move by at most `movement` a round, one record moves a node by no more than its
-    group's bound, whatever was released before.  The squares of these moves over `std_*`², summed over every
-    released node that holds the record, are the square of the sensitivity (adaptive
-    composition of Gaussian mechanisms).
+    Guarantee: for queries that move by at most `movement` a round (any queries for None), one record moves each
+    part of its rounds by no more than the bound of the module's table, whatever was released before.  It moves a
+    node by no more than the decayed sum of these bounds over its rounds in the node.  The squares of these moves
+    over `std_*`², summed over every released node that holds the record, are the square of the sensitivity
+    (adaptive composition of Gaussian mechanisms), or less if `least` is larger.
     """
 
     rounds_per_epoch: int
@@ -194,7 +198,7 @@ class DifferenceTrees(Mechanism):
 
         Raises:
             InputError: The decay, the period or the order is another one, γ is not strictly between 0 and 1, or a
-                bound is not finite or not above 0.
+                bound is not finite or not above 0, as if no smoothness of the loss is known.
         """
         check_matches(workload, self.decay, None)
         if (
@@ -209,7 +213,7 @@ class DifferenceTrees(Mechanism):
             raise InputError(f"mixing = {self.mixing}: γ lies strictly between 0 and 1")
         if not (math.isfinite(self.difference) and math.isfinite(self.residual)):
             raise InputError(
-                "its privacy rests on a bound of the loss's smoothness, and none is known for this model; use "
+                "the noise rests on a bound of the loss's smoothness, and none is known for this model; use "
                 "momentum-tree-aligned with algorithm.difference_clip and algorithm.residual_clip"
             )
         if min(self.difference, self.residual) <= 0.0 or (self.movement is not None and self.movement <= 0.0):
@@ -235,11 +239,11 @@ Trees = TypeVar("Trees", bound=DifferenceTrees)
 
 
 def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "equal"]) -> Trees:
-    """Set the group standard deviations √(M_k / λ_k), in multiples of the largest clip.
+    """Set the standard deviation of each group to √(M_k / λ_k) / (largest clip).
 
     M_k is the largest squared displacement of a record in group k = early, late, difference, residual.  λ_k is the
     group's share of the privacy loss, and the λ_k sum to 1.  The sensitivity is then at most the largest clip.  A
-    group without released nodes (M_k = 0) gets 0.
+    group without released nodes (M_k = 0) gets 0.  Standard deviations are in multiples of that of fresh vectors.
 
     Args:
         trees: Trees, whose standard deviations are replaced.
@@ -262,7 +266,7 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
         loss_weights = np.sqrt(np.array(mean_variances) * worst_norms)
     clip = float(np.max(workload.clips))
     loss_shares = loss_weights / np.sum(loss_weights)
-    with np.errstate(divide="ignore"):  # a share that underflowed to 0: refused with the workload
+    with np.errstate(divide="ignore"):  # `attained_sensitivity` refuses the infinite size of a share of 0
         return with_stds(
             trees, np.sqrt(np.divide(worst_norms, loss_shares, out=np.zeros(4), where=worst_norms > 0.0)) / clip
         )
@@ -271,9 +275,10 @@ def calibrate_trees(trees: Trees, workload: Workload, shares: Literal["best", "e
 def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
     """Set the standard deviations of nodes to those that Algorithm 2 states.
 
-    In multiples of that of fresh vectors, which is 2 clip σ, these are √V_{≤2N} for early nodes, √V_{>2N} for late
-    nodes, and `difference` / (2 clip) · √V_{>2N} for nodes of Δ and of r (V: `paper_window_counts`).  `difference`
-    includes the smoothness constant L, which the algorithm's box omits.
+    With V from `paper_window_counts`, these are √V_{≤2N} for early nodes, √V_{>2N} for late nodes, and
+    `difference` / (2 clip) · √V_{>2N} for nodes of Δ and of r.  They are multiples of the standard deviation of
+    fresh vectors, which is the paper's δ_G σ = 4 clip · σ under replace-one, and half of that under zero-out.
+    `difference` includes the smoothness constant L, which the algorithm's box omits.
 
     Args:
         trees: Trees with a bound of the queries' movement.
@@ -285,7 +290,8 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
         The same trees with these standard deviations, and `least` = 2 σμ.
 
     Raises:
-        InputError: Differences are clipped, α is below 1/N, or N < 6, where the paper's constants are too small.
+        InputError: Differences are clipped, the trees do not factor the workload, α is below 1/N, or N < 6, where
+            the paper's constants are too small.
     """
     trees.check_workload(workload)
     if trees.movement is None:
@@ -301,8 +307,8 @@ def size_by_paper(trees: Trees, workload: Workload, sigma_mu: float) -> Trees:
 def paper_window_counts(rounds: int, rounds_per_epoch: int) -> tuple[float, float]:
     """Compute V_{≤2N} = 3 log2 N and V_{>2N} = 4 (T/N) log2 N of Algorithm 2.
 
-    These are the paper's bounds on the nodes that hold one record: of G's nodes that end by round 2N, and of all
-    later ones.
+    These are the paper's bounds on the number of nodes that hold one record: of G's nodes that end by round 2N,
+    and of all later nodes.
 
     Args:
         rounds: T, rounds of the run.
@@ -404,9 +410,10 @@ class AlignedDifferences(DifferenceTrees):
 
         The state is a flat tuple of vectors in three parts.  First comes the stack of the r tree (see
         `BinaryTree.noise`), which is empty if N = 1.  Then comes a ring: the filtered noise of the nodes at the
-        last N positions, oldest first, so that ring[0] is that of the same position one epoch ago.  Last comes
-        the epoch's stack: the noise of prefixes of the current epoch, each including earlier epochs, shortest
-        prefix first.  Its bottom is the noise of all earlier epochs, decayed to the end of the last one.
+        last N positions, oldest first.  From the second epoch on ring[0] is that of the same position one epoch
+        ago.  Last comes the epoch's stack: the noise of prefixes of the current epoch, each including earlier
+        epochs, shortest prefix first.  After the first epoch its first vector is the noise of all complete epochs,
+        decayed to the end of the last one.
 
         Args:
             state: State before round t.
@@ -436,7 +443,11 @@ class AlignedDifferences(DifferenceTrees):
         return noise if residual is None else noise + residual, next_state
 
     def integer(self, workload: Workload) -> Factorization:
-        """Build the factorization with a decay that is a multiple of 2^-31, for clipped differences only."""
+        """Build the factorization with a decay that is a multiple of 2^-31.
+
+        Raises:
+            InputError: Differences are not clipped.
+        """
         if self.movement is not None:
             raise InputError(
                 "AlignedDifferences: bounds that rest on how far queries move are no bounds of integers; use "
@@ -521,9 +532,9 @@ class IntegerAligned(IntegerStrategy):
     def noise_groups(self, rounds: int, participations: int) -> tuple[NoiseGroup, ...]:
         """Return the released nodes in groups of equal noise: those of G, Δ and r.
 
-        Every round releases one node of each tree.  `early` counts the rounds of the first epoch.  Roundings are
-        bounded for one participation in the trees of G and Δ, because an epoch holds a record once, and for all
-        participations in the tree of r.
+        Every round releases one node of each tree that it has a part for.  Roundings are bounded for one
+        participation in the trees of G and Δ, because an epoch holds a record once, and for all participations in
+        the tree of r.
 
         Args:
             rounds: Number of rounds of the run.
@@ -555,8 +566,8 @@ class IntegerAligned(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Return the nodes that end at t, one for each part, and the next state.
 
-        The state consists of the stacks of the trees of r (if N > 1), G and Δ, one after the other, as
-        `IntegerTree` stores them.
+        The state consists of the stacks of the trees of r (if N > 1), G and (from the second epoch on) Δ, one
+        after the other, as `IntegerTree` stores them.
 
         Args:
             state: State before round t.
@@ -565,7 +576,7 @@ class IntegerAligned(IntegerStrategy):
                 of the lattice.
 
         Returns:
-            (parts, d) and the state.
+            Nodes (parts, d), and the state.
 
         Guarantee: r is taken as 0 in the first round of an epoch, where accounting charges nothing for r.
         """

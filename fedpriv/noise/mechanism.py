@@ -1,14 +1,14 @@
 """Mechanisms: correlated Gaussian noise on a stream of running sums, in floats and on integers.
 
-One algebra serves all mechanisms.  The running sums are A s, where row t of the lower-triangular workload A holds
-the decays, and s the increments.  A mechanism is a factorization A = B C.  The mechanism releases A s + B z with
-independent Gaussian z_t, which is post-processing of C s + z.  In a stream each round takes one fresh vector z_t
-and adds row t of B z.  A mechanism is one file: its noise (B), its certificate (the distance by which one record
-can move C s), and C on integers, if it has one.
+One algebra serves all mechanisms.  s_t is the sum of the increments of round t, and the running sums are A s,
+where row t of the lower-triangular workload A holds the decays.  A mechanism is a factorization A = B C.  The
+mechanism releases A s + B z with independent Gaussian z_t, which is post-processing of C s + z.  Each round takes
+a fresh vector z_t, or several (`Mechanism.draws`), and adds row t of B z.  One file has all of a mechanism: its
+noise (B), its certificate (the distance by which one record can move C s), and C on integers, if there is one.
 
-Factors D_t lengthen short columns of C, through late clips that rise or late noise that shrinks.  C diag(D) with
-clips s is C with clips s · D, so one D serves both: clip S · D_t at the same noise (`late_clip = "column"`), or
-the noise of increment t divided by D_t (`BufferedToeplitz.column_scale`).
+Factors D_1 … D_T lengthen short columns of C.  C diag(D) with the clips S_t is C with the clips S_t · D_t, so one
+D serves two purposes: clips of S_t · D_t at the same noise (`late_clip = "column"`), or the noise of increment t
+divided by D_t at the same clips (`BufferedToeplitz.column_scale`).
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ _SETTLED_CHANGE = 1e-12
 _MAX_PARTICIPATIONS = 2000
 """Most rounds of one record for which factors are computed.
 
-The matrix of the record's inner products has the square of this number of entries.
+The matrix of a record's inner products has an entry for every pair of its rounds.
 """
 
 InnerProducts = Callable[[NDArray[np.int64]], Floats]
@@ -56,15 +56,16 @@ class Columns(NamedTuple):
 def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
     """Compute factors D_t of the clips that leave the sensitivity unchanged, (T,).
 
-    A clip of S · D_t in round t in place of S costs every record what the worst record costs without factors.
+    With a clip of S_t · D_t in every round t in place of S_t, every record costs what the worst record costs
+    without factors.
 
     Args:
         columns: Columns of the mechanism's C.
         workload: Workload with the clips and the participations.
 
     Raises:
-        InputError: No such factors are known: the sums restart, participations have no fixed order, or records
-            take part several times with unequal clips, or more than 2,000 times.
+        InputError: No such factors are known.  Sums may not restart, and participation may not be secret.  Records
+            that take part several times need a fixed order and equal clips, and at most 2,000 rounds each.
     """
     if workload.period is not None:
         raise InputError('late_clip = "column": the sums restart, and no factors are known for them')
@@ -76,7 +77,8 @@ def clip_multipliers(columns: Columns, workload: Workload) -> Floats:
 def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
     """Compute D for a single participation of every record, (T,).
 
-    With D all columns, times their clips, become as long as the longest.  Every D_t is at least 1.
+    Every column of C diag(D), times its clip, is as long as the longest column of C, times its clip.  Every D_t is
+    at least 1.
 
     Guarantee: the worst record costs what it cost without D, whatever the clips are.
 
@@ -85,7 +87,7 @@ def column_scale(squared_norms: Floats, workload: Workload) -> Floats:
         workload: Workload with the clips.
 
     Raises:
-        InputError: Records take part more than once.
+        InputError: Records take part more than once, or in secret.
     """
     if not workload.public_order.single_pass:
         raise InputError("column scale: records take part more than once; their scale is fixed_order_scale")
@@ -97,8 +99,7 @@ def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
     """Compute D for several passes in a fixed order with equal clips, (T,).
 
     For each record with rounds i, j, … D maximizes Π D_i under Σ_ij D_i D_j ⟨C_i, C_j⟩ = the largest Σ_ij ⟨C_i,
-    C_j⟩ of any record.  Some factors are below 1: late clips do not only rise, a record's clips are
-    redistributed over its rounds.
+    C_j⟩ of any record.  Some factors may be below 1, since a record's clips are redistributed over its rounds.
 
     Guarantee: every record costs what the worst one cost without D.
 
@@ -127,7 +128,9 @@ def fixed_order_scale(inner: InnerProducts, workload: Workload) -> Floats:
 
 
 def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
-    """Return the columns of a lower-triangular Toeplitz C that restarts with the sums.
+    """Return norms and inner products of the columns of a lower-triangular Toeplitz C.
+
+    C restarts with the sums.
 
     Args:
         coefficients: First column of C, with zeros beyond its end.
@@ -142,8 +145,9 @@ def toeplitz_columns(coefficients: Floats, workload: Workload) -> Columns:
 def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) -> InnerProducts:
     """Return a function that computes inner products of columns of a lower-triangular Toeplitz C.
 
-    ⟨C_i, C_j⟩ = Σ_{k < n} c_k c_{k+|i-j|}, where n is the number of rounds from the later one of i and j to the
-    end of its block, or 0 if i and j lie in different blocks.  Partial sums of a lag |i-j| are computed once.
+    ⟨C_i, C_j⟩ = Σ_{k < n} c_k c_{k+|i-j|}, where n counts the rounds from the later one of i and j, itself
+    included, to the end of its block or of the run.  n is 0 if i and j lie in different blocks.  Partial sums of a
+    lag |i-j| are computed once.
 
     Args:
         coefficients: First column of C, with zeros beyond its end.
@@ -162,7 +166,7 @@ def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) 
         """Compute the inner products of some columns, (n,) -> (n, n), from one partial sum for each lag."""
         block_starts = columns // length * length
         rounds_after = np.minimum(block_starts + length, rounds) - 1 - columns  # rounds of the block that follow
-        # Two columns at a lag have the sum of c_k c_{k+lag} over the rounds after the later one.
+        # Two columns at a lag have the sum of c_k c_{k+lag} over k = 0 … rounds after the later one.
         min_rounds_after, lags = (
             np.minimum.outer(rounds_after, rounds_after).ravel(),
             np.abs(np.subtract.outer(columns, columns)).ravel(),
@@ -182,15 +186,15 @@ def toeplitz_inner(coefficients: Floats, rounds: int, block: int | None = None) 
 
 
 def _record_scale(inner: Floats, squared_norm: float) -> Floats:
-    """Compute the factors D of one record's n rounds with the largest Σ log D_i, (n,).
+    """Compute the factors D of one record's n rounds with the largest Π D_i, (n,).
 
-    The squared norm D^T X D is given.  There 1/D_i is proportional to Σ_j X_ij D_j.  The iteration D_i ← √(D_i /
-    Σ_j X_ij D_j) solves that, until no factor changes by more than a relative 1e-12, or for at most 1,000
-    steps.  At last D is multiplied by one number for the norm.
+    D is constrained to Σ_ij X_ij D_i D_j = `squared_norm`.  At the maximum 1/D_i is proportional to Σ_j X_ij D_j.
+    The iteration D_i ← √(D_i / Σ_j X_ij D_j) solves that.  It ends when no factor changes by more than a relative
+    1e-12, or after 1,000 steps.  Then D is multiplied by one number to meet the constraint.
 
     Args:
         inner: Inner products X_ij = ⟨C_i, C_j⟩ of the record's columns, (n, n).
-        squared_norm: Squared norm that D^T X D gets.
+        squared_norm: Squared distance by which the record moves C s with D.
     """
     scale = np.ones(len(inner))
     for _ in range(_MAX_STEPS):
@@ -203,9 +207,9 @@ def _record_scale(inner: Floats, squared_norm: float) -> Floats:
 
 
 MechanismState = tuple["Tensor", ...]
-"""State between rounds, a flat tuple of vectors shaped like the fresh ones.
+"""State between rounds, a flat tuple of vectors, each shaped like one fresh vector.
 
-The number of vectors is a function of t.  Silos store the state unchanged.
+The number of vectors is a function of t.
 """
 
 
@@ -237,15 +241,15 @@ class Mechanism(Protocol):
     words: ClassVar[str]
     """Description of the noise for reports."""
     movement: float | None = None
-    """Most distance between consecutive queries for which the sensitivity holds, or None for any queries.
+    """Largest distance of consecutive queries for which the sensitivity holds, or None for any queries.
 
-    Silos check the distance.
+    Silos and simulations check the distance.
     """
 
     fades: ClassVar[bool] = False
-    """True for C ≥ 0 without a last band whose columns fade.
+    """True for a C ≥ 0 whose columns fade but never end.
 
-    `columns` then bounds the overlap of two columns.
+    The overlap of two rounds of a record then follows from the inner products of `columns`.
     """
 
     @property
@@ -275,13 +279,14 @@ class Mechanism(Protocol):
             options: `MechanismOptions` of the scenario.
 
         Raises:
-            InputError: Options are given that the mechanism does not have, or it cannot be chosen in a scenario.
+            InputError: The options lack numbers that the mechanism needs, or have numbers that do not fit, or the
+                mechanism cannot be chosen in a scenario.
         """
         raise InputError(f"mechanism = {cls.name!r}: it belongs to one algorithm and cannot be chosen")
 
     @classmethod
     def comparisons(cls, workload: Workload, options: Any) -> dict[str, Self]:
-        """Return the variants that are worth a line in a comparison, by `label`.
+        """Return the variants that are worth a line in a comparison, by the name of the line.
 
         Args:
             workload: Workload of the run.
@@ -293,7 +298,7 @@ class Mechanism(Protocol):
     def options(self) -> dict[str, Any]:
         """Return the scenario keys, without the name, from which `of` rebuilds the mechanism.
 
-        Numbers are as in JSON.
+        Values are plain data as in JSON.  A mechanism that no scenario can choose has no keys.
         """
         return {}
 
@@ -301,7 +306,7 @@ class Mechanism(Protocol):
         """Return norms and inner products of the columns of C.
 
         Raises:
-            InputError: None are known.
+            InputError: They are not known.
         """
         raise InputError(f"mechanism = {self.name!r}: the columns of its strategy matrix are not known")
 
@@ -320,7 +325,7 @@ class Mechanism(Protocol):
         """Build the mechanism from the output of `as_data` without its name.
 
         Args:
-            data: Fields, which are numbers, texts, and tuples of them.
+            data: Fields, which are numbers, texts, and tuples or lists of them.
         """
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
@@ -335,14 +340,15 @@ class Mechanism(Protocol):
     def sensitivity(self, workload: Workload) -> float:
         """Compute the l2 distance by which one record can move C s.
 
-        The distance presumes that zero-out moves the record's increment by its clip norm.  Noise z_t ~ N(0, σ² I)
-        then gives exactly (sensitivity / σ)-GDP under zero-out and (2 sensitivity / σ) under replace-one, for
-        everything released over the whole run.
+        Zero-out is presumed to move each increment of the record by at most its clip norm.  Noise z_t ~ N(0, σ² I)
+        then gives μ-GDP for everything that is released over the whole run, with μ = sensitivity / σ under
+        zero-out and μ = 2 sensitivity / σ under replace-one.  No smaller μ holds if the sensitivity is exact and
+        increments can have any direction.
         """
         return self.certified(workload).value
 
     def blocks(self, workload: Workload) -> ColumnBlocks | None:
-        """Return the columns of C if each has few bands, else None.
+        """Return bands and norms of the columns of C, or None if C has no last band or states none.
 
         Guarantee: increments of rounds that lie `bands` or more apart move disjoint blocks of C s, and an
         increment whose column has norm n moves its block by n times the increment's own norm.  Amplification by
@@ -355,7 +361,10 @@ class Mechanism(Protocol):
         ...
 
     def noise_series(self, workload: Workload) -> Floats | None:
-        """Return b_0 … b_{T-1} if row t of B z is Σ_j b_j z_{t-j} with one fresh vector a round, else None."""
+        """Return b_0 … b_{T-1} if row t of B z is Σ_j b_j z_{t-j} with one fresh vector a round.
+
+        The result is None for a mechanism that states no such series.
+        """
         return None
 
     def mean_variance(self, workload: Workload) -> float:
@@ -386,21 +395,21 @@ class Mechanism(Protocol):
         Args:
             state: State before round t.
             t: Round, counted from 1.
-            fresh: Fresh vector z_t, with any leading axes, or `draws(t)` of them.
+            fresh: Fresh vector z_t, with any leading axes, or `draws(t)` of them, stacked.
         """
         ...
 
     def integer(self, workload: Workload) -> "Factorization":
         """Build the factorization with C on integers, and with B and the sensitivity of the same coefficients.
 
-        Decays become multiples of 2^-31.
+        Coefficients of C, such as a decay, become multiples of 2^-31.
 
         Args:
             workload: Workload in real units.
 
         Raises:
-            InputError: The claim is one about real-valued gradients, or C has no exact form.  Such a claim rests
-                on how far queries move, on contraction, or on windows of sums, and rounding invalidates it.
+            InputError: C has no exact form, or the claim is about real-valued gradients and rounding invalidates
+                it, as a claim that rests on contraction or on how far queries move.
         """
         raise InputError(f"{type(self).__name__}: its noise cannot be added to integers; use another mechanism")
 
@@ -413,7 +422,7 @@ class Factorization:
     |---|---|
     | `strategy` | C on integers |
     | `mechanism` | B and the sensitivity, for the coefficients of `strategy` |
-    | `workload` | workload with clips in real units and the decay of `strategy` |
+    | `workload` | workload with clips in real units and the decay that `mechanism` has |
     """
 
     strategy: IntegerStrategy

@@ -3,10 +3,10 @@
 Each mechanism's own file has its name, description, options, JSON form, certificate and integer half.  This module
 looks mechanisms up by name and builds them from a scenario or a ledger.
 
-A mechanism of a user is not believed: `check_mechanism_claims` measures its price from its stream.  B is the
+A mechanism of a user is not believed: `check_mechanism_claims` measures its sensitivity from its noise.  B is the
 matrix by which `noise` transforms one unit vector a round, and C = B^-1 A.  A certificate must not be below the
-cost of the columns of that C.  This checks the class as it acts on unit vectors, since code can treat other
-vectors in any way.
+sensitivity of that C.  Only what the class does to unit vectors is checked, since its code can treat other vectors
+in any way.
 """
 
 import dataclasses
@@ -54,13 +54,17 @@ _ROUNDING = 1e-6
 def check_mechanism_claims(mechanism: Mechanism, workload: Workload) -> None:
     """Check a mechanism's claims in a workload as far as they can be measured.
 
-    Three claims are checked: B, measured from `noise`, is lower-triangular with a diagonal of at least
-    `fresh_std` and above 0; a state holds at most `memory_vectors` vectors; and `certified` and
-    `attained_sensitivity` are at least the sensitivity of C = B^-1 A (up to a relative 1e-6).  A is the matrix
-    of running sums.
+    Participation has to be public, with at most 2,000 rounds, and the claims may rest on no `assumption` and no
+    bound of `movement`.  Then these are checked, up to a relative 1e-6 where numbers are compared:
 
-    Guarantee: a mechanism that passes has a certificate that is not below the sensitivity of C = B^-1 A, for the B
-    that its `noise` applies to unit vectors, and is asked in public orders, for any queries.
+    * B, measured from `noise`, is lower-triangular, with a diagonal above 0 and of at least `fresh_std`.
+    * A state holds at most `memory_vectors` vectors.
+    * `certified` and `attained_sensitivity` are at least the sensitivity of C = B^-1 A, for the matrix A of
+    running
+      sums.
+
+    Guarantee: in a public order, and for any queries, a mechanism that passes has a certificate that is not below
+    the sensitivity of C = B^-1 A by more than a relative 1e-6, for the B that its `noise` applies to unit vectors.
 
     Args:
         mechanism: Mechanism of a user.
@@ -138,10 +142,10 @@ SELECTABLE_MECHANISMS: tuple[type[Mechanism], ...] = (
     LambdaCgd,
     BufferedToeplitz,
 )
-"""Mechanisms that a scenario can name, since `of` builds them from any workload."""
+"""Mechanisms of fedpriv that a scenario can name, since `of` builds them from a workload and options."""
 
 AUTO = "auto"
-"""Name for which a fit before round 1 substitutes one of `SELECTABLE_MECHANISMS`, with fitted numbers."""
+"""Name for which a fit before round 1 substitutes one of `SELECTABLE_MECHANISMS`, with its numbers."""
 
 _ALGORITHM_MECHANISMS: tuple[type[Mechanism], ...] = (
     LeafGaussian,
@@ -167,11 +171,12 @@ def add_mechanism(kind: type[Mechanism]) -> None:
     before a run.
 
     Args:
-        kind: Frozen dataclass that follows `Mechanism`, with fields of numbers, text and tuples.
+        kind: Frozen dataclass and subclass of `Mechanism`, with fields of numbers, text and tuples.
 
     Raises:
-        InputError: The name is one of fedpriv's or has other characters than a-z, 0-9 and -, or the class is no
-            mechanism or has no `words`.
+        InputError: The name is one of fedpriv's, has other characters than a-z, 0-9 and -, or begins with -, or
+        the
+            class is no dataclass, no subclass of `Mechanism`, or has no `words`.
     """
     if Mechanism not in getattr(kind, "__mro__", ()) or not dataclasses.is_dataclass(kind):
         raise InputError(
@@ -208,7 +213,7 @@ class MechanismOptions(BandedOptions, BufferedOptions, ScheduledOptions):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     max_vectors: Annotated[int, Field(ge=0, le=64)] = Field(
-        4, description='the most vectors that what "auto" chooses, or "blt" fits, keeps from round to round'
+        4, description='most vectors of noise that "auto" keeps from round to round, and "blt" without theta'
     )
 
 
@@ -261,7 +266,8 @@ def make_mechanism(name: str, workload: Workload, options: MechanismOptions) -> 
         options: Options of the scenario.
 
     Raises:
-        InputError: No mechanism has this name, it cannot be chosen, or an option belongs to another one.
+        InputError: No mechanism has this name, it cannot be chosen, its numbers are missing, or roots, `scale` or
+            `noise_sizes` are given that belong to another one.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -312,7 +318,7 @@ def check_readable(mechanism: Mechanism, workload: Workload, algorithm: str) -> 
 
     Mechanisms of fedpriv pass.  One of a user has to be in the table under its name, to survive a round trip
     through JSON, equal and with the same hash, and to pass `check_mechanism_claims`.  A name alone proves
-    nothing: the class that a name is read as has to be the class that makes the noise.
+    nothing: the table has to have the very class that makes the noise.
 
     Args:
         mechanism: Mechanism of the run.

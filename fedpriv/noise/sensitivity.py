@@ -4,22 +4,23 @@ s_t is the sum of increments of round t = 1 … T, and C_i, (T,), is column i of
 is exact wherever the worst case is known, and a bound otherwise.  A record takes part in the rounds S.  In a
 fixed order S is every `rounds_per_epoch`-th round from a position on.  In a separated participation S may be any
 pattern: at most `max_rounds_per_record` rounds, at least `min_separation` apart.  Distances are in the unit of
-the clips.  Let u_i be a record's increments in its rounds S, ‖u_i‖ ≤ clip_i.  Then
+the clips.  Let u_i, i ∈ S, be the record's increments, ‖u_i‖ ≤ clip_i.  Then
 
     ‖Σ_{i∈S} u_i ⊗ C_i‖² = Σ_{i,j∈S} ⟨u_i, u_j⟩ ⟨C_i, C_j⟩ ≤ Σ_{i,j∈S} clip_i clip_j |⟨C_i, C_j⟩|
 
-Every mechanism here has C ≥ 0, so that increments of one direction attain the bound.  It is the exact sensitivity,
-in any dimension, also when increments depend on earlier releases.  The squared norm of a record is the right-hand
-side for its S.
+Every mechanism of fedpriv that is certified here has C ≥ 0, so that increments of one direction attain the bound.
+The bound is then the exact sensitivity for S, in any dimension, also when increments depend on earlier releases.
+The squared norm of a record is the right-hand side for its S.
 
 For Toeplitz C with coefficients c_0 ≥ c_1 ≥ … ≥ 0, equal clips and any separated participation the earliest
 pattern, rounds 1, 1 + separation, …, is the worst (Kalinin & Lampert 2024, Theorem 2; in a fixed order because a
 later start only cuts columns off).  Columns that do not overlap add their squares (Choquette-Choo et al. 2023).
 
-With unequal clips, and for trees, the worst pattern is searched for (`farthest_pattern`).  The result is that
-pattern, or after a number of steps a bound, at most √ max_S Σ_{i∈S} ρ_i with ρ_i = max_S Σ_{j∈S} X_ij and X_ij =
-clip_i clip_j ⟨C_i, C_j⟩ ≥ 0, where S runs over the allowed patterns: a heaviest pattern for each row, and one more
-over the weights of these.  Proof: docs/proofs/sensitivity.md.
+In other separated participations (unequal clips, sums that restart, or a C that is not Toeplitz) the worst pattern
+is searched for in runs of up to 2,000 rounds (`farthest_pattern`).  The result is the distance of that pattern, or
+after a number of steps a bound, at most √ max_S Σ_{i∈S} ρ_i with ρ_i = max_S Σ_{j∈S} X_ij and X_ij = clip_i clip_j
+⟨C_i, C_j⟩ ≥ 0, where S runs over the allowed patterns: a heaviest pattern for each row of X, and one more over the
+weights of these.  Proof: docs/proofs/sensitivity.md.
 """
 
 import heapq
@@ -38,7 +39,7 @@ from fedpriv.participation.orders import MinSeparation
 def record_squared_norms(
     workload: Workload, column_squares: Floats, compute_norms: Callable[[Floats, int], Floats]
 ) -> Floats:
-    """Compute the squared norm of the record at each position of a fixed order, (rounds_per_epoch,).
+    """Compute the squared norm of the record at each position of a fixed order.
 
     C restarts with every period, so that columns of different periods are orthogonal, and squared norms of the
     periods add up.  In a single pass, and if no period holds a record twice, squared norms are sums of clip² ·
@@ -49,7 +50,10 @@ def record_squared_norms(
         column_squares: Squared norms of the columns of C, (T,).
         compute_norms: Function (clips, rounds_per_epoch) that returns the squared norms of the first
             min(rounds_per_epoch, len(clips)) records of one period that starts with position 0.  The function is
-            called only where a record takes part more than once in a period.
+            called only if a full period holds a record more than once, and then for every period.
+
+    Returns:
+        (rounds_per_epoch,), or (T,) in a single pass.
 
     Raises:
         TypeError: The participation is separated, without an order.
@@ -77,7 +81,7 @@ def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
     earliest pattern is the heaviest.
 
     Args:
-        weights: Weight of each round, (T,).
+        weights: Weight of each round, ≥ 0, (T,).
         pattern: Allowed patterns.
 
     Example:
@@ -100,18 +104,19 @@ def heaviest_pattern(weights: Floats, pattern: MinSeparation) -> float:
 
 
 MAX_ROUNDS = 2000
-"""Most rounds T of a search, which takes T² numbers for a few percent of the sensitivity."""
+"""Most rounds T of a search, which takes T² numbers."""
 _MAX_STEPS = 400
 """Most steps of a search."""
 
 
 def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload: Workload) -> Sensitivity:
-    """Return the smaller one of a bound and the bound of `sensitivity_from_rows`.
+    """Return a sensitivity, or that of `sensitivity_from_rows` if it is exact or a smaller bound.
 
-    The second bound is for separated participations.  In other orders, and beyond `MAX_ROUNDS` rounds, the
+    `sensitivity_from_rows` is for separated participations.  In other orders, and beyond `MAX_ROUNDS` rounds, the
     sensitivity is returned as it is.
 
-    Guarantee: an exact sensitivity is returned unchanged, and a bound is replaced by a bound.
+    Guarantee: an exact sensitivity is returned unchanged, and a bound is replaced by an exact sensitivity or a
+    bound.
 
     Args:
         sensitivity: Sensitivity, exact or a bound.
@@ -126,12 +131,12 @@ def tighten_sensitivity(sensitivity: Sensitivity, inner: InnerProducts, workload
 
 
 def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: MinSeparation) -> Sensitivity:
-    """Compute the smaller one of the bound by search and the bound by heaviest patterns.
+    """Compute the sensitivity by a search, or the smaller of two bounds if the search is cut short.
 
-    Both are in the units of C s, which are those of the clips.  X_ij = clip_i clip_j ⟨C_i, C_j⟩.  The search
-    (`farthest_pattern`) is for the largest Σ_{i,j∈S} X_ij.  If it ends at a pattern, that pattern's sum is
-    exact.  Otherwise the second bound is computed as in the module: the heaviest pattern over the weights ρ_i,
-    where ρ_i is the heaviest pattern in row i of X.
+    X_ij = clip_i clip_j ⟨C_i, C_j⟩.  The search (`farthest_pattern`) is for the largest Σ_{i,j∈S} X_ij.  If it
+    ends at a pattern, the root of that pattern's sum is the exact sensitivity.  Otherwise the search has a bound,
+    and there is a second bound: the heaviest pattern over the weights ρ_i, where ρ_i is the weight of the heaviest
+    pattern in row i of X.  The sensitivity is in the unit of the clips.
 
     Guarantee: no pattern of `pattern`, no signs and no directions of increments move C s farther; where the result
     is exact, a pattern moves C s as far.
@@ -146,7 +151,7 @@ def sensitivity_from_rows(inner: InnerProducts, workload: Workload, pattern: Min
     if is_attained:
         return Sensitivity(math.sqrt(search_bound), True, "the worst pattern, by search")
     by_rows = heaviest_pattern(heaviest_patterns(weights, pattern), pattern)
-    reason = "the heaviest pattern of every row, over the heaviest pattern"
+    reason = "a bound of the worst pattern, by a search that was cut short or by the heaviest patterns"
     return Sensitivity(math.sqrt(min(search_bound, by_rows)), False, reason)
 
 
@@ -175,11 +180,11 @@ def farthest_pattern(weights: Floats, pattern: MinSeparation) -> tuple[float, bo
     single_bounds = _single_round_bounds(np.triu(reversed_weights, gap), diagonal, pattern)
 
     def bound_additions(cross: Floats, round_count: int) -> Floats:
-        """Bound, for each round, the sum that it and at most `round_count` - 1 rounds after it can add.
+        """Bound, for each round, the sum that it and at most `round_count` - 1 rounds after it can add, (T,).
 
-        `cross`, (T,), is twice the sum of X_ij over the fixed rounds j.  For k = 0, 1, … rounds afterwards the
-        bound is cross + (bound of the single round) + (largest bound of a round `gap` or more later with k - 1
-        rounds after it).
+        Rounds count in reversed time.  `cross`, (T,), is twice the sum of X_ij over the fixed rounds j.  With at
+        most k = 0, 1, … rounds after it, the bound of a round is cross + (its single bound for k rounds) + (for k
+        > 0, the largest bound, with k - 1 rounds, of a round `gap` or more later).
         """
         tail[:] = 0.0
         for rounds_after in range(round_count):
@@ -213,10 +218,11 @@ def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSe
     """Bound, for every round, the sum that it adds with at most 0, 1, … rounds after it, each (T,).
 
     The bound is the round's own weight plus twice the heaviest pattern of later rounds in the same row.  The
-    list ends early if more rounds change nothing.  Rounds come in the order of the search, the last round first.
+    list ends early if more rounds change nothing.  Rounds come in the order of the search, so that the last round
+    of the run is first, and "after" and "later" mean earlier in the run.
 
     Args:
-        later_weights: X with zeros left of the `min_separation`-th upper diagonal, (T, T).
+        later_weights: X in this order, with zeros left of the `min_separation`-th upper diagonal, (T, T).
         diagonal: Own weights X_ii, (T,).
         pattern: Allowed patterns.
     """
@@ -229,7 +235,7 @@ def _single_round_bounds(later_weights: Floats, diagonal: Floats, pattern: MinSe
 
 
 def heaviest_patterns(weights: Floats, pattern: MinSeparation) -> Floats:
-    """Compute `heaviest_pattern` of every row of weights ≥ 0: (n, T) -> (n,).
+    """Compute the weight of the heaviest pattern in every row, as `heaviest_pattern`: (n, T) -> (n,).
 
     Args:
         weights: Weights of the rounds, ≥ 0, (n, T).
@@ -241,7 +247,8 @@ def heaviest_patterns(weights: Floats, pattern: MinSeparation) -> Floats:
 def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floats]:
     """Yield the weights of every row's heaviest pattern of at most 1, 2, … rounds: (n, T) -> (n,) each.
 
-    best[i] = max(best[i-1], weight_i + best of one round fewer [i - min_separation]), over the last round i.
+    best_k[i], the largest weight of at most k of the first i rounds, is max(best_k[i-1], weight_i +
+    best_{k-1}[i - min_separation]).
     """
     gap, (rows, rounds) = pattern.min_separation, weights.shape
     best = np.zeros((rows, rounds + 1))  # best[:, i]: weight of the heaviest pattern in the first i rounds
@@ -253,12 +260,13 @@ def _heaviest_by_count(weights: Floats, pattern: MinSeparation) -> Iterator[Floa
 
 
 def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
-    """Compute the sensitivity of any C ≥ 0 whose columns are known, by trying every record.
+    """Compute the sensitivity of any C ≥ 0 whose columns are known.
 
-    In an order of N positions this takes T²/N inner products of columns.
+    In a fixed order of N positions every record is tried, with T²/N inner products of columns.  In separated
+    participations the worst pattern is searched for (`sensitivity_from_rows`).
 
     Guarantee: exact in a single pass and in a fixed order, whatever the clips are; a
-    bound for separated participations.
+    bound for separated participations, which is exact where the search ends at a pattern.
 
     Args:
         columns: Columns of C.
@@ -280,7 +288,7 @@ def of_columns(columns: Columns, workload: Workload) -> Sensitivity:
 
 
 def sensitivity_from_series(workload: Workload, coefficients: Floats) -> Sensitivity:
-    """Compute the certified sensitivity of a Toeplitz C.
+    """Compute the certified sensitivity of a Toeplitz C with c_0 ≥ c_1 ≥ … ≥ 0.
 
     Args:
         workload: Clips, participation and period.
@@ -301,11 +309,12 @@ def certify_toeplitz(
     columns: Columns,
     compute_norms: Callable[[Floats, int], Floats],
 ) -> Sensitivity:
-    """Compute the exact worst case of a Toeplitz C where one is known, else the smallest of three bounds.
+    """Compute the exact worst case of a Toeplitz C where one is known, else the smallest of some bounds.
 
-    C's coefficients never increase.  In a single pass the longest column, times its clip, is the worst.  In a
-    fixed order every position is tried, or only the first for equal clips without restarts.  For separated
-    participations the bounds are those of `_certify_separated` and of `sensitivity_from_rows`.
+    C's coefficients are ≥ 0 and never increase.  In a single pass the sensitivity is the largest product of a
+    column's norm and its clip.  In a fixed order every position is tried, or only the first for equal clips
+    without restarts.  For separated participations the bounds are those of `_certify_separated` and, for up to
+    2,000 rounds, of `sensitivity_from_rows`.
 
     Args:
         workload: Clips, participation and period.
@@ -337,9 +346,10 @@ def _certify_separated(
 ) -> Sensitivity:
     """Compute the sensitivity of separated participations under a Toeplitz C, or a bound.
 
-    Without restarts the result is exact for equal clips, and for columns that never overlap in any allowed
-    pattern.  Otherwise it is the smaller one of two bounds: all clips as large as the largest, in the earliest
-    pattern (without restarts only), and the sum of clip · ‖column‖ over the heaviest pattern.
+    Without restarts the result is exact for equal clips, and for at most `min_separation` coefficients, with which
+    no two columns of a pattern overlap.  Otherwise it is the smaller one of two bounds: all clips as large as the
+    largest, in the earliest pattern (without restarts only), and the sum of clip · ‖column‖ over the heaviest
+    pattern.
 
     Args:
         workload: Clips and period.
@@ -366,15 +376,15 @@ def _certify_separated(
 def _earliest_pattern(
     workload: Workload, coefficients: Floats, column_squares: Floats, gap: int, max_participations: int
 ) -> Sensitivity:
-    """Compute clip · ‖Σ_k C_{1 + k gap}‖ for the largest clip in rounds 1, 1 + gap, …, in O(T).
+    """Compute the sensitivity in rounds 1, 1 + gap, …, with the workload's largest clip in each, in O(T).
 
-    The pattern has at most `max_participations` rounds.  The result is marked as exact, which holds for equal
-    clips.
+    The sensitivity is clip · ‖Σ_k C_{1 + k gap}‖ over at most `max_participations` rounds.  The result is marked
+    as exact, which holds for equal clips.
 
     Args:
         workload: Rounds and clips.
         coefficients: First column of C, with zeros beyond its end.
-        column_squares: Squared norms of the columns of C, (T,), used if columns do not overlap.
+        column_squares: Squared norms of the columns of C, (T,), used if C has at most `gap` coefficients.
         gap: Rounds between two participations.
         max_participations: Most rounds of the pattern.
     """

@@ -1,19 +1,21 @@
 """Lower-triangular Toeplitz matrices as power series, and the workload of running sums.
 
-A mechanism factors the matrix A of running sums, (T, T) for T rounds, as A = B C: a record moves C s by its
-sensitivity, and B z is the noise of the releases for fresh vectors z.  A Toeplitz matrix with series[t-i] in row
-t and column i is the power series Σ_j series[j] x^j, where x delays by one round.
+A mechanism factors the matrix A of running sums, (T, T) for T rounds, as A = B C.  A record moves C s, for the
+sums s of increments, by at most the sensitivity, and B z is the noise of the releases for fresh vectors z.  A
+Toeplitz matrix with series[t-i] in row t and column i is the power series Σ_j series[j] x^j, where x delays by one
+round.
 
 The workload says which running sums are released, and in which rounds one record takes part in them:
 
     A[t, i] = decay^(t-i) for i ≤ t in the same period, else 0
 
-decay is 1 for prefix sums, 0 for no sums over rounds, 1 - α for momentum.
+decay is 1 for prefix sums, 0 for no sums over rounds, and 1 - α for momentum in which a new gradient has the
+weight α.
 
-A product of lower-triangular Toeplitz matrices is a product of power series.  The workload with decay λ is a(x) =
-1/(1 - λx).  Its square root (1 - λx)^(-1/2) has the coefficients λ^j binom(2j, j)/4^j, which are positive and
-falling.  Sources: Fichtenberger, Henzinger & Upadhyay 2023 (λ = 1); Kalinin & Lampert 2024, "Banded square root
-matrix factorization for differentially private model training".
+A product of lower-triangular Toeplitz matrices is a product of power series.  Running sums that never restart,
+with decay λ, are a(x) = 1/(1 - λx).  The square root (1 - λx)^(-1/2) has the coefficients λ^j binom(2j, j)/4^j,
+which are ≥ 0 and never increase.  Sources: Fichtenberger, Henzinger & Upadhyay 2023 (λ = 1); Kalinin & Lampert
+2024, "Banded square root matrix factorization for differentially private model training".
 
 Series of interlacing roots are those of buffered mechanisms:
 
@@ -24,7 +26,7 @@ In partial fractions c_0 = 1 and c_j = Σ ω_i θ_i^(j-1) with every ω_i > 0, b
 coefficients 1, Σ ω̂_i φ_i^(j-1) with every ω̂_i < 0.  Sources: McMahan, Xiao, Pillutla 2024 and Dvijotham,
 McMahan, Pillutla, Steinke, Thakurta 2024 (buffered linear Toeplitz).
 
-This file and the algebra modules use NumPy only, so that accounting needs no torch.
+Accounting needs no torch, so that this file and the files of mechanisms import torch at most inside a function.
 """
 
 import math
@@ -48,12 +50,14 @@ class Workload:
 
     | field | meaning |
     |---|---|
-    | `schedule` | participation: a fixed order, one with empty rounds (`Phases`), or any of a `MinSeparation` |
+    | `schedule` | participation of records, public or secret |
     | `decay` | decay of the sums per round |
     | `clips` | clip norm of each round, (T,) |
     | `period` | rounds after which the sums restart from 0, in rounds 1, 1 + period, …, or None |
 
-    A fixed order is the same in every epoch.  A single pass is a fixed order with rounds_per_epoch = rounds.
+    Public participations are a fixed order, one with empty rounds (`Phases`), and all patterns of a
+    `MinSeparation`.  A fixed order is the same in every epoch, and a single pass if rounds_per_epoch is `rounds`
+    or more.
 
     Example:
         >>> from fedpriv.participation.orders import FixedOrder
@@ -88,7 +92,7 @@ class Workload:
 
     @property
     def public_order(self) -> PublicOrder | MinSeparation:
-        """Participation, which certificates need.
+        """Participation, with public rounds as certificates need them.
 
         Raises:
             InputError: The participation is secret.
@@ -103,12 +107,12 @@ class Workload:
 
     @property
     def rounds_per_period(self) -> int:
-        """Number of rounds between two restarts of the sums."""
+        """Number of rounds of a full period, or all rounds if the sums never restart or the run is shorter."""
         return self.rounds if self.period is None else min(self.period, self.rounds)
 
 
 def is_restart(t: int, period: int | None) -> bool:
-    """Whether the sums restart in round t.
+    """Whether the sums restart in round t, as they do in round 1.
 
     Args:
         t: Round, from 1.
@@ -122,13 +126,13 @@ def is_restart(t: int, period: int | None) -> bool:
 
 
 def tile_periods(workload: Workload, values: Callable[[int], Floats]) -> Floats:
-    """Repeat a function of one period's rounds for all periods, (T,).
+    """Concatenate the values of all periods, (T,), from a function of a period's number of rounds.
 
     Full periods have equal values.  The last period may be shorter.
 
     Args:
         workload: Workload with the number of rounds and the period.
-        values: Function from a number of rounds to that many values.
+        values: Function from a number n of rounds to the values of a period's rounds, (n,).
     """
     period_count, last_rounds = divmod(workload.rounds, workload.rounds_per_period)
     return np.concatenate(
@@ -167,7 +171,7 @@ def powers(base: float, count: int) -> Floats:
 
     Args:
         base: Base of the powers.
-        count: Number of powers, 1 or more.
+        count: Number of powers, 0 or more.
 
     Returns:
         (count,).
@@ -185,7 +189,7 @@ def powers(base: float, count: int) -> Floats:
 _BLOCK_SIZE = 1024
 """Rounds of a block in `inverse`."""
 _SETTLED_CHANGE = 16.0 * np.finfo(np.float64).eps
-"""Relative change of the coefficients below which `inverse` treats them as constant."""
+"""Relative change of the coefficients up to which `inverse` treats them as constant."""
 
 
 def square_root(decay: float, count: int) -> Floats:
@@ -214,7 +218,7 @@ def inverse(series: Floats, count: int) -> Floats:
 
     The recursion w_t = -Σ_{j ≥ 1} c_j w_{t-j}, w_0 = 1, runs entry by entry in the first block of 1,024, and
     then in blocks, each of which is one matrix product with the b - 1 entries before it (`history_response`).
-    It ends early once the coefficients are constant but for rounding: the rest is that constant.
+    It ends early once a block, and b - 1 entries, are constant but for rounding: the rest is that constant.
 
     Args:
         series: Coefficients c, of which the first is 1, (b,), zero beyond their end.
@@ -292,9 +296,10 @@ def record_squared_norms(series: Floats, clips: Floats, rounds_per_epoch: int) -
     """Compute the squared norms of the records of a fixed order under a Toeplitz C ≥ 0.
 
     A record's squared norm is Σ_{i,j} clip_i clip_j ⟨C_i, C_j⟩ over its rounds i, j, which lie a multiple of
-    `rounds_per_epoch` apart.  It is the square of the distance by which the record can move C s.  Columns i and
-    i + s have inner product Σ_{j < T-i-s} c_j c_{j+s}: one cumulative sum for every lag s that is a multiple of
-    `rounds_per_epoch`, O(T² / rounds_per_epoch) in all, less for a banded series.
+    `rounds_per_epoch` apart.  The squared norm is the square of the distance by which the record can move C s.
+    Columns i and i + lag, with i from 0, have the inner product Σ_{j < T-i-lag} c_j c_{j+lag}.  So one cumulative
+    sum for every lag that is a multiple of `rounds_per_epoch` suffices: O(T² / rounds_per_epoch) in all, and less
+    for a banded series.
 
     Args:
         series: Coefficients of C, zero beyond their end.
@@ -315,7 +320,10 @@ def record_squared_norms(series: Floats, clips: Floats, rounds_per_epoch: int) -
 
 
 def _reversed_sums(terms: Floats, rounds: int) -> Floats:
-    """Compute Σ_{j < rounds - i} terms_j for i = 0 … rounds - 1."""
+    """Compute Σ_{j < rounds - i} terms_j for i = 0 … rounds - 1, (rounds,).
+
+    Terms are 0 beyond their end.
+    """
     sums = np.cumsum(terms[:rounds])
     return np.concatenate([np.full(rounds - len(sums), sums[-1]), sums[::-1]])
 
@@ -324,7 +332,7 @@ Roots = tuple[float, ...]
 
 
 class Mode(NamedTuple):
-    """Vector M in the state of a stream: a row gets gain · M, and then M = pole · M + z."""
+    """Vector M in the state of a stream: a row of B z gets gain · M, and then M becomes pole · M + z."""
 
     pole: float
     """Factor by which M decays in a round."""
@@ -345,7 +353,7 @@ def check_roots(theta: Roots, phi: Roots, decay: float) -> None:
         decay: Decay of the running sums.
 
     Raises:
-        InputError: The roots do not interlace, or one is out of range.
+        InputError: The roots do not interlace, one is out of range, or there are not as many zeros as poles.
     """
     if len(theta) != len(phi):
         raise InputError(f"theta has {len(theta)} roots and phi {len(phi)}: both need the same number")
@@ -362,8 +370,11 @@ def residues(denominator_roots: Roots, numerator_roots: Roots) -> Floats:
     """Compute ω of Π (1 - numerator_j x) / Π (1 - denominator_i x) = 1 + Σ ω_i x / (1 - denominator_i x).
 
     Args:
-        denominator_roots: Roots of the denominator.
+        denominator_roots: Roots of the denominator, (m,), all different.
         numerator_roots: As many roots of the numerator.
+
+    Returns:
+        ω, (m,).
     """
     poles, zeros = np.array(denominator_roots), np.array(numerator_roots)
     differences = np.subtract.outer(poles, poles)
@@ -400,8 +411,9 @@ def noise_modes(decay: float, theta: Roots, phi: Roots) -> tuple[Mode, ...]:
 
     M_t = pole · M_{t-1} + z_t is a decayed sum of fresh vectors.  B(x) = Π (1 - θ_i x) / ((1 - decay x) Π (1 -
     φ_i x)) has a mode for each pole p > 0 (decay and the φ), with gain p Π_i (p - θ_i) / Π_q (p - q) over the
-    other poles q.  A pole that a zero cancels (θ_1 = decay) has none.  With decay = φ_m = 0 the pole at 0 is
-    double, and one more mode, which is the last fresh vector, has the rest of b_1 as its gain.
+    other poles q.  A pole that a zero cancels (θ_1 = decay) has no mode.  With decay = φ_m = 0 the pole at 0 is
+    double, and there is one more mode with pole 0, whose M is the last fresh vector.  Its gain is b_1, the
+    coefficient of x in B(x), less the other gains.
 
     Args:
         decay: Decay of the running sums.

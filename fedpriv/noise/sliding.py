@@ -42,7 +42,7 @@ class _SlidingState(NamedTuple):
     | field | meaning |
     |---|---|
     | `stack` | stack of the r tree |
-    | `prefixes`, `windows` | noise of the last N prefixes and windows |
+    | `prefixes`, `windows` | noise of the last prefixes and full windows, at most N of each, oldest first |
     | `gradient`, `difference` | noise of the nodes that later windows need |
     """
 
@@ -57,7 +57,8 @@ class _SlidingState(NamedTuple):
 class SlidingDifferences(DifferenceTrees):
     """Noise of Algorithm 2, whose fresh vectors of round t belong to `fresh_nodes(t)`, which all end at t.
 
-    The state has at most 2N running noises and the nodes of the last N rounds.
+    The state has at most 2N noises of prefixes and windows, the nodes of the last N - 1 rounds, and the stack of
+    the r tree.
     """
 
     name: ClassVar[str] = "sliding-differences"
@@ -88,9 +89,8 @@ class SlidingDifferences(DifferenceTrees):
 
         The moments are the variances of p_t and w_t, and their covariance, for fresh vectors of variance 1.  The
         noise of the r tree is independent, and its variance is added.  The recursions of p_t and w_t give one
-        for the variances of both and their covariance, with a lag of N, since G_t and Δ_t are independent of the
-        noise up to round t - N.  The paper has a sum in place of the recursion, with the coefficients
-        (1-α)^{2q'N} of the base prefix, S² of the base window and S_i² of the other windows.
+        for the three moments, with a lag of N, since G_t and Δ_t are independent of the noise up to round t - N.
+        The paper has an equal sum over epochs in place of the recursion.
         """
         self.check_workload(workload)
         rounds, rounds_per_epoch, retention = workload.rounds, self.rounds_per_epoch, 1.0 - self.mixing
@@ -129,9 +129,8 @@ class SlidingDifferences(DifferenceTrees):
     def fresh_nodes(self, t: int) -> tuple[tuple[TreeKind, int], ...]:
         """Return the tree and the level of the node to which each fresh vector of round t belongs.
 
-        These are the nodes that end at t: one of the r tree (if N > 1), and one of each level whose length
-        2^level ≤ N divides t, of the gradient tree, and of the difference tree if the node begins after the first
-        epoch.
+        The nodes end at t.  They are one of the r tree (if N > 1), and for each level whose length 2^level ≤ N
+        divides t one of the gradient tree, and one of the difference tree if it begins after the first epoch.
         """
         lowest = (t & -t).bit_length() - 1
         levels = range(min(lowest + 1, self._levels))
@@ -190,10 +189,10 @@ class SlidingDifferences(DifferenceTrees):
         return nodes.node_squared_norms(ends, level, self.rounds_per_epoch, self.decay, squares)
 
     def _sum_nodes(self, node_noise: Mapping[Node, "Tensor"], first: int, last: int) -> "Tensor":
-        earliest, *later_nodes = nodes.cover(first, last)
-        total = self.decay ** (last - earliest[1]) * node_noise[earliest]
-        for node in later_nodes:
-            total = total.add(node_noise[node], alpha=self.decay ** (last - node[1]))
+        (level, end), *later_nodes = nodes.cover(first, last)
+        total = self.decay ** (last - end) * node_noise[level, end]
+        for level, end in later_nodes:
+            total = total.add(node_noise[level, end], alpha=self.decay ** (last - end))
         return total
 
     def _live_nodes(self, t: int, first: int) -> Iterator[Node]:

@@ -1,20 +1,24 @@
 """Toeplitz strategies: banded square roots of the sums, banded inverses, and one that restarts.
 
-| mechanism | C | with `bands` |
-|---|---|---|
-| banded | first coefficients of (1 - decay·x)^(-1/2) | T: the square-root factorization A = C C; 1: C = I |
-| bisr | C^-1 has the first coefficients of (1 - decay·x)^(1/2) | C reaches over all rounds |
-| anchored | diag(1/anchor, C') in every period, C' the square root of the period's other rounds | |
+| mechanism | C |
+|---|---|
+| banded | the first `bands` coefficients of (1 - decay·x)^(-1/2) |
+| bisr | C^-1 has the first `bands` coefficients of (1 - decay·x)^(1/2) |
+| anchored | diag(1/anchor, C') in every period, C' the square root of the period's other rounds |
 
-B = A C^-1.  "banded" and "bisr" stream in O(bands · d): they form C^-1 z from a few earlier vectors, and sum it
-with decay.  "bisr" is a baseline: with as many vectors `BufferedToeplitz` adds less noise.
+B = A C^-1.  With one band C = I.  With `bands` = T, "banded" is the square-root factorization A = C C.  With two
+bands or more, and decay > 0, the C of "bisr" reaches over all rounds.
+
+A round of "banded" and "bisr" takes O(bands · d): C^-1 z is formed from a few earlier vectors, and summed with
+decay.  "bisr" is a baseline: with as many vectors `BufferedToeplitz` adds less noise.
 
 "anchored" is for sums that restart and records that are read once.  The first round of a period releases the whole
 sum anew, later rounds add differences.  A tree charges a record of an anchor and one of a difference alike.  Here
 anchors and differences have separate noise, each as large as its sensitivity requires.
 
-On integers the banded C takes sums of the last increments, which are stored without rounding, so that roundings
-never add up.  Its coefficients are multiples of 2^-31, in C, B and the sensitivity alike.
+On integers the banded C takes weighted sums of the last increments, which are stored without rounding, so that
+roundings do not add up from round to round.  Its coefficients are multiples of 2^-31, in C, B and the sensitivity
+alike.
 
 Sources: see `series`; Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", for streaming;
 Kalinin, McKenna, Upadhyay & Lampert 2025, "Back to Square Roots: An Optimal Bound on the Matrix Factorization
@@ -63,7 +67,7 @@ class Toeplitz(Mechanism):
     decay: float
 
     def strategy_series(self, count: int) -> Floats:
-        """Return the coefficients of C that are not 0, at most `count`."""
+        """Return the first coefficients of C, at most `count`, with zeros beyond their end."""
         raise NotImplementedError
 
     def noise_row(self, count: int) -> Floats:
@@ -105,17 +109,17 @@ def _noise_step(
 ) -> tuple["Tensor", MechanismState]:
     """Return row t of B z and the next state, for a banded C or C^-1.
 
-    Row t of C^-1 z is v_t = z_t + Σ_j weights[j-1] · (v_{t-j} or z_{t-j}), and the noise is n_t = v_t + decay ·
-    n_{t-1}.  The state holds the last noise and at most `len(weights)` vectors, latest first.  The vectors are
-    the last rows of C^-1 z with `keep_rows` (C is banded), or the last fresh vectors without (C^-1 is banded).
-    `weights` are the weights of these vectors in this round's row of C^-1 z.  Before round 1 the state is empty.
+    Row t of C^-1 z is v_t = z_t + Σ_j weights[j-1] · past_{t-j}, and the noise is n_t = v_t + decay · n_{t-1}.
+    The past vectors are the rows past_t = v_t with `keep_rows` (C is banded), or the fresh vectors past_t = z_t
+    without (C^-1 is banded).  The state holds the last noise, and at most `len(weights)` past vectors, latest
+    first.  Before round 1 the state is empty.
 
     Args:
         state: State before round t.
         fresh: Fresh vector z_t.
         decay: Decay of the running sums.
         weights: Weights of earlier vectors, latest first, (bands - 1,).
-        keep_rows: Whether the vectors are rows of C^-1 z.
+        keep_rows: Whether the past vectors are rows of C^-1 z.
     """
     if not state:
         return fresh, (fresh, fresh)[: 1 + len(weights)]
@@ -167,7 +171,7 @@ class _Banded(Toeplitz):
         return {"bands": self.bands}
 
     def memory_vectors(self, workload: Workload) -> int:
-        """Number of vectors in the state: the last noise, and one a round up to bands - 1."""
+        """Most vectors in the state: the last noise, and one for each past round, up to bands - 1."""
         return min(self.bands, workload.rounds + 1)
 
 
@@ -193,8 +197,8 @@ class BandedSquareRoot(_Banded):
     def comparisons(cls, workload: Workload, options: BandedOptions) -> dict[str, Self]:
         """Return mechanisms of a few numbers of bands, and the square root itself.
 
-        The square root would store T vectors.  The bands are 1, 8 and 64 as far as below T.  Beyond a million
-        rounds the square root is left out.  The comparison shows the gain from more memory.
+        The bands are 1, 8 and 64 as far as they are below T.  The square root, with bands = T, would store T
+        vectors, and is left out beyond a million rounds.  The comparison shows the gain from more memory.
         """
         banded = [cls(workload.decay, bands) for bands in _COMPARED_BANDS if bands < workload.rounds]
         mechanisms = {mechanism.label: mechanism for mechanism in banded}
@@ -211,7 +215,7 @@ class BandedSquareRoot(_Banded):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
 
-        The state holds the last noise and the last bands - 1 rows of C^-1 z, latest first.
+        The state holds the last noise and up to bands - 1 rows of C^-1 z, latest first.
         """
         return _noise_step(state, fresh, self.decay, self._weights, keep_rows=True)
 
@@ -238,7 +242,8 @@ class BandedSquareRoot(_Banded):
 class RoundedBanded(BandedSquareRoot):
     """Banded square root whose C has the coefficients `multiples` / 2^31.
 
-    Guarantee: rounding keeps them falling and ≥ 0, so the worst record is charged as exactly as without it.
+    Guarantee: rounding keeps the coefficients ≥ 0 and never increasing, so the worst record is charged as exactly
+    as without rounding.
     """
 
     @cached_property
@@ -258,7 +263,7 @@ class IntegerBanded(IntegerStrategy):
     """C of `BandedSquareRoot` on integers: s_t + Σ_j ⌊c_j s_{t-j}⌉.
 
     `coefficients` are c_1, c_2, … in multiples of 2^-31, without c_0 = 1.  Each of the products is rounded
-    separately, so neighbours differ by at most 1 a band beside the diagonal.
+    separately, so rounding changes the difference of neighbours by at most 1 for each band beside the diagonal.
     """
 
     coefficients: tuple[int, ...]
@@ -286,7 +291,7 @@ class IntegerBanded(IntegerStrategy):
     def step(self, state: IntState, t: int, sums: Ints) -> tuple[Ints, IntState]:
         """Return (C s)_t = s_t + Σ_j ⌊c_j s_{t-j}⌉ and the next state, for sums s_t, int64, of any shape.
 
-        The state holds the last sums of increments, latest first: one fewer than there are bands.
+        The state holds the last sums of increments, latest first: at most one fewer than there are bands.
         """
         if not self.coefficients:
             return sums, ()
@@ -306,7 +311,7 @@ _ROUNDING = 1e-12
 class BandedInverseSquareRoot(_Banded):
     """Noise z_t minus a few weighted earlier vectors on the increments, summed like them.
 
-    Guarantee: C^-1 = I - (coefficients ≥ 0), so C ≥ 0, and every record of a fixed order is charged exactly.
+    Guarantee: C^-1 = I - N with N ≥ 0, so C ≥ 0, and the worst record of a fixed order is charged exactly.
     Separated participations rest on coefficients that never increase, which is checked, not proved.
     """
 
@@ -323,7 +328,7 @@ class BandedInverseSquareRoot(_Banded):
     def noise(self, state: MechanismState, t: int, fresh: "Tensor") -> tuple["Tensor", MechanismState]:
         """Return the noise of round t and the next state.
 
-        The state holds the last noise and the last bands - 1 fresh vectors, latest first.
+        The state holds the last noise and up to bands - 1 fresh vectors, latest first.
         """
         return _noise_step(state, fresh, self.decay, self._inverse_coefficients[1:], keep_rows=False)
 
@@ -336,14 +341,14 @@ class BandedInverseSquareRoot(_Banded):
     def strategy_series(self, count: int) -> Floats:
         """Return the first `count` coefficients of C, rounded up to a series that never increases.
 
-        They are those of 1 / (banded C^-1).  Where rounding lets one fall below a later one, by at most 1e-12,
-        it is replaced by the largest later absolute value.
+        They are those of the power series 1 / C^-1(x).  Where rounding lets one fall below the absolute value of a
+        later one, by at most 1e-12, it is replaced by the largest such value.
 
         Args:
             count: Number of coefficients.
 
         Raises:
-            InputError: The coefficients increase by more, so that the worst pattern is not known.
+            InputError: A coefficient is below a later one by more, so that the worst pattern is not known.
         """
         coefficients = series.inverse(np.array(self._inverse_coefficients[:count]), count)
         upper_bounds = np.maximum.accumulate(np.abs(coefficients[::-1]))[::-1]  # least falling series above it
@@ -369,15 +374,15 @@ class BandedInverseSquareRoot(_Banded):
 
 
 _MAX_PERIOD = 1024
-"""Most rounds of a period, which is the number of vectors in the state."""
+"""Most rounds of a period, which are as many as the vectors in the state at its end."""
 
 
 @dataclass(frozen=True)
 class AnchoredSquareRoot(Mechanism):
     """Noise that restarts with every period, with separate noise of the period's first round, its anchor.
 
-    The anchor's noise is `anchor` times the fresh noise of other rounds.  All releases of the period contain this
-    noise.
+    The anchor's noise is `anchor` times as large as the fresh noise of other rounds.  All releases of the period
+    contain the anchor's noise.
 
     Guarantee: in one pass a record is in one round.  At an anchor it moves C s by its clip over `anchor`,
     elsewhere by its clip times the norm of its column of C', which ends with the period; the worst record is
@@ -386,7 +391,7 @@ class AnchoredSquareRoot(Mechanism):
 
     name: ClassVar[str] = "anchored"
     words: ClassVar[str] = (
-        "Gaussian noise of every anchor's own, and correlated noise on the changes between anchors"
+        "separate Gaussian noise on every anchor, and correlated noise on the changes between anchors"
     )
 
     period: int
@@ -404,12 +409,16 @@ class AnchoredSquareRoot(Mechanism):
     def with_equal_cost(cls, period: int, anchor_clip: float, clip: float) -> Self:
         """Return the mechanism in which an anchor costs as much as the first difference of a period.
 
-        The costs are those of the records of the two rounds.
+        The costs are those of the records of the two rounds.  For period 1, which has no differences, `anchor` is
+        `anchor_clip` / `clip`.
 
         Args:
-            period: Rounds of a period.
+            period: Rounds of a period, the anchor included.
             anchor_clip: Clip norm of an anchor.
             clip: Clip norm of other rounds.
+
+        Raises:
+            InputError: The period or the ratio of the noises is out of its range.
         """
         unsized = cls(period)
         norm = unsized._column_norms(period - 1)[0] if period > 1 else 1.0
@@ -425,7 +434,8 @@ class AnchoredSquareRoot(Mechanism):
             workload: Workload that restarts every `period` rounds, with decay 1.
 
         Raises:
-            InputError: Records are read more than once, or the mechanism does not factor the workload.
+            InputError: Records are read more than once, or in secret, or the mechanism does not factor the
+                workload.
         """
         check_matches(workload, 1.0, self.period)
         if not workload.public_order.single_pass:
@@ -445,14 +455,14 @@ class AnchoredSquareRoot(Mechanism):
     def variance(self, workload: Workload) -> Floats:
         check_matches(workload, 1.0, self.period)
         row_variances = (
-            np.concatenate([[0.0], np.cumsum(self._inverse_coefficients[: self.period - 1] ** 2)]) + self.anchor**2
+            np.concatenate([[0.0], np.cumsum(self._change_noise_series[: self.period - 1] ** 2)]) + self.anchor**2
         )
         return tile_periods(workload, lambda rounds: row_variances[:rounds])
 
     @property
     def worst_variance(self) -> float:
-        """Noise variance of the last round of a period."""
-        return self.anchor**2 + float(np.sum(self._inverse_coefficients[: self.period - 1] ** 2))
+        """Noise variance of the last round of a full period, for fresh vectors of variance 1."""
+        return self.anchor**2 + float(np.sum(self._change_noise_series[: self.period - 1] ** 2))
 
     def memory_vectors(self, workload: Workload) -> int:
         return 1 + min(max(self.period - 1, 0), workload.rounds)
@@ -475,12 +485,12 @@ class AnchoredSquareRoot(Mechanism):
         return BandedSquareRoot(1.0, max(1, self.period - 1))
 
     @cached_property
-    def _inverse_coefficients(self) -> Floats:
-        """Coefficients of B' = A C'^-1, which is the square root itself."""
+    def _change_noise_series(self) -> Floats:
+        """Coefficients of B', the noise on changes, with B' = C' since C' C' is the matrix of prefix sums."""
         return series.square_root(1.0, max(1, self.period - 1))
 
     def _column_norms(self, rounds: int) -> Floats:
-        """Compute the norms of the columns of C' over `rounds` rounds, (rounds,)."""
+        """Compute the norms of the columns of C' for `rounds` rounds after an anchor, (rounds,)."""
         if rounds < 1:
             return np.zeros(0)
         return np.sqrt(series.column_squared_norms(series.square_root(1.0, rounds), rounds))

@@ -1,10 +1,11 @@
 """Binary tree mechanism with any decay, in floating point and on integers.
 
-A node stands for an interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Exactly one
-left child ends at each t, the node [t - lowbit(t) + 1, t].  Prefix sums use left children only, so only these
-nodes are released: row t of C is the node that ends at t, C[t, i] = decay^(t-i) in its rounds.  The prefix [1, t]
-is this node plus the prefix [1, t - lowbit(t)] decayed by decay^lowbit(t), which gives B.  Each round takes one
-fresh vector, the noise of its node.  With a period, a new tree starts every `period` rounds.
+A node stands for an interval of rounds [y, z] and has the value Σ decay^(z-i) s_i over these rounds.  Let
+lowbit(t) be the largest power of 2 that divides t.  Exactly one left child ends at each t, the node [t - lowbit(t)
++ 1, t].  Prefix sums use left children only, so only these nodes are released: row t of C is the left child that
+ends at t, C[t, i] = decay^(t-i) in its rounds and 0 elsewhere.  The prefix [1, t] is this node plus the prefix [1,
+t - lowbit(t)] decayed by decay^lowbit(t), which gives B.  Each round takes one fresh vector, the noise of its
+node.  With a period, a new tree starts every `period` rounds.
 
 Sources of the tree: Dwork, Naor, Pitassi & Rothblum 2010; Honaker 2015; with decay: Tran & Cutkosky 2022,
 Algorithm 1.  Sources of the recursion over prefixes and of the restart: Tran & Cutkosky 2022 (Algorithm 1) and
@@ -15,7 +16,7 @@ Sums over a sliding window of N rounds are composed of nodes, too.  Node (level,
 window are released, and only these have a cost.
 
 On integers (C s)_t is a binary counter of decayed node sums.  `PaperTree` adds as much noise as a paper's theorem
-states, which is more than exact counting requires.
+states, if that is more than exact counting requires.
 """
 
 import math
@@ -58,7 +59,9 @@ if TYPE_CHECKING:
 
 
 def level_count(rounds: int) -> int:
-    """Number of levels of the tree, ⌊log2 T⌋ + 1, which is also the number of nodes that hold round 1.
+    """Number of levels of the tree, ⌊log2 T⌋ + 1.
+
+    As many released nodes hold round 1.
 
     Example:
         >>> [level_count(rounds) for rounds in (1, 2, 7, 8)]
@@ -71,7 +74,7 @@ def column_squared_norms(rounds: int, decay: float, max_length: int | None = Non
     """Compute the squared norms of the columns of C, (T,), in O(T).
 
     Column i has Σ decay^{2(z-i)} over the released nodes [y, z] that hold round i.  With decay = 1 this is the
-    number of these nodes.  The norms are built by doubling: in a block of 2^(k+1) rounds the left half is a
+    number of these nodes.  The norms are built by doubling: in a block of 2^(level + 1) rounds the left half is a
     released node, and the right half is not.
 
     Args:
@@ -150,9 +153,10 @@ def row_squared_norms(rounds: int, decay: float) -> Floats:
 def record_squared_norms(clips: Floats, rounds_per_epoch: int, decay: float) -> Floats:
     """Compute the squared norms of the records of a fixed order, one for each position of an epoch.
 
-    It is the square of the distance by which a record can move C s.  A record's squared norm is Σ_nodes (Σ_i
-    clip_i decay^(z-i))² over its rounds i in a node.  A node of at most `rounds_per_epoch` rounds holds a record
-    once.  Longer nodes are summed level by level, in O(T log(T / rounds_per_epoch)), or O(T) for equal clips.
+    A record's squared norm is the square of the distance by which it can move C s: Σ_nodes (Σ_i clip_i
+    decay^(z-i))² over its rounds i in a node that ends at z.  A node of at most `rounds_per_epoch` rounds holds a
+    record at most once.  Longer nodes are summed level by level, in O(T log(T / rounds_per_epoch)), or O(T) for
+    equal clips.
 
     Args:
         clips: Clip norm of each round, (T,).
@@ -182,7 +186,7 @@ def _level_squared_norms(clips: Floats, length: int, rounds_per_epoch: int, deca
     """Compute each record's squared norm in a level's released nodes, (N,).
 
     The squared norm is Σ_nodes (Σ_i clip_i decay^(z-i))².  The nodes are every other block of `length` rounds,
-    more than an epoch, so that a record has several rounds i in one.
+    more than an epoch, so that a record can have several rounds i in one.
 
     Args:
         clips: Clip norm of each round, (T,).
@@ -201,9 +205,10 @@ def _level_squared_norms(clips: Floats, length: int, rounds_per_epoch: int, deca
 def _equal_clip_squared_norms(rounds: int, length: int, rounds_per_epoch: int, decay: float) -> Floats:
     """Compute each record's squared norm in a level's released nodes for clips of 1, (N,).
 
-    A record's weight in a node is decay^e (1 + decay^N + decay^(2N) + …), with one term for each of its rounds in
-    the node, if the last of these lies e rounds before the node's end.  The result is that of
-    `_level_squared_norms`, in less time: the weight depends only on e, which is less than an epoch.
+    If the last of a record's rounds in a node lies e rounds before the node's end, the record's weight in the node
+    is decay^e (1 + decay^N + decay^(2N) + …), with one term for each of its rounds in the node.  The result is
+    that of `_level_squared_norms` with clips of 1, in less time: the weight depends only on e, which is less than
+    an epoch.
 
     Args:
         rounds: T.
@@ -232,9 +237,8 @@ def separated_squared_norm(
 
     In a node of n rounds a record weighs at most κ(n) = Σ_{j < min(max_participations, ⌈n / min_separation⌉)}
     decay^(j min_separation).  The nodes of one level are disjoint, and each of the record's rounds weighs at most
-    1.  So the squares of a level sum to at most κ(n) min(max_participations, κ(n) · nodes).
-
-    The sum over the levels is the bound.
+    1.  So the squares of a level sum to at most κ(n) min(max_participations, κ(n) · nodes), where `nodes` is the
+    number of the level's released nodes.  The sum over the levels is the bound.
 
     Args:
         rounds: T.
@@ -288,7 +292,7 @@ def used_ends(rounds: int, rounds_per_epoch: int, level: int, earliest: int = 1)
     """Return the ends of a level's nodes that some window's cover uses, (n,).
 
     The windows are [max(1, u - N + 1), u] for u = earliest … T.  A node is in the cover of a window if the window
-    contains the node, but not its parent.  For each node the code computes the first and the last such u.
+    contains the node, but not its parent.  The node is used if the first such u is not after the last.
 
     Args:
         rounds: T.
@@ -392,11 +396,18 @@ class BinaryTree(Mechanism):
         return cls(workload.decay, workload.period)
 
     def certified(self, workload: Workload) -> Sensitivity:
-        """Count the released nodes that hold a record, exactly but for orders that only separate rounds."""
+        """Compute the sensitivity by counting the released nodes that hold a record, with their decays.
+
+        The count is exact, but for separated participations in which a record takes part several times.  There it
+        is a bound, which a search in up to 2,000 rounds makes exact or smaller.
+
+        Raises:
+            InputError: The tree does not factor the workload.
+        """
         check_matches(workload, self.decay, self.period)
         columns = self.columns(workload)
         if isinstance(workload.public_order, MinSeparation):
-            # Separated rounds have too many patterns to count, and the bound holds for all.
+            # Separated rounds have too many patterns to try each, and the bound holds for all.
             bound = self._certify_separated(workload, workload.public_order, columns.squared_norms)
             return tighten_sensitivity(bound, columns.inner, workload)
 
@@ -427,8 +438,8 @@ class BinaryTree(Mechanism):
 
         The noise of the prefix [1, t] is the fresh vector, the noise of the node that ends at t, plus
         decay^lowbit(t) times the noise of the prefix [1, t - lowbit(t)].  The state holds the noise of prefixes,
-        shortest first: their ends are the binary digits of t, added up one by one from the highest (4, 6, 7 for
-        t = 7).  With a period, t is the position in the period.
+        shortest first: their ends are the powers of 2 in t, added up one by one from the highest (4, 6, 7 for
+        t = 4 + 2 + 1).  With a period, t here is the position in the period.
 
         Args:
             state: State before round t.
@@ -456,7 +467,7 @@ class BinaryTree(Mechanism):
     def _certify_separated(self, workload: Workload, pattern: MinSeparation, squared_norms: Floats) -> Sensitivity:
         """Compute the sensitivity of separated participations.
 
-        The result is exact for one participation, and otherwise a bound as if every clip were the largest.
+        The result is exact for one participation, and otherwise a bound that takes every clip for the largest.
 
         Args:
             workload: Workload of the run.
@@ -499,15 +510,15 @@ class PaperTree(BinaryTree):
 
 
 _MAX_LEVELS = 48
-"""Number of decay powers that are computed, decay^(2^l) for l = 0, 1, …"""
+"""Number of decay powers that are computed, decay^(2^l) for the levels l = 0, 1, …, 47."""
 
 
 @dataclass(frozen=True)
 class IntegerTree(IntegerStrategy):
     """C of `BinaryTree` on integers, a binary counter of decayed node sums.
 
-    A node is its left half, decayed over the rounds of the right half, plus the right half.  `decay` is in
-    multiples of 2^-31.  The decay over 2^l rounds is decay^(2^l), rounded to a multiple of 2^-31 at every level.
+    A node is its left half, decayed over the rounds of the right half, plus the right half.  The decay over 2^l
+    rounds is decay^(2^l), rounded to a multiple of 2^-31 for every level l.
     A left half is rounded when it is merged.  Rounding differs between neighbours only where the left half holds
     one of the record's rounds: at most once a level and participation.
     """
@@ -577,9 +588,10 @@ def _merge_count(position: int) -> int:
 def decay_rounding_factor(decay: float, workload: Workload) -> Fraction:
     """Factor of the sensitivity that covers the rounding of a tree's decays, level by level.
 
-    The factor is 1 + 2^-28 √T · participations, rounded up.  With L = ⌊log2 T⌋ levels every entry of C is off by
-    at most L 2^-32, in at most L + 1 nodes a participation.  The sensitivity is at least the record's largest
-    norm, so that 1 + L √(L+1) 2^-32 · participations would suffice.
+    The factor is 1 + 2^-28 √T · participations, rounded up, or 1 for decays of 0 and 1, which are exact.  With L =
+    ⌊log2 T⌋ levels every entry of C is off by at most L 2^-32, in at most L + 1 nodes a participation.  A
+    record moves the nodes of a tree by its largest clip at least, so that 1 + L √(L+1) 2^-32 · participations
+    would suffice for each tree.
 
     Args:
         decay: Decay per round.

@@ -1,6 +1,7 @@
 """Applies the mutants of `lists/` one by one, and runs for each the test that has to turn red.
 
     python -m tests.mutants [--list NAME ...] [--id ID ...] [--jobs N] [--suite fast|all] [--logs FOLDER]
+    python -m tests.mutants random --help
 
 Every mutant is applied in a copy of the checkout, never in place.  Without a mutant all its tests have to be
 green.  The exit code is 1 if a mutant survives that is not marked equivalent, or if a list is stale.  `--suite`
@@ -32,6 +33,23 @@ _SECONDS = 900.0
 KILLED, SURVIVED, EQUIVALENT, STALE, NOT_RUN = "killed", "SURVIVED", "equivalent", "stale", "not in this suite"
 
 
+def copy_checkout(root: Path, folder: Path) -> None:
+    """Copy the files of a checkout, and compile them so that a changed file is seen at any size and time."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, listed.split("\0")):
+        if (root / name).exists() or (root / name).is_symlink():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, folder / name, follow_symlinks=False)
+    subprocess.run(
+        [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."],
+        cwd=folder,
+        check=True,
+    )
+
+
 @dataclass
 class Copy:
     """A copy of the checkout with a warm process in it."""
@@ -40,23 +58,11 @@ class Copy:
     process: "subprocess.Popen[str]"
 
     @staticmethod
-    def of(root: Path, folder: Path) -> "Copy":
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=root, check=True, capture_output=True, text=True,
-        ).stdout  # fmt: skip
-        for name in filter(None, listed.split("\0")):
-            if (root / name).exists() or (root / name).is_symlink():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(root / name, folder / name, follow_symlinks=False)
-        subprocess.run(
-            [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."],
-            cwd=folder,
-            check=True,
-        )
+    def of(root: Path, folder: Path, worker: str = "tests.mutants.worker") -> "Copy":
+        copy_checkout(root, folder)
         set_apart = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.mutants.worker"],
+            [sys.executable, "-m", worker],
             cwd=folder, env={**os.environ, **set_apart}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         return Copy(folder, process)
@@ -69,15 +75,19 @@ class Copy:
         if mutant is not None:
             path = self.folder / mutant.file
             asked |= {"file": str(path), "text": mutant.applied(path.read_text(encoding="utf-8"))}
+        code: int | None = self.ask({**asked, "seconds": _SECONDS})
+        return code
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """The process's answer to a request."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({**asked, "seconds": _SECONDS}) + "\n")
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the process in {self.folder} ended")
-        code: int | None = json.loads(line)
-        return code
+        return json.loads(line)
 
 
 def outcome(mutant: Mutant, code: int | None) -> str:
@@ -144,6 +154,10 @@ def _check_green(copy: Copy, chosen: Sequence[Mutant], options: Sequence[str], l
 
 
 def main(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["random"]:
+        from tests.mutants.random_slips import main as main_of_random
+
+        return main_of_random(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,31 @@ _SLOW_TO_IMPORT = (
 
 def answer(asked: dict[str, Any]) -> int | None:
     """pytest's exit code for the tests while the file has the text, or None after `seconds`."""
-    path = Path(asked["file"]) if asked["file"] else None
-    before = path.read_bytes() if path else b""
+    with changed(asked["file"], asked["text"]):
+        return forked(lambda: _run_pytest([*asked["tests"], *asked["options"]]), asked["log"], asked["seconds"])
+
+
+@contextmanager
+def changed(file: str | None, text: str | None) -> Iterator[None]:
+    """Give a file another text, and its own bytes and time back in the end."""
+    if file is None or text is None:
+        yield
+        return
+    path = Path(file)
+    before, times = path.read_bytes(), path.stat()
     try:
-        if path:
-            path.write_text(asked["text"], encoding="utf-8")
-        return _forked([*asked["tests"], *asked["options"]], asked["log"], asked["seconds"])
+        path.write_text(text, encoding="utf-8")
+        yield
     finally:
-        if path:
-            path.write_bytes(before)
+        path.write_bytes(before)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def _forked(arguments: Sequence[str], log: str, seconds: float) -> int | None:
+def forked(run: Callable[[], int], log: str, seconds: float) -> int | None:
+    """The exit code of a function in a fork, or None after `seconds`."""
     child = os.fork()
     if not child:
-        _become_pytest(arguments, log)
+        _become(run, log)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -59,23 +70,28 @@ def _alive(group: int) -> bool:
     return True
 
 
-def _become_pytest(arguments: Sequence[str], log: str) -> None:
+def _become(run: Callable[[], int], log: str) -> None:
     os.setsid()
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for number in (1, 2):
         os.dup2(out, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    code: int = 3
+    code = 3
     try:
-        import pytest
-
-        code = int(pytest.main(list(arguments)))
+        code = run()
     finally:
         sys.stdout.flush()
         os._exit(code)
 
 
-def main() -> None:
+def _run_pytest(arguments: Sequence[str]) -> int:
+    import pytest
+
+    return int(pytest.main(list(arguments)))
+
+
+def serve(reply: Callable[[dict[str, Any]], object]) -> None:
+    """Import what is slow to import, and answer requests until there are no more."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what an import prints is no answer
     sys.dont_write_bytecode = True  # two mutants of one second and one length are two programs
@@ -83,9 +99,9 @@ def main() -> None:
         importlib.import_module(name)
     assert "fedpriv" not in sys.modules
     for line in sys.stdin:
-        answers.write(json.dumps(answer(json.loads(line))) + "\n")
+        answers.write(json.dumps(reply(json.loads(line))) + "\n")
         answers.flush()
 
 
 if __name__ == "__main__":
-    main()
+    serve(answer)

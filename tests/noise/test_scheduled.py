@@ -12,7 +12,7 @@ import torch
 from fedpriv.core.errors import InputError
 from fedpriv.noise.diagonal import IndependentGaussian, ScheduledGaussian
 from fedpriv.noise.fitting.auto import fit_sizes, max_displacements
-from fedpriv.noise.fitting.cost import make_noise_cost, rows_response
+from fedpriv.noise.fitting.cost import NoiseResponse, make_noise_cost, rows_response
 from fedpriv.noise.registry import MechanismOptions, make_mechanism, mechanism_from_data
 from fedpriv.noise.series import Workload
 from fedpriv.participation.orders import FixedOrder, MinSeparation
@@ -108,6 +108,16 @@ def test_where_every_sum_counts_alike_so_does_its_noise() -> None:
     asked = Workload(FixedOrder(300, 300), 0.9, np.ones(300))
     sizes = fit_sizes(make_noise_cost(rows_response(300), asked)).sizes
     assert max(sizes) <= 1.0 + 1e-9
+
+
+@pytest.mark.parametrize("rounds", [65, 300, 6000, 10_000])
+def test_queries_of_one_round_each_leave_no_free_noise_where_the_output_counts(rounds: int) -> None:
+    """DP-FTRL without momentum: a query is the sum of one round, and the output is a row beside the queries."""
+    wanted = make_noise_cost(
+        NoiseResponse(rows_response(rounds).queries, np.eye(rounds)[-1]),
+        Workload(FixedOrder(rounds, rounds), 0.0, np.ones(rounds)),
+    )
+    assert max(fit_sizes(wanted).sizes) <= 1.0 + 1e-9
 
 
 @pytest.mark.parametrize(("decay", "epoch"), list(itertools.product([0.0, 0.7, 1.0], [2, 5, 12])))

@@ -5,12 +5,13 @@ points.  A fit takes public numbers only (the optimizer's coefficients, clips, t
 result is a mechanism with its numbers, which are stored and certified, and never fitted again.
 
 Mechanisms are compared by the noise that each leaves in the output and in the queries.  J (`fitting/cost.py`) is
-the sum of both variances relative to their lower bounds: 1 or 2 at best.  Standard deviations are for noise
-calibrated to sensitivity 1 (μ = 1 under zero-out), and inversely proportional to μ.
+the sum of both variances relative to their lower bounds: 2 at best, or 1 if the output does not count.  Standard
+deviations are for noise of μ = 1 under zero-out, and inversely proportional to μ.
 
-The best sizes of scheduled noise have a closed form.  With fresh noise d_t z_t, J is Σ_t d_t² w_t, where w_t is
-the squared weight of round t in all rows.  A record that has moved the sum of round t by m_t is charged Σ_t
-m_t²/d_t².  By Cauchy and Schwarz the least product is (Σ_t m_t √w_t)², at d_t² = m_t / √w_t.
+The best sizes of scheduled noise have a closed form.  J is the squared sensitivity times the variance in the
+points.  With fresh noise d_t z_t the variance is Σ_t d_t² w_t, where w_t is the sum over the points of the squared
+weight of round t.  The squared sensitivity to a record that has moved the sum of round t by m_t is Σ_t m_t²/d_t².
+By Cauchy and Schwarz the least product is (Σ_t m_t √w_t)², at d_t² = m_t / √w_t.
 """
 
 import math
@@ -41,10 +42,10 @@ A round with little weight gets much noise, but not without limit.
 def fit_sizes(cost: NoiseCost) -> ScheduledGaussian:
     """Fit the sizes d_t of scheduled noise, independent noise of a different size in each round.
 
-    d_t² = m_t / √w_t as in the module's closed form, with m_t from `max_displacements`.  √w_t is smoothed over
-    rounds, and at least a thousandth of the largest.  The sizes are divided by the first one.  They are the best
-    ones if one record moves every sum the most, as with prefix sums and equal clips, and nearly the best
-    otherwise.
+    d_t² = m_t / √w_t as in the module's closed form, with m_t from `max_displacements`.  w_t is smoothed over
+    rounds, and √w_t is at least a thousandth of the largest.  The sizes are divided by the first one.  But for
+    that change of w_t, they are the best ones if one record moves every sum the most, as with prefix sums and
+    equal clips.  Otherwise they are an approximation.
 
     Args:
         cost: Cost of noise for the row, whose `weights` (n, T) give w_t.
@@ -61,15 +62,16 @@ def _neighbour_weights(weights: Floats, rows: int) -> Floats:
 
     A fit of many rounds looks at a few of the queries only.  A round between two of these may have weight in other
     queries, and noise there must not seem free.  So round t gets the smaller one of two maxima: of the weights of
-    rounds t - reach … t, and of rounds t … t + reach, where `reach` is the distance of two queries.  Weights that
-    fall or rise steadily are unchanged, and so are all weights if every round can have a row (T ≤ rows).
+    rounds t - reach … t, and of rounds t … t + reach, where `reach` is at least the distance of two such queries.
+    Weights that fall or rise steadily are unchanged, and so are all weights if every round can have a query: if
+    there are more rows than rounds, or as many and no weight is 0.
 
     Args:
         weights: Squared weight of each round, summed over the rows, (T,).
         rows: Number of rows of weights: the queries at which the fit looks, and perhaps the output.
     """
-    reach = max(0, -(-len(weights) // max(1, rows - 1)))  # one of the rows may be the output
-    if len(weights) <= rows:
+    reach = -(-len(weights) // max(1, rows - 2))  # one of the rows may be the output
+    if len(weights) < rows or (len(weights) == rows and np.all(weights)):
         return weights
     window_maxima = np.max(np.lib.stride_tricks.sliding_window_view(np.pad(weights, reach), reach + 1), axis=1)
     return np.asarray(np.minimum(window_maxima[: len(weights)], window_maxima[reach:]))
@@ -77,6 +79,8 @@ def _neighbour_weights(weights: Floats, rows: int) -> Floats:
 
 def max_displacements(workload: Workload) -> Floats:
     """Compute the largest distance by which a record can have moved the sum of every round, (T,).
+
+    For separated participations with unequal clips the result is an approximation, which suffices for a fit.
 
     A record that takes part in round t, and took part every `spacing` rounds before (the rounds of an epoch, or
     the least separation), has moved the sum by r_t = clip_t + decay^spacing · r_{t-spacing}.  If a record takes
@@ -141,11 +145,12 @@ def fit_named(
     Args:
         cost: Cost of noise for the row.
         name: "auto", "scheduled", "lambda-cgd" or "blt".
-        options: Options of the scenario, which decide whether "lambda-cgd" and "blt" scale noise.
+        options: Options of the scenario: the most vectors in the state, and whether "lambda-cgd" and "blt" scale
+            noise.
         scalable: Whether "auto" may scale noise.
 
     Raises:
-        InputError: No mechanism of that name fits into the state.
+        InputError: No mechanism of that name fits into the state, or its noise cannot be scaled.
     """
     if name == AUTO:
         return fit_auto(cost, options.max_vectors, scalable=scalable)
@@ -156,9 +161,10 @@ def fit_named(
 
 
 def fit_auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) -> MechanismCandidate:
-    """Return the candidate with the least state within 1 % of the best √J.
+    """Return the candidate with the least state among those within 1 % of the best √J.
 
-    Scaled noise is chosen if it is allowed and saves more than 1 %.  With one or two rounds noise is independent.
+    Noise is scaled only if that is allowed and saves more than 1 % (`choose_candidate`).  With one or two rounds
+    noise is independent.
 
     Args:
         cost: Cost of noise for the row.
@@ -180,9 +186,10 @@ def fit_auto(cost: NoiseCost, max_vectors: int = 4, *, scalable: bool = True) ->
 
 
 def choose_candidate(candidates: Sequence[MechanismCandidate]) -> MechanismCandidate:
-    """Choose the candidate that "auto" uses: the least state within 1 % of the best √J.
+    """Choose the candidate that "auto" uses.
 
-    Scaled noise is chosen if it saves more than 1 %.
+    One is chosen with scaled noise, and one without: the least state among those within 1 % of the best √J of
+    their kind, and of these the least √J.  The scaled one is used if its √J is more than 1 % smaller.
 
     Args:
         candidates: Candidates, at least one of them without scaled noise.
@@ -199,8 +206,8 @@ def fit_kind(
 ) -> MechanismCandidate:
     """Return the mechanism of one kind with the least J, of at most `max_vectors` vectors.
 
-    For `BufferedToeplitz` candidates of λ-CGD count too, as buffers with one root.  The returned mechanism is an
-    object of `kind`.
+    For `BufferedToeplitz` candidates of λ-CGD count too, as buffers with one pair of roots.  The returned
+    mechanism is an object of `kind`.
 
     Args:
         cost: Cost of noise for the row.
@@ -256,9 +263,9 @@ def undominated_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[Mechan
 def all_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismCandidate]:
     """Yield one candidate of every kind and size that a state may allow, dominated ones too.
 
-    The order is: independent noise, scheduled noise, a tree if its state fits, banded square roots if records take
-    part more than once, λ-CGD and buffers without scaled noise, and with it.  With one or two rounds there is
-    independent noise only.  Callers compare `vector_count` with `max_vectors`.
+    The order is: independent noise, scheduled noise, a tree if its state fits, banded square roots of 2 to
+    `max_vectors` bands if records take part more than once, λ-CGD and buffers without scaled noise, and with it.
+    With one or two rounds there is independent noise only.  Callers compare `vector_count` with `max_vectors`.
 
     Args:
         cost: Cost of noise for the row.
@@ -312,14 +319,14 @@ def _scaled_candidates(cost: NoiseCost, max_vectors: int) -> Iterator[MechanismC
 
     Scaled noise divides the noise of increment t by D_t, so that all columns of C diag(D) have one norm.
     Candidates have m = 1, 2 or 3 pairs of roots as far as the state allows.  No candidate is yielded for other
-    participations.
+    participations or unequal clips.
     """
     workload = cost.workload
     if not workload.schedule.single_pass or not workload.equal_clips:
         return
     loss, lambda_cgd_root = ScaledLoss(cost), fit_lambda(cost).theta
     for pairs, last_free in ((1, False), (1, True), (2, True), (3, True)):
-        # Scaled noise has the last vector in its state in any case.
+        # The state of scaled noise has a vector for φ_m even if it is 0.
         if _count_vectors(workload, pairs, True) <= max_vectors:
             fit = fit_roots(loss, pairs, last_free, lambda_cgd_root)
             mechanism = _make_buffered(workload, fit).with_equal_columns(workload)
@@ -339,7 +346,7 @@ def _choose_frugal(candidates: list[MechanismCandidate]) -> MechanismCandidate:
     max_noise = _NOISE_FACTOR * min(candidate.noise for candidate in candidates)
     return min(
         (candidate for candidate in candidates if candidate.noise <= max_noise),
-        key=lambda c: (c.vector_count, c.noise),
+        key=lambda candidate: (candidate.vector_count, candidate.noise),
     )
 
 
@@ -399,7 +406,7 @@ def compare_mechanism(mechanism: Mechanism, response: NoiseResponse, workload: W
 def least_published_noise(response: NoiseResponse, workload: Workload) -> PublishedNoise:
     """Compute a lower bound of the published noise of every mechanism with these clips.
 
-    No single mechanism attains the bound of the queries.
+    In general no single mechanism attains the bound of all queries together.
 
     Args:
         response: Weights of the released rows in the published points.

@@ -1,26 +1,26 @@
 """Cost of a mechanism's noise in the points that a run publishes: its output and its queries.
 
 A run releases T rows, the noisy running sums of rounds 1 … T.  With gradients fixed and no projection active,
-output and queries are affine in the released rows: a published point is h · (released rows), and a
+output and queries are affine in the released rows: a published point is a constant plus h · (released rows), and a
 `NoiseResponse` has the weights h, (T,), of each point.  A fit minimizes a mechanism's variance in the points,
 relative to lower bounds LB of the standard deviation that hold for any mechanism:
 
     J = V_output / LB_output² + mean_t V_t / mean_t LB_t²
 
-V is the variance in a published point for noise calibrated to sensitivity 1, V_t that of the query of round t.
-Both terms are 1 at best.  A response without an output (theorems about the mean noise of the rows) has the
-second term alone.
+V is the variance in a published point, and V_t that in the query of round t, if the standard deviation of fresh
+vectors is the mechanism's sensitivity (μ = 1 under zero-out).  Both terms are 1 at best.  A response without an
+output (theorems about the mean noise of the rows) has the second term alone.
 
 Lower bounds: a number h · (released rows) = a · (increments), with a = h A and A the matrix of running sums, moves
 by Σ clip_i |a_i| over a record's rounds i if the record moves its increments by their clips in the right
-directions.  A mechanism of sensitivity 1 that releases that number alone needs at least this standard deviation.
+directions.  Noise for μ = 1 in that number alone needs at least this standard deviation.
 
 Variances follow from linear maps of streams.  An optimizer maps released rows to queries, and a mechanism maps
 fresh vectors to noise.  Both are affine and computed one round after the other (`LinearStream`).  A row of the
 map, the weight of each round's input in one number, is the gradient of that number: `apply_adjoint` computes all
-rows in one backward pass, with a replicate for each row.  Mechanisms with a noise series need no backward pass:
-their variances are those of rational filters along the last axis, in sections of first order, so that no small
-gap of two roots is a divisor.
+rows in one backward pass, with a replicate for each row.  Mechanisms with a noise series need no backward pass,
+since their noise is a convolution (`output_variances`).  Fits filter signals along the last axis by rational
+functions, in sections of first order, so that no small gap of two roots is a divisor (`filter_rational`).
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ _SEGMENT_ROUNDS = 1000
 
 
 class LinearStream(Protocol):
-    """State machine over vectors of shape (rows, 1)."""
+    """Affine map from inputs to answers, computed round by round, with vectors of shape (rows, 1)."""
 
     def start(self, rows: int) -> "tuple[Tensor, ...]":
         """Return the state before round 1."""
@@ -185,9 +185,11 @@ def rows_response(rounds: int, queries: int | None = None) -> NoiseResponse:
 def spaced_indices(rounds: int, count: int) -> NDArray[np.int64]:
     """Return at most `count` evenly spaced indices of 0 … rounds - 1, with the first and the last.
 
+    If there is one index, it is 0.
+
     Args:
         rounds: Number of rounds, 1 or more.
-        count: Most indices.
+        count: Most indices, 1 or more.
 
     Example:
         >>> spaced_indices(10, 4).tolist()
@@ -199,14 +201,19 @@ def spaced_indices(rounds: int, count: int) -> NDArray[np.int64]:
 def output_variances(mechanism: Mechanism, rows: Floats, workload: Workload) -> Floats:
     """Compute the noise variance ‖h B‖² in every row h, (n,), for fresh vectors of variance 1.
 
-    B z is the mechanism's noise in the T releases.  There are three cases: a row that weighs one release only, a
-    mechanism with a noise series b (B is Toeplitz, so that h B is a convolution, backwards in time), and any other
-    mechanism, which is run as a stream, which takes torch.
+    B z is the mechanism's noise in the T releases.  The first of three ways that serves is taken:
+
+    * If each row weighs one release only, `Mechanism.variance` has the variances.
+    * If the mechanism has a noise series, B is Toeplitz, so that h B is a convolution, backwards in time.
+    * Otherwise the mechanism is run as a stream (`apply_adjoint`), which takes torch.
 
     Args:
         mechanism: Mechanism of the noise.
         rows: Weights h of the released rows, (n, T).
         workload: Running sums.
+
+    Raises:
+        ValueError: The mechanism would have to be run as a stream, and takes several fresh vectors a round.
     """
     if np.all(np.count_nonzero(rows, axis=1) == 1):  # every row has one release
         return np.asarray(np.sum(rows**2 * mechanism.variance(workload), axis=1), np.float64)
@@ -274,10 +281,11 @@ def increment_weights(rows: Floats, decay: float) -> Floats:
 
 
 def std_lower_bounds(rows: Floats, workload: Workload) -> Floats:
-    """Compute the least standard deviation in h · (released rows) for each row h: (n, T) -> (n,).
+    """Compute lower bounds of the noise in h · (released rows) for each row h: (n, T) -> (n,).
 
-    The bound of a row is the largest Σ clip_i |a_i| over the rounds i of one record, with a = h A (see the
-    module): over patterns of separated participations, or over the positions of a fixed order.
+    The bounds are standard deviations, for noise of μ = 1 under zero-out by any mechanism.  The bound of a row is
+    the largest Σ clip_i |a_i| over the rounds i of one record, with a = h A (see the module): over patterns of
+    separated participations, or over the positions of a fixed order.
 
     Args:
         rows: Weights of the released rows, (n, T).

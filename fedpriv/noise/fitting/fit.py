@@ -29,13 +29,13 @@ from fedpriv.participation.orders import MinSeparation
 def worst_record(coefficients: Floats, workload: Workload) -> Floats:
     """Return the record u for which ‖C u‖ is the sensitivity: the clips in its rounds, 0 elsewhere, (T,).
 
-    In a single pass u is in the round with the longest column, times the clip.  In a fixed order u is at the worst
-    position of an epoch, which is the first for equal clips.  For separated participations with unequal clips u
-    is a substitute that is charged more than any pattern: the largest clip in the earliest rounds.  That
-    suffices for fits, since their results are certified afterwards.
+    In a single pass u is in the round with the largest product of clip and column norm.  In a fixed order u is at
+    the worst position of an epoch, which is the first for equal clips.  For separated participations with unequal
+    clips u is a substitute that is charged at least as much as any pattern: the largest clip in the earliest
+    rounds.  That suffices for fits, since their results are certified afterwards.
 
     Args:
-        coefficients: First column of C, (T,).
+        coefficients: First column of C, (T,), ≥ 0 and never increasing.
         workload: Clips and participations.
     """
     schedule, clips = workload.schedule, workload.clips
@@ -67,7 +67,7 @@ class RootLoss:
 
     @property
     def value_count(self) -> int:
-        """Number of values that are filtered for one evaluation: rows times rounds."""
+        """Number of values of R, rows times rounds, which each filter of an evaluation goes through."""
         return self.cost.weights.size
 
     @cached_property
@@ -76,7 +76,7 @@ class RootLoss:
         return filter_rational(self.cost.weights[:, ::-1], (), (self.workload.decay,))
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
-        """Compute log J and its gradient with respect to the roots, for roots (2m,) and a gradient (2m,)."""
+        """Compute log J and its gradient (2m,) with respect to the roots (2m,)."""
         raise NotImplementedError
 
 
@@ -85,7 +85,7 @@ class PlainLoss(RootLoss):
     """log J of noise without `column_scale`."""
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
-        """Compute log ‖C u‖² + log ‖R B‖² and its gradient, (roots,)."""
+        """Compute log ‖C u‖² + log ‖R B‖² and its gradient, (2m,)."""
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
         impulse = np.eye(1, self.workload.rounds)[0]
         # u is one of finitely many records, and so counts as constant in the gradient.
@@ -130,7 +130,7 @@ class ScaledLoss(RootLoss):
     """
 
     def evaluate(self, roots: Floats) -> tuple[float, Floats]:
-        """Compute log ‖clip · R A diag(n) C^-1‖² and its gradient, (roots,)."""
+        """Compute log ‖clip · R A diag(n) C^-1‖² and its gradient, (2m,)."""
         theta, phi = roots[0::2].tolist(), roots[1::2].tolist()
         series = filter_rational(np.eye(1, self.workload.rounds)[0], phi, theta)
         norms = np.sqrt(np.cumsum(series**2))  # n, with the last round first as in `increment_weights`
@@ -159,15 +159,12 @@ class ScaledLoss(RootLoss):
 
 
 _LOSS_TOLERANCE = 1e-9
-"""Increase of log J that is accepted for fewer numbers.
-
-Pairs of roots that cancel are left out for that reason.
-"""
+"""Increase of log J that is accepted for fewer or simpler roots."""
 
 _ROUGH_TOLERANCE, _FINE_TOLERANCE = 1e-7, 1e-15
 """Relative changes of log J at which a descent ends: from every start, and then from the best result."""
 _MAX_POLISHED = 500_000
-"""Most numbers in the rows for which a second descent is run.
+"""Most values of R, rows times rounds, for which a second descent is run.
 
 A fit of 60,000 rounds would take minutes more for no gain.
 """
@@ -175,7 +172,7 @@ A fit of 60,000 rounds would take minutes more for no gain.
 _GRID_POINTS = 12
 """Number of λ at which the search for the best λ starts."""
 _MAX_LOGIT = 40.0
-"""Bound of the numbers v."""
+"""Bound of the absolute value of the numbers v."""
 
 
 @dataclass(frozen=True)
@@ -227,11 +224,11 @@ def fit_lambda(cost: NoiseCost) -> RootFit:
 
 
 def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots) -> RootFit:
-    """Fit pairs of roots by minimizing log J with L-BFGS-B over the unbounded numbers v of the module.
+    """Fit pairs of roots by minimizing log J with L-BFGS-B over the numbers v of the module, |v| ≤ 40.
 
     There are two starts: roots at log-spaced distances to the largest allowed root (the decay, or 1 for decay 0),
-    and a single root with pairs that nearly cancel.  The better result is refined by a second descent, unless the
-    rows have too many numbers.  Pairs that cancel in the end are left out, so that the fit may have fewer.
+    and a single root with pairs that nearly cancel.  The better result is refined by a second descent, unless R
+    has more than 500,000 values.  Pairs that cancel in the end are left out, so that the fit may have fewer.
 
     Args:
         loss: log J as a function of the roots.
@@ -239,7 +236,7 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
         last_free: Whether φ_m is fitted, else φ_m = 0.
         around: Single root of the second start, the λ of `fit_lambda`, as a tuple of one.
     """
-    from scipy.optimize import minimize
+    from scipy.optimize import OptimizeResult, minimize
 
     max_root = _max_root(loss.workload)
 
@@ -250,8 +247,8 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
         value, gradient = loss.evaluate(roots if last_free else np.concatenate([roots, [0.0]]))
         return value, -(1.0 - ratios) * np.cumsum((gradient[: len(roots)] * roots)[::-1])[::-1]
 
-    def descend(start: Floats, tolerance: float) -> tuple[float, Floats]:
-        result = minimize(
+    def descend(start: Floats, tolerance: float) -> OptimizeResult:
+        return minimize(
             evaluate,
             start,
             jac=True,
@@ -259,24 +256,23 @@ def fit_roots(loss: RootLoss, count: int, last_free: bool, around: series.Roots)
             bounds=[(-_MAX_LOGIT, _MAX_LOGIT)] * len(start),
             options={"maxiter": 500, "maxfun": 1000, "ftol": tolerance, "gtol": 1e-9},
         )
-        return float(result.fun), np.asarray(result.x, np.float64)
 
     starts = _starting_points(loss.workload, count, last_free, around[0] / max_root)
-    _, best_numbers = min(
-        (descend(start, _ROUGH_TOLERANCE) for start in starts), key=lambda loss_and_numbers: loss_and_numbers[0]
-    )
+    best = min((descend(start, _ROUGH_TOLERANCE) for start in starts), key=lambda result: float(result.fun))
     if loss.value_count <= _MAX_POLISHED:
-        _, best_numbers = descend(best_numbers, _FINE_TOLERANCE)
+        best = descend(best.x, _FINE_TOLERANCE)
+    best_numbers = np.asarray(best.x, np.float64)
     roots = (max_root * np.cumprod(np.exp(-np.logaddexp(0.0, best_numbers)))).tolist()
     simple_roots, value = _simplify_roots(roots if last_free else [*roots, 0.0], loss)
     return RootFit(tuple(simple_roots[0::2]), tuple(simple_roots[1::2]), value)
 
 
 def _starting_points(workload: Workload, count: int, last_free: bool, around: float) -> Iterator[Floats]:
-    """Yield two starts v, (2m,) or (2m - 1,) if φ_m is not fitted.
+    """Yield two starts v, (2m,), or (2m - 1,) if φ_m is not fitted.
 
-    The first has roots at log-spaced distances below the largest allowed root, from 0.6 / (rounds between two
-    participations) to 0.75 of it.  The second has one root and pairs that nearly cancel.
+    The first has roots at log-spaced distances below the largest allowed root, from 0.6 / n to 0.75 of it, where n
+    is the number of rounds between two participations, or T if that is less.  The second has one root and pairs
+    (φ_i, θ_{i+1}) that nearly cancel.
 
     Args:
         workload: Participation, from which the smallest distance follows.
@@ -293,7 +289,7 @@ def _starting_points(workload: Workload, count: int, last_free: bool, around: fl
 
 
 def _unbounded_roots(ratios: Floats) -> Floats:
-    """Compute v for falling roots below 1."""
+    """Compute v for roots 1 > ρ_1 > ρ_2 > … > 0, relative to the largest allowed root."""
     quotients = ratios / np.concatenate([[1.0], ratios[:-1]])
     return np.asarray(np.log1p(-quotients) - np.log(quotients), np.float64)
 
@@ -301,8 +297,8 @@ def _unbounded_roots(ratios: Floats) -> Floats:
 def _simplify_roots(roots: list[float], loss: RootLoss) -> tuple[list[float], float]:
     """Remove pairs of roots that nearly cancel, and set φ_m = 0 or θ_1 to the largest allowed root.
 
-    A change is accepted if it raises log J by at most 1e-9, and changes are tried until none is accepted.  Fewer
-    or simpler roots take less state.
+    Each change is made only if it raises log J by at most 1e-9, and changes are tried until none is accepted.
+    Fewer or simpler roots take less state.
 
     Args:
         roots: θ_1, φ_1, θ_2, φ_2, …, falling.

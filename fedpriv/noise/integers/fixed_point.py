@@ -5,7 +5,7 @@
 integer, which the server adds modulo 2^w.
 
 `compile_function` compiles a loop over values where numba is installed (`pip install 'fedpriv[fast]'`).  Without
-numba loops are plain Python with the same results, only slower.
+numba callers take NumPy code with the same results, which is slower.
 """
 
 import math
@@ -88,6 +88,8 @@ def scale_integers(values: Ints, multiplier: int, extra: int = 0) -> Ints:
 def scale_bound(bound: int, multiplier: int, extra: int = 0) -> int:
     """Bound |scale_integers(values, multiplier, extra)| for |values| ≤ `bound`, in Python integers.
 
+    The result is an upper bound, at most 2 too large.
+
     Args:
         bound: Bound of the values, ≥ 0.
         multiplier: Coefficient in multiples of 2^-31.
@@ -100,7 +102,7 @@ def repeated_squares(multiplier: int, count: int) -> tuple[int, ...]:
     """Compute the coefficients of λ, λ², λ⁴, … λ^(2^(count-1)) in multiples of 2^-31, (count,).
 
     Each power is the square of the last.  Powers are computed to 192 binary digits, and only the results are
-    rounded to 31, so that roundings do not add up.
+    rounded to 31, so that the roundings to 31 digits do not add up.
 
     Args:
         multiplier: λ in multiples of 2^-31, from 0 to 2^31.
@@ -131,7 +133,7 @@ def pack_masked(noisy: Ints, mask: UnsignedInts, word: int) -> bytes:
 
 
 def unpack_sum(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> Ints:
-    """Sum all silos' masked messages to the sum of their noisy integers y, as the masks add up to 0.
+    """Compute the sum of all silos' noisy integers y from their masked messages, whose masks cancel.
 
     Words are added modulo 2^word and read as signed numbers, so that the sum is exact if it lies within
     ±2^(word-1).  A larger sum wraps around: the model is wrong then, but privacy holds, since the residue is a
@@ -146,7 +148,7 @@ def unpack_sum(messages: Sequence[bytes], word: int, shape: tuple[int, ...]) -> 
         Sum of y, in this shape.
 
     Raises:
-        RunError: A message has another length.
+        RunError: A message has a length other than word / 8 bytes a value.
     """
     word_bytes, count = word // 8, int(np.prod(shape))
     total = np.zeros(count, np.uint64)
@@ -183,7 +185,7 @@ def compile_function(function: FunctionT) -> FunctionT | None:
 
 
 def set_counters(counters: UnsignedInts, places: Ints, first: int) -> None:
-    """Set the lower halves of the AES counters (2 n, 2) of n values.
+    """Set the block numbers in the AES counters (2 n, 2) of n values, in column 1.
 
     Value k gets the blocks of numbers `first` + 2 places[k] and `first` + 2 places[k] + 1.
 

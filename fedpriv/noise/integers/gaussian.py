@@ -18,11 +18,11 @@ The number of attempts is independent of the accepted value, so retries reveal n
 claimed about a party that shares the processor's caches.  Proof of the total variation:
 docs/proofs/discrete-gaussian.md.
 
-The key of a round's noise is derived from the silo's key, the chain of all queries so far, and the sums themselves
-(`round_noise`).  A ledger that is rolled back together with its key must never give the same noise to another sum.
-So the key of round t depends on all queries up to round t, not on the last one alone: otherwise a rollback,
-another query at t and the same query at t + 1 would repeat the noise of t + 1.  The key also depends on the
-integers to which the noise is added.
+The key of a round's noise is derived from the silo's key, the party, the round, the chain of all queries so far,
+and the sums themselves (`round_noise`).  A ledger that is rolled back together with its key must never give the
+same noise to another sum.  So the key of round t depends on all queries up to round t, not on the last one alone:
+otherwise a rollback, another query at t and the same query at t + 1 would repeat the noise of t + 1.  The key also
+depends on the integers to which the noise is added.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ UnsignedInts = NDArray[np.uint64]
 COLUMN_COUNT = 512
 """Number of columns of an alias table."""
 MIN_SIGMA, MAX_SIGMA = 16.0, 2.0**48
-"""Range of σ, in units of the lattice."""
+"""Range of σ, in units of the lattice, without its upper end."""
 _WEIGHT_BITS = 192
 _THRESHOLD_BITS = 128
 _GUARD_BITS = 96
@@ -117,10 +117,10 @@ def make_alias_table(sigma: float) -> AliasTable:
 
 
 def exp_fixed(exponent: Fraction, bits: int) -> int:
-    """Compute 2^bits exp(-exponent) for exponent ≥ 0, rounded down, with an error below 1 + 2^-60.
+    """Compute 2^bits exp(-exponent) for exponent ≥ 0, as an integer with an error below 1 + 2^-60.
 
-    Taylor's series of exp(-exponent / 2^h) is summed in integers with 96 more bits and squared h times, with h
-    such that exponent / 2^h is below 2^-7.  The result is 0 for exponents above 2 · bits.
+    Taylor's series of exp(-exponent / 2^h) is summed in integers with 96 more bits, squared h times, and rounded
+    down, with h such that exponent / 2^h is below 2^-7.  The result is 0 for exponents above 2 · bits.
 
     Args:
         exponent: Exponent ≥ 0.
@@ -151,8 +151,8 @@ def _build_aliases(weights: list[int]) -> tuple[list[int], list[int]]:
     """Compute threshold ⌊2^128 q⌋ and alias of every column by Vose's method (1991).
 
     With n columns of equal probability, a column keeps its own value with probability q, and gives its alias
-    otherwise.  Columns that have less than the mean weight are filled up, one by one, by a donor with more.  A
-    full column is its own alias.
+    otherwise.  Columns that have less than the mean weight are filled up, one by one, by a donor with as much or
+    more, which becomes their alias.  A full column is its own alias.
 
     Args:
         weights: Weight of each value, (n,).
@@ -277,12 +277,12 @@ _DESK = _ChunkWorkspace()
 
 
 class KeyedDiscreteGaussian:
-    """Vectors of D(σ)^d of one party and round, each a pure function of (key, party, round, node).
+    """Vectors of D(σ)^d of one party and round, each a pure function of (key, party, round, node, d, σ).
 
-    Guarantee: distinct (party, round, node, value) read disjoint AES blocks, so that without the key all values
-    are independent (AES-256 is assumed to be a pseudorandom permutation); the number of values and the set of
-    nodes that are drawn together change none of the values, nor does it matter whether loops are compiled.  One
-    object serves one thread at a time.
+    Guarantee: under one key distinct (party, round, node, value) read disjoint AES blocks, so that without the key
+    all values are independent (AES-256 is assumed to be a pseudorandom permutation); the number of values and the
+    set of nodes that are drawn together change none of the values, nor does it matter whether loops are compiled.
+    One object serves one thread at a time.
     """
 
     def __init__(self, key: bytes, party: int, t: int, band: float = BAND) -> None:
@@ -301,7 +301,7 @@ class KeyedDiscreteGaussian:
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
         if not (0 <= party < 1 << 32 and 0 <= t < 1 << 32):
-            raise ValueError(f"owner {party}, round {t}: both are numbers of 32 bits")
+            raise ValueError(f"party {party}, round {t}: both are numbers of 32 bits")
         self._encrypt = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
         self._stream, self._band = _U64(party << 32 | t), band
 
@@ -319,7 +319,7 @@ class KeyedDiscreteGaussian:
 
         Raises:
             InputError: σ is not in this range.
-            ValueError: A stream does not have this node, or so many values.
+            ValueError: A stream does not have this node, or not so many values.
             RunError: The key stream is broken, so that a value is refused 255 times.
         """
         if not (0 <= node < _MAX_NODES and 0 <= size <= _MAX_VALUES):
@@ -429,12 +429,12 @@ class KeyedDiscreteGaussian:
 
 
 def _first_block(node: int, attempt: int) -> int:
-    """Number of the first block of an attempt."""
+    """Number of the first block of an attempt, that of place 0."""
     return node << 48 | attempt << 40
 
 
 def warm_up() -> None:
-    """Draw once, so that all code that draws is loaded, and compiled where numba is installed."""
+    """Draw one vector, so that all code that draws is loaded, and compiled where numba is installed."""
     KeyedDiscreteGaussian(bytes(KEY_BYTES), 0, 0).vector(_MIN_COMPILED_VALUES, 2.0**20)
 
 
@@ -448,11 +448,14 @@ _ANSWERED_TAG, _MISSED_TAG = b"answered", b"missed"
 def extend_query_chain(chain: bytes, query: bytes | memoryview) -> bytes:
     """Return the query chain (32 bytes) after a round with this query.
 
-    The chain covers the query's bytes as received, and not the cards with the silos' public keys.
+    The chain covers the query's bytes as received, and not the silos' public keys for masks.
 
     Args:
         chain: Query chain before the round, 32 bytes.
         query: Bytes of the query.
+
+    Raises:
+        ValueError: The chain has another length than `QUERY_CHAIN_BYTES`.
     """
     return _hash_link(chain, _ANSWERED_TAG, query)
 
@@ -496,7 +499,7 @@ def round_noise(key: bytes, party: int, t: int, chain: bytes, sums: Ints) -> Key
 def _hash_link(chain: bytes, tag: bytes, query: bytes | memoryview) -> bytes:
     """Compute SHA-256 of chain, tag and query, 32 bytes: the next query chain.
 
-    Tag and query follow their lengths of 8 bytes, so that no two pairs give the same hashed bytes.
+    Tag and query each follow their length, in 8 bytes, so that no two pairs give the same hashed bytes.
 
     Raises:
         ValueError: The chain has another length than `QUERY_CHAIN_BYTES`.

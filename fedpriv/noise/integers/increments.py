@@ -4,14 +4,15 @@ An increment in R^d, clipped to `clip`, is multiplied by a factor (units of the 
 and truncated to integers of Euclidean norm at most K, the clip in units of the lattice.
 
 Truncation towards zero enlarges no coordinate, |trunc x| ≤ |x|, so no norm grows: one record moves a sum by at
-most K under zero-out and 2K under replace-one.  Truncation needs no √d/2 for the rounding, no secret randomness
-and no redraw.  The bias is at most √d / K of the clip.  Proof: docs/proofs/truncation.md.
+most K under zero-out and 2K under replace-one.  Unlike rounding, truncation needs no √d/2 more in the norm, no
+secret randomness and no redraw.  It moves an increment by less than √d / K of the clip.  Proof:
+docs/proofs/truncation.md.
 
-The gradient of a loss of linear scores is residual ⊗ features, and its d values a record are never formed.  With
+The gradient of a loss of linear scores is residual ⊗ features, and its d values a record need not be formed.  With
 features that are integers x (bytes of an image and a 1, say) and a residual truncated to integers r, the increment
-r ⊗ x is an integer vector of norm ‖r‖ ‖x‖.  A sum over records is one matrix product, exact in float64 while no
-partial sum reaches 2^53.  Residuals follow from scores in integers, so that the sum has the same
-bits on every processor.
+r ⊗ x is an integer vector of norm ‖r‖ ‖x‖.  A sum over records is a matrix product, exact in float64 while no
+partial sum reaches 2^53.  Residuals follow from scores in integers, so that the sum has the same bits on every
+processor.
 
 `sum_integer_increments` is the only path from a query and a silo's records to the exact sum of their integers.  A
 guard, a silo of an integer simulation and an audit all use it, and compute the same bits.
@@ -48,11 +49,11 @@ from fedpriv.noise.integers.fixed_point import Ints
 Floats = NDArray[np.float64]
 
 NORM_ALLOWANCE = 2.0**-30
-"""Relative error of a float64 sum of squares, which is below 2^-30 with blocks of 2^22 values."""
+"""Bound of the relative error of a float64 sum of squares, in blocks of 2^22 values."""
 _BLOCK = 1 << 22
 """Values whose squares are summed at a time."""
 _CHUNK_VALUES = 1 << 15
-"""Values of a row between one pass and the next, so that they stay in the second-level cache."""
+"""Values of a row that all steps process together, so that they stay in the second-level cache."""
 _MAX_NORM = 1 << 53
 
 
@@ -73,6 +74,9 @@ def truncate_increments(increments: NDArray[np.floating], norm: int, factor: flo
 
     Returns:
         (b, d).
+
+    Raises:
+        ValueError: K is not from 1 to below 2^53.
 
     Example:
         >>> truncate_increments(np.array([[1.9, -1.9]]), norm=10, factor=1.0).tolist()
@@ -113,9 +117,9 @@ def _truncate_rows(
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Truncate rows (b, d) to integers in float64, and find the rows of norm at most K.
 
-    A row is first divided by a power of 2, so that no square over- or underflows (`shrink_rows`).  Then it is
-    scaled to the lattice, or to the norm K (1 - 2^-30) if that is less, and truncated.  Entries are checked in
-    each chunk of columns, and norms at the end.
+    A row is first divided by a power of 2, so that its norm can be computed (`shrink_rows`).  Then it is scaled to
+    the lattice, or to the norm K (1 - 2^-30) if that is less, and truncated.  Entries are checked in each chunk of
+    columns, and norms at the end.
 
     Args:
         increments: (b, d).
@@ -151,9 +155,9 @@ def check_norm(norm: int) -> None:
 
 
 def shrink_rows(rows: NDArray[np.floating], out: Floats | None = None) -> tuple[Floats, NDArray[np.int32]]:
-    """Multiply rows by 2^-e so that no square over- or underflows.
+    """Multiply rows by 2^-e so that no sum of squares over- or underflows.
 
-    The largest absolute value of a row then lies in [½, 1), unless the row is 0.
+    The largest absolute value of a row then lies in [½, 1), unless the row is 0 or has a value that is not finite.
 
     Args:
         rows: (b, d), float32 or float64.
@@ -180,8 +184,8 @@ def squared_norms(rows: Floats) -> Floats:
     """Sum the squares of every row, (b, d) -> (b,), within a relative 2^-30.
 
     The error bound holds for d ≤ 2^42 in any order of additions.  Squares are summed in blocks of 2^22 columns.
-    The relative error is γ_n = n 2^-53 / (1 - n 2^-53) with n ≤ 2^22 + 1 for a block of 2^22 values and its
-    squares, plus one a block.
+    The relative error is γ_n = n 2^-53 / (1 - n 2^-53), where n is 2^22 + 1, for the squares and sums of a block,
+    plus the number of blocks.
     """
     total = np.einsum("bd,bd->b", rows[:, :_BLOCK], rows[:, :_BLOCK])
     for start in range(_BLOCK, rows.shape[-1], _BLOCK):
@@ -191,7 +195,9 @@ def squared_norms(rows: Floats) -> Floats:
 
 
 def row_scales(norms: Floats, exponent: NDArray[np.int32], norm: int, factor: float) -> Floats:
-    """Compute the factor of each shrunk row: factor · 2^e, or less, for norms of K (1 - 2^-30).
+    """Compute the factor of each shrunk row, (b,), for norms of at most K (1 - 2^-30).
+
+    It is `factor` · 2^e, or less where the norm would be larger.
 
     Args:
         norms: Norms of the shrunk rows, (b,).
@@ -237,8 +243,9 @@ MAX_CHUNK_VALUES = 1 << 20
 
 
 def suits_rank_one(norm: int, outer: OuterProduct, features: int) -> bool:
-    """Whether residuals keep 16 bits, K / `max_feature_norm` ≥ 2^16, and weights of the features 20 bits.
+    """Whether K and the features leave enough bits for increments as outer products of integers.
 
+    Residuals need 16 bits, K / `max_feature_norm` ≥ 2^16, and the model's weights 20 bits (`weight_bits`).
     Otherwise the increments have to be formed as vectors (`truncate_increments`).
 
     Args:
@@ -263,10 +270,10 @@ def sum_rank_one(
 ) -> Ints:
     """Sum the integer increments r_b ⊗ x_b over records b, (classes · f,) int64.
 
-    The loss is a function of linear scores.  x_b are the features in multiples of 1/denominator, as integers.
-    r_b, (classes,), is Σ_k coefficients[k] · residuals at points[k], truncated to integers with ‖r_b‖ ‖x_b‖ ≤
-    K.  Records are processed in chunks of at most 2^20 values of features.  A record with a feature that is not
-    finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.
+    The loss is a function of linear scores.  x_b are the features in multiples of 1/denominator, rounded to
+    integers.  r_b, (classes,), is Σ_k coefficients[k] · residuals at points[k], truncated to integers with ‖r_b‖
+    ‖x_b‖ ≤ K.  Records are processed in chunks of at most 2^20 values of features, or one by one.  A record with a
+    feature that is not finite, or beyond `outer.max_feature_norm` in multiples of 1/denominator, adds 0.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and 2 `norm` under replace-one, and what
     it adds is a function of its own row, the query and public numbers, with the same bits on every processor,
@@ -279,8 +286,11 @@ def sum_rank_one(
         coefficients: Coefficient of each point.
         features: Real features, (B, f).
         labels: Classes, (B,).
-        norm: K of the lattice.
+        norm: K, from 1 to below 2^53, with `suits_rank_one`.
         factor: Units of the lattice per unit of an increment.
+
+    Raises:
+        ValueError: K is out of this range, or there are more than 2^20 features.
     """
     feature_count = features.shape[1]
     bits, chunk_rows = (
@@ -308,7 +318,7 @@ def sum_rank_one(
 def _round_features(features: NDArray[np.floating], outer: OuterProduct) -> Floats:
     """Round features to multiples of 1/denominator and return the integers, (B, f).
 
-    A record with a feature that does not fit becomes zeros.
+    A record with a feature beyond `outer.max_feature_norm` in these units, or not finite, becomes zeros.
     """
     with np.errstate(all="ignore"):
         scaled = np.rint(features.astype(np.float64) * outer.denominator)
@@ -331,7 +341,8 @@ def integer_residuals(
         residuals: (b, c).
         features: Integer features x, (b, f), of at most ±2^16.
         norm: K.
-        factor: Units of the lattice per unit of residual ⊗ x, with 1/255 if the features stand for x / 255.
+        factor: Units of the lattice per unit of residual ⊗ x.  If the features are x / 255, 255 divides it
+            already.
 
     Returns:
         Integers as float64, (b, c).
@@ -409,7 +420,7 @@ def sum_integer_increments(
     One of three ways is taken: counts of cells in one pass (shipped objectives of `SUMMED_BY_CELL`), outer
     products of integers where K and the features are suitable (`suits_rank_one`), and otherwise vectors, one
     record after another.  A round of fewer than `min_calls` records takes as much work as a round of that many,
-    except for counts.
+    except for counts, and for `records` = None, which takes no work.
 
     Guarantee: one record moves the sum by at most `norm` under zero-out and by 2 `norm` under replace-one,
     whatever bits the points have and whatever the objective computes or raises for a record; its integers depend
@@ -422,8 +433,9 @@ def sum_integer_increments(
         query: Query with points (d,).
         clip: Norm bound of an increment in real units.
         records: Records of the round, or None for a sum of zeros.
-        norm: K, the bound in units of the lattice (`Lattice.norm`), divided by the batches that a round reads.
-        factor: Units of the lattice per unit of an increment (`Lattice.factor`), divided likewise.
+        norm: K, the norm bound in units of the lattice: `Lattice.norm` of the clip over the batches that a round
+            reads.
+        factor: Units of the lattice per unit of an increment, from `Lattice.factor` for as many batches.
         min_calls: Least number of records for which work is done.
         is_counted: Mask (B,) of the records that count, or None if all count.  Others add zeros and take as much
             work.
@@ -432,7 +444,7 @@ def sum_integer_increments(
     """
     if records is None:
         return np.zeros(objective.dimension, np.int64)
-    # torch aligns its memory, and products may round by the alignment.
+    # Products may round by the alignment of memory, which is the same in all copies that torch makes.
     aligned_query = query._replace(points=[aligned_copy(point) for point in query.points])
     counts_mask = np.ones(len(records.labels), np.bool_) if is_counted is None else is_counted
     is_whole = type(objective) in SUMMED_BY_CELL and is_shipped(type(objective))

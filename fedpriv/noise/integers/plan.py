@@ -37,7 +37,7 @@ from fedpriv.noise.mechanism import Factorization
 MIN_CLIP_BITS = {64: 24, 48: 24, 40: 15}
 """Fewest bits of a clip by the bits of a word in which sums are formed.
 
-Words of 64 bits are for sums that are not masked.  Masked sums have words of 48 bits, or 40 on request.
+Words of 64 bits are for sums that are not masked.  Masked sums have words of 48 bits, or of 40 (run.word = 40).
 """
 
 
@@ -48,7 +48,7 @@ class ExactRunInputs:
     | field | meaning |
     |---|---|
     | `factorization` | B and C, with clips in real units |
-    | `record_counts` | records that all silos whose sums are added *hold* for each round, without dummy records |
+    | `record_counts` | most records that one sum of each round can add up, without dummy records, (T,) |
     | `dimension` | d, values of a vector |
     | `relation` | neighbouring relation of the claim, "zero-out" or "replace-one" |
     | `mu` | μ that the run may cost at most |
@@ -79,9 +79,9 @@ class IntegerRound(NamedTuple):
     noise_scales: tuple[float, ...]
     """Noise of every vector in multiples of σ."""
     sigmas: tuple[float, ...] | None
-    """Noise of every vector in units, or None if silos have budgets of different noise."""
+    """σ of every vector's noise in units, or None if silos have budgets of different noise."""
     unit: float
-    """Unit of the lattice."""
+    """Unit of the lattice, a real number."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ class ExactPlan:
     claim: ExactClaim
     """Claim of the run's releases, with their noise."""
     max_output: int
-    """R, bound of sums of C s, in units."""
+    """R, bound of the absolute value of every coordinate of C s, in units."""
     party_claims: tuple[ExactClaim, ...] = ()
     """Claims of party 0, 1, … if each has a separate budget, else empty.
 
-    `claim` then has the most noise of them.
+    `claim` then has at least as much noise as each of them.
     """
 
     def party_claim(self, party: int) -> ExactClaim:
@@ -109,8 +109,8 @@ class ExactPlan:
     def with_budgets(self, mus: Sequence[float]) -> "ExactPlan":
         """Return a plan on the same lattice with noise of a separate budget `mus[i]` at each party i.
 
-        Guarantee: none of `mus` is below the μ that the lattice was fitted to, so no word can overflow: less noise
-        leaves all bounds as they are.  Each party's claim is of its own noise alone.
+        Guarantee: none of `mus` is below the μ that the lattice was fitted to, so no word can overflow: with less
+        noise all bounds still hold.  Each party's claim is of its own noise alone.
 
         Args:
             mus: μ of each party, (parties,).
@@ -178,7 +178,7 @@ def claim_for_noise(
         increment_diameter: Largest distance of two records' integers, in clips.
 
     Raises:
-        InputError: See `claim_for_sigma`.
+        InputError: The noise is too little for a claim, or outside of 2^16 … 2^48 units (`claim_for_sigma`).
     """
     distance, groups, draws = _find_distance(factorization, lattice, relation, dimension, increment_diameter)
     return claim_for_sigma(distance, sigma, groups, dimension, draws, party_count)
@@ -205,7 +205,8 @@ def fit_lattice(run: ExactRunInputs) -> ExactPlan:
         raise InputError(f"word = {run.word_bits}: accepted are {', '.join(map(str, MIN_CLIP_BITS))} bits")
     if len(run.record_counts) != rounds or min(run.record_counts) < 0 or run.party_count < 1 or run.dimension < 1:
         raise InputError(
-            f"an exact run needs a number of records for each of {rounds} rounds, owners and a dimension"
+            f"an exact run needs a number of records, 0 or more, for each of {rounds} rounds, and 1 or more "
+            "parties and values of a vector"
         )
     clips = [clip for t in range(1, rounds + 1) for clip in run.factorization.part_clips(t)]
     kappa = MAX_KAPPA
@@ -230,7 +231,8 @@ def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactP
 
     The number is 1 or more, and never more than needed.  Four integers have limits: those on the way to C s
     (2^61), C s with 16 σ of noise (2^61), one party's σ (2^48), and C s with 14 σ of noise, which must fit into
-    a signed word.  σ is the largest of all parties' noise together, for the run's μ.
+    a signed word.  C s has the noise of all parties together, and σ is that of the vector with the most noise, for
+    the run's μ.
 
     Args:
         run: Inputs of the run.
@@ -266,7 +268,7 @@ def _plan_on_lattice(run: ExactRunInputs, lattice: Lattice) -> tuple[int, ExactP
 def _find_distance(
     factorization: Factorization, lattice: Lattice, relation: Relation, dimension: int, increment_diameter: float
 ) -> tuple[float, tuple[NoiseGroup, ...], list[int]]:
-    """Return Δ, the groups of fresh vectors, and the number of fresh vectors of each round."""
+    """Return Δ, the groups of fresh vectors, and the number of fresh vectors of each round, (T,)."""
     strategy, rounds = factorization.strategy, factorization.workload.rounds
     groups = strategy.noise_groups(rounds, factorization.max_participations)
     distance = integer_distance(

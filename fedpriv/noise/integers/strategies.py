@@ -16,7 +16,7 @@ For h = 16 the run is μ-GDP with
     μ = Δ / √(σ² - h²),   δ(ε) ≤ δ_μ(ε) + (1 + e^ε) τ
 
 up to a factor that is 1 in floats, and up to τ, the total variation between the noise that is drawn and D(σ).
-With noise of several sizes h² is 256 / min scale², so that every value keeps 16 units.  M shares D(σ₁) add up to
+With scales other than 1 h² is 256 / min scale², so that every value keeps 16 units.  M shares D(σ₁) add up to
 D(σ₁ √M), up to a factor that is 1 in floats for σ₁ ≥ 24.  Proof, after Peikert 2010 (Theorem 3.1), Denisov et al.
 2022 and Smith & Thakurta 2022: docs/proofs/integer-releases.md.
 """
@@ -88,10 +88,10 @@ def choose_lattice(clips: Sequence[float], kappa: int) -> Lattice:
 
 
 IntState = tuple[Ints, ...]
-"""Vectors shaped like a round's sums, where their number is a function of the round."""
+"""Vectors, each shaped like one vector of a round's sums.  Their number is a function of the round."""
 
 LoadBounds = tuple[int, ...]
-"""Bound on every coordinate of the sums of one round, a number for each vector that the round takes."""
+"""Bound of |s_t| in every coordinate for one round, a number for each vector that the round takes."""
 
 
 class NoiseGroup(NamedTuple):
@@ -112,9 +112,9 @@ class IntegerBounds(NamedTuple):
     """Bounds over the whole run, in units of the lattice."""
 
     max_output: int
-    """R, the bound of every coordinate of (C s)_t."""
+    """R, the bound of the absolute value of every coordinate of (C s)_t."""
     max_intermediate: int
-    """Bound of every integer that is computed on the way, which has to stay below 2^61."""
+    """Bound of the absolute value of every integer on the way, which has to stay below 2^61."""
 
 
 class IntegerStrategy(Protocol):
@@ -122,8 +122,8 @@ class IntegerStrategy(Protocol):
 
     t counts from 1, rounds come in order, and a missed round's sums are zeros.
 
-    Guarantee: for neighbouring streams of sums, with rows of C as exact multiples of 2^-31, the difference of the
-    output of `step` is C times the difference of the sums, ± at most
+    Guarantee: for neighbouring streams of sums, and the C whose decays and weights are the strategy's multiples of
+    2^-31, the difference of the output of `step` is C times the difference of the sums, ± at most
     `NoiseGroup.rounding_difference` in every coordinate.
     """
 
@@ -229,7 +229,7 @@ def accumulated_rounding(decay: int, rounds: int) -> Fraction:
 
 
 def participations_per_record(workload: Workload) -> int:
-    """Most rounds of the workload in which a record takes part."""
+    """Most rounds in which a record takes part, for a workload with public participation."""
     schedule = workload.schedule
     if schedule.single_pass:
         return 1
@@ -255,7 +255,7 @@ def pack_state(state: IntState) -> bytes:
 
 
 def unpack_state(packed: bytes) -> IntState:
-    """Read a state from the output of `pack_state`: vectors (d,) that share the bytes' memory.
+    """Read a state from the output of `pack_state`: vectors (d,) that may share the bytes' memory.
 
     Callers must not write into the vectors.  A state without vectors is an empty tuple.
 
@@ -301,15 +301,15 @@ def _approximate_root(value: Fraction) -> float:
 
 
 MIN_SIGMA, MAX_SIGMA = 2.0**16, 2.0**48
-"""Range of σ of every fresh vector of every party, in units."""
+"""Range of σ of every fresh vector of every party, in units, without its upper end."""
 _DEDUCTED_VARIANCE = Fraction(256)
 """h² for noise of scale 1."""
 _FLOAT_FACTOR = 1 + Fraction(1, 2**40)
 """Factor above the rounding errors of a certified sensitivity and of one last rounding."""
 _VALUE_SLACK = Fraction(1, 2**120)
-"""Total variation of one value."""
+"""Total variation between a drawn value and D(σ), for random words."""
 _KEY_SLACK = Fraction(1, 2**125)
-"""Total variation of one key, for each squared number of its values."""
+"""Total variation between the blocks of one key and random words, per squared number of its values."""
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class ExactClaim:
     party_count: int
     """Number of parties that each add noise of `sigma`."""
     mu: float
-    """Upper bound of Δ / √(σ² - h²), computed from the σ that is used."""
+    """Upper bound of Δ / √(M σ² - h²), computed from the `sigma` σ that is used and M = `party_count`."""
     slack: float
     """τ, the total variation between the noise that is drawn and D(σ)."""
 
@@ -351,13 +351,14 @@ def integer_distance(
     """Compute Δ = factor · sensitivity · (1 + 2^-40) · rounding factor + √(Σ (e / scale)²), rounded up.
 
     Δ bounds the distance by which one record can move all of C s, in units of the lattice and relative to the
-    scales of noise.  `factor` is by how much more a record moves a sum under the relation than under zero-out.
-    The sum goes over all released values, d for each vector.  e is the group's `rounding_difference`: it bounds
-    the *difference* of two roundings, so that replace-one does not double it.
+    scales of noise.  `factor` is the distance in clips by which a record moves an increment: 1 under zero-out, and
+    `increment_diameter` under replace-one.  The sum goes over all released values, d for each vector.  e is the
+    group's `rounding_difference`: it bounds the *difference* of two roundings, so that replace-one does not double
+    it.
 
     Args:
         sensitivity: Sensitivity of C for integers of norm K_t under zero-out, relative to the scales of noise.
-        relation: Neighbouring relation, which determines `factor`.
+        relation: Neighbouring relation.
         groups: Groups of fresh vectors.
         dimension: d, values of a vector.
         rounding_factor: Factor of the sensitivity for rounded coefficients.
@@ -394,7 +395,7 @@ def claim_for_mu(
         party_count: Number of parties that add noise.
 
     Raises:
-        InputError: A group's σ is outside of 2^16 … 2^48.
+        InputError: μ is not above 0, a group has no noise, or a group's σ is outside of 2^16 … 2^48.
     """
     check_positive("mu", mu)
     sigma = sqrt_above(total_variance(distance, mu, groups) / party_count)
@@ -411,8 +412,8 @@ def claim_for_sigma(
 ) -> ExactClaim:
     """Claim of M parties with noise of `sigma` units each: μ = Δ / √(M σ² - h²), rounded up.
 
-    The guarantee is that of `claim_for_mu`, for the μ computed here.  h² is deducted because the noise is
-    discrete (see the module).
+    The guarantee is that of `claim_for_mu`, for the μ computed here.  h², 256 for noise of scale 1, is deducted
+    because the noise is discrete.
 
     Args:
         distance: Δ, by which one record can move C s, from `integer_distance`.
@@ -423,7 +424,7 @@ def claim_for_sigma(
         party_count: M, number of parties that add noise.
 
     Raises:
-        InputError: M σ² is not above h², or a group's σ is outside of 2^16 … 2^48.
+        InputError: M σ² is not above h², a group has no noise, or a group's σ is outside of 2^16 … 2^48.
     """
     variance = party_count * Fraction(sigma) ** 2 - _deducted_variance(groups)
     if not variance > 0:
@@ -434,7 +435,7 @@ def claim_for_sigma(
         if not MIN_SIGMA <= claim.sigma_of(scale) < MAX_SIGMA:
             raise InputError(
                 f"noise of {claim.sigma_of(scale):.4g} units: exact releases draw from 2^16 to 2^48 units; choose "
-                "a smaller mu, fewer owners of noise, or groups whose noises are closer to each other"
+                "a smaller mu, fewer parties that add noise, or groups whose noises are closer to each other"
             )
     return claim
 
@@ -451,7 +452,7 @@ def total_variance(distance: float, mu: float, groups: Sequence[NoiseGroup]) -> 
 
 
 def _deducted_variance(groups: Sequence[NoiseGroup]) -> Fraction:
-    """Compute h² relative to the noise of scale 1.
+    """Compute h² in squared units for noise of scale 1, 256 over the square of the smallest scale.
 
     Raises:
         InputError: A group has no noise.
@@ -463,7 +464,7 @@ def _deducted_variance(groups: Sequence[NoiseGroup]) -> Fraction:
 
 
 def _slack(dimension: int, draws: Sequence[int], party_count: int) -> float:
-    """Compute τ: 2^-120 a value, and E[blocks²] / 2^129 a key for AES being a permutation.
+    """Compute τ: 2^-120 for each value, and E[blocks²] / 2^129 for each key, since AES is a permutation.
 
     The second term is at most 16 values² / 2^129.  A key serves one party and round.  A value takes 2 blocks an
     attempt, and an attempt succeeds with probability 0.97 or more.
