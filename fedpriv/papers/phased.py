@@ -232,12 +232,13 @@ def _find_clip(settings: PhasedSettings, problem: Problem) -> float:
     """Return the clip of the gradients.
 
     Raises:
-        InputError: The loss is not known to be convex, so that the contraction argument does not hold.
+        InputError: The loss is not known to be convex in the ball, so that the contraction argument does not hold.
     """
-    if not problem.convex:
+    if settings.radius > problem.convex_within:
         raise InputError(
-            "algorithm.name = 'phased-sgd': its privacy rests on a convex loss whose Lipschitz constant and "
-            "smoothness hold everywhere; take model.name = 'softmax-regression'"
+            f"algorithm.radius = {settings.radius:g}: the privacy of phased-sgd rests on a convex loss whose "
+            f"Lipschitz constant and smoothness hold in its ball, and this model's hold up to radius "
+            f"{problem.convex_within:g}; take model.name = 'softmax-regression', or a smaller radius"
         )
     return problem.lipschitz if settings.clip == "lipschitz" else settings.clip
 
@@ -250,8 +251,8 @@ def _prescribe(name: str, settings: PhasedSettings, problem: Problem) -> Prescri
     2 · `radius`.  The noise std is a L/μ in units of a gradient, where a is 1 under zero-out and 2 under
     replace-one.  Under zero-out the step takes 2μ for μ, since it is stated for replace-one.
     """
-    if problem.epsilon is None or not problem.convex:
-        raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex")
+    if problem.epsilon is None or settings.radius > problem.convex_within:
+        raise InputError(f"{name} needs a guarantee, and a loss that is known to be convex in the ball")
     rounds = make_phases(problem.records).rounds
     mu = mu_of(problem.epsilon, problem.delta)
     diameter = moved_by(problem.relation, 1.0, 1.0)

@@ -97,13 +97,18 @@ def test_the_phased_method_needs_a_curator_and_its_certificate(small_cell: MakeC
             make_plan(cell, load_task(cell).objective)
 
 
-def test_the_phased_method_refuses_what_is_not_known_to_be_convex(small_cell: MakeCell) -> None:
-    """A perceptron; least squares, whose constants hold in a ball only; and softmax regression, which is both."""
+def test_the_phased_method_refuses_a_ball_in_which_the_loss_is_not_known_to_be_convex(
+    small_cell: MakeCell,
+) -> None:
+    """A perceptron; least squares, whose constants hold in a ball; and softmax regression, everywhere."""
     tree = single_epoch("phased-sgd", "curator")
-    for model, data in (("mlp", "synthetic"), ("least-squares", "linear-regression")):
-        cell = small_cell(**tree, model={"name": model}, data={"name": data})
+    squares = {"data": {"name": "linear-regression"}, "model": {"name": "least-squares", "ball": 2.0}}
+    for changes in ({"model": {"name": "mlp"}}, squares | {"model": {"name": "least-squares", "ball": 1.99}}):
+        cell = small_cell(**tree, **changes)
         with pytest.raises(InputError, match="rests on a convex loss"):
             make_plan(cell, load_task(cell).objective)
+    admitted = small_cell(**tree, **squares)
+    assert make_plan(admitted, load_task(admitted).objective).mechanism
     measured = small_cell(**tree, run__goldstein_radius=0.1)
     assert make_plan(measured, load_task(measured).objective).mechanism
 

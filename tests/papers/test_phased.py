@@ -145,6 +145,41 @@ def test_the_end_of_a_phase_moves_by_at_most_step_times_clip_over_batch(seed: in
         assert place == 5 or float(moved) > 0.0
 
 
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_the_end_of_a_phase_of_least_squares_moves_by_at_most_step_times_lipschitz_over_batch(seed: int) -> None:
+    """Squares are Lipschitz in the ball alone: iterates are projected, so every gradient is taken inside of it."""
+    generator, phases, batch, dimension, radius, bound = (
+        np.random.default_rng(seed),
+        Phases((6, 3)),
+        3,
+        4,
+        0.7,
+        0.5,
+    )
+    features = generator.standard_normal((9, batch, dimension))
+    features /= np.linalg.norm(features, axis=-1, keepdims=True)  # ‖z‖ = 1: smoothness 1, Lipschitz radius + bound
+    labels = generator.uniform(-bound, bound, (9, batch))
+    optimizer = PhasedSGD(phases, step=4.0 * 2.0, radius=radius)
+
+    def first_end(without: int | None) -> torch.Tensor:
+        state = optimizer.start(torch.zeros(dimension, dtype=torch.float64))
+        for t in range(1, 8):
+            place = phases.batch_index(t)
+            released = torch.zeros(dimension, dtype=torch.float64)
+            if place is not None:
+                z, y = torch.from_numpy(features[place]), torch.from_numpy(labels[place])
+                gradients = (z @ optimizer.query(state) - y)[:, None] * z
+                gradients[0] *= place != without
+                released = gradients.sum(0) / batch
+            state = optimizer.update(state, released, Round(t, (1.0,), 0.0, 2.0, 1.0))
+        return optimizer.output(state)
+
+    for place in range(6):
+        moved = float(torch.linalg.vector_norm(first_end(place) - first_end(None)))
+        assert moved <= 2.0 * (radius + bound) / batch * (1 + 1e-9)
+
+
 def test_the_bound_is_nearly_reached_by_linear_losses() -> None:
     """One record's constant gradient in the first of 100 rounds moves 99 of the 100 averaged iterates fully."""
     phases = Phases((100,))
