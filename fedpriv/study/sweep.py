@@ -252,9 +252,9 @@ def run_sweep(
             rerun=rerun,
             fits=fits,
             group_cells=engine_row.group_cells,
+            checkpoints=checkpoints,
         )
         scenario, missing_indices, observers_of_run = folder.scenario, folder.missing_indices, [folder, *observers]
-        checkpoints.check_scenario(scenario)
         # Runs of the missing cells, one batch of seeds at a time.
         for observer in observers_of_run:
             stack.callback(observer.ended)  # Called even if the `started` of an observer raises.
