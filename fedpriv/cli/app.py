@@ -314,9 +314,9 @@ def _register_missing(command: str, error: InputError) -> None:
         raise error
 
 
-for add_on, commands in COMMANDS.items():
+for module, commands in COMMANDS.items():
     try:
-        find_register(add_on)(app, silo_app, data_app)
+        find_register(module)(app, silo_app, data_app)
     except InputError as error:
         for command in commands:
             _register_missing(command, error)
