@@ -307,16 +307,16 @@ def export(
 def _register_missing(command: str, error: InputError) -> None:
     """Add a command that raises the error of its missing add-on."""
     *group, name = command.split()
-    parent_app = {"silo": silo_app, "data": data_app}.get(group[0], app) if group else app
+    parent_app = {"silo": silo_app, "data": data_app, "privacy": privacy_app}.get(group[0], app) if group else app
 
     @parent_app.command(name, hidden=True, context_settings={"ignore_unknown_options": True})
     def missing(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
         raise error
 
 
-for add_on, commands in COMMANDS.items():
+for module, commands in COMMANDS.items():
     try:
-        find_register(add_on)(app, silo_app, data_app)
+        find_register(module)(app, silo_app, data_app)
     except InputError as error:
         for command in commands:
             _register_missing(command, error)

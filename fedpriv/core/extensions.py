@@ -5,9 +5,9 @@ them).  A package names a module as an entry point of the group `fedpriv.extensi
 `fedpriv.add_algorithm`, `add_model` or `add_data` when they are imported.  Files of `--import` are imported at
 once, the others and the modules when a name is not known.
 
-An add-on is a folder of `fedpriv/addons`, which the core imports by name only: the parts in `ADD_ON_PARTS` on
-first use, and the commands in `COMMANDS` when the command line starts.  Without an add-on's folder the core works,
-and an error message names the missing add-on.
+An add-on is a file or a folder of `fedpriv/addons`, which the core imports by name only: the modules in
+`COMMANDS`, which add commands, when the command line starts, and all other parts, in `ADD_ON_PARTS`, on first use.
+Without an add-on the core works, and an error message names the missing add-on.
 """
 
 import importlib
@@ -39,16 +39,19 @@ ADD_ON_PARTS: Mapping[str, Mapping[str, str]] = {
 }
 """Kind -> name -> "module:attribute" in the folder of add-ons."""
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "audit": ("audit",),
-    "begin": ("advise", "init", "data inspect"),
-    "certificate": ("certify", "silo key", "silo sign"),
-    "rates": ("privacy rates",),
-    "services": ("superlink", "supernode", "certificates", "federation"),
-    "statistics": ("statistics",),
-    "tune": ("tune",),
-    "worth": ("worth", "silo refine"),
+    "audit.options": ("audit",),
+    "begin.options": ("advise", "init", "data inspect"),
+    "certificate.options": ("certify", "silo key", "silo sign"),
+    "rates.options": ("privacy rates",),
+    "services.options": ("superlink", "supernode", "certificates", "federation"),
+    "statistics.options": ("statistics",),
+    "tune.options": ("tune",),
+    "worth.options": ("worth", "silo refine"),
 }
-"""Add-on -> its commands, which `register` of its module `options` adds."""
+"""Module of an add-on -> the commands that its `register` adds.
+
+Every command imports these modules, so they import nothing heavy before one of their commands is called.
+"""
 
 
 def load_add_on_part(kind: str, name: str) -> Any:
@@ -74,13 +77,13 @@ def is_add_on_part_loaded(kind: str, name: str) -> bool:
     return _ADD_ON_PACKAGE + ADD_ON_PARTS[kind][name].partition(":")[0] in sys.modules
 
 
-def find_register(add_on: str) -> Any:
-    """Return the function that adds an add-on's commands.
+def find_register(module: str) -> Any:
+    """Return the function that adds the commands of an add-on's module.
 
     Raises:
         InputError: The add-on is not installed.
     """
-    return _import_attribute(f"{add_on}.options:register", f"fedpriv {COMMANDS[add_on][0]}")
+    return _import_attribute(f"{module}:register", f"fedpriv {COMMANDS[module][0]}")
 
 
 def _import_attribute(path: str, part: str) -> Any:

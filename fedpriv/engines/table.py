@@ -102,18 +102,17 @@ def estimate_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> Mem
     largest: dict[str, int] = {}
     for members in engine_row.group_cells(cells):
         group = [cells[index] for index in members]
-        task = load_task(group[0])
-        plan = make_plan(group[0], task.objective)
-        parts = (_vectorized_memory if engine == "vectorized" else _inprocess_memory)(plan, task, group)
+        task, measure = load_task(group[0]), _vectorized_memory if engine == "vectorized" else _inprocess_memory
+        parts = measure(make_plan(group[0], task.objective), task, group)
         if sum(parts.values()) > sum(largest.values()):
             largest = parts
     return MemoryNeed(_resident_bytes(), largest, min(workers, len(cells)))
 
 
-def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
-    """Check that a run fits into the available memory.
+def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> MemoryNeed | None:
+    """Estimate the memory of a run, and check that it is available.
 
-    The arguments are those of `estimate_memory`.
+    The arguments and the result are those of `estimate_memory`.
 
     Raises:
         InputError: The machine, a control group or a limit of the process has less; the message names remedies.
@@ -121,7 +120,7 @@ def check_memory(cells: Sequence[Cell], engine: str, workers: int = 1) -> None:
     available, limit = available_memory(min(workers, len(cells)))
     need = estimate_memory(cells, engine, workers)
     if need is None or need.total <= available:
-        return
+        return need
     remedies = {
         "fewer processes (--workers)": need.processes > 1,
         "fewer cells at a time (--set seeds=1, a narrower sweep; --resume with the others)": len(cells) > 1,

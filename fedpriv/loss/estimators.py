@@ -12,6 +12,7 @@ Every `Round` is known before round 1: its coefficients, its decay and its clip.
 increments, and the server, which averages iterates, share the weights α_t.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.replicates import SHARED, Scalar
+from fedpriv.participation.orders import Participation
 
 
 class SplitClipping(NamedTuple):
@@ -202,6 +204,25 @@ class Estimator(Protocol):
 def make_rounds(estimator: Estimator, rounds: int) -> tuple[Round, ...]:
     """Make the records of rounds 1 … `rounds`, cached since a plan reads each of them several times."""
     return tuple(map(estimator.round, range(1, rounds + 1)))
+
+
+def max_running_sum(schedule: Participation, rounds: Iterable[Round]) -> float:
+    """Bound the norm of the silos' mean running sum in every round, whatever the records are.
+
+    The bound is the largest n_t over the rounds t, with n_t = decay_t · n_{t-1} + (most batches / expected
+    batches) · (largest contribution of round t).
+
+    Args:
+        schedule: Participation of the records.
+        rounds: Rounds of the run.
+    """
+    max_norm = norm = 0.0
+    for round_record in rounds:
+        # A round that reads k batches divides by k.
+        batch_ratio = schedule.max_batches(round_record.t) / max(1, schedule.expected_batches(round_record.t))
+        norm = float(round_record.decay) * norm + batch_ratio * round_record.max_contribution
+        max_norm = max(max_norm, norm)
+    return max_norm
 
 
 @dataclass(frozen=True)

@@ -101,9 +101,8 @@ def compute_response(
     weights[np.arange(len(point_indices)), point_indices] = 1.0
     weights[-1, -1] = 1.0
     # The output takes the place of the query of a further round.
-    responses = apply_adjoint(
-        _OptimizerStream(optimizer, make_round, (*(point_indices == rounds - 1).tolist(), True)), weights
-    )
+    stream = _OptimizerStream(optimizer, make_round, (*(point_indices == rounds - 1).tolist(), True))
+    responses = apply_adjoint(stream, weights)
     return NoiseResponse(responses[:-1], responses[-1])
 
 
@@ -215,8 +214,7 @@ def fit_scenario_noise(
     Raises:
         InputError: No noise can be fitted to a cell.
     """
-    fits = dict[str, FittedNoise]()
-    points = []
+    fits, points = dict[str, FittedNoise](), []
     for point in scenario.points:
         cell = point.cell
         if (request := _fit_request(cell)) is not None:
@@ -294,8 +292,13 @@ def _fit_noise(request: str, cell: Cell) -> FittedNoise:
     settings, start_seconds = cell.algorithm.settings, time.perf_counter()
     assert isinstance(settings, NoiseSettings)
     with torch.inference_mode(False):  # Flower's apps run in inference mode, and a response takes a backward pass
-        cost = make_noise_cost(*response_and_workload(cell.algorithm.row, settings, cell.schedule))
-        best = fit(cost, settings.mechanism, settings, scalable=settings.late_clip == "same")
+        response, workload = response_and_workload(cell.algorithm.row, settings, cell.schedule)
+        best = fit(
+            make_noise_cost(response, workload),
+            settings.mechanism,
+            settings,
+            scalable=settings.late_clip == "same",
+        )
     return FittedNoise(
         request,
         {"mechanism": best.mechanism.name, **best.mechanism.options()},
@@ -569,20 +572,19 @@ def make_grid(silo_std: float, digits: int, max_sum: float) -> Grid:
     return Grid(unit)
 
 
-def make_message_grid(cell: Cell, schedule: Participation, estimator: Estimator, noise: Noise) -> Grid:
+def make_message_grid(cell: Cell, noise: Noise, max_sum: float) -> Grid:
     """Return the grid for sums of masked messages.
 
     Args:
         cell: Cell with the type of the run's numbers.
-        schedule: Participation of the records.
-        estimator: Estimator of the row.
         noise: Noise of every silo.
+        max_sum: Bound of the norm of the silos' mean running sum.
 
     Raises:
         InputError: The sums do not fit on the grid.
     """
     silo_std = min(source.weight * float(source.std) for source in noise.sources)
-    return make_grid(silo_std, np.finfo(cell.run.dtype).nmant + 1, max_running_sum(schedule, estimator))
+    return make_grid(silo_std, np.finfo(cell.run.dtype).nmant + 1, max_sum)
 
 
 def make_workload(estimator: Estimator, schedule: Participation) -> Workload:
@@ -599,25 +601,6 @@ def batch_clips(estimator: Estimator, schedule: Participation) -> tuple[float, .
         float(round_record.clip) / max(1, schedule.expected_batches(round_record.t))
         for round_record in make_rounds(estimator, schedule.rounds)
     )
-
-
-def max_running_sum(schedule: Participation, estimator: Estimator) -> float:
-    """Bound the norm of the silos' mean running sum in every round, whatever the records are.
-
-    The bound is the largest n_t over the rounds t, with n_t = decay_t · n_{t-1} + (most batches / expected
-    batches) · (largest contribution of round t).
-
-    Args:
-        schedule: Participation of the records.
-        estimator: Estimator of the row.
-    """
-    max_norm = norm = 0.0
-    for round_record in make_rounds(estimator, schedule.rounds):
-        # A round that reads k batches divides by k.
-        batch_ratio = schedule.max_batches(round_record.t) / max(1, schedule.expected_batches(round_record.t))
-        norm = float(round_record.decay) * norm + batch_ratio * round_record.max_contribution
-        max_norm = max(max_norm, norm)
-    return max_norm
 
 
 def calibrate_float_noise(
@@ -651,8 +634,7 @@ def calibrate_float_noise(
     if target is None:
         return Noise()
     sums = RunningSums(mechanism, workload, relation)
-    distance = schedule.distance(sums)
-    mus = None
+    distance, mu, mus = schedule.distance(sums), schedule.calibrated_mu(sums, target, delta), None
     if cell.privacy.shares:
         mus = [schedule.calibrated_mu(sums, silo_target, delta) for silo_target in cell.target_mus or ()]
     return cell.algorithm.trust_setting.calibrate_noise(
@@ -660,7 +642,7 @@ def calibrate_float_noise(
         cell.batch_sizes,
         weights,
         relation,
-        schedule.calibrated_mu(sums, target, delta),
+        mu,
         cell.privacy.protected_unit,
         increment_diameter,
         mus,

@@ -10,12 +10,13 @@ The first step is a run of one round, whose model is moments of columns:
 
     first_step_cell(cell) ─▶ any engine ─▶ Finished ─▶ apply_scaling(cell, its model) ─▶ the rounds, with numbers
 
-The server gets the mean of these moments over silos, like a mean of gradients.
+The server gets the mean of these moments over silos, like a mean of gradients.  `prepare_scenario` checks and
+plans all cells of a sweep, with their first steps, before anything is run.
 
 This module also assigns the records on which each silo of a simulation or demonstration trains and evaluates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,8 +32,17 @@ from fedpriv.loss.objective import Objective, Records
 from fedpriv.loss.rows import COLUMN_MOMENTS, MOMENT_CLIP
 from fedpriv.loss.scores import LOWER_IS_BETTER, MEAN_SUFFIX, WORST_SUFFIX, SummedScores, make_summed_scores
 from fedpriv.noise.trust import TRUSTED, UNTRUSTED, USER
+from fedpriv.plan.calibration import FittedNoise, fit_scenario_noise
 from fedpriv.plan.plan import Plan, check_scaling_known, make_plan
-from fedpriv.plan.task import Task, load_task, partition_records, row_labels
+from fedpriv.plan.task import (
+    Task,
+    check_record_count,
+    load_task,
+    make_schema_task,
+    partition_records,
+    row_labels,
+)
+from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import AlgorithmSection, Cell, ModelSection
 from fedpriv.scenario.sections import FederationSection, PrivacySection, RunSection
 
@@ -109,6 +119,48 @@ def assume_scaling(cell: Cell) -> Cell:
         return cell
     count = len(schema.number_features)
     return apply_scaling(cell, Scaling(schema.number_features, (0.0,) * count, (1.0,) * count))
+
+
+def prepare_scenario(
+    scenario: Scenario,
+    cached_fits: Mapping[str, FittedNoise],
+    on_fit: Callable[[FittedNoise], None] = lambda _: None,
+    *,
+    has_records: bool = True,
+    for_release: bool = False,
+) -> tuple[Scenario, dict[str, FittedNoise], list[Cell | None]]:
+    """Check the records of all cells, fit their noise, and plan the rounds that follow a first step.
+
+    Guarantee: nothing is released here, and no first step is returned unless the rounds of every cell that waits
+    for one can be planned.
+
+    Args:
+        scenario: Scenario of the run.
+        cached_fits: Fits of a run that is resumed, as for `fit_scenario_noise`.
+        on_fit: Function that is called with every new fit.
+        has_records: Whether the records are here, and not at remote silos.
+        for_release: Whether the noise protects somebody, as for `make_plan`.
+
+    Returns:
+        The scenario with numbers in every cell, its fits by request, and the first step of each point, or None
+        where there is none to take.
+
+    Raises:
+        InputError: There are too few records, no noise can be fitted, or rounds cannot be planned.
+    """
+    if has_records:
+        for point in scenario.points:
+            check_record_count(point.cell)
+    scenario, fits = fit_scenario_noise(scenario, cached_fits, on_fit)
+    return scenario, fits, [_prepare_first_step(point.cell, for_release) for point in scenario.points]
+
+
+def _prepare_first_step(cell: Cell, for_release: bool) -> Cell | None:
+    """Return the first step of a cell, after planning its rounds from public facts of the table."""
+    if (schema := cell.data.table_schema) is not None and cell.data.needs_first_step:
+        rounds = assume_scaling(cell)
+        make_plan(rounds, make_schema_task(rounds, schema).objective, for_release=for_release)
+    return first_step_cell(cell)
 
 
 def partition_test_records(cell: Cell) -> list[Tensor]:

@@ -19,7 +19,7 @@ from fedpriv.accounting.gaussian import APART, Relation, epsilon_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.random import SERVER, public_generator
 from fedpriv.core.replicates import Scalar
-from fedpriv.loss.estimators import Estimator, RaisedClips, Round, make_rounds
+from fedpriv.loss.estimators import Estimator, RaisedClips, Round, make_rounds, max_running_sum
 from fedpriv.loss.features import check_augmentation_allowed
 from fedpriv.loss.objective import PROVED_DIAMETERS, Deterministic, Objective, is_shipped
 from fedpriv.loss.ridge import RidgeStatistics
@@ -45,7 +45,6 @@ from fedpriv.plan.calibration import (
     make_exact_plan,
     make_message_grid,
     make_workload,
-    max_running_sum,
 )
 from fedpriv.scenario.schema import Cell
 
@@ -308,18 +307,20 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
     weights = silo_weights(cell)
     problem = make_problem(cell, objective)
     estimator, mechanism, workload = make_uncalibrated_parts(cell, problem)
-    check_readable(mechanism, workload, row.name)
     check_absences(cell, estimator, mechanism)
-    private = cell.target_mu is not None
-    check_clips(make_rounds(estimator, schedule.rounds), max(batch_sizes), private)
-    relation, unit = cell.privacy.relation, cell.privacy.protected_unit
+    check_readable(mechanism, workload, row.name)
+    private, rounds = cell.target_mu is not None, make_rounds(estimator, schedule.rounds)
+    max_sum = max_running_sum(schedule, rounds)
     check_augmentation_allowed(objective, row_objective := row.objective(settings, problem, objective), row.name)
-    unit_objective = _view_by_unit(row_objective, unit)
+    relation, unit = cell.privacy.relation, cell.privacy.protected_unit
+    check_dependence(row_objective, unit.allowed_dependence, f'privacy.unit = "{unit.name}"')
+    unit_objective = row_objective if unit.max_records == 1 else PerUnit(row_objective, unit.max_records)
     if private:
         check_dependence(unit_objective, schedule.allowed_dependence, f'federation.sampling = "{schedule.name}"')
+    check_clips(rounds, max(batch_sizes), private)
     # Noise, on integers or in floating point.
     exact, grid = None, None
-    diameter = find_increment_diameter(unit_objective, estimator, mechanism, schedule)
+    diameter = find_increment_diameter(row_objective, estimator, mechanism, schedule)
     if _uses_integers(cell, for_release):
         exact = make_exact_plan(cell, unit_objective, estimator, mechanism, workload, diameter)
         mechanism, noise = (
@@ -331,9 +332,9 @@ def make_plan(cell: Cell, objective: Objective, *, for_release: bool = False) ->
         noise = calibrate_float_noise(cell, schedule, workload, mechanism, weights, diameter)
         check_noise(noise)
         if noise.sources:
-            check_sums(noise, max_running_sum(schedule, estimator), mechanism.fresh_std or 1.0)
+            check_sums(noise, max_sum, mechanism.fresh_std or 1.0)
             if trust.masked:
-                grid = make_message_grid(cell, schedule, estimator, noise)
+                grid = make_message_grid(cell, noise, max_sum)
     return Plan(
         schedule,
         batch_sizes,
@@ -408,19 +409,18 @@ def find_increment_diameter(
     clipping, a projection on a ball, brings none further apart.  No other class is believed.
 
     Args:
-        objective: Objective that silos take increments of.
+        objective: Objective of the row, by records.
         estimator: Estimator of the row.
         mechanism: Mechanism of the row.
         order: Participation of the records.
     """
-    base = objective.base if type(objective) is PerUnit else objective
     first, is_independent = estimator.round(1), type(mechanism) is IndependentGaussian
     is_plain = first.split is None and first.local is None and tuple(first.coefficients) == (1.0,)
-    if type(base) not in PROVED_DIAMETERS or not is_shipped(type(base)):
+    if type(objective) not in PROVED_DIAMETERS or not is_shipped(type(objective)):
         return APART
     if not is_plain or not is_independent or order.secret or order.rounds != 1:
         return APART
-    diameter: float = cast(Any, base).diameter
+    diameter: float = cast(Any, objective).diameter
     return min(APART, max(1.0, diameter / float(first.clip)) * (1.0 + ROUNDING_ALLOWANCE))
 
 
@@ -435,16 +435,6 @@ def check_scaling_known(cell: Cell) -> None:
             "data.scale: means and deviations come from a first step, which `fedpriv run` takes; use it, or leave "
             "[data.scale] out"
         )
-
-
-def _view_by_unit(objective: Objective, unit: Unit) -> Objective:
-    """Return the objective over rows that are units.
-
-    Raises:
-        InputError: The objective depends on facts about a unit's single records, such as their row indices.
-    """
-    check_dependence(objective, unit.allowed_dependence, f'privacy.unit = "{unit.name}"')
-    return objective if unit.max_records == 1 else PerUnit(objective, unit.max_records)
 
 
 def _uses_integers(cell: Cell, for_release: bool) -> bool:

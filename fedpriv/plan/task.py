@@ -237,6 +237,7 @@ class ModelInputs:
             InputError: Records have several labels, and the model takes one.
         """
         row = self.model.row
+        extend = None if self.algorithm is None else find_algorithm(self.algorithm[0]).model
         if layout.label_shape and not row.several_labels:
             raise InputError(
                 f"model.name = {self.model.name!r}: takes one label a record, and here labels are of shape "
@@ -246,11 +247,7 @@ class ModelInputs:
         objective = row.objective(layout, classes, DTYPES[self.dtype], settings)
         if isinstance(settings, ModuleSettings):
             objective = augment_objective(objective, settings.augment, layout, getattr(settings, "shape", ()))
-        return (
-            objective
-            if self.algorithm is None or (model := find_algorithm(self.algorithm[0]).model) is None
-            else model(self.algorithm[1], objective)
-        )
+        return objective if self.algorithm is None or extend is None else extend(self.algorithm[1], objective)
 
 
 @lru_cache(maxsize=2)
@@ -420,14 +417,14 @@ def _load_unit_task(
     """
     task = load_task_of_inputs(inputs, validation)
     count = len(task.train.labels)
-    if unit.name == USER.name:
-        assert task.persons is not None  # checked with the cell
-        units = group_by_person(task.persons, unit.max_records, counted_mask(task.train.labels.numpy()))
-    elif clients is not None and clients[0] * unit.max_records <= count:
+    if clients is not None and clients[0] * unit.max_records <= count:
         client_count, section = clients
         units = np.stack(
             _partition_rows(section, task.train.labels.numpy(), [unit.max_records] * client_count, _CLIENT_SEED)
         )
+    elif unit.name == USER.name:
+        assert task.persons is not None  # checked with the cell
+        units = group_by_person(task.persons, unit.max_records, counted_mask(task.train.labels.numpy()))
     else:  # `check_record_count` refuses too many clients for the records
         units = group_consecutive(count, unit.max_records)
     # A unit has the site of its first record.
@@ -478,13 +475,21 @@ def check_record_count(cell: Cell) -> None:
     One pass reads (batches of a silo) · (batch sizes of all silos) records, or units if these are rows.
 
     Raises:
-        InputError: The data set, or one of its sites, has fewer.
+        InputError: The data set, or one of its sites, has fewer.  The message names the site.
     """
-    task = load_task(cell)
-    if cell.data.partition == "site":
-        _check_site_sizes(cell, task)
+    task, batches = load_task(cell), cell.schedule.batches_per_silo
+    if (schema := cell.data.table_schema) is not None and cell.data.partition == "site":
+        assert task.train_sites is not None
+        counts = np.bincount(task.train_sites, minlength=len(schema.sites))
+        for name, count, batch in zip(schema.sites, counts.tolist(), cell.batch_sizes, strict=True):
+            if batches * batch > count:
+                raise InputError(
+                    f"federation: one pass of {name!r} is {batches} batches of {batch} records, {batches * batch} "
+                    f"in all, but it has {count} training records; give each silo its own number in "
+                    "federation.batches"
+                )
         return
-    records, batches, batch = len(task.train.labels), cell.schedule.batches_per_silo, sum(cell.batch_sizes)
+    records, batch = len(task.train.labels), sum(cell.batch_sizes)
     if cell.federation.clients is not None and batches * batch > records:
         raise InputError(
             f"federation.clients = {cell.federation.clients}: the training records of {cell.data.name} make "
@@ -496,24 +501,6 @@ def check_record_count(cell: Cell) -> None:
             f"{batches * batch}, but {display_name(cell.data.name)} has "
             f"{format_fitting_batches(records, batches, batch)}"
         )
-
-
-def _check_site_sizes(cell: Cell, task: Task) -> None:
-    """Check that each site has as many training records as its silo reads, batches · batch size.
-
-    Raises:
-        InputError: A site has fewer.  The message names the site.
-    """
-    schema, batches = cell.data.table_schema, cell.schedule.batches_per_silo
-    assert schema is not None
-    assert task.train_sites is not None
-    counts = np.bincount(task.train_sites, minlength=len(schema.sites))
-    for name, count, batch in zip(schema.sites, counts.tolist(), cell.batch_sizes, strict=True):
-        if batches * batch > count:
-            raise InputError(
-                f"federation: one pass of {name!r} is {batches} batches of {batch} records, {batches * batch} in "
-                f"all, but it has {count} training records; give each silo its own number in federation.batches"
-            )
 
 
 def partition_records(cell: Cell) -> list[Tensor]:

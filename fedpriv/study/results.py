@@ -34,6 +34,7 @@ from fedpriv.scenario.messages import validate_section
 from fedpriv.scenario.published import Growth, PublishedValues, Tuning
 from fedpriv.study.stored import (
     CellRecord,
+    CheckpointFolder,
     NamedSection,
     batch_ranges,
     check_axes,
@@ -110,8 +111,11 @@ class RunFolder(RunObserver):
         rerun: str | None = None,
         fits: Mapping[str, FittedNoise] | None = None,
         group_cells: CellGrouping | None = None,
+        checkpoints: CheckpointFolder | None = None,
     ) -> None:
         """Open a results folder, and load its finished cells if the run is resumed.
+
+        A folder of another run, by its results or its checkpoints, is refused before a file of it is written.
 
         Seeds that a resumed run did not have form a batch of their own; earlier batches stay unchanged.  If some
         cells of a group are missing, the whole group is computed again, because a smaller
@@ -128,6 +132,7 @@ class RunFolder(RunObserver):
             rerun: Command that runs the same again, or None for a run started by a program.
             fits: Fitted noise of the scenario by request, stored for runs that resume.
             group_cells: Groups the cells that the engine computes together, or None if it computes each alone.
+            checkpoints: Checkpoints of the folder, which are checked, or None if the engine writes none.
 
         Raises:
             InputError: The folder holds results of another run, or of any run without `resume`.
@@ -142,6 +147,8 @@ class RunFolder(RunObserver):
         check_no_results(path, resume=resume)
         if (path / "results.json").exists() and _has_progress(path):
             self._records = self._load_finished(group_cells)
+        if checkpoints is not None:
+            checkpoints.check_scenario(self.scenario)
         path.mkdir(parents=True, exist_ok=True)
         self._drop_unfinished_history()
         self._write_results()

@@ -28,15 +28,11 @@ from fedpriv.engines.table import (
     Engine,
     MemoryNeed,
     check_memory,
-    estimate_memory,
     find_engine_row,
     make_engine,
 )
 from fedpriv.engines.workers import Workers, make_worker_engine
-from fedpriv.plan.calibration import fit_scenario_noise
-from fedpriv.plan.evaluation import apply_scaling, assume_scaling, first_step_cell
-from fedpriv.plan.plan import make_plan
-from fedpriv.plan.task import check_record_count, make_schema_task
+from fedpriv.plan.evaluation import apply_scaling, prepare_scenario
 from fedpriv.scenario.load import Scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.study.results import RunFolder, check_no_results, read_fits
@@ -68,33 +64,25 @@ class FirstSteps:
 
 
 def scale_scenario(
-    scenario: Scenario, run_first_step: Callable[[Cell], CellOutcome], *, for_release: bool = False
+    scenario: Scenario, first_steps: Sequence[Cell | None], run_first_step: Callable[[Cell], CellOutcome]
 ) -> tuple[Scenario, FirstSteps]:
     """Run the first steps of a scenario, and write the scaling of the columns into every cell.
 
     The model of a first step has the noisy moments of the columns as means over row indices.  Divided by the
-    public share of rows that count, they give the scaling.  Cells that need a first step are planned before any is
-    run.
+    public share of rows that count, they give the scaling.
 
     Args:
         scenario: Scenario of the run.
+        first_steps: First step of each point, or None where there is none to take (`prepare_scenario`).
         run_first_step: Function that runs a first step, called once for all cells with the same first step.
-        for_release: Whether the noise protects somebody, as for `make_plan`.
 
     Returns:
         The scenario with its scaling known in every cell, and the outcomes of the first steps.
-
-    Raises:
-        InputError: The rounds of a cell cannot be planned.  No first step has been run then.
     """
-    for point in scenario.points:
-        if point.cell.data.needs_first_step and (schema := point.cell.data.table_schema) is not None:
-            cell = assume_scaling(point.cell)  # a plan reads public facts of the table, and no record
-            make_plan(cell, make_schema_task(cell, schema).objective, for_release=for_release)
     outcomes, points, results_by_cell = dict[str, CellOutcome](), [], dict[str, CellOutcome]()
-    for point in scenario.points:
+    for point, first in zip(scenario.points, first_steps, strict=True):
         cell, schema = point.cell, point.cell.data.table_schema
-        if schema is not None and (first := first_step_cell(cell)) is not None:
+        if schema is not None and first is not None:
             if _cell_text(first) not in outcomes:
                 outcomes[_cell_text(first)] = run_first_step(first)
             outcome = outcomes[_cell_text(first)]
@@ -228,27 +216,32 @@ def run_sweep(
         InputError: The scenario cannot be run, or another run uses the folder.
         RunError: A cell could not be finished.
     """
-    # Engine, and checks that read no result.
+    engine_row, has_records = find_engine_row(options.engine), options.connection.superlink is None
     path, resume = options.out or find_free_folder(scenario.name, resume=options.resume), options.resume
-    engine_row, checkpoints = find_engine_row(options.engine), CheckpointFolder(path, ObserverGroup((), observers))
-    engine = make_engine(options.engine, path, options.connection, checkpoints)
-    if options.workers is not None:
-        engine = make_worker_engine(options.engine, options.workers, checkpoints)
-    if options.connection.superlink is None:  # remote silos have their own records
-        for point in scenario.points:
-            check_record_count(point.cell)
+    checkpoints = CheckpointFolder(path, ObserverGroup((), observers))
     with lock_folder(path), ExitStack() as stack:
-        # Numbers that the cells need: fitted noise, and the scaling that first steps release.
-        scenario, fits = fit_scenario_noise(
-            scenario, read_fits(path) if resume else {}, ObserverGroup((), observers).fitted
+        # Folder, which is refused or read before anything is computed or released.
+        cached_fits = read_fits(path) if resume else {}
+        check_no_results(path, resume=resume)
+        # Engine of the cells, and of first steps, which have no checkpoints.
+        first_step_engine = make_engine(options.engine, path, options.connection)
+        engine = (
+            make_engine(options.engine, path, options.connection, checkpoints)
+            if options.workers is None
+            else make_worker_engine(options.engine, options.workers, checkpoints)
         )
-        check_no_results(path, resume=resume)  # before anything is released
-        scenario, first_steps = scale_scenario(
+        # Numbers that the cells need: fitted noise, and the scaling that first steps release.
+        scenario, fits, first_step_cells = prepare_scenario(
             scenario,
-            partial(_run_single_cell, make_engine(options.engine, path, options.connection)),
+            cached_fits,
+            ObserverGroup((), observers).fitted,
+            has_records=has_records,
             for_release=engine_row.makes_release,
         )
-        if options.connection.superlink is None:
+        scenario, first_steps = scale_scenario(
+            scenario, first_step_cells, partial(_run_single_cell, first_step_engine)
+        )
+        if has_records:
             check_memory([point.cell for point in scenario.points], options.engine, options.process_count)
         # Folder with its finished cells, from which the missing ones follow.
         folder = RunFolder(
@@ -259,9 +252,9 @@ def run_sweep(
             rerun=rerun,
             fits=fits,
             group_cells=engine_row.group_cells,
+            checkpoints=checkpoints,
         )
         scenario, missing_indices, observers_of_run = folder.scenario, folder.missing_indices, [folder, *observers]
-        checkpoints.check_scenario(scenario)
         # Runs of the missing cells, one batch of seeds at a time.
         for observer in observers_of_run:
             stack.callback(observer.ended)  # Called even if the `started` of an observer raises.
@@ -271,9 +264,8 @@ def run_sweep(
                 batch_observers = ObserverGroup(cell_indices, observers_of_run)
                 for outcome in engine([scenario.points[index].cell for index in cell_indices], batch_observers):
                     cell = scenario.points[cell_indices[outcome.index]].cell
-                    batch_observers.finished(
-                        outcome.index, first_steps.prepend_releases(cell, outcome.cell_outcome)
-                    )
+                    cell_outcome = first_steps.prepend_releases(cell, outcome.cell_outcome)
+                    batch_observers.finished(outcome.index, cell_outcome)
         except FedprivError as error:
             ObserverGroup(missing_indices, observers_of_run).failed(error)
             raise
@@ -284,18 +276,15 @@ def run_sweep(
 
 
 def estimate_run_memory(scenario: Scenario, options: RunOptions) -> MemoryNeed | None:
-    """Estimate the memory of a run, after checking its records and fitting its noise.
+    """Estimate the memory of a run that is prepared, and check that there is as much.
 
     The result is None for an engine whose processes are not this program's.
 
     Raises:
         InputError: The run would be refused.
     """
-    for point in scenario.points:
-        check_record_count(point.cell)
-    cells = [point.cell for point in fit_scenario_noise(scenario, {})[0].points]
-    check_memory(cells, options.engine, options.process_count)
-    return estimate_memory(cells, options.engine, options.process_count)
+    cells = [point.cell for point in prepare_scenario(scenario, {})[0].points]
+    return check_memory(cells, options.engine, options.process_count)
 
 
 def _run_single_cell(engine: Engine, cell: Cell) -> CellOutcome:

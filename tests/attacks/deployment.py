@@ -14,7 +14,7 @@ from fedpriv.addons.certificate.certify import FORMAT
 from fedpriv.claims.ledger import make_evaluation_streams, make_release_streams
 from fedpriv.claims.outcome import CellOutcome
 from fedpriv.core.signed import canonical_json, load_or_create_key, sha256, sign_data
-from fedpriv.plan.evaluation import make_evaluation_plan
+from fedpriv.plan.evaluation import make_evaluation_plan, prepare_scenario
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import load_public_task
 from fedpriv.scenario.load import parse_scenario
@@ -157,7 +157,9 @@ def deployment(folder: Path, tree: dict[str, Any], *, first: bool = False) -> De
     steps = FirstSteps({})
     if first:
         scenario, steps = scale_scenario(
-            scenario, lambda cell: run_by([each.training for each in guards], cell), for_release=True
+            scenario,
+            prepare_scenario(scenario, {}, for_release=True)[2],
+            lambda cell: run_by([each.training for each in guards], cell),
         )
     (point,) = scenario.points
     finished = run_by([each.training for each in guards], point.cell)

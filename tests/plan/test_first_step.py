@@ -29,6 +29,7 @@ from fedpriv.plan.evaluation import (
     evaluation_cell,
     first_step_cell,
     make_evaluation_plan,
+    prepare_scenario,
     train_indices_of_silos,
 )
 from fedpriv.plan.plan import make_plan, silo_weights
@@ -41,7 +42,6 @@ from fedpriv.silo.demo import prepare_silos
 from fedpriv.silo.policy import read_policy
 from fedpriv.silo.shard import Shard
 from fedpriv.study.results import read_results
-from fedpriv.study.sweep import scale_scenario
 from tests.data.tables import rows, table_tree, write_csv
 from tests.silo.charged import charged
 from tests.silo.guarded import guard_of
@@ -271,13 +271,10 @@ def test_rounds_that_cannot_be_planned_are_refused_before_the_first_step_is_take
     ftrl = {"name": "dp-ftrl", "trust": "untrusted", "clip": 1.0, "step": 0.1, "mechanism": "bisr", "bands": 3}
     asked = parse_scenario({**tree(tmp_path), "algorithm": ftrl}, "test")
 
-    def never(_: Cell) -> Any:
-        raise AssertionError("a first step was taken")
-
     with pytest.raises(InputError, match="cannot be made of integers"):
-        scale_scenario(asked, never, for_release=True)
-    with pytest.raises(AssertionError):
-        scale_scenario(asked, never)
+        prepare_scenario(asked, {}, for_release=True)
+    _, _, (first,) = prepare_scenario(asked, {})
+    assert first == first_of(asked.points[0].cell)
 
 
 def guarded(folder: Path, asked: dict[str, Any]) -> list[Path]:

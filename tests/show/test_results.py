@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 import fedpriv
-from fedpriv.claims.outcome import CellOutcome
+from fedpriv.claims.outcome import CellOutcome, RunObserver
 from fedpriv.core.errors import InputError
+from fedpriv.engines.vectorized.checkpoints import SimulationCheckpoint, pack_checkpoint
 from fedpriv.scenario.load import Scenario, parse_scenario
 from fedpriv.scenario.schema import Cell
 from fedpriv.show.summary import describe_measurement
 from fedpriv.study.results import RunFolder, describe_engines, read_history, read_results
+from fedpriv.study.stored import CheckpointFolder
+from fedpriv.study.sweep import RunOptions, run_sweep
 from tests.conftest import small_tree
 
 PAPER = {"rows": "privacy.rho", "columns": "federation.silos", "test_loss": [[2.5, 2.25]]}
@@ -41,6 +44,16 @@ def test_a_folder_is_valid_before_its_first_cell(tmp_path: Path) -> None:
     assert results.axes == {"privacy.rho": [4.0], "federation.silos": [1, 2]}
     assert results.seeds == [0, 1]
     assert results.published == scenario().published
+
+
+def test_a_folder_with_checkpoints_of_another_run_is_refused_before_it_is_changed(tmp_path: Path) -> None:
+    folder(tmp_path)
+    content = pack_checkpoint(SimulationCheckpoint(1, 0.0, (), ()), ["a cell that the scenario does not have"])
+    CheckpointFolder(tmp_path, RunObserver()).keep("other", content)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    with pytest.raises(InputError, match=r"other\.npz is a checkpoint of cells that this scenario does not have"):
+        run_sweep(scenario(), RunOptions(engine="inprocess", out=tmp_path, resume=True))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
 
 
 def test_results_are_complete_only_with_the_last_cell(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Add-ons and guards: a guard loads what its policy allows, and a stranger's scenario imports nothing more."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+import fedpriv
 from fedpriv.core.errors import InputError
 from fedpriv.core.extensions import ADD_ON_PARTS, COMMANDS, find_register, load_add_on_part
 from fedpriv.scenario.schema import Cell
 from fedpriv.silo.admission import Admission, why_unguarded
 from fedpriv.silo.policy import Policy
+from tests.conftest import small_tree
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = """
@@ -115,7 +118,26 @@ def test_everything_that_is_named_is_there() -> None:
     for kind, names in ADD_ON_PARTS.items():
         for name in names:
             assert load_add_on_part(kind, name) is not None
-    assert all(callable(find_register(add_on)) for add_on in COMMANDS)
+    assert all(callable(find_register(module)) for module in COMMANDS)
+
+
+def test_an_add_on_with_a_command_is_one_file_and_one_line(tmp_path: Path) -> None:
+    """The one of the page on the architecture, run by the command line of a copy."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    file = page.partition("\n### An add-on\n")[2].partition("```python\n")[2].partition("```")[0]
+    line = '    "weather": ("weather",),'
+    assert f"the line `{line.strip()}` in `COMMANDS` of `core/extensions.py`" in page
+    shutil.copytree(ROOT / "fedpriv", tmp_path / "fedpriv", ignore=shutil.ignore_patterns("__pycache__"))
+    table = tmp_path / "fedpriv" / "core" / "extensions.py"
+    head, start, tail = table.read_text(encoding="utf-8").partition('    "audit.options": ("audit",),\n')
+    table.write_text(f"{head}{line}\n{start}{tail}", encoding="utf-8")
+    run = fedpriv.run(small_tree(), out=tmp_path / "run")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom fedpriv.cli import main\nmain()"
+    missing = python(code, "weather", str(run.folder))
+    assert "fedpriv weather: it is of the add-on 'weather', which this installation lacks" in missing.stderr
+    (tmp_path / "fedpriv" / "addons" / "weather.py").write_text(file, encoding="utf-8")
+    assert python(code, "weather", str(run.folder)).stdout == f"{run[0].rounds} rounds\n"
+    assert "Show the number of rounds of a run." in python(code, "--help").stdout
 
 
 @pytest.mark.parametrize("command", [name for names in COMMANDS.values() for name in names])

@@ -314,7 +314,8 @@ def group_cells(cells: Sequence[Cell]) -> list[list[int]]:
     Raises:
         InputError: This engine cannot compute a cell.
     """
-    return list(group_by_plan(cells, make_plans(cells)))
+    plans = make_plans(cells)
+    return list(group_by_plan(cells, plans))
 
 
 def make_plans(cells: Sequence[Cell]) -> list[Plan]:
