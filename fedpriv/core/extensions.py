@@ -5,9 +5,9 @@ them).  A package names a module as an entry point of the group `fedpriv.extensi
 `fedpriv.add_algorithm`, `add_model` or `add_data` when they are imported.  Files of `--import` are imported at
 once, the others and the modules when a name is not known.
 
-An add-on is a file or a folder of `fedpriv/addons`, which the core imports by name only: the modules in `COMMANDS`,
-which add commands, when the command line starts, and all other parts, in `ADD_ON_PARTS`, on first use.  Without an
-add-on the core works, and an error message names the missing add-on.
+An add-on is a file or a folder of `fedpriv/addons`, which the core imports by name only: the modules in
+`COMMANDS`, which add commands, when the command line starts, and all other parts, in `ADD_ON_PARTS`, on first use.
+Without an add-on the core works, and an error message names the missing add-on.
 """
 
 import importlib
