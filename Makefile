@@ -84,7 +84,7 @@ bench-peers:  ## an environment for each peer that `make bench` compares with: .
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray,dev,docs,fast]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray,dev,docs,fast,checks]'
 	touch $(READY)
 
 clean:

@@ -88,7 +88,7 @@ def test_root_has_to_mean_it(tmp_path: Path, engine: str) -> None:
 @pytest.mark.deployment
 def test_ray_runs_nothing_for_nobody() -> None:
     """Would gain: code as the user who runs `--engine ray`, from any machine that reaches this one."""
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
     with tempfile.TemporaryDirectory() as name:  # Ray's sockets allow no long path
         home = Path(name)
         command = [script_path("fedpriv"), "run", str(SCENARIO), "--engine", "ray", "--out", str(home / "run")]
@@ -119,7 +119,7 @@ def test_the_files_of_workers_are_in_a_folder_that_nobody_else_can_enter(monkeyp
 
     Ray makes its folder and all below it writable for everybody.
     """
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
     with tempfile.TemporaryDirectory() as short:  # Ray's sockets allow no long path
         monkeypatch.setattr(tempfile, "tempdir", short)
         with _connect_ray(Workers(count=1)):

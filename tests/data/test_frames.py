@@ -31,7 +31,7 @@ def frame_by(library: str) -> Any:
         return held
     if library == "categories":
         return held.set_column(held.column_names.index("pain"), "pain", held["pain"].dictionary_encode())
-    pytest.importorskip(library)
+    pytest.importorskip(library, reason="needs pip install 'fedpriv[checks]'")
     return importlib.import_module(library).DataFrame(columns())
 
 

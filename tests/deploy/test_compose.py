@@ -183,7 +183,7 @@ def compose_command() -> list[str] | None:
     return None
 
 
-@pytest.mark.skipif(compose_command() is None, reason="neither docker-compose nor docker compose is installed")
+@pytest.mark.skipif(compose_command() is None, reason="needs make e2e-tools: docker compose")
 @pytest.mark.parametrize(
     "files",
     [

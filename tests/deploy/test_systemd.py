@@ -37,7 +37,7 @@ def test_a_unit_starts_a_command_with_options_that_it_has(path: Path) -> None:
     assert all(word in shown for word in words if word.startswith("--"))
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs apt-get install systemd")
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_systemd_takes_a_unit_and_finds_little_exposed(path: Path, tmp_path: Path) -> None:
     unit = tmp_path / path.name.replace("@.", "@0.")

@@ -24,7 +24,7 @@ def by_ranks(labels: NDArray[np.int64], scores: NDArray[np.float64]) -> float:
 
 
 def test_ranks_are_scikit_learns() -> None:
-    metrics = pytest.importorskip("sklearn.metrics", reason="fedpriv[learners] is not installed")
+    metrics = pytest.importorskip("sklearn.metrics", reason="needs pip install 'fedpriv[learners]'")
     draw = np.random.default_rng(3)
     labels, scores = draw.integers(0, 2, 200), draw.integers(0, 30, 200).astype(float)
     assert by_ranks(labels, scores) == pytest.approx(metrics.roc_auc_score(labels, scores), abs=1e-12)

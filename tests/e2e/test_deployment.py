@@ -88,7 +88,7 @@ def test_an_interrupted_run_leaves_nothing_running_and_resumes(tmp_path: Path, s
 def test_a_command_that_is_killed_leaves_nothing_running_and_no_keys(tmp_path: Path, engine: str) -> None:
     """SIGKILL leaves it no moment to clean up; a stranger would find servers without an owner."""
     if engine == "ray":
-        pytest.importorskip("ray")
+        pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
     with tempfile.TemporaryDirectory() as name:  # Ray's sockets allow no long path
         home = Path(name)
         running = start(tmp_path / "run", home, "--set", "federation.batch=20", engine=engine)

@@ -45,7 +45,7 @@ def without_times(folder: Path) -> str:
 @pytest.mark.long
 def test_a_node_that_is_lost_changes_no_result(tmp_path: Path) -> None:
     """Its groups are run again on the node that is left; all bits are those of one process."""
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
     from ray.cluster_utils import Cluster
 
     alone = run_sweep(sweep(), RunOptions(out=tmp_path / "alone"))

@@ -285,7 +285,7 @@ def without_times(folder: Path) -> Any:
 @pytest.mark.long
 def test_two_workers_leave_the_results_of_one_process_byte_for_byte(scenario: Path, tmp_path: Path) -> None:
     """But for the seconds it took; and a line in history.jsonl for each evaluation."""
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
     loaded = load_scenario(scenario)
     one = run_sweep(loaded, RunOptions(out=tmp_path / "one"))
     two = run_sweep(loaded, RunOptions(out=tmp_path / "two", workers=Workers(2)))
@@ -300,7 +300,7 @@ def test_two_workers_leave_the_results_of_one_process_byte_for_byte(scenario: Pa
 def test_a_worker_that_is_killed_is_named_and_its_cells_run_again_and_ctrl_c_leaves_nothing(
     scenario: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs pip install 'fedpriv[ray]'")
     command = [FEDPRIV, "run", scenario, "--workers", "1", "--json", "--out", tmp_path / "out"]
     command += ["--set", "federation.rounds=600", "--set", "run.evaluations=300"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

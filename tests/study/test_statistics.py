@@ -193,7 +193,7 @@ def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_], at: floa
 
 
 def test_the_exact_curve_is_that_of_lifelines() -> None:
-    lifelines = pytest.importorskip("lifelines", reason="lifelines is not installed")
+    lifelines = pytest.importorskip("lifelines", reason="needs pip install 'fedpriv[checks]'")
     draw = np.random.default_rng(4)
     times, events = draw.integers(1, 40, 300).astype(float), draw.random(300) < 0.6
     fitted = lifelines.KaplanMeierFitter().fit(times, events)

@@ -58,7 +58,7 @@ def test_golden_vectors(
     if not compiled:
         monkeypatch.setattr(discrete_gaussian, "compile_function", lambda function: None)
     elif compile_function(attempt_values) is None:
-        pytest.skip("numba is not installed")
+        pytest.skip("needs pip install 'fedpriv[fast]'")
     values = KeyedDiscreteGaussian(KEY, 3, 5).vector(10_000, sigma, node=1)
     assert values[: len(first)].tolist() == first
     assert digest(values) == sha
@@ -222,7 +222,7 @@ def test_values_do_not_depend_on_what_is_drawn_together() -> None:
 def test_compiled_loops_draw_the_same_values(sigma: float, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All kinds of σ, at the edge of a chunk, beside it, and over several."""
     if compile_function(attempt_values) is None:
-        pytest.skip("numba is not installed")
+        pytest.skip("needs pip install 'fedpriv[fast]'")
     compiled = KeyedDiscreteGaussian(KEY, 3, 5).vector(size, sigma, 2)
     monkeypatch.setattr(discrete_gaussian, "compile_function", lambda function: None)
     assert KeyedDiscreteGaussian(KEY, 3, 5).vector(size, sigma, 2).tolist() == compiled.tolist()
