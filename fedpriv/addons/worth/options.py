@@ -23,20 +23,27 @@ def worth(
         bool, typer.Option("--any-learner", help="Also the best of kernel ridge and boosted trees (scikit-learn).")
     ] = False,
     alone: Annotated[
-        bool, typer.Option("--alone", help="Only fill the row that tables and reports show: every seed and model.")
+        bool,
+        typer.Option(
+            "--alone",
+            help="Only fit the local models, of every seed and model, for the row of tables and reports.",
+        ),
     ] = False,
     personal: Annotated[
-        bool, typer.Option("--personal", help="Also models that each silo pulls home from the released one.")
+        bool,
+        typer.Option(
+            "--personal", help="Also personal models: local ones that are pulled towards the released one."
+        ),
     ] = False,
     trust: Annotated[
         list[str] | None,
-        typer.Option("--trust", help="The gain against ε for it; all by default. Repeatable."),
+        typer.Option("--trust", help="A trust setting to compare; by default all but a curator. Repeatable."),
     ] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="A point of the grid (.1 .3 1 3 10 30). Repeatable.")
     ] = None,
     splits: Annotated[
-        int | None, typer.Option(min=0, help="Splits of the records into training and test; 0: as published.")
+        int | None, typer.Option(min=0, help="Drawn splits into training and test; 0: only the published one.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=2, help="Noise seeds in each split.")] = 2,
     plot: Annotated[
@@ -77,13 +84,13 @@ def refine(
     held_out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Records like the shard that the guard never held: the pull is chosen on them."
+            metavar="FILE", help="Further records that the guard never held; 10 or more of them choose the pull."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the model goes, mode 0600.")] = None,
     alone: Annotated[
         bool,
-        typer.Option("--alone", help="Only the learning curve of this silo alone; no released model is needed."),
+        typer.Option("--alone", help="Only the learning curve of this silo alone, in place of --model."),
     ] = False,
 ) -> None:
     """Compare this silo's local model, the released one, and a personal model pulled towards it. Opens no socket.
@@ -99,6 +106,6 @@ def refine(
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add `worth` to the commands of `fedpriv`, and `refine` to those of `fedpriv silo`."""
     app.command()(worth)
     silo.command()(refine)
