@@ -21,6 +21,10 @@ BAD_KEYS: list[tuple[dict[str, Any], list[str]]] = [
             "per_silo, goldstein_radius, noise",
         ],
     ),
+    # keys of optional sections had suggestions from the section around them, such as 'shards'
+    ({"data__scale": {"shar": 0.1}}, ["data.scale.shar: unknown key; did you mean 'share'?"]),
+    ({"evaluation": {"record": 3}}, ["evaluation.record: unknown key; did you mean 'records'?"]),
+    ({"data__scale": {}}, ["data.scale.share: this key is missing (of the privacy budget"]),
     ({"algorithm__diametre": 0.1}, ["algorithm.diametre: unknown key", "did you mean 'diameter'?"]),
     ({"federation__silos": "3"}, ["federation.silos = '3': expected a whole number"]),
     ({"federation__silos": 3.0}, ["federation.silos = 3.0: expected a whole number"]),

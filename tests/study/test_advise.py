@@ -97,6 +97,8 @@ def test_the_noise_that_is_forecast_is_the_noise_of_a_run_on_nothing(tmp_path: P
         ({"records": []}, "silos = 0: expected"),
         ({"records": (10, 0), "silos": 2}, "records of silo 1 = 0"),
         ({"records": (10, 10, 10)}, "silos = 4: records has 3 numbers"),
+        ({"records": 7.5}, "records of silo 0 = 7.5"),  # was a TypeError
+        ({"sizes": (10, 10)}, "sizes: no fact; known are records, silos, features"),  # was a TypeError, too
         ({"records": 10**12}, "records of silo 0 = 1000000000000"),
         ({"features": 10**300}, "features = 1000"),
         ({"features": 1e300}, "features = 1e+300"),
