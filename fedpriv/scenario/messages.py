@@ -160,8 +160,7 @@ def _find_section(path: list[str], model: type[BaseModel]) -> type[BaseModel]:
     for part in path[:-1]:
         field = model.model_fields.get(part)
         types = (field.annotation, *get_args(field.annotation)) if field else ()  # of X | None, also X
-        sections = [kind for kind in types if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if not sections:
+        if not (sections := [kind for kind in types if isinstance(kind, type) and issubclass(kind, BaseModel)]):
             return model
         model = sections[0]
     return model

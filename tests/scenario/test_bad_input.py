@@ -213,7 +213,7 @@ def test_seeds_outside_of_the_sweep_are_sent_there() -> None:
 
 
 def test_a_folder_is_no_scenario(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read as a text file"):
+    with pytest.raises(InputError, match="no such file, and no scenario of that name is shipped"):
         load_scenario(tmp_path)
 
 

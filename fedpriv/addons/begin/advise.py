@@ -478,8 +478,7 @@ def advise(
         sizes = tuple(records)
         if silos is not None and silos != len(sizes):
             raise InputError(f"advise: silos = {silos}: records has {len(sizes)} numbers, one for each silo")
-    _, *fact_names = Facts.__dataclass_fields__
-    if unknown := sorted(further_facts.keys() - {*fact_names}):
+    if unknown := sorted(further_facts.keys() - {*(fact_names := [*Facts.__dataclass_fields__][1:])}):
         raise InputError(f"advise: {unknown[0]}: no fact; known are records, silos, {', '.join(fact_names)}")
     return advise_on_facts(Facts(sizes, features, classes, epsilon, **further_facts), data, name)
 
