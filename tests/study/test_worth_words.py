@@ -18,6 +18,7 @@ from fedpriv.addons.worth.joining_command import make_gain_chart, print_joining
 from fedpriv.addons.worth.worth import (
     Gains,
     PointGains,
+    compare_run,
     compute_references,
     evaluate_gains,
     find_linear_objective,
@@ -26,9 +27,11 @@ from fedpriv.addons.worth.worth import (
     make_evaluator,
 )
 from fedpriv.cli.app import app
+from fedpriv.core.errors import InputError
 from fedpriv.data.schema import TableSchema
 from fedpriv.scenario.load import resolve_cell
 from fedpriv.show.charts import Chart
+from fedpriv.study.results import read_claims
 from tests.study.test_break_even import federation_of, flipped, written
 from tests.study.test_worth import added, cell_on, own_cache
 
@@ -136,6 +139,24 @@ def test_the_scores_of_each_model_are_printed_where_two_have_one_seed(capsys: py
     cells = [cell_on(added("two-models", 2, 20, 1.0), 2, 20, model={"feature_norm": norm}) for norm in (4.0, 8.0)]
     _fill_cache(cells, WorthRequest(only_local=True, as_json=True))
     assert [entry["seed"] for entry in json.loads(capsys.readouterr().out)["alone"]] == [3, 3]
+
+
+@pytest.mark.parametrize("content", [None, b"no array"])
+def test_a_model_that_is_gone_or_damaged_is_named(tmp_path: Path, content: bytes | None) -> None:
+    """It was a traceback."""
+    tree = cell_on(added("no-model", 2, 20, 1.0), 2, 20).canonical_data()
+    fedpriv.run(tree, out=tmp_path / "run")
+    (model,) = (tmp_path / "run").rglob("*.npy")
+    model.unlink() if content is None else model.write_bytes(content)
+    with pytest.raises(InputError, match=r"0000\.npy: the model of a cell cannot be read"):
+        compare_run(tmp_path / "run", read_claims(tmp_path / "run"))
+
+
+def test_noise_seeds_are_not_ignored_without_another_option_of_the_grid(tmp_path: Path) -> None:
+    (tmp_path / "results.json").touch()
+    done = CliRunner().invoke(app, ["worth", str(tmp_path), "--seeds", "3"])
+    assert "--seeds" in str(done.exception)
+    assert "run a scenario anew" in str(done.exception)
 
 
 def tips(chart: Chart) -> str:

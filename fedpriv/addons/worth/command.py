@@ -121,7 +121,7 @@ def _print_run_folder(folder: Path, overrides: Sequence[str], request: WorthRequ
         raise InputError("--set: a run is compared as it ran; give the scenario for another one")
     if request.grid is not None:
         raise InputError(
-            "--splits, --trust, --epsilon, --plot: run a scenario anew; give that, not a run's folder"
+            "--splits, --seeds, --trust, --epsilon, --plot: run a scenario anew; give that, not a run's folder"
         )
     results = read_claims(folder)
     if request.only_local:

@@ -45,7 +45,7 @@ def worth(
     splits: Annotated[
         int | None, typer.Option(min=0, help="Drawn splits into training and test; 0: only the published one.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=2, help="Noise seeds in each split.")] = 2,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Noise seeds in each split; 2 by default.")] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the gain against ε: .svg, .png or .pdf.")
     ] = None,
@@ -53,8 +53,8 @@ def worth(
 ) -> None:
     """Is it worth joining? Each silo alone, nothing released, beside what a run's models gain.
 
-    With --splits, --trust, --epsilon or --plot it runs the scenario over a grid of ε and says from which on
-    joining pays. It reads records of all silos: for simulations and public data.
+    With --splits, --seeds, --trust, --epsilon or --plot it runs the scenario over a grid of ε and says from which
+    on joining pays. It reads the records of all silos, so it is for simulations and public data.
 
     Examples:
 
@@ -68,8 +68,8 @@ def worth(
     from fedpriv.addons.worth.command import print_worth as compare
 
     grid = None
-    if trust or epsilon or splits is not None or plot is not None:
-        grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds, plot)
+    if trust or epsilon or splits is not None or seeds is not None or plot is not None:
+        grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds or 2, plot)
     compare(given, overrides or [], WorthRequest(pooled, any_learner, alone, personal, grid, as_json))
 
 

@@ -295,11 +295,12 @@ def _verify_references(key: str, records: str, silos: Sequence[SiloRecords]) -> 
     """Return the cached references if they belong to these records and silos."""
     cached = read_references(key, records)
     sizes = [(silo.silo, silo.name, len(silo.train.labels), len(silo.test.labels)) for silo in silos]
-    same = (
-        cached is not None
+    return (
+        cached
+        if cached is not None
         and [(scores.silo, scores.name, scores.train, scores.test) for scores in cached.silos] == sizes
+        else None
     )
-    return cached if same else None
 
 
 def digest_silos(silos: Sequence[SiloRecords]) -> str:
@@ -529,7 +530,7 @@ def compare_run(
 
     Raises:
         InputError: The run has no finished cells, references cannot be computed, as for `compute_references`, or
-            a model has a number that is not finite.
+            a model cannot be read, or has a number that is not finite.
     """
     if not results.cells:
         raise InputError(f"{folder}: no cell is finished yet, so no model is there to be compared")
@@ -543,7 +544,12 @@ def compare_run(
             first, compute_references(first, with_any_learner=with_any_learner, report_progress=report_progress)
         )
         for index in indices:
-            released = np.load(folder / results.cells[index]["model"], allow_pickle=False).astype(np.float64)
+            try:
+                released = np.load(folder / results.cells[index]["model"], allow_pickle=False).astype(np.float64)
+            except (OSError, ValueError, EOFError) as error:
+                raise InputError(
+                    f"{folder / results.cells[index]['model']}: the model of a cell cannot be read: {error}"
+                ) from None
             report_progress(f"model {index + 1} of {len(cells)}")
             results_by_cell[index] = (
                 evaluator.references,
