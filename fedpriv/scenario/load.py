@@ -261,8 +261,9 @@ def parse_scenario(tree: Mapping[str, Any], source: str, overrides: Iterable[str
     """Return the scenario of a parsed TOML tree.
 
     An override of a swept key replaces the values of its axis (`split_overrides`).  The points are all
-    combinations of the axes' values, each with every seed.  An override that changes the setting withholds the published values
-    and the theoretical exponents.  So does a section [tuned], since `fedpriv tune` chose other settings.
+    combinations of the axes' values, each with every seed.  An override that changes the setting withholds the
+    published values and the theoretical exponents.  So does a section [tuned], since `fedpriv tune` chose other
+    settings.
 
     Args:
         tree: Parsed TOML.

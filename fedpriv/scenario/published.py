@@ -182,7 +182,7 @@ class PublishedValues:
         return dataclasses.replace(self, tables=empty, withheld_keys=changed)
 
     def value(self, metric: str, swept: Mapping[str, Any]) -> float | None:
-        """Return the published value of a metric at a sweep point, or None if there is none.
+        """Return the published value of a metric at a sweep point, or None without one.
 
         Args:
             metric: One of `PUBLISHED_METRICS`.

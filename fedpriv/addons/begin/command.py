@@ -102,7 +102,7 @@ def inspect_table(path: Path, roles: ColumnRoles, out: Path | None) -> None:
     if copies := table.duplicate_count():
         typer.echo(
             f"warning: {format_count(copies, 'record')} equal an earlier one in every column; "
-            "is each another unit?"
+            "is each of them a unit of its own?"
         )
     if roles.target is None:
         return

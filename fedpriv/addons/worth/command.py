@@ -89,7 +89,9 @@ def print_worth(path_or_run: Path, overrides: Sequence[str], request: WorthReque
         print_joining(study_joining(joining_request, _report_progress), as_json=request.as_json, plot=plot)
         return
     if request.with_personal:
-        raise InputError("--personal: starts from a released model; give a run's folder, or --splits")
+        raise InputError(
+            "--personal: a personal model starts from a released one; give a run's folder, or --splits"
+        )
     cell = load_scenario(path, list(overrides)).points[0].cell
     references = compute_references(
         cell, with_any_learner=request.with_any_learner, report_progress=_report_progress

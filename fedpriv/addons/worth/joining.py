@@ -248,7 +248,9 @@ def _choose_trusts(request: JoiningRequest) -> tuple[str, ...]:
         except InputError:
             continue
     if not possible_trusts:
-        raise InputError(f"{request.scenario}: cannot be run with an epsilon; say --trust to see why")
+        raise InputError(
+            f"{request.scenario}: cannot be run with an epsilon; name a trust setting by --trust to see why"
+        )
     return tuple(possible_trusts)
 
 

@@ -182,7 +182,7 @@ def write_cached(kind: str, key: str, records: str, content: Mapping[str, Any]) 
 
 
 def read_cached(kind: str, key: str, records: str | None = None) -> Mapping[str, Any] | None:
-    """Return the content that is cached under `key`, or None if there is none.
+    """Return the content that is cached under `key`, or None without it.
 
     A file is not used if another user owns it or can write it, if it is damaged, or if it is of other records.
 

@@ -262,9 +262,9 @@ def print_refined(
             [f"{size:,}", _format_score(home, score), _format_score(home, balanced)]
             for size, score, balanced in measure_learning_curve(home)
         ]
-        print_table([["training records", f"alone, {_metric_name(home)}", "classes alike"], *rows])
+        print_table([["training records", f"alone, {_metric_name(home)}", "mean over classes"], *rows])
         sys.stdout.write(
-            "A curve that still rises is where records of others can help.  Compare with what simulations of "
+            "If the curve still rises at its end, records of others can help.  Compare with what simulations of "
             "similar federations gained: docs/worth.md.\n"
         )
         return
@@ -291,8 +291,8 @@ def print_refined(
         f"personal: pulled with lambda = {refined.personal_model.pull_weight:g} "
         f"(0 is alone, inf the released model), chosen on {judged}, one standard error towards alone.\n"
         f"{tests:,} test records: differences below {noise} tell nothing.\n"
-        "All of this is of this silo's records without noise, lambda and scores too: keep it to yourself.  "
-        "Leaving or staying after a look tells others a little of it.\n"
+        "All of this, lambda and scores too, is computed from this silo's records without noise: keep it to "
+        "yourself.  Whether the silo then leaves or stays tells others a little of it.\n"
     )
     if out is not None:
         sys.stdout.write(f"wrote {write_model(out, 'personal', refined.personal_model.point)}\n")

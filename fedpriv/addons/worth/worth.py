@@ -121,7 +121,8 @@ def load_silo_records(cell: Cell, max_silos: int = MAX_REFERENCE_SILOS) -> tuple
     task, shares = load_task(cell), partition_records(cell)
     if task.label_shape:
         raise InputError(
-            f"{display_name(cell.data.name)}: has labels of shape {task.label_shape} a record; worth is of one"
+            f"{display_name(cell.data.name)}: has labels of shape {task.label_shape} for each record; "
+            "worth compares models of one label"
         )
     tests = _select_test_rows(cell, task, [share.numpy() for share in shares])
     usable = [
