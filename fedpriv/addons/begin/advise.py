@@ -30,7 +30,7 @@ from fedpriv.core.figures import format_upper, format_upper_delta
 from fedpriv.data.own import Dataset
 from fedpriv.data.schema import TableSchema
 from fedpriv.data.tables import format_schema_toml
-from fedpriv.noise.trust import RECORD, UNTRUSTED, find_trust
+from fedpriv.noise.trust import RECORD, UNTRUSTED, find_trust, make_unit
 from fedpriv.plan.plan import Plan, make_plan
 from fedpriv.plan.task import DTYPES
 from fedpriv.scenario.load import resolve_cell
@@ -96,8 +96,9 @@ class Facts:
     | `records_of_person` | largest number of a person's records that count, for unit = "user", or None |
 
     Raises:
-        InputError: If the number of silos, or a number other than `records_of_person`, is out of its range.  The
-            message names the fact.  Texts and `records_of_person` are checked when a run is planned.
+        InputError: If the number of silos or another number is out of its range, the unit is unknown, or a unit
+            other than "record" lacks `records_of_person`.  The message names the fact.  `trust` and `relation` are
+            checked when a run is planned.
     """
 
     sizes: tuple[int, ...]
@@ -126,6 +127,7 @@ class Facts:
             _check_number("feature_norm", self.feature_norm, 1e-6, 1e6)
         _check_number("epsilon", self.epsilon, 1e-3, 100.0)
         _check_number("delta", self.delta, 1e-30, 0.01)
+        make_unit(self.unit, 1 if self.unit == RECORD.name else self.records_of_person or 0)
 
     @property
     def unit_count(self) -> int:
@@ -189,9 +191,8 @@ class Forecast:
         coordinate_std, vector_norm = format_upper(self.std, 3), format_upper(self.norm, 3)
         sentence = (
             f"Noise of the published model: {coordinate_std} in each coordinate, {vector_norm} in all, "
-            "beside a model of norm "
+            f"beside a model of norm {self.travel:.3g} at most; q = {self.q:.3g}."
         )
-        sentence += f"{self.travel:.3g} at most; q = {self.q:.3g}."
         if not self.enough:
             return (
                 f"{sentence} So little is left of the signal that a constant prediction is likely to do as well."

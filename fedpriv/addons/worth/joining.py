@@ -3,9 +3,8 @@
 For each split, trust setting, ε and noise seed one cell is run on an engine, and its model is judged on each
 silo's test records.  All splits have the same noise seeds.  If the scenario sweeps other keys, these are settings
 to choose from.  The choice is made in each split, on a fifth of the training records, which the candidates do not
-read.  The candidates at ε include the
-settings at each smaller ε of the grid, with their noise, since a guarantee for a smaller ε holds for a larger one,
-too.  With one setting nothing is chosen.
+read.  The candidates at ε include the settings at each smaller ε of the grid, with their noise, since a guarantee
+for a smaller ε holds for a larger one, too.  With one setting nothing is chosen.
 
 The result of a split is stored in the user's cache, readable for its owner only.  An interrupted study
 can thus be continued.
@@ -471,7 +470,9 @@ def _choose_cells(
         chosen_cells[trust] = {}
         for epsilon in request.epsilons:
             mean_scores = {
-                key: float(np.mean(seed_scores)) for key, seed_scores in scores.items() if key[0] <= epsilon
+                (smaller, setting): float(np.mean(seed_scores))
+                for (smaller, setting), seed_scores in scores.items()
+                if smaller <= epsilon
             }
             best, setting = max(mean_scores, key=lambda key: mean_scores[key])
             chosen_cells[trust][epsilon] = {seed: (best, seed, setting) for seed in seeds}

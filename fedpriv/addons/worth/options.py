@@ -9,7 +9,7 @@ from fedpriv.cli.options import PolicyPath
 
 
 def worth(
-    given: Annotated[
+    run_or_scenario: Annotated[
         Path,
         typer.Argument(metavar="RUN_DIR|SCENARIO", help="A run's folder, or a scenario by name or file."),
     ],
@@ -70,7 +70,7 @@ def worth(
     grid = None
     if trust or epsilon or splits is not None or seeds is not None or plot is not None:
         grid = (tuple(trust or ()), tuple(sorted(set(epsilon or ()))), splits, seeds or 2, plot)
-    compare(given, overrides or [], WorthRequest(pooled, any_learner, alone, personal, grid, as_json))
+    compare(run_or_scenario, overrides or [], WorthRequest(pooled, any_learner, alone, personal, grid, as_json))
 
 
 def refine(

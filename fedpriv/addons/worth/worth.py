@@ -563,8 +563,8 @@ def compare_run(
         PointGains(
             results.cells[indices[0]]["point"],
             tuple(results.cells[index]["seed"] for index in indices),
-            tuple(results_by_cell[index][0] for index in indices),
-            tuple(results_by_cell[index][1] for index in indices),
+            tuple(references for references, _ in map(results_by_cell.__getitem__, indices)),
+            tuple(gains for _, gains in map(results_by_cell.__getitem__, indices)),
             budget_shares(cells[indices[0]]),
         )
         for indices in by_point.values()
