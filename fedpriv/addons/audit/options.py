@@ -48,5 +48,5 @@ def audit(request: AuditRequest) -> None:
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add the command `audit` to `fedpriv`, and none to `fedpriv silo` and `fedpriv data`."""
     app.command()(audit)

@@ -42,5 +42,5 @@ def statistics(
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add the command `statistics` to `fedpriv`, and none to `fedpriv silo` and `fedpriv data`."""
     app.command()(statistics)

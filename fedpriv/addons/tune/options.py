@@ -91,5 +91,5 @@ def tune(request: TuneRequest) -> None:
 
 
 def register(app: Any, silo: Any, data: Any) -> None:
-    """Add the commands to those of `fedpriv`, `fedpriv silo` and `fedpriv data`."""
+    """Add the command `tune` to `fedpriv`, and none to `fedpriv silo` and `fedpriv data`."""
     app.command()(tune)
