@@ -82,7 +82,10 @@ _SAME_VALUE_TOLERANCE = 2.0**-12
 
 
 def integers_cell(cell: Cell, mu: float) -> Cell:
-    """Cut a cell to the size of the attack on integers: at most 4 rounds and 2 silos, and one record a batch."""
+    """Cut a cell to the size of the attack on integers.
+
+    The small cell has at most 4 rounds and 2 silos, and one record a batch.
+    """
     return make_audit_cell(cell, mu, min(_ROUND_COUNT, cell.schedule.rounds), min(2, cell.federation.silos), 1)
 
 
@@ -161,7 +164,7 @@ def _noisy_integers(plan: Plan, exact: ExactPlan, releases: Sequence[torch.Tenso
 
 
 def _silo_sums(cell: Cell, plan: Plan, shard: Shard, silo_id: int) -> list[Ints]:
-    """Compute a silo's integer sum of each round, (d,), at queries 0 and without noise, by the silo's own code.
+    """Compute a silo's integer sum of each round, (d,), at queries 0 and without noise, by its own code.
 
     The plan's trust setting is replaced by a trusted server, to which a silo sends its sum without noise.
 

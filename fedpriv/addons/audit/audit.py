@@ -59,8 +59,8 @@ class Audit:
     `mu` is a lower bound on the privacy loss of the code, wrong with a probability of at most 1 - confidence.
     `claimed_mu` and `mu` are those of the family whose bound is the largest fraction of its claim.
 
-    Secret rounds are claimed by a curve.  Their `claimed_mu` is the μ that the curve allows at the rate `alarms` of
-    false alarms, at which `mu` was shown.  Both are those of the family that exceeds its curve most, or falls
+    Secret rounds are claimed by a curve.  Their `claimed_mu` is the μ that the curve allows at the rate `alarms`
+    of false alarms, at which `mu` was shown.  Both are those of the family that exceeds its curve most, or falls
     short of it least.  If only the evaluations of such a run exceed their claim, both are those of the evaluations
     and `alarms` is None.  `sees` has no share for secret rounds.
     """
@@ -128,9 +128,9 @@ def audit(
     Args:
         cell: Cell of a scenario.
         claimed_mu: μ of the claim.
-        trials: Number of canaries, rounded up to whole runs of 1024.  In a public order a quarter of them is in the
-            round where they weigh most.  A run of fewer than four rounds has 256 canaries a round only.  Releases
-            of statistics are a sixteenth of this number.
+        trials: Number of canaries, rounded up to whole runs of 1024.  In a public order a quarter of them is in
+            the round where they weigh most.  A run of fewer than four rounds has 256 canaries a round only.
+            Releases of statistics are a sixteenth of this number.
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
         progress: Function that is called with the finished share of the work.

@@ -178,7 +178,7 @@ FAR_NORM = 1e4
 """Norm of a canary's features, far above a clip of 1, so that a missing clip is detected."""
 CLASS_COUNT = 2
 _RECORDS_PER_PERSON, _EXCESS_FACTOR = 4, 3
-"""Most records of a person that count, and records that a canary has for each that counts."""
+"""Most records of a person or client that count, and records of a canary's person for each that counts."""
 _CLIP = 1.0  # replaces a clip from constants of the scenario's loss, which do not hold for canaries
 
 
@@ -283,8 +283,8 @@ class CanaryLayout:
     def from_rows(passes: Sequence[range], heaviest: int, canaries: int, batch: int) -> "CanaryLayout":
         """Put up to `batch` canaries into round `heaviest`, and spread the rest over the other rounds.
 
-        The other rounds get their canaries in turn, at most `batch` each.  Of other rounds that read the same rows,
-        only the first one has canaries.  The canaries of a round have its first rows.
+        The other rounds get their canaries in turn, at most `batch` each.  Of other rounds that read the same
+        rows, only the first one has canaries.  The canaries of a round have its first rows.
 
         Args:
             passes: Rows of the silo's order that rounds 1, 2, … read.
