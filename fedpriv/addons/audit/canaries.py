@@ -178,7 +178,7 @@ FAR_NORM = 1e4
 """Norm of a canary's features, far above a clip of 1, so that a missing clip is detected."""
 CLASS_COUNT = 2
 _RECORDS_PER_PERSON, _EXCESS_FACTOR = 4, 3
-"""Most records of a person or client that count, and records of a canary's person for each that counts."""
+"""Most records of a person or client that count, and records of a canary's person for each of them."""
 _CLIP = 1.0  # replaces a clip from constants of the scenario's loss, which do not hold for canaries
 
 
