@@ -30,6 +30,7 @@ from fedpriv.addons.audit.counts import CANARIES_PER_RELEASE, COUNTS, audit_coun
 from fedpriv.addons.audit.families import (
     CANARY_COUNT,
     FAMILIES,
+    HEAVIEST_ROUND_COUNT,
     FamilyResult,
     ProgressCallback,
     StepCounter,
@@ -151,10 +152,10 @@ def audit(
         runs = -(-trials // CANARY_COUNT)
         parts = make_run_parts(cell, claimed_mu, runs, seed)
         results = run_families(parts, 1.0 - confidence, families, progress)
-    bound = _make_bound(_worst_result(results), cell.privacy.delta)
-    return _make_audit(
-        cell, parts["rounds"].small_cell, bound, results, confidence, runs * CANARY_COUNT, start_time
-    )
+    bound, small_cell = _make_bound(_worst_result(results), cell.privacy.delta), parts["rounds"].small_cell
+    # A batch has no room for more canaries, and rounds that read the same batch have the same ones.
+    canary_count = min(CANARY_COUNT, HEAVIEST_ROUND_COUNT * len(set(rows_by_round(small_cell))))
+    return _make_audit(cell, small_cell, bound, results, confidence, runs * canary_count, start_time)
 
 
 class _Bound(NamedTuple):

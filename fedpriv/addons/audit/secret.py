@@ -268,7 +268,7 @@ class Evidence:
         )
 
     def score_known_company(self, trials: CanaryTrials) -> Floats:
-        """Score the canary as if every round had 128 records, of which all others pull the other way.
+        """Score the canary as if each round had 128 records, and all others pulled the other way.
 
         After 128 is added to every release, a round of the canary has a shift of 2 if the canary is present, and
         other rounds have none.  If the canary is absent, its round has a shift of 1 under zero-out, and of 0 under

@@ -197,8 +197,9 @@ def find_rollback_bound(trials: Trials, failure: float) -> tuple[float, str]:
         bound = mu_lower_bound(
             _replace_nonfinite(trials.run_differences[:, index]), trials.present, failure / round_count
         ) / math.sqrt(2.0)
-        test = "release of the round before a rollback minus that after it"
-        best_result = max(best_result, (bound, test if index == 0 else f"{test}, {index} later"))
+        best_result = max(
+            best_result, (bound, f"release of repeated round {index + 1} before a rollback minus that after it")
+        )
     return best_result
 
 

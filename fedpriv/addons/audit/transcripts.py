@@ -94,7 +94,10 @@ def check_clients(cell: Cell) -> None:
         InputError: With the first reason, in one line.
     """
     if cell.federation.clients is None:
-        raise InputError('privacy.unit = "client": no guard has clients, and the audit is of pools: give clients')
+        raise InputError(
+            'privacy.unit = "client": no guard has clients, and the audit knows them in pools only; audit a copy '
+            "with federation.clients and federation.cohort in place of silos"
+        )
     if isinstance(cell.schedule, DrawnOrder):
         raise InputError(
             f'federation.sampling = "{cell.schedule.name}": canaries have rounds of their own here, and tests are '

@@ -36,8 +36,9 @@ from fedpriv.study.results import read_claims
 from fedpriv.study.sweep import RunOptions, run_sweep
 
 JSON_FILE, CSV_FILE, PAGE_FILE = "statistics.json", "statistics.csv", "statistics.html"
-_WIDTH, _MARGIN, _BAR_HEIGHT = 560, 190, 22
-_HEIGHT, _BOTTOM = 260, 30
+_WIDTH, _MARGIN, _BAR_HEIGHT, _HEIGHT, _BOTTOM = 560, 190, 22, 260, 30
+_FIGURES = ("value", "low", "high", "covers")
+"""Keys of a row that are no labels."""
 
 
 def format_number(value: float) -> str:
@@ -54,12 +55,16 @@ def table_rows(table: TableResult) -> list[dict[str, Any]]:
     """Return one row for each estimate and each point of a survival curve.
 
     A row has its labels, its value, the ends of its interval of 95 % and the subject of the interval.  Labels of
-    counts are the words of the columns by name.  Labels of other kinds are one text, "of".
+    counts are the words of the columns by name, or by "column NAME" for a name in `_FIGURES`.  Labels of other
+    kinds are one text, "of".
     """
     rows = []
     for estimate in table.estimates:
         labels = (
-            dict(zip(table.of, estimate.of, strict=False))
+            {
+                f"column {name}" if name in _FIGURES else name: label
+                for name, label in zip(table.of, estimate.of, strict=True)
+            }
             if table.kind == "counts"
             else {"of": " ".join(estimate.of)}
         )
@@ -99,13 +104,13 @@ def _replace_infinities(value: Any) -> Any:
 
 def render_csv(tables: Sequence[TableResult]) -> str:
     """Render the rows of all tables (`table_rows`) as one CSV file, with a row's labels in one column."""
-    buffer, figures = io.StringIO(), ("value", "low", "high", "covers")
+    buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["table", "of", *figures])
+    writer.writerow(["table", "of", *_FIGURES])
     for table in tables:
         for row in table_rows(table):
-            of = " / ".join(str(value) for key, value in row.items() if key not in figures)
-            writer.writerow([table.name, of, *(row[key] for key in figures)])
+            of = " / ".join(str(value) for key, value in row.items() if key not in _FIGURES)
+            writer.writerow([table.name, of, *(row[key] for key in _FIGURES)])
     return buffer.getvalue()
 
 
@@ -142,9 +147,10 @@ def render_statistics_page(stats: Statistics, tables: Sequence[TableResult], rec
             stats.plan.title or stats.plan.name, verdict
         ),
         Markup(
-            "<p>Bars are counts as they were released; the line on a bar is an interval of 95 %, the noise in it. "
-        )
-        + Markup("A band about survival covers the population: noise and sampling are both in it.</p>"),
+            "<p>A bar is a count as it was released, and the line on it is an interval of 95 % that includes the "
+            "noise. A band about survival is of 95 % for the population, and includes noise and sampling. A band "
+            "about shares of records is of 95 % for these records, and includes the noise.</p>"
+        ),
     ]
     for table in tables:
         parts.append(Markup("<h2>{}</h2>").format(table.name))
@@ -347,7 +353,7 @@ def run_statistics(
         sys.stdout.write("\n")
     mu, epsilon, delta = (released.data[name] for name in ("mu", "epsilon", "delta"))
     sys.stdout.write(
-        "intervals of 95 %, the noise in them; < stands for less than can be told from none\n"
+        "intervals are of 95 % and include the noise; a count that cannot be told from 0 is < its interval's end\n"
         f"all tables together: μ = {format_upper(mu)}, {format_epsilon_delta(epsilon, delta)} "
         f"({released.data['relation']}), trust {released.data['trust']}\n"
         f"written: {released.folder}/statistics.json, .csv and .html; the claim: fedpriv show {released.folder}\n"

@@ -280,12 +280,14 @@ def make_groupings(
             sees do not show the groups.
     """
     if schema is None or schema.class_count != 2:
-        raise InputError("evaluation.curves: is of a table of two classes; leave it out for other data")
+        raise InputError("evaluation.curves: curves need a table of two classes; leave it out for other data")
     groupings, first_feature = [], 0
     for name, column in schema.sorted_columns:
         if name in settings.by:
             if getattr(model, "backbone", None) is not None:
-                raise InputError("evaluation.curves.by: a backbone's features do not tell groups; leave it out")
+                raise InputError(
+                    "evaluation.curves.by: features of a backbone do not show the group of a record; leave it out"
+                )
             edges = settings.edges.get(name)
             if (column.range is None) != (edges is None):
                 reason = "needs edges" if edges is None else "is a column of words, which has no edges"
@@ -305,7 +307,9 @@ def make_groupings(
             f"evaluation.curves.by: {missing[0]!r} is no feature of the table{suggestion(missing[0], names)}"
         )
     if any(len(grouping.labels) > _MAX_GROUPS for grouping in groupings):
-        raise InputError(f"evaluation.curves.by: more than {_MAX_GROUPS} groups of one column")
+        raise InputError(
+            f"evaluation.curves.by: a column has more than {_MAX_GROUPS} groups; leave it out, or give fewer edges"
+        )
     order = {name: index for index, name in enumerate(settings.by)}
     return tuple(sorted(groupings, key=lambda grouping: order[grouping.name])) or (ONE_GROUP,)
 

@@ -411,8 +411,8 @@ class Indicators(Deterministic):
         most |`factor`|.
 
         Guarantee: a record adds a vector of norm at most `norm`, truncation included, that is a function of its
-        own cells and public numbers.  The time that the sum takes depends on n and public numbers, because cells
-        are counted.
+        own cells and public numbers.  The number of operations depends on n and public numbers only: a record that
+        does not count, or is in no cell, takes part in all of them and adds zeros.
 
         Args:
             codes: Codes of the records, (n, tables).
@@ -428,14 +428,15 @@ class Indicators(Deterministic):
         scale = math.copysign(min(abs(factor), norm * (1.0 - 2.0**-30) / max_norm), factor)
         parts = []
         for table_index, (table, a) in enumerate(zip(self.settings.tables, self.settings.scales, strict=True)):
-            table_codes = codes[is_counted, table_index]
+            table_codes = np.where(is_counted, codes[:, table_index], np.nan)
             if table.form == "moments":
-                x = table_codes[np.abs(table_codes) <= 1.0]
-                moments = np.stack([x, 2.0 * x * x - 1.0, np.full_like(x, PRESENT_MOMENT)])
-                parts.append(np.trunc(scale * a * moments).astype(np.int64).sum(axis=1))
+                x = np.where(np.abs(table_codes) <= 1.0, table_codes, np.nan)
+                moments = np.stack([x, 2.0 * x * x - 1.0, np.where(np.isnan(x), np.nan, PRESENT_MOMENT)])
+                parts.append(np.nan_to_num(np.trunc(scale * a * moments)).astype(np.int64).sum(axis=1))
                 continue
-            inside = table_codes[(table_codes >= 0) & (table_codes < table.size)].astype(np.int64)
-            counts, start = np.bincount(inside, minlength=table.size), 0
+            # Records in no cell get a cell of their own, behind those of all blocks.
+            inside = np.where((table_codes >= 0) & (table_codes < table.size), table_codes, table.size)
+            counts, start = np.bincount(inside.astype(np.int64), minlength=table.size + 1), 0
             for block in table.blocks:
                 block_counts = counts[start : start + block.size]
                 start += block.size

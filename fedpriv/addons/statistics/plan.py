@@ -49,8 +49,8 @@ class StatisticsGuard:
             return {}
         if schema.split is None and schema.expected_test_share:
             raise InputError(
-                "table.test_share: by their place in the file other rows would be for testing in a silo's own; "
-                "for statistics of a deployment give a column `split`, or test_share = 0"
+                "table.test_share: rows for testing are chosen by their place in the file, and a silo's own file "
+                "has other rows there; for statistics of a deployment give a column `split`, or test_share = 0"
             )
         return {"statistics": [schema.raw_columns[place] for place in sorted(settings.used_columns)]}
 
