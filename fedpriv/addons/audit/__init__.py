@@ -2,5 +2,5 @@
 
 `audit` runs the families of tests of a cell and returns an `Audit`, and `Trials` hold an adversary's view.
 
-Imports: the core, and the add-on `statistics`.
+Imports: the core, and `statistics`.
 """

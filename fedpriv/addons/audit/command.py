@@ -54,7 +54,8 @@ def audit_scenario(request: AuditRequest) -> None:
     print_text(json.dumps(fields) + "\n" if request.as_json else _format_report(outcome))
     if not outcome.stands:
         raise AuditRefutedError(
-            f"the claim μ = {format_upper(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
+            f"the claim{'' if outcome.alarms is None else 'ed curve, which at this rate of false alarms allows'} "
+            f"μ = {format_upper(outcome.claimed_mu)} is refuted: {outcome.statistic} shows "
             f"at least {format_lower(outcome.mu)} with confidence {outcome.confidence:g}"
         )
 

@@ -395,8 +395,8 @@ def evaluate_on_curve(
     """
     pilot_count = len(scores) // THRESHOLD_FRACTION
     candidates = np.quantile(scores[:pilot_count], QUANTILES)
-    pilot_bounds = _curve_bounds(curve, candidates, scores[:pilot_count], present[:pilot_count], failure)
-    threshold = candidates[[int(np.argmax(pilot_bounds[0] - pilot_bounds[1]))]]
+    mus, allowed_mus, *_ = _curve_bounds(curve, candidates, scores[:pilot_count], present[:pilot_count], failure)
+    threshold = candidates[[int(np.argmax(mus - allowed_mus))]]
     columns = _curve_bounds(curve, threshold, scores[pilot_count:], present[pilot_count:], failure)
     mu, allowed_mu, alarms, misses = (float(column[0]) for column in columns)
     return CurveResult(mu, allowed_mu, alarms, misses, test)

@@ -74,7 +74,9 @@ class TableRequest(Section):
         description='"means": of one number, with the deviation, values beyond its range taken for its ends',
     )
     edges: dict[str, Annotated[tuple[float, ...], Field(strict=False, min_length=2)]] = Field(
-        {}, description="edges of a column's bins; 10 equal bins of its public range, unless given"
+        {},
+        description="edges of a column's bins; unless given, 10 equal bins of its public range, and for means the "
+        "range itself",
     )
     quantiles: Annotated[tuple[Annotated[float, Field(gt=0.0, lt=1.0)], ...], Field(strict=False)] = (
         0.25,

@@ -200,7 +200,8 @@ def _write_and_show(
         choices: Choices of the rows.
         held_out: Held-out records.
         run_count: Distribution of the number of runs of a private choice, or None for an open one.
-        trial_count: Number of settings that were tried for each row, or in the grid of the first row.
+        trial_count: Number of settings that were tried for each row, or after a private choice the number in the
+            grid of the first row.
         folder: Folder of the results.
     """
     delta = scenario.points[0].cell.privacy.delta

@@ -363,7 +363,8 @@ def format_tuned_scenario(
     blocks = [
         text.rstrip("\n"),
         "",
-        f"# Settings by `fedpriv tune`, {tuned.settings} for every row, on {tuned.held_out} held-out records.",
+        f"# Settings by `fedpriv tune`, {tuned.settings if tuned.law == 'none' else 'a random number of runs'} "
+        f"for every row, on {tuned.held_out} held-out records.",
     ]
     for choice in choices:
         if choice.setting is not None:
@@ -474,7 +475,9 @@ def render_markdown(choices: Sequence[TuningChoice], held_out: HeldOut, tuned: T
     rows = [HEADER, tuple("---" for _ in HEADER), *table_lines(choices)]
     blocks = [
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
-        f"{tuned.settings} settings for every row, by {tuned.metric}; {held_out.description}.",
+        f"{tuned.settings} settings for every row, by {tuned.metric}; {held_out.description}."
+        if tuned.law == "none"
+        else f"A random number of runs for every row, by {tuned.metric}; {held_out.description}.",
         *describe_costs(choices, delta),
         *warn_of_edges(choices),
     ]
