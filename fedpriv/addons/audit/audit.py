@@ -7,7 +7,7 @@ type.  In a public order, fixed families of tests try to tell the two worlds of 
   these together (`transcripts`, `statistics`),
 * the same canaries under hostile queries (`attacks.hostile_queries`),
 * the same canaries after a machine is restored from a backup and gets another query (`transcripts`),
-* bits of the noisy integers, which are computed back from the released floats (`attacks`),
+* bits of the noisy integers, which are decoded, or computed back from the released floats (`attacks`),
 * missing replies to hostile queries, and replies that are not finite or too long (`attacks`).
 
 The order in which records are read is compared with its definition.  Secret rounds and releases of statistics have
@@ -129,9 +129,9 @@ def audit(
     Args:
         cell: Cell of a scenario.
         claimed_mu: μ of the claim.
-        trials: Number of canaries, rounded up to whole runs of 1024.  In a public order a quarter of them is in
-            the round where they weigh most.  A run of fewer than four rounds has 256 canaries a round only.
-            Releases of statistics are a sixteenth of this number.
+        trials: Number of canaries, rounded up to whole runs.  In a public order a run has 1024, a quarter of them
+            in the round where they weigh most, or 256 a round if it has fewer than four rounds.  In secret rounds
+            a run has 512.  Releases of statistics are a sixteenth of this number.
         confidence: Confidence of the lower bounds, in [0.5, 1).
         seed: Seed of the coins.
         progress: Function that is called with the finished share of the work.

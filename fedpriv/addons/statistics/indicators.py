@@ -1,6 +1,6 @@
 """Model that counts records in the cells of public tables.
 
-A record is in at most one cell k_j of each table j.  A release is the mean of the records' vectors
+A record is in at most one cell k_j of each table j.  A release is the noisy mean of the vectors
 (a_j C_j e_{k_j})_j, columns of public matrices, of norm at most 1.  C_j is the identity, or the square root of
 prefix or suffix sums in blocks of ordered cells.  With n for the counts of a block, and noise of standard
 deviation σ in units of these counts:
